@@ -1,0 +1,1 @@
+"""Gridwise: tensors on a Cartesian grid of workers."""

@@ -1,0 +1,66 @@
+"""A box: a product of half-open intervals of integers, the shape of every block, piece and need.
+
+    Box((0, 4), (2, 8))  =  rows 0..1, columns 4..7
+
+Everything above the geometry slices tensors with `Box.slices`; nothing in here knows about workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Half-open intervals ``[start_d, stop_d)``, one per dim; an interval may be empty, never negative."""
+
+    start: Shape
+    stop: Shape
+
+    def __post_init__(self) -> None:
+        assert len(self.start) == len(self.stop), (self.start, self.stop)
+        assert all(a <= b for a, b in zip(self.start, self.stop, strict=True)), (self.start, self.stop)
+
+    @classmethod
+    def of_shape(cls, shape: Shape) -> Box:
+        """The box at the origin with the given extents."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def volume(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    def shifted(self, offset: Shape) -> Box:
+        """The box moved by `offset`; ``box.shifted(-origin)`` makes it relative to another one's start."""
+        return Box(
+            tuple(a + o for a, o in zip(self.start, offset, strict=True)),
+            tuple(b + o for b, o in zip(self.stop, offset, strict=True)),
+        )
+
+    def relative_to(self, other: Box) -> Box:
+        """The same box in the coordinates of `other`, whose start becomes the origin."""
+        return self.shifted(tuple(-o for o in other.start))
+
+    def intersect(self, other: Box) -> Box | None:
+        """The common part, or None when it is empty."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        if any(a >= b for a, b in zip(start, stop, strict=True)):
+            return None
+        return Box(start, stop)
+
+    def contains(self, other: Box) -> bool:
+        return all(a <= c for a, c in zip(self.start, other.start, strict=True)) and all(
+            d <= b for b, d in zip(self.stop, other.stop, strict=True)
+        )

@@ -1,0 +1,68 @@
+"""Cut points of one dim: where each of p blocks starts and stops.
+
+    cuts (0, 4, 7, 10)  =  blocks [0, 4) [4, 7) [7, 10) of a dim of extent 10 on 3 workers
+
+A cut never decreases, so a block may be empty but never negative, and the owner of an index is found by bisection.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from ..errors import PartitionError
+
+Cuts = tuple[int, ...]
+Interval = tuple[int, int]
+
+
+def balanced_cuts(extent: int, blocks: int) -> Cuts:
+    """Cut `extent` into `blocks` parts that differ by at most one; the first ``extent % blocks`` are the longer ones.
+
+    >>> balanced_cuts(10, 3)
+    (0, 4, 7, 10)
+    """
+    if blocks < 1 or extent < 0:
+        raise PartitionError(f"cannot cut an extent of {extent} into {blocks} blocks: both must be positive.")
+    short, longer = divmod(extent, blocks)
+    return tuple(i * short + min(i, longer) for i in range(blocks + 1))
+
+
+def cuts_from_extents(extents: Sequence[int]) -> Cuts:
+    """Cut points of blocks with the given extents, in order.
+
+    >>> cuts_from_extents([4, 0, 3])
+    (0, 4, 4, 7)
+    """
+    if any(extent < 0 for extent in extents):
+        raise PartitionError(f"a block cannot have a negative extent: {tuple(extents)}.")
+    return (0, *accumulate(extents))
+
+
+def checked_cuts(cuts: Sequence[int], blocks: int) -> Cuts:
+    """`cuts` as a tuple, after making sure that they start at 0, never decrease, and make `blocks` blocks."""
+    result = tuple(int(c) for c in cuts)
+    if len(result) != blocks + 1 or result[0] != 0 or any(a > b for a, b in pairwise(result)):
+        raise PartitionError(
+            f"`cuts` (={result}) must be {blocks + 1} numbers that start at 0 and never decrease, "
+            f"one more than the {blocks} blocks."
+        )
+    return result
+
+
+def interval(cuts: Cuts, block: int) -> Interval:
+    """Where `block` starts and stops."""
+    return cuts[block], cuts[block + 1]
+
+
+def blocks_meeting(cuts: Cuts, start: int, stop: int) -> Iterator[int]:
+    """The non-empty blocks that share at least one index with ``[start, stop)``, in order, found by bisection."""
+    start, stop = max(start, 0), min(stop, cuts[-1])
+    if start >= stop:
+        return
+    first = bisect_right(cuts, start) - 1
+    last = bisect_left(cuts, stop)
+    for block in range(first, last):
+        if cuts[block] < cuts[block + 1]:
+            yield block

@@ -1,0 +1,119 @@
+"""A grid: which workers, in what shape. A frozen value, the same on every worker, without any "me".
+
+    Grid((4, 5, 6, 7), (2, 2))        worker 4 | worker 5
+                                      ---------+---------
+                                      worker 6 | worker 7
+
+Workers stand in row-major order. Axes belong to the grid, dims to tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import PartitionError
+from .box import Shape
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Workers `ranks` arranged row-major in `shape`."""
+
+    ranks: tuple[int, ...]
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        if any(extent < 1 for extent in self.shape) or math.prod(self.shape) != len(self.ranks):
+            raise PartitionError(
+                f"a grid of shape {self.shape} has {math.prod(self.shape)} places, but {len(self.ranks)} workers were given.\n"
+                "  fix: choose a shape whose product is the number of workers."
+            )
+        if len(self._places) != len(self.ranks):
+            raise PartitionError(f"a worker stands twice in {self.ranks}: each may appear once in a grid.")
+
+    @classmethod
+    def line(cls, ranks: Iterable[int]) -> Grid:
+        """The workers in a row: a grid of one axis."""
+        members = tuple(ranks)
+        return cls(members, (len(members),))
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {rank: place for place, rank in enumerate(self.ranks)}
+
+    @property
+    def dim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._places
+
+    def place_of(self, rank: int) -> int:
+        """The position of a worker in row-major order."""
+        return self._places[rank]
+
+    def index_of(self, rank: int) -> Index:
+        """The coordinates of a worker."""
+        return unravel(self._places[rank], self.shape)
+
+    def rank_at(self, index: Sequence[int]) -> int:
+        """The worker at these coordinates."""
+        return self.ranks[ravel(index, self.shape)]
+
+    def team_along(self, rank: int, axes: Iterable[int]) -> tuple[int, ...]:
+        """The workers that differ from `rank` only along `axes`, itself included, in row-major order."""
+        free = set(axes)
+        mine = self.index_of(rank)
+        places = [0]
+        for axis, extent in enumerate(self.shape):
+            choices = range(extent) if axis in free else (mine[axis],)
+            places = [place * extent + i for place in places for i in choices]
+        return tuple(self.ranks[place] for place in places)
+
+    def neighbour(self, rank: int, axis: int, step: int) -> int | None:
+        """The worker `step` places further along `axis`, or None beyond the edge of the grid."""
+        index = list(self.index_of(rank))
+        index[axis] += step
+        return self.rank_at(index) if 0 <= index[axis] < self.shape[axis] else None
+
+
+def ravel(index: Sequence[int], shape: Shape) -> int:
+    """Row-major position of an index."""
+    place = 0
+    for i, extent in zip(index, shape, strict=True):
+        place = place * extent + i
+    return place
+
+
+def unravel(place: int, shape: Shape) -> Index:
+    """Index of a row-major position."""
+    index = []
+    for extent in reversed(shape):
+        place, i = divmod(place, extent)
+        index.append(i)
+    return tuple(reversed(index))
+
+
+def resolve_axes(dim: int, axes: Iterable[int] | int, name: str = "axes") -> tuple[int, ...]:
+    """`axes` as a sorted tuple of distinct numbers in ``[0, dim)``; negative ones count from the end.
+
+    >>> resolve_axes(3, (-1, 0))
+    (0, 2)
+    """
+    given = (int(axes),) if isinstance(axes, int) else tuple(int(axis) for axis in axes)
+    wrong = [axis for axis in given if not -dim <= axis < dim]
+    if wrong:
+        raise PartitionError(
+            f"`{name}` (={given}) names axis {wrong[0]}, but the grid has {dim} axes: "
+            f"valid are {-dim} to {dim - 1}."
+        )
+    return tuple(sorted({axis % dim for axis in given}))

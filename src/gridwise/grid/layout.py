@@ -1,0 +1,121 @@
+"""A layout: a grid and the cuts of a global shape, one list of cut points per dim. It knows everybody's block.
+
+    Layout(Grid((0, 1, 2, 3), (2, 2)), ((0, 3, 5), (0, 4, 8)))      a 5 x 8 tensor in four blocks
+
+Grid axis i cuts tensor dim i. Blocks are a product of 1-D cuts, so a layout costs the sum of the axis extents, not
+their product. `Boxes` is the other kind of source: any list of blocks, as a foreign checkpoint has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import PartitionError
+from .box import Box, Shape
+from .cuts import Cuts, balanced_cuts, blocks_meeting, checked_cuts, interval
+from .grid import Grid, Index, unravel
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of a tensor of `global_shape` on `grid`, cut along each dim at `cuts`."""
+
+    grid: Grid
+    cuts: tuple[Cuts, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.cuts) != self.grid.dim:
+            raise PartitionError(
+                f"a grid of {self.grid.dim} axes {self.grid.shape} needs a tensor of {self.grid.dim} dims, got "
+                f"{len(self.cuts)}: grid axis i cuts tensor dim i.\n  fix: use 1 for the axes of dims that are not cut."
+            )
+        for cuts, blocks in zip(self.cuts, self.grid.shape, strict=True):
+            checked_cuts(cuts, blocks)
+
+    @classmethod
+    def balanced(cls, grid: Grid, global_shape: Sequence[int]) -> Layout:
+        """Blocks that differ by at most one row per dim, the longer ones first.
+
+        >>> Layout.balanced(Grid((0, 1), (2,)), (5,)).cuts
+        ((0, 3, 5),)
+        """
+        if len(global_shape) != grid.dim:
+            raise PartitionError(
+                f"a tensor of shape {tuple(global_shape)} has {len(global_shape)} dims, the grid {grid.shape} has "
+                f"{grid.dim} axes: grid axis i cuts tensor dim i.\n  fix: use 1 for the axes of dims that are not cut."
+            )
+        return cls(grid, tuple(balanced_cuts(int(n), p) for n, p in zip(global_shape, grid.shape, strict=True)))
+
+    @property
+    def global_shape(self) -> Shape:
+        return tuple(cuts[-1] for cuts in self.cuts)
+
+    def block_at(self, index: Index) -> Box:
+        """The block of the worker at these coordinates, in global indices."""
+        ends = [interval(cuts, i) for cuts, i in zip(self.cuts, index, strict=True)]
+        return Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+
+    def block(self, rank: int) -> Box:
+        """The block of a worker, in global indices."""
+        return self.block_at(self.grid.index_of(rank))
+
+    def blocks(self) -> Iterator[tuple[int, Box]]:
+        """Every worker with its block. Costs the size of the grid: for pictures and small grids."""
+        for place, rank in enumerate(self.grid.ranks):
+            yield rank, self.block_at(unravel(place, self.grid.shape))
+
+    def pieces(self, wanted: Box) -> Iterator[tuple[int, Box]]:
+        """The owners of `wanted` with the part that each has, found by bisection."""
+        found: list[tuple[Index, tuple[tuple[int, int], ...]]] = [((), ())]
+        for cuts, start, stop in zip(self.cuts, wanted.start, wanted.stop, strict=True):
+            found = [
+                ((*index, i), (*ends, (max(start, cuts[i]), min(stop, cuts[i + 1]))))
+                for index, ends in found
+                for i in blocks_meeting(cuts, start, stop)
+            ]
+        for index, ends in found:
+            yield self.grid.rank_at(index), Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Any list of (owner, block), disjoint or not: the source of a foreign checkpoint."""
+
+    items: tuple[tuple[int, Box], ...]
+
+    @classmethod
+    def of(cls, items: Iterable[tuple[int, Box]]) -> Boxes:
+        return cls(tuple(items))
+
+    def pieces(self, wanted: Box) -> Iterator[tuple[int, Box]]:
+        """The owners of `wanted` with the part that each has, in the order of the list."""
+        for owner, box in self.items:
+            common = box.intersect(wanted)
+            if common is not None:
+                yield owner, common
+
+    def covers(self, wanted: Box) -> bool:
+        """Whether every index of `wanted` lies in some block."""
+        left = [wanted]
+        for _, box in self.items:
+            left = [rest for part in left for rest in subtract(part, box)]
+            if not left:
+                return True
+        return all(part.volume == 0 for part in left)
+
+
+def subtract(box: Box, hole: Box) -> Iterator[Box]:
+    """`box` without `hole`, as disjoint boxes."""
+    common = box.intersect(hole)
+    if common is None:
+        if box.volume:
+            yield box
+        return
+    start, stop = list(box.start), list(box.stop)
+    for d in range(len(start)):
+        if start[d] < common.start[d]:
+            yield Box(tuple(start), (*stop[:d], common.start[d], *stop[d + 1 :]))
+        if common.stop[d] < stop[d]:
+            yield Box((*start[:d], common.stop[d], *start[d + 1 :]), tuple(stop))
+        start[d], stop[d] = common.start[d], common.stop[d]

@@ -1,0 +1,87 @@
+"""What a windowed layer needs, along one dim: for outputs ``[o0, o1)``, which range of the input?
+
+    convolution, pooling        [s o0 - p,  s (o1 - 1) - p + d (k - 1) + 1)
+    transposed convolution      [ceil((o0 + p - d (k - 1)) / s),  floor((o1 - 1 + p) / s) + 1)
+
+k kernel, s stride, p padding, d dilation. The range may reach outside the tensor. Circular padding is then a matter of
+the route, which wraps. All other modes follow the *hull-then-pad* rule: fetch the hull of the real rows that are needed
+(for reflect of p rows, the first p + 1), pad that locally with torch, and crop. Torch's own adjoint of the padding does
+the rest, every element is sent once, and no route ever runs backwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import PartitionError
+from .cuts import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Fetch `hull`, pad it by `before` and `after` rows, and take `crop` of the result."""
+
+    hull: Interval
+    before: int
+    after: int
+    crop: Interval
+
+
+def window_need(outputs: Interval, kernel: int, stride: int, padding: int, dilation: int) -> Interval:
+    """The inputs that the outputs ``[o0, o1)`` of a convolution or a pooling see; empty for no outputs.
+
+    >>> window_need((2, 4), kernel=3, stride=2, padding=1, dilation=1)
+    (3, 8)
+    """
+    first, last = outputs
+    start = stride * first - padding
+    if first >= last:
+        return start, start
+    return start, stride * (last - 1) - padding + dilation * (kernel - 1) + 1
+
+
+def transposed_need(outputs: Interval, kernel: int, stride: int, padding: int, dilation: int, extent: int) -> Interval:
+    """The inputs, out of `extent`, that reach the outputs ``[o0, o1)`` of a transposed convolution.
+
+    >>> transposed_need((3, 5), kernel=3, stride=2, padding=1, dilation=1, extent=8)
+    (1, 3)
+    """
+    first, last = outputs
+    start = -((dilation * (kernel - 1) - first - padding) // stride)
+    stop = (last - 1 + padding) // stride + 1
+    start, stop = max(start, 0), min(stop, extent)
+    return (start, stop) if first < last and start < stop else (min(start, extent),) * 2
+
+
+def hull_then_pad(need: Interval, extent: int, mode: str) -> Padding:
+    """How to make the rows `need` of a tensor of `extent` rows, padded beyond its ends by `mode`.
+
+    `mode` is 'constant' (or 'zeros'), 'reflect' or 'replicate'. 'circular' belongs to the route.
+
+    >>> hull_then_pad((-2, 3), 10, "reflect")
+    Padding(hull=(0, 3), before=2, after=0, crop=(0, 5))
+    >>> hull_then_pad((-2, 1), 10, "reflect")
+    Padding(hull=(0, 3), before=2, after=0, crop=(0, 3))
+    """
+    start, stop = need
+    if start >= stop:
+        return Padding((max(0, min(start, extent)),) * 2, 0, 0, (0, 0))
+    before, after = max(0, -start), max(0, stop - extent)
+    if mode in ("constant", "zeros"):
+        hull = (min(max(start, 0), extent), max(min(stop, extent), 0))
+        hull = hull if hull[0] < hull[1] else (hull[0], hull[0])
+        before, after = min(before, stop - start), min(after, stop - start)
+        return Padding(hull, before, after, (0, stop - start))
+    reach = {"reflect": 1, "replicate": 0}.get(mode)
+    if reach is None:
+        raise PartitionError(f"`padding_mode` (={mode!r}) must be 'zeros', 'constant', 'reflect' or 'replicate' here.")
+    widest = extent - 1 if reach else (before + after if extent else -1)
+    if max(before, after) > widest:
+        raise PartitionError(
+            f"a padding of {max(before, after)} rows with mode {mode!r} needs more than {max(before, after) * reach} rows "
+            f"in all, the tensor has {extent}.\n  fix: a smaller padding, or padding_mode='zeros'."
+        )
+    low = max(start, 0) if not after else min(max(start, 0), extent - 1 - reach * after)
+    high = min(stop, extent) if not before else max(min(stop, extent), 1 + reach * before)
+    low, high = (0 if before else low), (extent if after else high)
+    return Padding((low, high), before, after, (start - (low - before), stop - (low - before)))

@@ -1,0 +1,104 @@
+"""Which transport is this process on? Decided by how it was started.
+
+| started by | found by | transport |
+|---|---|---|
+| a user's own `init_process_group` | torch.distributed is initialised | torch.distributed |
+| torchrun, `gridwise.launch` | RANK, WORLD_SIZE, MASTER_ADDR | torch.distributed (gloo, and nccl for CUDA tensors) |
+| mpiexec, srun | PMI, PMIx, Open MPI or Slurm variables | MPI through mpi4py |
+| plainly | nothing of that | solo |
+
+`GRIDWISE_TRANSPORT` = torch | gloo | mpi | solo overrides. A process that was started as one of many never becomes one
+of many solo workers: when MPI does not work there, that is an error.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+from ..errors import TransportError, describe
+from ..log import logger
+from .solo import SoloTransport
+from .transport import Transport
+
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+"""Variables by which the launchers of MPI tell the number of processes."""
+
+
+def find() -> Transport:
+    """The transport for the way this process was started."""
+    wish = os.environ.get("GRIDWISE_TRANSPORT", "").lower() or _guess()
+    logger.debug("transport: %s", wish)
+    if wish in ("torch", "gloo", "nccl"):
+        return _torch()
+    if wish == "mpi":
+        return _mpi()
+    if wish == "solo":
+        return SoloTransport()
+    raise TransportError(f"`GRIDWISE_TRANSPORT` (={wish!r}) must be 'torch', 'gloo', 'mpi' or 'solo'.")
+
+
+def _guess() -> str:
+    if dist.is_available() and dist.is_initialized():
+        return "torch"
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return "torch"
+    if launched_size() is not None:
+        return "mpi"
+    return "solo"
+
+
+def launched_size() -> int | None:
+    """How many processes the launcher of MPI says it has started; None if there was none."""
+    for name in MPI_SIZES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    if "SLURM_PROCID" in os.environ and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        return int(os.environ["SLURM_STEP_NUM_TASKS"])
+    return None
+
+
+def _torch() -> Transport:
+    from .torchdist import start_torch
+
+    if not dist.is_initialized():
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise TransportError(
+                f"torch.distributed was asked for, but {', '.join(missing)} is not set: this process was not started by "
+                "torchrun.\n  fix: torchrun --nproc-per-node 4 script.py, or gridwise run -n 4 script.py."
+            )
+    return start_torch()
+
+
+def _mpi() -> Transport:
+    expected = launched_size()
+    try:
+        from .mpi import MPITransport
+
+        transport = MPITransport()
+    except Exception as error:
+        raise TransportError(
+            describe(
+                f"this process was started as one of {expected or 'several'} MPI processes, but MPI does not work: {error!r}",
+                fix="pip install 'gridwise[mpi]' (mpi4py with MPICH), or mpi4py built for the MPI whose mpiexec you use; "
+                "`gridwise doctor` shows what is found.",
+            )
+        ) from error
+    if expected is not None and transport.size != expected:
+        raise TransportError(
+            describe(
+                f"the launcher started {expected} processes, but MPI in this process sees {transport.size}: "
+                "mpiexec belongs to another MPI than mpi4py.",
+                [_library()],
+                "use that library's own mpiexec (`gridwise run -n N` finds it), or rebuild mpi4py for this one.",
+            )
+        )
+    return transport
+
+
+def _library() -> str:
+    from mpi4py import MPI
+
+    return f"mpi4py uses {MPI.Get_library_version().splitlines()[0].strip()}"

@@ -1,0 +1,107 @@
+"""MPI through mpi4py: the fast way between workers on CPUs.
+
+Buffers are handed over by address, which costs a few microseconds less than NumPy and twenty less than DLPack, and works
+for every dtype. Groups are communicators made by `Create_group`, which only their members enter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from ..log import logger
+from .transport import Parcel, Pending, Team, Transport
+
+TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+}
+TAG = 7
+
+
+def memory(x: Tensor) -> MPI.buffer:
+    """The bytes of a contiguous host tensor, without a copy."""
+    return MPI.buffer.fromaddress(x.data_ptr(), x.numel() * x.element_size())
+
+
+@dataclass
+class _Requests:
+    requests: list[MPI.Request]
+    tensors: list[Tensor]
+
+    def wait(self) -> None:
+        MPI.Request.Waitall(self.requests)
+        self.tensors.clear()
+
+
+class MPITransport(Transport):
+    """The workers of an mpi4py communicator, COMM_WORLD unless another is given."""
+
+    name = "mpi"
+
+    def __init__(self, comm: MPI.Comm | None = None) -> None:
+        self._world = (comm if comm is not None else MPI.COMM_WORLD).Dup()
+        super().__init__(self._world.Get_rank(), self._world.Get_size())
+        self._comms: dict[Team, MPI.Comm] = {self.everyone: self._world}
+        self._group = self._world.Get_group()
+
+    def comm_of(self, team: Team) -> MPI.Comm:
+        """The communicator of a team; made on first use, by its members together."""
+        comm = self._comms.get(team)
+        if comm is None:
+            group = self._group.Incl(list(team))
+            comm = self._comms[team] = self._world.Create_group(group, tag=TAG)
+            group.Free()
+            logger.debug("group of workers %s made", team)
+        return comm
+
+    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        world = self._world
+        requests = [world.Irecv([memory(x), MPI.BYTE], peer, TAG) for peer, x in receives]
+        requests += [world.Isend([memory(x), MPI.BYTE], peer, TAG) for peer, x in sends]
+        return _Requests(requests, [x for _, x in (*receives, *sends)])
+
+    def _all_sum(self, x: Tensor, team: Team) -> None:
+        if x.numel():
+            self.comm_of(team).Allreduce(MPI.IN_PLACE, [memory(x), TYPES[x.dtype]], MPI.SUM)
+
+    def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
+        buffer = [memory(x), TYPES[x.dtype]]
+        if self.rank == root:
+            self.comm_of(team).Reduce(MPI.IN_PLACE, buffer, MPI.SUM, team.index(root))
+        else:
+            self.comm_of(team).Reduce(buffer, None, MPI.SUM, team.index(root))
+
+    def _copy_from(self, x: Tensor, root: int, team: Team) -> None:
+        self.comm_of(team).Bcast([memory(x), MPI.BYTE], team.index(root))
+
+    def _all_max(self, values: np.ndarray, team: Team) -> None:
+        self.comm_of(team).Allreduce(MPI.IN_PLACE, values, MPI.MAX)
+
+    def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]:
+        everything = bytearray(sum(sizes))
+        self.comm_of(team).Allgatherv([data, MPI.BYTE], [everything, sizes, MPI.BYTE])
+        ends = np.cumsum(sizes)
+        return [bytes(everything[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+    def _is_fault(self, error: Exception) -> bool:
+        return isinstance(error, MPI.Exception)
+
+    def abort(self, code: int = 1) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._world.Abort(code)
+
+    def _close(self) -> None:
+        for comm in self._comms.values():
+            comm.Free()
+        self._comms.clear()
+        self._group.Free()

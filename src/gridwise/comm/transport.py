@@ -1,0 +1,229 @@
+"""What a transport offers: point-to-point messages in batches, a few collectives, and a way to end all.
+
+A transport is thin. It knows its rank and the number of workers, moves contiguous tensors, and never decides what to
+send: that is the geometry's business. A *team* is a sorted tuple of ranks; the group that a library needs to talk inside
+it is made at the first collective use, kept, shared by all who name the same team, and freed by `close`.
+
+The public methods here take tensors of any dtype on any device. They turn them into what the wire can carry (`wire`),
+remember what the worker waits for (`waiting_for`, read by the watch), and translate the library's errors. A new
+transport writes the methods with a leading underscore and nothing else; CONTRIBUTING.md walks through one.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import FaultError, GridwiseError
+from . import wire
+
+Team = tuple[int, ...]
+Parcel = tuple[int, Tensor]
+"""A peer and the contiguous tensor that goes to it or comes from it."""
+
+
+class Pending(Protocol):
+    """Messages on their way."""
+
+    def wait(self) -> None:
+        """Return when all have been sent and have arrived."""
+
+
+class Watching(Protocol):
+    """What a transport wants to know from the watch over the other workers (see `watch`)."""
+
+    def explain(self, error: Exception) -> GridwiseError | None:
+        """The error that names the worker that died or failed, if that is why `error` was raised."""
+
+
+@dataclass
+class Waiting:
+    """What this worker is waiting for, since when, with whom: read by the watch when time runs out."""
+
+    what: str
+    team: Team
+    since: float
+
+
+class Transport(ABC):
+    """The way to the other workers."""
+
+    name: str
+    rank: int
+    size: int
+    carries_cuda = False
+    """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.watch: Watching | None = None
+        self.waiting: Waiting | None = None
+        self.on_close: list[Callable[[], None]] = []
+
+    @property
+    def everyone(self) -> Team:
+        return tuple(range(self.size))
+
+    # Messages
+
+    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> None:
+        """Send and receive all parcels and return when that is done."""
+        if sends or receives:
+            with self.waiting_for(what, tuple(sorted({peer for peer, _ in (*sends, *receives)}))):
+                self._post_staged(sends, receives).wait()
+
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> Pending:
+        """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
+        team = tuple(sorted({peer for peer, _ in (*sends, *receives)}))
+        with self.waiting_for(what, team):
+            return _Guarded(self._post_staged(sends, receives), self, what, team)
+
+    def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
+            return self._post(sends, receives)
+        hosts = [(peer, wire.host_buffer(tensor)) for peer, tensor in receives]
+        staged = [(peer, wire.to_host(tensor)) for peer, tensor in sends]
+        return _Unstaging(self._post(staged, hosts), [(t, h) for (_, t), (_, h) in zip(receives, hosts, strict=True)])
+
+    # Collectives
+
+    def all_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Tensor:
+        """A fresh tensor: the sum of `x` over the team, bitwise the same on all of it."""
+        with self.waiting_for(what, team):
+            return wire.summed(x, lambda y: self._all_sum(y, team), self.carries_cuda)
+
+    def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
+        """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
+        with self.waiting_for(what, team):
+            total = wire.summed(x, lambda y: self._sum_to(y, root, team), self.carries_cuda)
+            return total if self.rank == root else None
+
+    def copy_from(self, x: Tensor, root: int, team: Team, what: str = "a broadcast") -> None:
+        """Fill the contiguous tensor `x` with that of `root`."""
+        with self.waiting_for(what, team):
+            if x.is_cuda and not self.carries_cuda:
+                host = wire.to_host(x)
+                self._copy_from(host, root, team)
+                x.copy_(host)
+            else:
+                self._copy_from(x, root, team)
+
+    def all_max(self, values: np.ndarray, team: Team, what: str = "an agreement") -> None:
+        """Replace the int64 array by its element-wise maximum over the team. The control channel: small and on the host."""
+        if len(team) > 1:
+            with self.waiting_for(what, team):
+                self._all_max(values, team)
+
+    def gather_bytes(self, data: bytes, team: Team, what: str = "a gathering of values") -> list[bytes]:
+        """What each worker of the team gave, in the team's order, on all of it."""
+        if len(team) == 1:
+            return [data]
+        sizes = np.zeros(len(team), dtype=np.int64)
+        sizes[team.index(self.rank)] = len(data)
+        self.all_max(sizes, team, what)
+        with self.waiting_for(what, team):
+            return self._gather_bytes(data, [int(n) for n in sizes], team)
+
+    def barrier(self, team: Team | None = None) -> None:
+        """Return when every worker of the team has arrived."""
+        self.all_max(np.zeros(1, dtype=np.int64), team or self.everyone, "a barrier")
+
+    # Life and death
+
+    @contextmanager
+    def waiting_for(self, what: str, team: Team) -> Iterator[None]:
+        """Say what is waited for while the body runs, and raise its failures as errors that name a worker."""
+        outer, self.waiting = self.waiting, Waiting(what, team, time.monotonic())
+        try:
+            yield
+        except GridwiseError:
+            raise
+        except Exception as error:
+            raise self._explained(error, what) from error
+        finally:
+            self.waiting = outer
+
+    def _explained(self, error: Exception, what: str) -> Exception:
+        if not self._is_fault(error):
+            return error
+        named = self.watch.explain(error) if self.watch else None
+        return named or FaultError(f"{what} failed on worker {self.rank} of {self.size} over {self.name}: {error}")
+
+    def close(self) -> None:
+        """Free what was made. Collective: all workers call it, or none."""
+        for callback in reversed(self.on_close):
+            callback()
+        self.on_close.clear()
+        self._close()
+
+    def cut(self) -> None:
+        """Break every connection of this worker at once, from any thread, so that nobody waits for it in vain."""
+
+    @abstractmethod
+    def abort(self, code: int = 1) -> None:
+        """End the whole job from here, without waiting for anyone."""
+
+    # What a transport writes: contiguous tensors, on the host unless `carries_cuda`
+
+    @abstractmethod
+    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending: ...
+
+    @abstractmethod
+    def _all_sum(self, x: Tensor, team: Team) -> None: ...
+
+    @abstractmethod
+    def _sum_to(self, x: Tensor, root: int, team: Team) -> None: ...
+
+    @abstractmethod
+    def _copy_from(self, x: Tensor, root: int, team: Team) -> None: ...
+
+    @abstractmethod
+    def _all_max(self, values: np.ndarray, team: Team) -> None: ...
+
+    @abstractmethod
+    def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]: ...
+
+    def _is_fault(self, error: Exception) -> bool:
+        """Whether an exception of the library means that the network or a peer failed."""
+        return isinstance(error, RuntimeError)
+
+    def _close(self) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: worker {self.rank} of {self.size}>"
+
+
+@dataclass
+class _Unstaging:
+    """Messages that were received on the host and belong on a device."""
+
+    pending: Pending
+    pairs: list[tuple[Tensor, Tensor]]
+
+    def wait(self) -> None:
+        self.pending.wait()
+        for tensor, host in self.pairs:
+            tensor.copy_(host)
+
+
+@dataclass
+class _Guarded:
+    """Messages whose wait is known to the watch."""
+
+    pending: Pending
+    transport: Transport
+    what: str
+    team: Team
+
+    def wait(self) -> None:
+        with self.transport.waiting_for(self.what, self.team):
+            self.pending.wait()

@@ -1,0 +1,49 @@
+"""The logger "gridwise", with the worker's name in every line. The root logger is never touched.
+
+`GRIDWISE_LOG=debug` (or info, warning, error) shows its messages on standard error:
+
+    gridwise worker 2/4 INFO  group of workers (0, 2) made
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+logger = logging.getLogger("gridwise")
+logger.addHandler(logging.NullHandler())
+
+_worker = "-"
+
+
+class _WorkerName(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.worker = _worker
+        return True
+
+
+def set_worker(rank: int, size: int) -> None:
+    """Name this process in the log lines that follow."""
+    global _worker
+    _worker = f"{rank}/{size}"
+
+
+def configure(level: str | None = None) -> None:
+    """Show the log on standard error at `level`, or at that of `GRIDWISE_LOG`; without either, change nothing."""
+    level = level or os.environ.get("GRIDWISE_LOG")
+    if not level:
+        return
+    value = logging.getLevelNamesMapping().get(level.upper())
+    if value is None:
+        raise ValueError(f"`GRIDWISE_LOG` (={level!r}) must be one of debug, info, warning, error.")
+    logger.setLevel(value)
+    if not any(isinstance(handler, logging.StreamHandler) for handler in logger.handlers):
+        handler = logging.StreamHandler(sys.stderr)
+        handler.addFilter(_WorkerName())
+        handler.setFormatter(logging.Formatter("gridwise worker %(worker)s %(levelname)-5s %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+configure()

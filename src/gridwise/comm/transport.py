@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import FaultError, GridwiseError
+from ..grid import Grid, Layout
 from . import wire
 
 Team = tuple[int, ...]
@@ -67,10 +69,22 @@ class Transport(ABC):
         self.watch: Watching | None = None
         self.waiting: Waiting | None = None
         self.on_close: list[Callable[[], None]] = []
+        self.kept: dict[Any, Any] = {}
+        """Layers that functions have made, for their next call."""
+        self._ordinals: Counter[str] = Counter()
 
     @property
     def everyone(self) -> Team:
         return tuple(range(self.size))
+
+    def ordinal(self, text: str) -> int:
+        """How often this text was given before: tells equal layers apart, alike on workers that build them in one order."""
+        self._ordinals[text] += 1
+        return self._ordinals[text] - 1
+
+    def declared_layout(self, grid: Grid, block: tuple[int, ...], whole: Sequence[int]) -> Layout | None:
+        """The layout of a tensor that need not be asked for; only a transport that moves nothing knows one."""
+        return None
 
     # Messages
 
@@ -162,6 +176,7 @@ class Transport(ABC):
         for callback in reversed(self.on_close):
             callback()
         self.on_close.clear()
+        self.kept.clear()
         self._close()
 
     def cut(self) -> None:

@@ -29,8 +29,10 @@ FOREIGN_NAMES = {
 }  # fmt: skip
 """What launchers tell their processes. Inherited, it would make new workers believe that they belong to the old job."""
 
-YIELDING = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_POSIX_POLL_FREQUENCY": "1"}
-"""MPICH waits by looking again and again. When workers share cores, each look must give the core away at once."""
+YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
+"""MPICH waits by looking again and again, and gives the core away with `sched_yield`, which Linux hardly honours. This
+makes it sleep for an instant. Measured on 2 cores, a small all-reduce of 12 workers takes 1 ms instead of 3.5, of 4
+workers 0.7 ms instead of 4.5; of 2 workers 0.3 ms instead of 0.01, so it is only for workers that share cores."""
 
 
 def cores() -> int:

@@ -48,7 +48,8 @@ def choose(transport: str, workers: int) -> str:
     if wish == "torch":
         wish = "gloo"
     if wish not in ("auto", "mpi", "gloo"):
-        raise PartitionError(f"`transport` (={transport!r}) must be 'auto', 'mpi' or 'gloo'.")
+        source = "`transport`" if transport != "auto" else "`GRIDWISE_TRANSPORT`"
+        raise PartitionError(f"{source} (={wish!r}) must be 'auto', 'mpi' or 'gloo' to start workers.")
     if wish != "auto":
         return wish
     return "mpi" if workers <= cores() and mpi_missing() is None else "gloo"

@@ -35,6 +35,7 @@ from typing import Any
 from ..errors import CommTimeout, GridwiseError, PartitionError, WorkerDied
 from ..log import logger
 from . import hub
+from .start import shared_memory_files
 from .transport import Transport, Waiting
 
 NEWS_SECONDS = 3.0
@@ -137,7 +138,8 @@ class Watch:
         self._complained: Waiting | None = None
         self._left = False
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._say("hello", token=token, rank=transport.rank, process=self._process, host=socket.gethostname())
+        host, litter = socket.gethostname(), shared_memory_files()
+        self._say("hello", token=token, rank=transport.rank, process=self._process, host=host, litter=litter)
         threading.Thread(target=self._listen, name="gridwise watch", daemon=True).start()
         atexit.register(self.leave)
         # a forked child must not hold the connection open when its parent dies

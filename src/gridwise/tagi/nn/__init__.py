@@ -12,6 +12,7 @@ from .activation import Sigmoid as Sigmoid
 from .activation import Softmax as Softmax
 from .activation import Softplus as Softplus
 from .activation import Tanh as Tanh
+from .attention import MultiheadAttention as MultiheadAttention
 from .base_layer import BaseLayer as BaseLayer
 from .batch_norm import BatchNorm2d as BatchNorm2d
 from .conv2d import Conv2d as Conv2d

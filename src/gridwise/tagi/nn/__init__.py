@@ -35,3 +35,4 @@ from .resnet_block import ResNetBlock as ResNetBlock
 from .sequential import Sequential as Sequential
 from .slinear import SLinear as SLinear
 from .slstm import SLSTM as SLSTM
+from .train_step import TrainStep as TrainStep

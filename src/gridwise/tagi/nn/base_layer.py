@@ -53,6 +53,7 @@ class BaseLayer(nn.Module):
         self.compat: str | None = None
         self.compute_dtype: torch.dtype | None = None
         self._saved: tuple[Any, ...] | None = None
+        self._memory: dict[str, Tensor] = {}
 
     # ---- the three verbs --------------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:
@@ -89,6 +90,19 @@ class BaseLayer(nn.Module):
             yield from child.leaves()
         if empty:
             yield self
+
+    # ---- memory that is used again at every step --------------------------------------------------------------------
+    def _scratch(self, name: str, like: Tensor) -> Tensor | None:
+        """A tensor like `like`, the same one at every call: the first touch of fresh memory costs more than a product.
+
+        None while compiling, where the compiler plans the memory.
+        """
+        if torch.compiler.is_compiling():
+            return None
+        kept = self._memory.get(name)
+        if kept is None or kept.shape != like.shape or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self._memory[name] = torch.empty_like(like, requires_grad=False)
+        return kept
 
     # ---- what backward needs from forward ---------------------------------------------------------------------------
     def _keep(self, *values: Any) -> None:
@@ -184,7 +198,7 @@ class ParametricLayer(BaseLayer):
             if name in self.sums:
                 s1, s2 = self.sums[name]
                 negative = capped_update(mu, var, s1.reshape(mu.shape), s2.reshape(mu.shape), self.cap_value())
-                if name == "w":
+                if name == "w" and not (isinstance(negative, int) and negative == 0):
                     self.neg_var_w += negative
         self.sums = {}
 

@@ -70,7 +70,9 @@ class Linear(ParametricLayer):
     def forward(self, x: Gaussian) -> Gaussian:
         lead = self._lead(x.mu.shape)
         rows = x.reshape(-1, self.input_size)
-        squares = None if rows.var is None and not self.training else self.mu_w * self.mu_w
+        squares = None
+        if rows.var is not None or self.training:
+            squares = torch.mul(self.mu_w, self.mu_w, out=self._scratch("squares", self.mu_w))
         mu, var = linear_moments(self, rows, squares)
         self._keep(rows, squares, x.mu.shape)
         return Gaussian(mu.reshape(*lead, self.output_size), var.reshape(*lead, self.output_size))
@@ -79,7 +81,10 @@ class Linear(ParametricLayer):
         x, squares, shape = self._recall()
         d = delta.reshape(-1, self.output_size)
         dtype = self.compute_dtype
-        w = (product(d.mu.t(), x.mu, dtype), product(d.var.t(), x.mu * x.mu, dtype))
+        w = (
+            product(d.mu.t(), x.mu, dtype, out=self._scratch("s1", self.mu_w)),
+            product(d.var.t(), x.mu * x.mu, dtype, out=self._scratch("s2", self.mu_w)),
+        )
         self._sums_ready(shape[0], w, (d.mu.sum(0), d.var.sum(0)))
         if not need_input:
             return None
@@ -97,13 +102,17 @@ def linear_moments(layer: ParametricLayer, x: Gaussian, squares: Tensor | None) 
     mu = product(x.mu, layer.mu_w.t(), dtype, layer.mu_b)
     var = product(second, layer.var_w.t(), dtype, layer.var_b)
     if x.var is not None and squares is not None:
+        if dtype is None and not torch.compiler.is_compiling():
+            return mu, var.addmm_(x.var, squares.t())
         var = product(x.var, squares.t(), dtype, var)
     return mu, var
 
 
-def product(a: Tensor, b: Tensor, dtype: torch.dtype | None, plus: Tensor | None = None) -> Tensor:
+def product(
+    a: Tensor, b: Tensor, dtype: torch.dtype | None, plus: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`."""
     if dtype is None or dtype == a.dtype:
-        return a @ b if plus is None else torch.addmm(plus, a, b)
-    out = (a.to(dtype) @ b.to(dtype)).to(a.dtype)
-    return out if plus is None else out + plus
+        return torch.mm(a, b, out=out) if plus is None else torch.addmm(plus, a, b)
+    low = (a.to(dtype) @ b.to(dtype)).to(a.dtype)
+    return low if plus is None else low + plus

@@ -10,7 +10,12 @@ import torch as _torch
 from . import cuda as cuda
 from . import metric as metric
 from . import nn as nn
+from .classification import Classifier as Classifier
+from .classification import ClassPrediction as ClassPrediction
+from .estimator import Prediction as Prediction
+from .forecasting import Forecaster as Forecaster
 from .metric import HRCSoftmaxMetric as HRCSoftmaxMetric
+from .regression import Regressor as Regressor
 from .tagi_utils import HRCSoftmax as HRCSoftmax
 from .tagi_utils import Normalizer as Normalizer
 from .tagi_utils import Utils as Utils

@@ -138,7 +138,7 @@ def closed_form_softmax(m: Tensor, v: Tensor) -> Moments:
     total, var_total = e.sum(-1, keepdim=True), var_e.sum(-1, keepdim=True)
     var_log = torch.log1p(var_total / (total * total))
     mu_log = torch.log(total) - 0.5 * var_log
-    cov = torch.log1p(var_e / (total * e))
+    cov = torch.log1p(torch.expm1(v) * (e / total))  # = var_e / (total e), without a quotient of two zeros
     var_quotient = (v + var_log - 2.0 * cov).clamp_min(0.0)
     mu = torch.exp(m - mu_log + 0.5 * var_quotient)
     return Moments(mu, torch.expm1(var_quotient) * mu * mu, mu * (v - cov) / v.clamp_min(_SMALLEST))

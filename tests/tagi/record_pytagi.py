@@ -21,6 +21,8 @@ def record(case: Case, nn: Any) -> dict[str, np.ndarray]:
     net = case.build(nn)
     net.set_threads(1)
     updater = nn.OutputUpdater("cpu")
+    if case.smoothed:
+        net.num_samples = STEPS
     out: dict[str, np.ndarray] = {}
     warm = rng.standard_normal(case.batch * case.inputs).astype(np.float32)
     if case.lazy:  # parameters of convolutions exist only after a forward pass; in eval mode it changes nothing else
@@ -44,6 +46,9 @@ def record(case: Case, nn: Any) -> dict[str, np.ndarray]:
         values = {"x": x, "y": y, "index": index, "mu": np.array(mu), "var": np.array(var)}
         out |= {f"{name}/{step}": value for name, value in values.items()}
     _note(out, "after", net.state_dict())
+    if case.smoothed:
+        mu, var = net.smoother()
+        out |= {"smoothed/mu": np.array(mu), "smoothed/var": np.array(var)}
     if case.saved:
         path = Path(sys.argv[1]) / f"{case.name}.bin"
         net.save(str(path))

@@ -157,7 +157,7 @@ def test_lstm_moments_for_small_variances() -> None:
 
     mean, var = _sample_layer(layer, x, run)
     torch.testing.assert_close(out.mu, mean, rtol=0.02, atol=2e-3)
-    # Over time the units of h correlate, which a diagonal approximation leaves out: exact at the first step, close after.
+    # Over time the units of h correlate, which a diagonal approximation leaves out: exact at first, close after.
     torch.testing.assert_close(out.variance()[:, 0], var[:, 0], rtol=0.05, atol=1e-6)
     assert ((out.variance() / var) > 0.3).all()
     assert ((out.variance() / var) < 2.0).all()

@@ -29,6 +29,7 @@ class Case:
     lazy: bool = False
     compat: str | None = None
     saved: bool = False
+    smoothed: bool = False
 
     def observe(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         if self.kind == "indices":  # four distinct units of each sample, as the tree of ten classes has
@@ -89,6 +90,10 @@ def lstm(nn: Any) -> Any:
     return nn.Sequential(nn.LSTM(2, 4, 3), nn.LSTM(4, 4, 3), nn.Linear(12, 2))
 
 
+def slstm(nn: Any) -> Any:
+    return nn.Sequential(nn.SLSTM(2, 4, 1), nn.SLSTM(4, 4, 1), nn.SLinear(4, 1))
+
+
 def heteros(nn: Any) -> Any:
     return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2), nn.EvenExp())
 
@@ -99,6 +104,7 @@ NETWORKS = [
     Case("cnn_batch_norm", cnn_batch_norm, inputs=64, outputs=11, batch=4, kind="indices", lazy=True),
     Case("resnet", resnet, inputs=128, outputs=5, batch=4, lazy=True, saved=True),
     Case("lstm", lstm, inputs=6, outputs=2, batch=3, compat="cutagi"),
+    Case("slstm", slstm, inputs=2, outputs=1, batch=1, compat="cutagi", smoothed=True),
     Case("heteros", heteros, inputs=3, outputs=2, batch=8, kind="heteros", compat="cutagi"),
 ]
 
@@ -137,6 +143,9 @@ def test_ten_training_steps_equal_the_original(case: Case) -> None:
         for mine, theirs in zip(net.pytagi_state_dict()[name], fields, strict=True):
             if mine or theirs.any():  # the original lists biases that a layer without does not have
                 np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-5, err_msg=name)
+    if case.smoothed:
+        for mine, name in zip(net.smoother(), ("smoothed/mu", "smoothed/var"), strict=True):
+            np.testing.assert_allclose(mine, recorded[name], rtol=2e-5, atol=1e-6)
 
 
 def test_reads_and_writes_the_binary_file_of_the_original(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ class Classifier(Estimator):
     Parameters
     ----------
     net
-        A `Sequential` whose outputs are the nodes of the class tree (`outputs_for(num_classes)`: 11 for 10 classes), or,
-        with `encoding='one-hot'`, one for each class, with `Remax` or `ClosedFormSoftmax` at the end.
+        A `Sequential` whose outputs are the nodes of the class tree (`outputs_for(num_classes)`: 11 for 10 classes),
+        or, with `encoding='one-hot'`, one for each class, with `Remax` or `ClosedFormSoftmax` at the end.
     num_classes
         How many classes; labels are 0 to `num_classes - 1`.
     sigma_v

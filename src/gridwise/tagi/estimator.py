@@ -1,8 +1,8 @@
 """What the estimators share: batches from arrays or from a DataLoader, epochs with a progress bar, predictions.
 
-    model = Regressor(net, sigma_v=0.2).fit(x, y, epochs=20)
-    p = model.predict(x_new)
-    p.mean, p.std, p.interval(0.95)
+model = Regressor(net, sigma_v=0.2).fit(x, y, epochs=20)
+p = model.predict(x_new)
+p.mean, p.std, p.interval(0.95)
 """
 
 from __future__ import annotations
@@ -175,4 +175,4 @@ def _batches(
 
 def _bar(shown: bool) -> Progress:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-    return Progress(*columns, TimeRemainingColumn(), disable=not shown, transient=True)
+    return Progress(*columns, TimeRemainingColumn(), disable=not shown)

@@ -1,4 +1,4 @@
-"""Pictures of predictions: intervals around a mean, and calibration. They need matplotlib (`pip install gridwise[viz]`)."""
+"""Pictures of predictions: intervals around a mean, and calibration (matplotlib: `pip install gridwise[viz]`)."""
 
 from __future__ import annotations
 

@@ -57,9 +57,7 @@ class Utils:
         predicted, prob = self.get_labels(ma, Sa, hr_softmax, num_classes, batch_size)
         return (predicted != np.asarray(labels).reshape(-1)).astype(np.int32), prob
 
-    def obs_to_label_prob(
-        self, ma: np.ndarray, Sa: np.ndarray, hr_softmax: HRCSoftmax, num_classes: int
-    ) -> np.ndarray:
+    def obs_to_label_prob(self, ma: np.ndarray, Sa: np.ndarray, hr_softmax: HRCSoftmax, num_classes: int) -> np.ndarray:
         """The probabilities of all labels, flat."""
         return self._probabilities(ma, Sa, hr_softmax).reshape(-1)
 
@@ -122,11 +120,12 @@ def _checked_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def _read_idx(filename: str, magic: int) -> np.ndarray:
     data = Path(filename).read_bytes()
+    (found,) = struct.unpack_from(">I", data)
+    if found != magic:
+        raise PartitionError(f"{filename}: starts with {found}, an idx file of this kind with {magic}.")
     dims = magic % 256
-    head = struct.unpack(f">{1 + dims}I", data[: 4 + 4 * dims])
-    if head[0] != magic:
-        raise PartitionError(f"{filename}: starts with {head[0]}, an idx file of this kind with {magic}.")
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(head[1:])
+    shape = struct.unpack_from(f">{dims}I", data, 4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(shape)
 
 
 def exponential_scheduler(curr_v: float, min_v: float, decaying_factor: float, curr_iter: int) -> float:

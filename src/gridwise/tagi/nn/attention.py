@@ -66,9 +66,9 @@ class MultiheadAttention(BaseLayer):
         kv = num_heads if num_kv_heads is None else num_kv_heads
         if embed_dim % num_heads or num_heads % kv or (use_rope and (embed_dim // num_heads) % 2):
             raise PartitionError(
-                f"MultiheadAttention: `embed_dim` (={embed_dim}), `num_heads` (={num_heads}), `num_kv_heads` (={kv}).\n"
-                "  fix: num_heads divides embed_dim, num_kv_heads divides num_heads, heads have an even number of units "
-                "for rotary embedding."
+                f"MultiheadAttention: `embed_dim` (={embed_dim}), `num_heads` (={num_heads}), `num_kv_heads` (={kv})\n"
+                "  fix: num_heads divides embed_dim, num_kv_heads divides num_heads, and heads have an even number of "
+                "units for rotary embedding."
             )
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv
         self.head_dim = embed_dim // num_heads
@@ -109,7 +109,7 @@ class MultiheadAttention(BaseLayer):
         return Gaussian(self._join(mu), self._join(var))
 
     def _split(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(batch, token, all) -> queries (batch, kv, group, token, unit), keys and values (batch, kv, 1, token, unit)."""
+        """Queries (batch, kv, group, token, unit), keys and values (batch, kv, 1, token, unit)."""
         heads = z.unflatten(-1, (self.num_heads + 2 * self.num_kv_heads, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         return q.unflatten(1, (self.num_kv_heads, -1)), k.unsqueeze(2), v.unsqueeze(2)

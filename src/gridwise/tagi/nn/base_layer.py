@@ -150,6 +150,7 @@ class ParametricLayer(BaseLayer):
     var_w: nn.Parameter
     mu_b: nn.Parameter | None
     var_b: nn.Parameter | None
+    neg_var_w: Tensor  # how many variances the steps had to put to the floor
 
     def __init__(self, input_size: int = 0, output_size: int = 0, bias: bool = True) -> None:
         super().__init__(input_size, output_size)

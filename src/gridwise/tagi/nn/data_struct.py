@@ -131,7 +131,7 @@ class BaseDeltaStates:
             return
         if num_data > min(self.size, source.size):
             raise PartitionError(
-                f"copy_from: `num_data` (={num_data}) is more than the {self.size} values here or the {source.size} there."
+                f"copy_from: `num_data` (={num_data}) is more than {self.size} values here or {source.size} there."
             )
         for mine, theirs in zip(self._value, source._value, strict=True):
             mine.view(-1)[:num_data] = theirs.reshape(-1)[:num_data]

@@ -1,8 +1,8 @@
 """Initial means and variances of the parameters.
 
-    He      scale = sqrt(1 / fan_in)                    (not sqrt(2 / fan_in): the variance of the weights adds the rest)
-    Xavier  scale = sqrt(2 / (fan_in + fan_out))
-    mu ~ N(0, scale**2),   var = (gain * scale)**2      (the gain widens what is uncertain, not where it starts)
+He      scale = sqrt(1 / fan_in)                    (not sqrt(2 / fan_in): the variance of the weights adds the rest)
+Xavier  scale = sqrt(2 / (fan_in + fan_out))
+mu ~ N(0, scale**2),   var = (gain * scale)**2      (the gain widens what is uncertain, not where it starts)
 """
 
 from __future__ import annotations

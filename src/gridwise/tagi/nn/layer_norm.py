@@ -108,7 +108,9 @@ class RMSNorm(_SampleNorm):
     def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float = 1e-6) -> None:
         super().__init__(normalized_shape, eps, bias=False)
         if len(self.normalized_shape) != 1:
-            raise PartitionError(f"RMSNorm: `normalized_shape` (={list(self.normalized_shape)}) has one entry: [units].")
+            raise PartitionError(
+                f"RMSNorm: `normalized_shape` (={list(self.normalized_shape)}) has one entry: [units]."
+            )
 
     def forward(self, x: Gaussian) -> Gaussian:
         dims, shape = self._dims(x.mu.shape)
@@ -133,5 +135,3 @@ class RMSNorm(_SampleNorm):
             s1, s2 = self.sums["w"]
             self.sums["w"] = (s1 / self.var_w, s2 / self.var_w**2)
         super().step()
-
-

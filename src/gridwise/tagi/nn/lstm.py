@@ -153,9 +153,7 @@ class LSTM(ParametricLayer):
         if self.stateful:
             self.states = states
 
-    def _observe_step(
-        self, before: LSTMStates | None, after: LSTMStates, step: _Step, weights: _GateWeights
-    ) -> None:
+    def _observe_step(self, before: LSTMStates | None, after: LSTMStates, step: _Step, weights: _GateWeights) -> None:
         """For the smoother of a subclass: called after each forward step."""
 
     # ---- backward ---------------------------------------------------------------------------------------------------
@@ -173,9 +171,7 @@ class LSTM(ParametricLayer):
         ).reshape(*x.mu.shape)
         return back.through(None if self.compat == "cutagi" else x.jcb).reshape(*shape)
 
-    def _through_time(
-        self, d: Innovation, weights: _GateWeights, steps: list[_Step]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _through_time(self, d: Innovation, weights: _GateWeights, steps: list[_Step]) -> tuple[Tensor, Tensor, Tensor]:
         """Innovations (batch, time, ...) of the gates: of their means, variances, and the ten mixed coefficients."""
         gates: list[Tensor] = []
         gates_var: list[Tensor] = []
@@ -199,9 +195,7 @@ class LSTM(ParametricLayer):
                 cell = c.through(step.f)
         return tuple(torch.stack(values[::-1], 1) for values in (gates, gates_var, mixed))  # type: ignore[return-value]
 
-    def _sum_parameters(
-        self, batch: int, m: Tensor, steps: list[_Step], gates: Tensor, gates_var: Tensor
-    ) -> None:
+    def _sum_parameters(self, batch: int, m: Tensor, steps: list[_Step], gates: Tensor, gates_var: Tensor) -> None:
         zeros = m.new_zeros(m.shape[0], self.output_size)
         h = torch.stack([zeros if step.h_prev is None else step.h_prev for step in steps], 1)
         joined = torch.cat((m, h), -1).flatten(0, 1)  # (batch time, input + output)
@@ -276,9 +270,7 @@ class _GateWeights:
         return mu, var, more if cov is None else cov + more
 
 
-def _cell(
-    z: tuple[Tensor, Tensor, Tensor | None], states: LSTMStates | None, n: int
-) -> tuple[LSTMStates, _Step]:
+def _cell(z: tuple[Tensor, Tensor, Tensor | None], states: LSTMStates | None, n: int) -> tuple[LSTMStates, _Step]:
     """One time step: from the moments of the gates' inputs to the new states."""
     mu_z, var_z, cov_z = z
     mu_z, var_z = mu_z.unflatten(1, (4, n)), var_z.unflatten(1, (4, n))
@@ -317,7 +309,7 @@ def _cell(
 
 
 def _gate_innovations(h: Innovation, c: Innovation, step: _Step) -> tuple[Tensor, Tensor, Tensor]:
-    """Innovations of the gates' means (batch, 4, unit) and variances, and the coefficients of W_q W_r (batch, 10, unit)."""
+    """Innovations (batch, 4, unit) of the gates' means and variances; coefficients (batch, 10, unit) of W_q W_r."""
     g_f, g_i, g_g, g_o = step.slopes.unbind(1)
     e = step.slopes * torch.stack((c.mu, c.mu, c.mu, h.mu), 1)
     e_var = step.slopes * step.slopes * torch.stack((c.var, c.var, c.var, h.var), 1)

@@ -90,9 +90,7 @@ class OutputUpdater:
         self.device = model_device
 
     @torch.no_grad()
-    def update(
-        self, output_states: BaseHiddenStates, mu_obs: Any, var_obs: Any, delta_states: BaseDeltaStates
-    ) -> None:
+    def update(self, output_states: BaseHiddenStates, mu_obs: Any, var_obs: Any, delta_states: BaseDeltaStates) -> None:
         """Every output unit is observed as `mu_obs`, with noise variance `var_obs`; NaN where nothing is known."""
         out = output_states.gaussian
         y, noise = self._observations(out, mu_obs, var_obs, out.mu.numel())

@@ -2,7 +2,8 @@
 
 Average over windows of k = kh kw units, taken as independent; padding counts as units that are exactly zero:
 
-    mu = sum(m) / k      var = sum(v) / k**2        delta_in = J adjoint(delta) / k,  Delta_in = J**2 adjoint(Delta) / k**2
+    mu  = sum(m) / k           delta_in = J adjoint(delta) / k
+    var = sum(v) / k**2        Delta_in = J**2 adjoint(Delta) / k**2
 
 Maximum: the unit with the largest *mean* is passed on with its variance (the first one, where several are equal);
 innovations go back to that unit and add up where windows overlap.

@@ -46,7 +46,7 @@ class ResNetBlock(BaseLayer):
         side = x if self.shortcut is None else self.shortcut.forward(x)
         if main.mu.shape != side.mu.shape:
             raise PartitionError(
-                f"ResNetBlock: the main block gives shape {tuple(main.mu.shape)}, the shortcut {tuple(side.mu.shape)}.\n"
+                f"ResNetBlock: main block gives shape {tuple(main.mu.shape)}, the shortcut {tuple(side.mu.shape)}.\n"
                 "  fix: a shortcut with the stride and the channels of the main block."
             )
         self._keep(main.jcb, side.jcb, x.mu.shape)
@@ -64,7 +64,8 @@ class ResNetBlock(BaseLayer):
             side = self.shortcut.backward(delta.through(jcb_side), need_input)
         if not need_input:
             return None
-        assert main is not None and side is not None
+        assert main is not None
+        assert side is not None
         main, side = main.reshape(*shape), side.reshape(*shape)
         return Innovation(main.mu + side.mu, main.var + side.var)
 

@@ -107,8 +107,7 @@ class Sequential(LayerBlock):
         return out
 
     def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
-        like = next(self.parameters(), None)
-        like = torch.zeros(()) if like is None else like
+        like: Tensor = next(self.parameters(), torch.zeros(()))
         mu = self.layers[0].as_input(as_tensor(mu_x, like))
         if var_x is None:
             return Gaussian(mu)

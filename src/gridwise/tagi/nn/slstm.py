@@ -53,15 +53,11 @@ class SLSTM(LSTM):
         gain_bias: float = 1.0,
         init_method: str = "He",
     ) -> None:
-        super().__init__(
-            input_size, output_size, seq_len, bias, gain_weight, gain_bias, init_method, stateful=True
-        )
+        super().__init__(input_size, output_size, seq_len, bias, gain_weight, gain_bias, init_method, stateful=True)
         self.history: list[_Moment] = []
         self.smoothed: list[LSTMStates] = []
 
-    def _observe_step(
-        self, before: LSTMStates | None, after: LSTMStates, step: _Step, weights: _GateWeights
-    ) -> None:
+    def _observe_step(self, before: LSTMStates | None, after: LSTMStates, step: _Step, weights: _GateWeights) -> None:
         if not self.training:
             return
         cov_cc = cov_hh = None

@@ -35,7 +35,7 @@ class _Batch(NamedTuple):
     var_x: Tensor | None
     y: Tensor
     noise: Tensor
-    index: Tensor | None
+    where: Tensor | None
 
 
 class TrainStep:
@@ -59,9 +59,7 @@ class TrainStep:
         self._runner: Callable[[_Batch], Gaussian] | None = None
 
     @torch.no_grad()
-    def __call__(
-        self, x: Any, y: Any, noise: Any = 0.0, index: Any = None, var_x: Any = None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Any, y: Any, noise: Any = 0.0, index: Any = None, var_x: Any = None) -> tuple[Tensor, Tensor]:
         """Learn from a batch; the mean and variance that the network predicted before it saw `y`."""
         given = self.net._input(x, var_x)
         like = given.mu
@@ -91,9 +89,9 @@ class TrainStep:
         if self.observe == "heteros":
             return observe_heteros(out, batch.y)
         if self.observe == "indices":
-            if batch.index is None:
+            if batch.where is None:
                 raise PartitionError("TrainStep: `index` is needed with observe='indices'.")
-            return observe_at(out, batch.y, batch.noise, batch.index)
+            return observe_at(out, batch.y, batch.noise, batch.where)
         return observe(out, batch.y, batch.noise)
 
 
@@ -110,7 +108,7 @@ class _Captured:
         if key in self.graphs:
             graph, place, out = self.graphs[key]
             for target, value in zip(place, batch, strict=True):
-                if target is not None:
+                if target is not None and value is not None:
                     target.copy_(value)
             graph.replay()
             return Gaussian(out.mu.clone(), out.variance().clone(), out.jcb)

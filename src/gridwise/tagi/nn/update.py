@@ -61,7 +61,7 @@ def _update_in_cache(mu: Tensor, var: Tensor, s1: Tensor, s2: Tensor, cap: float
     if var.numel() == 0 or float(var.amin()) > 0:
         return 0
     count = int((var <= 0).sum())
-    F.threshold_(var, 0.0, FLOOR)
+    var.copy_(F.threshold(var, 0.0, FLOOR))
     return count
 
 

@@ -104,6 +104,10 @@ class BaseLayer(nn.Module):
             kept = self._memory[name] = torch.empty_like(like, requires_grad=False)
         return kept
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles carry the parameters, not the memory of a step."""
+        return self.__dict__ | {"_saved": None, "_memory": {}}
+
     # ---- what backward needs from forward ---------------------------------------------------------------------------
     def _keep(self, *values: Any) -> None:
         if self.training:

@@ -78,6 +78,9 @@ class LSTM(ParametricLayer):
     innovations of the input miss its Jacobian.
     """
 
+    first: Tensor
+    second: Tensor
+
     def __init__(
         self,
         input_size: int,
@@ -95,6 +98,8 @@ class LSTM(ParametricLayer):
         self.stateful = seq_len == 1 if stateful is None else stateful
         self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method
         self.states: LSTMStates | None = None
+        self.register_buffer("first", torch.tensor(_FIRST), persistent=False)  # on the device: a CUDA graph needs that
+        self.register_buffer("second", torch.tensor(_SECOND), persistent=False)
         self.init_weight_bias()
 
     def _initial(self) -> dict[str, nn.Parameter]:
@@ -125,7 +130,7 @@ class LSTM(ParametricLayer):
         independent = self.compat == "cutagi" and batch * length > 1
         if independent:
             x = x.reshape(batch * length, 1, self.input_size)
-        states = None if independent else self._start(x.mu.shape[0])
+        states = None if independent else self._start(x.mu)
         weights = _GateWeights(self)
         mu_z, var_z, cov_z = weights.of_input(x, self)
         steps: list[_Step] = []
@@ -144,10 +149,10 @@ class LSTM(ParametricLayer):
         out = Gaussian(torch.stack([h.mu for h in outputs], 1), torch.stack([h.variance() for h in outputs], 1))
         return out.reshape(batch, length, self.output_size)
 
-    def _start(self, batch: int) -> LSTMStates | None:
-        if self.stateful and self.states is not None and self.states.mu_h.shape[0] == batch:
-            return self.states
-        return None
+    def _start(self, like: Tensor) -> LSTMStates | None:
+        if not self.stateful or self.states is None or self.states.mu_h.shape[0] != like.shape[0]:
+            return None
+        return LSTMStates(*(t.to(like) for t in self.states))
 
     def _carry(self, states: LSTMStates | None) -> None:
         if self.stateful:
@@ -238,7 +243,7 @@ class _GateWeights:
         n = layer.input_size
         w = layer.mu_w.permute(2, 0, 1)  # (input + output, gate, unit)
         s = layer.var_w.permute(2, 0, 1).flatten(1)
-        products = (w[:, list(_FIRST)] * w[:, list(_SECOND)]).flatten(1)
+        products = (w.index_select(1, layer.first) * w.index_select(1, layer.second)).flatten(1)
         self.mu_x, self.mu_h = w[:n].flatten(1), w[n:].flatten(1)
         self.var_x, self.var_h = s[:n], s[n:]
         self.products_x, self.products_h = products[:n], products[n:]

@@ -1,0 +1,304 @@
+"""Recording: the keeper whose fakes remember what was done to them.
+
+Every operator below autograd arrives in `Recorder.run`, inside `deferred_init` and after it: a cast of the finished model
+is recorded like its construction. The operator runs on meta tensors; a node with its arguments is written; random ones get
+a mark. Where data is asked for (`item()`, `tolist()`, a shape that depends on values) the arguments are replayed at once and
+the operator runs for real.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from gridwise.deferred_init.draws import Kind
+from gridwise.deferred_init.replaying import replay, run_at
+from gridwise.deferred_init.streams import DEFAULT, Ledger, Mark, Stream, WatchedGenerator, generator_for
+from gridwise.deferred_init.tape import Cell, External, Node, Value
+from gridwise.errors import DeferredInitError, UnsupportedError, describe
+from gridwise.fake.dispatch import Keeper, Operator, geometry, operator, storage_copy, tensors_in, to_meta, with_geometry
+from gridwise.fake.tensor import FakeTensor, make_fake
+
+aten = torch.ops.aten
+
+_FILLS = {
+    aten.uniform_.default: "uniform",
+    aten.normal_.default: "normal",
+}
+_FACTORIES = {
+    aten.rand.default: "uniform",
+    aten.rand.generator: "uniform",
+    aten.randn.default: "normal",
+    aten.randn.generator: "normal",
+    aten.randperm.default: "permutation",
+    aten.randperm.generator: "permutation",
+}
+_OVERWRITES = {
+    *_FILLS,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+    aten.zero_.default,
+    aten.copy_.default,
+    aten.random_.default,
+    aten.random_.to,
+    getattr(aten.random_, "from"),
+    aten.bernoulli_.float,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.cauchy_.default,
+    aten.log_normal_.default,
+}  # what was in the first argument before does not matter
+
+
+class Recorder(Keeper):
+    """Makes the fakes of `deferred_init` and writes down what happens to them."""
+
+    pretends_devices = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger: Ledger | None = None  # while `deferred_init` runs
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        op = operator(func)
+        if op.needs_data:
+            return self.run_for_real(func, op, args, kwargs)
+        self.check_company(op, args, kwargs)
+        device = self.device_of(op, args, kwargs)
+        result = self.on_meta(func, op, args, kwargs)
+        node_args = tuple([record(a) if isinstance(a, Tensor | list | tuple) else a for a in args])
+        node_kwargs = {k: record(v) for k, v in kwargs.items()} if kwargs else kwargs
+        if op.has_device:
+            node_kwargs = self.pinned(node_kwargs, args, result, device)
+        node = Node(func, node_args, node_kwargs)
+        if op.random:
+            node.kwargs = {k: v for k, v in node_kwargs.items() if k != "generator"}
+            node.mark = self.mark(func, op, args, kwargs, result, device, node)
+        if op.written:
+            self.note_writes(func, op, args, kwargs, node)
+            if op.returns_written:
+                return self.written_ones(op, args, kwargs)
+        return self.remember(result, device, args, kwargs, node)
+
+    def run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator(func).random and self.ledger is not None:
+            self.ledger.settle()
+            if isinstance(kwargs.get("generator"), WatchedGenerator):
+                kwargs = {**kwargs, "generator": DEFAULT}
+        return func(*args, **kwargs)
+
+    def pinned(self, kwargs: dict[str, Any], args: Any, result: Any, device: torch.device) -> dict[str, Any]:
+        """Arguments with the defaults of this moment written out: dtype and device must not depend on when it is replayed."""
+        if isinstance(result, Tensor) and not (args and isinstance(args[0], Tensor)):
+            return {**kwargs, "dtype": result.dtype, "device": device}
+        return kwargs
+
+    # -- the record
+
+    def remember(self, result: Any, device: torch.device, args: Any, kwargs: Any, node: Node) -> Any:
+        """Fakes for what an operator gave, each with its value."""
+        if not isinstance(result, Tensor | list | tuple):
+            return result
+        cells: dict[int, Cell] = {
+            t.meta.untyped_storage()._cdata: t.value.cell for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)
+        }
+
+        def one(item: Any) -> Any:
+            if isinstance(item, list | tuple):
+                return type(item)([one(i) for i in item])
+            if not isinstance(item, Tensor):
+                node.outputs.append(None)
+                return item
+            storage = item.untyped_storage()._cdata
+            cell = cells.get(storage)
+            if cell is None:
+                cell = cells[storage] = Cell()
+                cell.writes.append(node)
+            value = Value(cell, node, item)
+            node.outputs.append(value)
+            return make_fake(self, item, device, value)
+
+        return one(result)
+
+    def note_writes(self, func: Any, op: Operator, args: Any, kwargs: Any, node: Node) -> None:
+        written = self.written_ones(op, args, kwargs)
+        for fake in written if isinstance(written, list | tuple) else (written,):
+            if not isinstance(fake, FakeTensor):
+                continue
+            cell = fake.value.cell
+            if cell.made is not None:
+                raise DeferredInitError(
+                    describe(
+                        f"{op.name}{self.place()} would write to a deferred tensor whose storage is real already.",
+                        fix="materialise this view of it too, then write.",
+                    )
+                )
+            cell.writes.append(node)
+        if func in _OVERWRITES and _fills_storage(written.meta):
+            node.overwrites = True
+
+    # -- random numbers
+
+    def mark(
+        self, func: Any, op: Operator, args: Any, kwargs: Any, result: Any, device: torch.device, node: Node
+    ) -> Mark:
+        """The place where this operator draws; its generator is booked, or moved, past the draws."""
+        target = args[0].meta if func in _FILLS else result
+        generator = generator_for(kwargs.get("generator"), device)
+        kind: Kind | None = _FILLS.get(func) or _FACTORIES.get(func)  # type: ignore[assignment]
+        if generator.device.type == "cpu" and kind is not None:
+            lazily = generator is DEFAULT and self.ledger is not None
+            ledger = self.ledger if lazily and self.ledger else Ledger(generator)
+            mark = ledger.take(kind, target.numel(), target.dtype, target.is_contiguous())
+            if mark is not None:
+                if not lazily:
+                    ledger.settle()
+                return mark
+        # The slow way, right for every operator and device: let the generator itself draw.
+        if self.ledger is not None and generator is DEFAULT:
+            self.ledger.settle()
+        where = None if generator.device.type == "cpu" else generator.device
+        mark = Mark(Stream(generator.get_state()), 0, None, None, where)
+        real = replay([t.value for t in tensors_in(args) if isinstance(t, FakeTensor) and t is not _filled(func, args)])
+        scratch = list(real)
+        run_at(mark, func, self.real_args(func, args, scratch, device), node.kwargs, leave=generator)
+        return mark
+
+    def real_args(self, func: Any, args: Any, scratch: list[Tensor], device: torch.device) -> tuple[Any, ...]:
+        filled = _filled(func, args)
+
+        def real(item: Any) -> Any:
+            if isinstance(item, FakeTensor):
+                if item is filled:  # only its geometry matters
+                    meta = item.meta
+                    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+                return scratch.pop(0)
+            return type(item)(real(i) for i in item) if isinstance(item, list | tuple) else item
+
+        return tuple(real(a) for a in args)
+
+    # -- data
+
+    def run_for_real(self, func: Any, op: Operator, args: Any, kwargs: Any) -> Any:
+        self.check_company(op, args, kwargs)
+        reals = replay([t.value for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)])
+
+        def real(item: Any) -> Any:
+            if isinstance(item, FakeTensor):
+                return reals.pop(0)
+            return type(item)(real(i) for i in item) if isinstance(item, list | tuple) else item
+
+        with torch.no_grad():
+            result = func(*[real(a) for a in args], **{k: real(v) for k, v in kwargs.items()})
+        return self.constants(result)
+
+    def constants(self, result: Any) -> Any:
+        if isinstance(result, Tensor):
+            return self.constant(result)
+        return type(result)(self.constants(r) for r in result) if isinstance(result, list | tuple) else result
+
+    def constant(self, real: Tensor) -> FakeTensor:
+        return self.new_cell(_clone, (External(real, real._version),), to_meta(real), real.device)
+
+    def read(self, fake: FakeTensor, asked: str) -> Tensor:
+        return replay([fake.value])[0].detach()
+
+    # -- storages
+
+    def new_cell(self, func: Any, args: tuple[Any, ...], meta: Tensor, device: torch.device) -> FakeTensor:
+        node = Node(func, args, {})
+        cell = Cell()
+        cell.writes.append(node)
+        value = Value(cell, node, meta)
+        node.outputs.append(value)
+        return make_fake(self, meta, device, value)
+
+    def copy_storage(self, fake: FakeTensor) -> FakeTensor:
+        return self.new_cell(storage_copy, (fake.value,), storage_copy(fake.meta), fake.given_device)
+
+    def restride(self, whole: FakeTensor, like: FakeTensor) -> FakeTensor:
+        target = geometry(like.meta)
+        meta = with_geometry(whole.meta, target)
+        node = Node(with_geometry, (whole.value, target), {})
+        value = Value(whole.value.cell, node, meta)
+        node.outputs.append(value)
+        return make_fake(self, meta, like.given_device, value)
+
+    # -- errors
+
+    def check_company(self, op: Operator, args: Any, kwargs: Any) -> None:
+        """Refuse what cannot be replayed: other people's fakes, and real tensors once construction is over."""
+        for tensor in tensors_in(args, kwargs):
+            if isinstance(tensor, FakeTensor):
+                if tensor.keeper is not self:
+                    raise DeferredInitError(
+                        describe(
+                            f"{op.name}{self.place()} got a fake tensor of size {tuple(tensor.shape)} that was not "
+                            f"constructed in a deferred-init context.",
+                            fix="make it inside the function that deferred_init runs.",
+                        )
+                    )
+            elif self.ledger is None:
+                raise DeferredInitError(
+                    describe(
+                        f"{op.name}{self.place()} got a deferred tensor together with a real one of size "
+                        f"{tuple(tensor.shape)}: a deferred tensor has no data yet.",
+                        fix="call gridwise.deferred_init.materialize_module (or materialize_tensor) first.",
+                    )
+                )
+            elif tensor.is_inference():
+                raise DeferredInitError(
+                    describe(
+                        f"{op.name}{self.place()} got an inference-mode tensor: whether it changes cannot be followed.",
+                        fix="clone it outside torch.inference_mode().",
+                    )
+                )
+
+    def refuse(self, op: Operator, why: str, cause: BaseException | None = None) -> NoReturn:
+        raise UnsupportedError(
+            describe(
+                f"deferred_init: {op.name}{self.place()} {why}.",
+                fix="build this part outside deferred_init, or write it with operators that torch knows on the meta device.",
+            )
+        ) from cause
+
+
+RECORDER = Recorder()  # tapes need no owner, so one recorder serves all
+
+
+def record(arg: Any) -> Any:
+    """What stands for an argument on the tape."""
+    if isinstance(arg, FakeTensor):
+        return arg.value
+    if isinstance(arg, Tensor):
+        return External(arg, arg._version)
+    if isinstance(arg, list | tuple):
+        return [record(item) for item in arg]
+    return arg
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _filled(func: Any, args: Any) -> Any:
+    return args[0] if func in _OVERWRITES else None
+
+
+def _fills_storage(meta: Tensor) -> bool:
+    return (
+        meta.is_contiguous() or _is_dense(meta.stride(), meta.shape)
+    ) and meta.numel() * meta.element_size() == meta.untyped_storage().nbytes()
+
+
+@cache
+def _is_dense(stride: tuple[int, ...], shape: torch.Size) -> bool:
+    expected = 1
+    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True

@@ -66,6 +66,9 @@ def materialize_module(
     for _, place, name in targets:
         tensor = place[name]
         place[name] = uninitialized(tensor) if isinstance(tensor, FakeUninitialized) else real_of(tensor)
+    for owner in chosen:
+        if isinstance(owner, nn.RNNBase) and not buffers_only:
+            owner._init_flat_weights()  # it keeps weak references to its parameters
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:

@@ -23,7 +23,7 @@ from gridwise.fake.dispatch import geometry, with_geometry
 from gridwise.fake.lazy import FakeUninitialized
 from gridwise.fake.tensor import FakeTensor
 
-_OWN = ("keeper", "meta", "given_device", "value", "real", "_is_param")  # attributes of the fake, not of the user
+_OWN = ("keeper", "meta", "given_device", "value", "became", "_is_param")  # attributes of the fake, not of the user
 
 
 def is_pending(tensor: object) -> bool:
@@ -46,10 +46,10 @@ def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
     """Make these deferred tensors real, all in one replay; `real_of` tells what each has become."""
     pending: dict[int, FakeTensor] = {}
     for tensor in tensors:
-        if isinstance(tensor, FakeTensor) and "real" not in tensor.__dict__:
+        if isinstance(tensor, FakeTensor) and "became" not in tensor.__dict__:
             for fake in (*_leaves_behind(tensor), tensor):
                 pending[id(fake)] = fake
-    fakes = [fake for fake in pending.values() if "real" not in fake.__dict__]
+    fakes = [fake for fake in pending.values() if "became" not in fake.__dict__]
     storages = _storages([fake.value for fake in fakes if fake.grad_fn is None], progress)
     made: dict[Value, Tensor] = {}
     reals: list[Tensor] = []
@@ -68,7 +68,7 @@ def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
 
 def real_of(tensor: Any) -> Any:
     """What a tensor that went through `make_real` is now: itself, or the one that took its place."""
-    return tensor.__dict__.get("real", tensor) if isinstance(tensor, FakeTensor) else tensor
+    return tensor.__dict__.get("became", tensor) if isinstance(tensor, FakeTensor) else tensor
 
 
 def _leaves_behind(fake: FakeTensor) -> Iterator[FakeTensor]:
@@ -135,7 +135,7 @@ def _adopt(fakes: list[FakeTensor], reals: list[Tensor]) -> None:
             break
         pairs, before = refused, len(refused)
     for fake, real in refused:
-        fake.real = real
+        fake.became = real
 
 
 def _swap(fake: FakeTensor, real: Tensor) -> bool:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gridwise.deferred_init.draws import Kind
 from gridwise.deferred_init.replaying import replay, run_at
-from gridwise.deferred_init.streams import DEFAULT, Ledger, Mark, Stream, WatchedGenerator, generator_for
+from gridwise.deferred_init.streams import DEFAULT, Ledger, Mark, Stream, generator_for
 from gridwise.deferred_init.tape import Cell, External, Node, Value
-from gridwise.errors import DeferredInitError, UnsupportedError, describe
+from gridwise.errors import DeferredInitError, describe
 from gridwise.fake.dispatch import Keeper, Operator, geometry, operator, storage_copy, tensors_in, to_meta, with_geometry
 from gridwise.fake.tensor import FakeTensor, make_fake
 
@@ -68,14 +68,20 @@ class Recorder(Keeper):
             return self.run_for_real(func, op, args, kwargs)
         self.check_company(op, args, kwargs)
         device = self.device_of(op, args, kwargs)
-        result = self.on_meta(func, op, args, kwargs)
+        try:
+            result = self.on_meta(func, op, args, kwargs)
+        except NotImplementedError as error:  # no meta kernel
+            if op.written:
+                self.refuse(op, "writes in place and has no meta kernel in this torch, so it cannot be recorded", error)
+            return self.run_for_real(func, op, args, kwargs)
         node_args = tuple([record(a) if isinstance(a, Tensor | list | tuple) else a for a in args])
         node_kwargs = {k: record(v) for k, v in kwargs.items()} if kwargs else kwargs
         if op.has_device:
             node_kwargs = self.pinned(node_kwargs, args, result, device)
         node = Node(func, node_args, node_kwargs)
         if op.random:
-            node.kwargs = {k: v for k, v in node_kwargs.items() if k != "generator"}
+            if "generator" in node_kwargs:
+                node.kwargs = {**node_kwargs, "generator": None}  # replayed by the default one, from the mark
             node.mark = self.mark(func, op, args, kwargs, result, device, node)
         if op.written:
             self.note_writes(func, op, args, kwargs, node)
@@ -86,8 +92,8 @@ class Recorder(Keeper):
     def run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator(func).random and self.ledger is not None:
             self.ledger.settle()
-            if isinstance(kwargs.get("generator"), WatchedGenerator):
-                kwargs = {**kwargs, "generator": DEFAULT}
+            if kwargs.get("generator") is not None:
+                kwargs = {**kwargs, "generator": generator_for(kwargs["generator"], torch.device("cpu"))}
         return func(*args, **kwargs)
 
     def pinned(self, kwargs: dict[str, Any], args: Any, result: Any, device: torch.device) -> dict[str, Any]:
@@ -137,7 +143,7 @@ class Recorder(Keeper):
                     )
                 )
             cell.writes.append(node)
-        if func in _OVERWRITES and _fills_storage(written.meta):
+        if func in _OVERWRITES and _fills_storage(args[0].meta):
             node.overwrites = True
 
     # -- random numbers
@@ -161,7 +167,8 @@ class Recorder(Keeper):
         if self.ledger is not None and generator is DEFAULT:
             self.ledger.settle()
         where = None if generator.device.type == "cpu" else generator.device
-        mark = Mark(Stream(generator.get_state()), 0, None, None, where)
+        stream = Stream(generator.get_state())
+        mark = Mark(stream, 0, None if where else stream.first_sample(), None, where)
         real = replay([t.value for t in tensors_in(args) if isinstance(t, FakeTensor) and t is not _filled(func, args)])
         scratch = list(real)
         run_at(mark, func, self.real_args(func, args, scratch, device), node.kwargs, leave=generator)
@@ -258,7 +265,7 @@ class Recorder(Keeper):
                 )
 
     def refuse(self, op: Operator, why: str, cause: BaseException | None = None) -> NoReturn:
-        raise UnsupportedError(
+        raise DeferredInitError(
             describe(
                 f"deferred_init: {op.name}{self.place()} {why}.",
                 fix="build this part outside deferred_init, or write it with operators that torch knows on the meta device.",

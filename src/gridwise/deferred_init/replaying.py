@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,13 +87,23 @@ def replay(
 def _run(node: Node, env: dict[Value, Tensor]) -> None:
     args = real(node.args, env)
     kwargs = {k: real(v, env) for k, v in node.kwargs.items()} if node.kwargs else {}
-    with torch.set_grad_enabled(node.grad_enabled):
+    with torch.set_grad_enabled(node.grad_enabled), _default_dtype(node.default_dtype):
         result = node.func(*args, **kwargs) if node.mark is None else run_at(node.mark, node.func, args, kwargs)
     results = iter(_flat(result))
     for output in node.outputs:
         made = next(results)
         if output is not None:
             env[output] = made
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def run_at(

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.draws import Kind, counts_are_known, taken
 from gridwise.deferred_init.generator import advanced, generator_at, has_sample, with_sample_of, without_sample
@@ -36,6 +36,8 @@ class Stream:
 
     def state_at(self, draws: int, sample_at: int | None) -> Tensor:
         """The generator's state after `draws` draws, with the normal sample that the pair at `sample_at` left over."""
+        if draws == 0 and sample_at == self.first_sample():
+            return self.start
         state = self._words_at(draws)
         if sample_at is None:
             return without_sample(state)
@@ -68,7 +70,7 @@ class Mark:
     device: torch.device | None = None  # None: the CPU
 
     def state(self) -> Tensor:
-        if self.draws == 0:
+        if self.device is not None:
             return self.stream.start
         return self.stream.state_at(self.draws, self.sample_at)
 
@@ -104,11 +106,12 @@ class Ledger:
 
     def settle(self) -> None:
         """Move the generator to where drawing would have brought it."""
-        state = self.generator.get_state()
-        if torch.equal(state, self.stream.start) and (self.draws or self.sample_at != self.stream.first_sample()):
-            state = self.stream.state_at(self.draws, self.sample_at)
-            self.generator.set_state(state)
-        self._open(state)
+        with _disable_current_modes():  # a constructor may have asked, with recording on
+            state = self.generator.get_state()
+            if torch.equal(state, self.stream.start) and (self.draws or self.sample_at != self.stream.first_sample()):
+                state = self.stream.state_at(self.draws, self.sample_at)
+                self.generator.set_state(state)
+            self._open(state)
 
 
 class WatchedGenerator(torch.Generator):
@@ -139,24 +142,25 @@ class WatchedGenerator(torch.Generator):
         return DEFAULT
 
 
+WATCHER = WatchedGenerator()
+
+
 @contextmanager
 def watched(ledger: Ledger) -> Iterator[None]:
-    """Put a `WatchedGenerator` where Python code finds the default generator."""
-    watcher = WatchedGenerator()
-    watcher.ledger = ledger
-    torch.random.default_generator = torch.default_generator = watcher  # type: ignore[attr-defined, assignment]
+    """Put `WATCHER` where Python code finds the default generator."""
+    WATCHER.ledger = ledger
+    torch.random.default_generator = torch.default_generator = WATCHER  # type: ignore[attr-defined, assignment]
     try:
         yield
     finally:
         torch.random.default_generator = torch.default_generator = DEFAULT  # type: ignore[attr-defined]
 
 
-def generator_for(argument: Any, device: torch.device) -> torch.Generator:
+def generator_for(argument: torch.Generator | None, device: torch.device) -> torch.Generator:
     """The generator that an operator on `device` draws from."""
-    if argument is not None and not isinstance(argument, WatchedGenerator):
-        return argument
+    if argument is not None:  # torch wraps it anew for every operator, so go by its address
+        return DEFAULT if argument._cdata in (DEFAULT._cdata, WATCHER._cdata) else argument  # type: ignore[attr-defined]
     if device.type == "cuda":
-        index = device.index if device.index is not None else torch.cuda.current_device()
         torch.cuda.init()
-        return torch.cuda.default_generators[index]
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return DEFAULT

@@ -54,7 +54,7 @@ class External:
 class Node:
     """One operator that was run on fakes."""
 
-    __slots__ = ("args", "func", "grad_enabled", "kwargs", "mark", "outputs", "overwrites", "place", "time")
+    __slots__ = ("args", "default_dtype", "func", "grad_enabled", "kwargs", "mark", "outputs", "overwrites", "time")
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mark: Mark | None = None) -> None:
         self.time = next(_clock)
@@ -65,6 +65,7 @@ class Node:
         self.outputs: list[Value | None] = []
         self.overwrites = False  # fills a whole storage without looking at what was there
         self.grad_enabled = torch.is_grad_enabled()
+        self.default_dtype = torch.get_default_dtype()
 
 
 def values_in(nested: Any) -> list[Value]:

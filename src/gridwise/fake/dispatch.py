@@ -17,12 +17,18 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from gridwise.errors import FakeTensorError, UnsupportedError, describe
+from gridwise.errors import FakeTensorError, describe
 from gridwise.fake.tensor import FakeTensor, make_fake
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
 _NEEDS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+# Running mean and variance are changed, though the schema does not say so.
+_UNDECLARED_WRITES = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten.cudnn_batch_norm.default,
+    torch.ops.aten.miopen_batch_norm.default,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ def operator(func: Any) -> Operator:
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written.append(argument.name if argument.kwarg_only else position)
+    if func in _UNDECLARED_WRITES:
+        written = [3, 4]
     returned = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
     return Operator(
         name=str(func),
@@ -71,7 +79,10 @@ class Keeper:
         if op.needs_data:
             self.refuse(op, "needs the data of a fake tensor, and a fake has none")
         device = self.device_of(op, args, kwargs)
-        result = self.on_meta(func, op, args, kwargs)
+        try:
+            result = self.on_meta(func, op, args, kwargs)
+        except NotImplementedError as error:
+            self.refuse(op, "has no meta kernel in this torch, so its result cannot be pretended", error)
         if op.returns_written:
             return self.written_ones(op, args, kwargs)
         return self.wrap(result, device)
@@ -126,10 +137,7 @@ class Keeper:
             for tensor in target if isinstance(target, list) else (target,):
                 if isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor):
                     self.refuse(op, "would write fake values into a real tensor")
-        try:
-            result = func(*meta_args, **meta_kwargs)
-        except NotImplementedError as error:
-            self.refuse(op, "has no meta kernel in this torch, so its result cannot be pretended", error)
+        result = func(*meta_args, **meta_kwargs)
         if op.written:
             _follow_geometry(op, args)
         return result
@@ -171,7 +179,8 @@ class Keeper:
     # -- errors
 
     def refuse(self, op: Operator, why: str, cause: BaseException | None = None) -> NoReturn:
-        raise UnsupportedError(
+        # No NotImplementedError: torch.nn.utils.parametrize takes that for an answer and goes on.
+        raise FakeTensorError(
             describe(
                 f"{op.name}{self.place()} {why}.",
                 fix="keep this operator out of the mode, or give it real tensors only.",

@@ -32,6 +32,7 @@ class FakeTensor(Tensor):
     meta: Tensor
     given_device: torch.device  # as the user wrote it: `cuda`, where `device` says `cuda:0`
     value: Any  # what the keeper knows of it
+    became: Tensor  # the real tensor that took its place, where it could not become real itself
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,6 +163,10 @@ def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = N
     fake.meta = meta
     fake.given_device = device
     fake.value = value
+    if meta.is_complex() and meta.is_conj():
+        torch._C._set_conj(fake, True)
+    if meta.is_neg():
+        torch._C._set_neg(fake, True)
     return fake
 
 

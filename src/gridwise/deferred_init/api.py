@@ -6,13 +6,27 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from gridwise.deferred_init.materializing import check_ours, is_pending, make_real, real_of, uninitialized
+from gridwise.deferred_init.filling import Ranges
+from gridwise.deferred_init.materializing import (
+    block_for,
+    check_ours,
+    is_pending,
+    make_blocks,
+    make_real,
+    real_of,
+    uninitialized,
+)
+from gridwise.deferred_init.progress import progress_bar
 from gridwise.deferred_init.recording import RECORDER
+from gridwise.deferred_init.sharding import Layout, Slices, ranges_of, slices_for
 from gridwise.deferred_init.streams import Ledger, watched
+from gridwise.errors import PartitionError, describe
 from gridwise.fake.lazy import FakeUninitialized, lazy_parameters_of
 from gridwise.fake.mode import FakeFactories
+from gridwise.fake.tensor import FakeTensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,21 +68,86 @@ def materialize_tensor(tensor: Tensor) -> Tensor:
     return real_of(tensor)
 
 
+def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
+    """The block `slices` of a deferred tensor, bitwise what that slice of the eagerly made tensor holds."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`tensor` has to be a `Tensor`, it is a {type(tensor).__name__}.")
+    check_ours(tensor)
+    tensor = real_of(tensor)
+    ranges = ranges_of(slices, tensor.shape, "the tensor")
+    if isinstance(tensor, FakeTensor):
+        return block_for(tensor, ranges)
+    block = tensor.detach()[tuple(slice(*r) for r in ranges)].clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(block, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else block
+
+
 def materialize_module(
-    module: nn.Module, buffers_only: bool = False, check_fn: Callable[[nn.Module], bool] | None = None
+    module: nn.Module,
+    buffers_only: bool = False,
+    check_fn: Callable[[nn.Module], bool] | None = None,
+    *,
+    layout: Layout | None = None,
+    rank: Any = None,
+    progress: bool | None = None,
 ) -> None:
     """Make the parameters and buffers of a module, and of all its children, real, in place."""
     chosen = [m for m in _children_first(module) if check_fn is None or check_fn(m)]
     targets = [(m, place, name) for m in chosen for place, name in _deferred_places(m, buffers_only)]
     for owner, place, name in targets:
         check_ours(place[name], f"{type(owner).__qualname__}.{name}")
-    make_real([place[name] for _, place, name in targets])
+    tensors = [place[name] for _, place, name in targets]
+    blocks = [] if layout is None else _blocks(module, tensors, layout, rank)
+    cut = {id(fake) for fake, _ in blocks}
+    with progress_bar(progress) as bar:
+        make_blocks(blocks, step=bar.steps("blocks", len(blocks)))
+        make_real([t for t in tensors if id(t) not in cut], progress=bar.report)
     for _, place, name in targets:
         tensor = place[name]
         place[name] = uninitialized(tensor) if isinstance(tensor, FakeUninitialized) else real_of(tensor)
     for owner in chosen:
         if isinstance(owner, nn.RNNBase) and not buffers_only:
             owner._init_flat_weights()  # it keeps weak references to its parameters
+
+
+def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: Any) -> list[tuple[FakeTensor, Ranges]]:
+    """What `layout` cuts of the deferred parameters and buffers among `tensors`."""
+    wanted = {id(tensor) for tensor in tensors}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    cut: dict[int, tuple[str, FakeTensor, Ranges]] = {}
+    for name, tensor in named:
+        if id(tensor) not in wanted or not isinstance(tensor, FakeTensor):
+            continue
+        slices = slices_for(layout, rank, name, tensor.shape)
+        whole = tuple((0, n) for n in tensor.shape)
+        ranges = whole if slices is None else ranges_of(slices, tensor.shape, name)
+        first, _, agreed = cut.setdefault(id(tensor), (name, tensor, ranges))
+        if ranges != agreed:
+            raise PartitionError(
+                describe(
+                    f"materialize_module: {first} and {name} are one tensor, and `layout` cuts it in two ways:",
+                    [f"{first}: {agreed}", f"{name}: {ranges}"],
+                    fix="give tied tensors the same slices.",
+                )
+            )
+    blocks = {k: c for k, c in cut.items() if any(r != (0, n) for r, n in zip(c[2], c[1].shape, strict=True))}
+    _refuse_views(blocks, {id(t): t for t in tensors if isinstance(t, FakeTensor)})
+    return [(tensor, ranges) for _, tensor, ranges in blocks.values()]
+
+
+def _refuse_views(blocks: dict[int, tuple[str, FakeTensor, Ranges]], tensors: dict[int, FakeTensor]) -> None:
+    """A tensor that shares its storage with another one cannot be cut without parting the two."""
+    owners: dict[Any, int] = {}
+    for key, tensor in tensors.items():
+        other = owners.setdefault(tensor.value.cell, key)
+        if other != key and (key in blocks or other in blocks) and tensor.grad_fn is None:
+            name = blocks[key if key in blocks else other][0]
+            raise PartitionError(
+                describe(
+                    f"materialize_module: {name} shares its storage with another tensor of the module, so that a block of "
+                    "it alone would part the two.",
+                    fix="let `layout` give None for it, or do not make views of parameters in the constructor.",
+                )
+            )
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:

@@ -7,7 +7,7 @@ graph holds the fake) a new tensor takes its place in the module, and the fake a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from gridwise.deferred_init.blocks import make_block
+from gridwise.deferred_init.filling import Ranges
 from gridwise.deferred_init.recording import RECORDER
 from gridwise.deferred_init.replaying import replay
 from gridwise.deferred_init.tape import Cell, Value
@@ -24,6 +26,10 @@ from gridwise.fake.lazy import FakeUninitialized
 from gridwise.fake.tensor import FakeTensor
 
 _OWN = ("keeper", "meta", "given_device", "value", "became", "_is_param")  # attributes of the fake, not of the user
+
+
+def _nothing() -> None:
+    pass
 
 
 def is_pending(tensor: object) -> bool:
@@ -64,6 +70,22 @@ def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
     if "real" in locals():
         del real
     _adopt(fakes, reals)
+
+
+def make_blocks(wanted: Iterable[tuple[FakeTensor, Ranges]], step: Callable[[], None] = _nothing) -> None:
+    """Make one block of each of these deferred tensors; the block takes the tensor's place, as in `make_real`."""
+    for fake, ranges in wanted:
+        block = block_for(fake, ranges)
+        _adopt([fake], [_dressed(block, fake)])
+        step()
+
+
+def block_for(fake: FakeTensor, ranges: Ranges) -> Tensor:
+    """One block of a deferred tensor, which stays deferred."""
+    block = make_block(fake.value, ranges)
+    if getattr(fake, "_is_param", False):
+        return nn.Parameter(block, requires_grad=fake.requires_grad)
+    return block.requires_grad_(fake.requires_grad and fake.grad_fn is None)
 
 
 def real_of(tensor: Any) -> Any:

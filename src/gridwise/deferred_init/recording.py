@@ -24,11 +24,11 @@ from gridwise.fake.tensor import FakeTensor, make_fake
 
 aten = torch.ops.aten
 
-_FILLS = {
+FILLS = {
     aten.uniform_.default: "uniform",
     aten.normal_.default: "normal",
 }
-_FACTORIES = {
+FACTORIES = {
     aten.rand.default: "uniform",
     aten.rand.generator: "uniform",
     aten.randn.default: "normal",
@@ -37,7 +37,7 @@ _FACTORIES = {
     aten.randperm.generator: "permutation",
 }
 _OVERWRITES = {
-    *_FILLS,
+    *FILLS,
     aten.fill_.Scalar,
     aten.fill_.Tensor,
     aten.zero_.default,
@@ -152,9 +152,9 @@ class Recorder(Keeper):
         self, func: Any, op: Operator, args: Any, kwargs: Any, result: Any, device: torch.device, node: Node
     ) -> Mark:
         """The place where this operator draws; its generator is booked, or moved, past the draws."""
-        target = args[0].meta if func in _FILLS else result
+        target = args[0].meta if func in FILLS else result
         generator = generator_for(kwargs.get("generator"), device)
-        kind: Kind | None = _FILLS.get(func) or _FACTORIES.get(func)  # type: ignore[assignment]
+        kind: Kind | None = FILLS.get(func) or FACTORIES.get(func)  # type: ignore[assignment]
         if generator.device.type == "cpu" and kind is not None:
             lazily = generator is DEFAULT and self.ledger is not None
             ledger = self.ledger if lazily and self.ledger else Ledger(generator)
@@ -208,7 +208,7 @@ class Recorder(Keeper):
         return type(result)(self.constants(r) for r in result) if isinstance(result, list | tuple) else result
 
     def constant(self, real: Tensor) -> FakeTensor:
-        return self.new_cell(_clone, (External(real, real._version),), to_meta(real), real.device)
+        return self.new_cell(literal, (External(real, real._version),), to_meta(real), real.device)
 
     def read(self, fake: FakeTensor, asked: str) -> Tensor:
         return replay([fake.value])[0].detach()
@@ -287,7 +287,8 @@ def record(arg: Any) -> Any:
     return arg
 
 
-def _clone(tensor: Tensor) -> Tensor:
+def literal(tensor: Tensor) -> Tensor:
+    """What a constant such as `torch.tensor([1.0])` is on the tape."""
     return tensor.detach().clone()
 
 

@@ -24,11 +24,11 @@ from gridwise.deferred_init.tape import Cell, External, Node, Value, values_in
 from gridwise.errors import DeferredInitError, describe
 
 
-def nodes_for(values: Sequence[Value], given: Collection[Value] = ()) -> list[Node]:
-    """Every node that must run to have these values when the `given` ones are there, in order of time."""
+def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[Node]:
+    """Every node that must run to have these values as they were at a time, with the `given` ones there, in order."""
     chosen: set[Node] = set()
     seen: set[tuple[Cell, float]] = set()
-    waiting: list[tuple[Value, float]] = [(value, math.inf) for value in values if value not in given]
+    waiting: list[tuple[Value, float]] = [(value, before) for value in values if value not in given]
     nodes: list[Node] = []
 
     def choose(node: Node) -> None:
@@ -59,28 +59,37 @@ def nodes_for(values: Sequence[Value], given: Collection[Value] = ()) -> list[No
     return sorted(chosen, key=lambda node: node.time)
 
 
+@contextmanager
+def replaying() -> Iterator[None]:
+    """No modes, no autocast, and the default generator as it was before."""
+    with _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
+        saved = DEFAULT.get_state()
+        try:
+            yield
+        finally:
+            DEFAULT.set_state(saved)
+
+
 def replay(
-    values: Sequence[Value], given: dict[Value, Tensor] | None = None, progress: Callable[[int, int], None] | None = None
+    values: Sequence[Value],
+    given: dict[Value, Tensor] | None = None,
+    before: float = math.inf,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Tensor]:
     """The real tensors of these values. `given` holds those that exist already."""
     env: dict[Value, Tensor] = dict(given or {})
-    nodes = nodes_for(values, env)
+    nodes = nodes_for(values, env, before)
     uses = Counter(v for node in nodes for v in values_in(node.args) + values_in(node.kwargs.values()))
     uses.update(values)
-    saved = DEFAULT.get_state() if any(node.mark is not None for node in nodes) else None
-    try:
-        with _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
-            for done, node in enumerate(nodes):
-                _run(node, env)
-                for value in values_in(node.args) + values_in(node.kwargs.values()):
-                    uses[value] -= 1
-                    if not uses[value]:
-                        env.pop(value, None)
-                if progress is not None:
-                    progress(done + 1, len(nodes))
-    finally:
-        if saved is not None:
-            DEFAULT.set_state(saved)
+    with replaying():
+        for done, node in enumerate(nodes):
+            _run(node, env)
+            for value in values_in(node.args) + values_in(node.kwargs.values()):
+                uses[value] -= 1
+                if not uses[value]:
+                    env.pop(value, None)
+            if progress is not None:
+                progress(done + 1, len(nodes))
     return [env[value] for value in values]
 
 

@@ -38,12 +38,12 @@ class Stream:
         """The generator's state after `draws` draws, with the normal sample that the pair at `sample_at` left over."""
         if draws == 0 and sample_at == self.first_sample():
             return self.start
-        state = self._words_at(draws)
+        state = self.words_at(draws)
         if sample_at is None:
             return without_sample(state)
         return with_sample_of(state, self.start if sample_at == AT_START else self._after_pair(sample_at))
 
-    def _words_at(self, draws: int) -> Tensor:
+    def words_at(self, draws: int) -> Tensor:
         known, state = self._reached if self._reached[0] <= draws else (0, self.start)
         state = advanced(state, draws - known)
         self._reached = (draws, state)

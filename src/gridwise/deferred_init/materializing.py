@@ -62,7 +62,8 @@ def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
     for fake in fakes:
         if fake.grad_fn is None:
             real = _leaf(fake, storages[fake.value.cell])
-            made[fake.value] = real
+            if fake.requires_grad or fake.value not in made:  # a parameter and its `detach()` share their value
+                made[fake.value] = real
         else:
             real = replay([fake.value], given=made)[0]
         reals.append(_dressed(real, fake))

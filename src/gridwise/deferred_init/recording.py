@@ -19,7 +19,17 @@ from gridwise.deferred_init.replaying import replay, run_at
 from gridwise.deferred_init.streams import DEFAULT, Ledger, Mark, Stream, generator_for
 from gridwise.deferred_init.tape import Cell, External, Node, Value
 from gridwise.errors import DeferredInitError, describe
-from gridwise.fake.dispatch import Keeper, Operator, geometry, operator, storage_copy, tensors_in, to_meta, with_geometry
+from gridwise.fake.dispatch import (
+    Keeper,
+    Operator,
+    check_fill,
+    geometry,
+    operator,
+    storage_copy,
+    tensors_in,
+    to_meta,
+    with_geometry,
+)
 from gridwise.fake.tensor import FakeTensor, make_fake
 
 aten = torch.ops.aten
@@ -62,6 +72,24 @@ class Recorder(Keeper):
         super().__init__()
         self.ledger: Ledger | None = None  # while `deferred_init` runs
 
+    def new(self, meta: Tensor, device: torch.device, func: Any, args: Any, kwargs: Any) -> FakeTensor:
+        return self.new_cell(func, args, meta, device, {"dtype": meta.dtype, "device": device})
+
+    def fill(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`run` for the fills: nothing to learn from the meta kernel, and most of what constructors do."""
+        fake = args[0]
+        if not isinstance(fake, FakeTensor) or fake.keeper is not self or not fake.meta.is_floating_point():
+            return NotImplemented
+        check_fill(func, args)
+        value: Value = fake.value
+        self.check_unmade(value.cell, func)
+        node = Node(func, (value, *args[1:]), {})
+        if func in FILLS:
+            node.mark = self.mark(func, args, kwargs, None, fake.device, node)
+        node.overwrites = value.is_whole or _fills_storage(fake.meta)
+        value.cell.writes.append(node)
+        return fake
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = operator(func)
         if op.needs_data:
@@ -82,7 +110,7 @@ class Recorder(Keeper):
         if op.random:
             if "generator" in node_kwargs:
                 node.kwargs = {**node_kwargs, "generator": None}  # replayed by the default one, from the mark
-            node.mark = self.mark(func, op, args, kwargs, result, device, node)
+            node.mark = self.mark(func, args, kwargs, result, device, node)
         if op.written:
             self.note_writes(func, op, args, kwargs, node)
             if op.returns_written:
@@ -134,23 +162,14 @@ class Recorder(Keeper):
         for fake in written if isinstance(written, list | tuple) else (written,):
             if not isinstance(fake, FakeTensor):
                 continue
-            cell = fake.value.cell
-            if cell.made is not None:
-                raise DeferredInitError(
-                    describe(
-                        f"{op.name}{self.place()} would write to a deferred tensor whose storage is real already.",
-                        fix="materialise this view of it too, then write.",
-                    )
-                )
-            cell.writes.append(node)
+            self.check_unmade(fake.value.cell, func)
+            fake.value.cell.writes.append(node)
         if func in _OVERWRITES and _fills_storage(args[0].meta):
             node.overwrites = True
 
     # -- random numbers
 
-    def mark(
-        self, func: Any, op: Operator, args: Any, kwargs: Any, result: Any, device: torch.device, node: Node
-    ) -> Mark:
+    def mark(self, func: Any, args: Any, kwargs: Any, result: Any, device: torch.device, node: Node) -> Mark:
         """The place where this operator draws; its generator is booked, or moved, past the draws."""
         target = args[0].meta if func in FILLS else result
         generator = generator_for(kwargs.get("generator"), device)
@@ -215,11 +234,13 @@ class Recorder(Keeper):
 
     # -- storages
 
-    def new_cell(self, func: Any, args: tuple[Any, ...], meta: Tensor, device: torch.device) -> FakeTensor:
-        node = Node(func, args, {})
+    def new_cell(
+        self, func: Any, args: tuple[Any, ...], meta: Tensor, device: torch.device, kwargs: dict[str, Any] | None = None
+    ) -> FakeTensor:
+        node = Node(func, args, kwargs or {})
         cell = Cell()
         cell.writes.append(node)
-        value = Value(cell, node, meta)
+        value = Value(cell, node, meta, is_whole=func is aten.empty.memory_format)
         node.outputs.append(value)
         return make_fake(self, meta, device, value)
 
@@ -234,7 +255,22 @@ class Recorder(Keeper):
         node.outputs.append(value)
         return make_fake(self, meta, like.given_device, value)
 
+    def part_from_aliases(self, fake: FakeTensor) -> None:
+        super().part_from_aliases(fake)
+        node = Node(aten.detach.default, (fake.value,), {})
+        fake.value = Value(fake.value.cell, node, fake.meta)
+        node.outputs.append(fake.value)
+
     # -- errors
+
+    def check_unmade(self, cell: Cell, func: Any) -> None:
+        if cell.made is not None:
+            raise DeferredInitError(
+                describe(
+                    f"{func}{self.place()} would write to a deferred tensor whose storage is real already.",
+                    fix="materialise this view of it too, then write.",
+                )
+            )
 
     def check_company(self, op: Operator, args: Any, kwargs: Any) -> None:
         """Refuse what cannot be replayed: other people's fakes, and real tensors once construction is over."""

@@ -26,6 +26,7 @@ from gridwise.errors import DeferredInitError, describe
 
 def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[Node]:
     """Every node that must run to have these values as they were at a time, with the `given` ones there, in order."""
+    filled = {value.cell for value in given}  # storages that need no filling any more
     chosen: set[Node] = set()
     seen: set[tuple[Cell, float]] = set()
     waiting: list[tuple[Value, float]] = [(value, before) for value in values if value not in given]
@@ -49,7 +50,7 @@ def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: fl
             continue
         value, time = waiting.pop()
         choose(value.node)
-        if time > 0 and (value.cell, time) not in seen:
+        if time > 0 and value.cell not in filled and (value.cell, time) not in seen:
             seen.add((value.cell, time))
             for write in reversed(value.cell.writes):
                 if write.time < time:

@@ -35,12 +35,13 @@ class Cell:
 class Value:
     """A tensor that is not there yet."""
 
-    __slots__ = ("cell", "meta", "node")
+    __slots__ = ("cell", "is_whole", "meta", "node")
 
-    def __init__(self, cell: Cell, node: Node, meta: Tensor) -> None:
+    def __init__(self, cell: Cell, node: Node, meta: Tensor, is_whole: bool = False) -> None:
         self.cell = cell
         self.node = node
         self.meta = meta  # its geometry
+        self.is_whole = is_whole  # known to be all of its storage, in order
 
 
 @dataclass(frozen=True, slots=True)

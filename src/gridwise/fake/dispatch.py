@@ -9,7 +9,7 @@ it, writes down what it sees, and can run it for real where data is asked for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
@@ -20,14 +20,17 @@ from torch import Tensor, nn
 from gridwise.errors import FakeTensorError, describe
 from gridwise.fake.tensor import FakeTensor, make_fake
 
+aten = torch.ops.aten
+
+FILLS = (aten.uniform_.default, aten.normal_.default, aten.fill_.Scalar, aten.zero_.default)
 CPU = torch.device("cpu")
 META = torch.device("meta")
 _NEEDS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # Running mean and variance are changed, though the schema does not say so.
 _UNDECLARED_WRITES = (
-    torch.ops.aten.native_batch_norm.default,
-    torch.ops.aten.cudnn_batch_norm.default,
-    torch.ops.aten.miopen_batch_norm.default,
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
 )
 
 
@@ -41,6 +44,7 @@ class Operator:
     random: bool
     needs_data: bool
     has_device: bool
+    reshapes: bool  # it changes the geometry of what it writes to
 
 
 @cache
@@ -60,6 +64,7 @@ def operator(func: Any) -> Operator:
         random=torch.Tag.nondeterministic_seeded in func.tags,
         needs_data=any(tag in func.tags for tag in _NEEDS_DATA),
         has_device=any(a.name == "device" for a in schema.arguments),
+        reshapes=torch.Tag.inplace_view in func.tags or func.__name__.split(".")[0] in ("resize_", "resize_as_", "set_"),
     )
 
 
@@ -72,6 +77,27 @@ class Keeper:
         self.fake_cuda = fake_cuda
 
     # -- operators
+
+    def shortcuts(self) -> dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]:
+        """Faster ways for what constructors do most; each may answer NotImplemented."""
+        return {aten.empty.memory_format: self.empty} | dict.fromkeys(FILLS, self.fill)
+
+    def empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device = kwargs.get("device") or CPU
+        if device.type == "meta" or kwargs.get("memory_format") is not None or kwargs.get("layout") is not None:
+            return NotImplemented
+        self.check_device(device)
+        return self.new(torch.empty(args[0], dtype=kwargs.get("dtype"), device=META), device, func, args, kwargs)
+
+    def new(self, meta: Tensor, device: torch.device, func: Any, args: Any, kwargs: Any) -> FakeTensor:
+        return make_fake(self, meta, device)
+
+    def fill(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fake = args[0]
+        if not isinstance(fake, FakeTensor) or not fake.meta.is_floating_point():
+            return NotImplemented
+        check_fill(func, args)
+        return fake
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator in which at least one tensor is fake, or of a factory in the mode."""
@@ -124,6 +150,8 @@ class Keeper:
             )
 
     def on_meta(self, func: Any, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if op.reshapes and isinstance(args[0], FakeTensor):
+            self.part_from_aliases(args[0])
         meta_args = tuple([to_meta(a) if isinstance(a, Tensor | list | tuple) else a for a in args])
         meta_kwargs = {k: to_meta(v) for k, v in kwargs.items()} if kwargs else {}
         if op.has_device and (meta_kwargs.get("device") is not None or not args or not isinstance(args[0], Tensor)):
@@ -138,8 +166,9 @@ class Keeper:
                 if isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor):
                     self.refuse(op, "would write fake values into a real tensor")
         result = func(*meta_args, **meta_kwargs)
-        if op.written:
-            _follow_geometry(op, args)
+        if op.reshapes:
+            fake = args[0]
+            fake.take_geometry(make_fake(self, fake.meta, fake.given_device, fake.value))
         return result
 
     def written_ones(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,6 +181,10 @@ class Keeper:
         if isinstance(result, list | tuple):
             return type(result)(self.wrap(item, device) for item in result)
         return result
+
+    def part_from_aliases(self, fake: FakeTensor) -> None:
+        """Give a fake a meta tensor of its own before its geometry changes: `detach` shares them."""
+        fake.meta = fake.meta.detach()
 
     # -- what reaches a fake without an operator
 
@@ -249,10 +282,10 @@ def _same(device: torch.device) -> tuple[str, int]:
     return device.type, device.index or 0
 
 
-def _follow_geometry(op: Operator, args: tuple[Any, ...]) -> None:
-    """Operators such as `t_` and `resize_` change the geometry in place: the fake follows its meta tensor."""
-    for where in op.written:
-        fake = args[where] if isinstance(where, int) and where < len(args) else None
-        if isinstance(fake, FakeTensor) and (fake.meta.shape != fake.shape or fake.meta.stride() != fake.stride()):
-            fresh = make_fake(fake.keeper, fake.meta, fake.given_device, fake.value)
-            fake.take_geometry(fresh)
+def check_fill(func: Any, args: tuple[Any, ...]) -> None:
+    """Refuse the parameters that torch's kernels refuse."""
+    first, second = (*args[1:], *(0.0, 1.0)[len(args) - 1 :]) if len(args) < 3 else args[1:3]
+    if func is aten.uniform_.default and not first <= second:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={first} > to={second}")
+    if func is aten.normal_.default and not second >= 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {second}")

@@ -19,15 +19,25 @@ _active: list[Keeper] = []
 class FakeFactories(TorchDispatchMode):
     """Sends factories, and operators with a fake among their tensors, to a keeper; all others run for real."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps every call, and imports its compiler for that
+
     def __init__(self, keeper: Keeper) -> None:
         super().__init__()
         self.keeper = keeper
+        self.shortcuts = keeper.shortcuts()
         if keeper.pretends_devices and not torch.cuda.is_available():
             # Torch starts CUDA while it reads the arguments of `ones(device="cuda")`, unless a mode of this key is on.
             self._mode_key = torch._C._TorchDispatchModeKey.FAKE
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        shortcut = self.shortcuts.get(func)
+        if shortcut is not None:
+            result = shortcut(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         has_tensors = False
         for tensor in tensors_in(args, kwargs):
             if isinstance(tensor, FakeTensor):

@@ -59,6 +59,10 @@ class FakeTensor(Tensor):
 
     # -- what torch does without asking the dispatcher
 
+    def detach(self) -> Tensor:
+        """Another fake of the same storage. `nn.Parameter` asks for one every time, so this takes no detour."""
+        return make_fake(self.keeper, self.meta, self.given_device, self.value)
+
     @property
     def data(self) -> Tensor:  # type: ignore[override]
         return self.detach()

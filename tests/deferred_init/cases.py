@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 from collections.abc import Callable
 
@@ -86,7 +87,9 @@ class Holder(nn.Module):
                 setattr(self, name, tensor)
 
 
-def _init_case(name: str, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (12, 18), **kwargs: object) -> None:
+def _init_case(
+    name: str, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (12, 18), **kwargs: object
+) -> None:
     def build() -> nn.Module:
         weight = nn.Parameter(torch.empty(shape, dtype=dtype))
         getattr(nn.init, name)(weight, **kwargs)
@@ -278,7 +281,9 @@ def explicit_generators() -> nn.Module:
 @case
 def small_normals() -> nn.Module:
     """An odd count leaves half a pair in the generator for the next small normal."""
-    return Holder(**{f"n{n}": torch.randn(n) for n in (1, 3, 40, 2, 15, 16, 5, 7)}, u=torch.rand(3), last=torch.randn(1))
+    return Holder(
+        **{f"n{n}": torch.randn(n) for n in (1, 3, 40, 2, 15, 16, 5, 7)}, u=torch.rand(3), last=torch.randn(1)
+    )
 
 
 @case
@@ -311,7 +316,9 @@ def other_distributions() -> nn.Module:
 @case
 def casts() -> nn.Module:
     net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)).half()
-    return nn.ModuleList([net, nn.Linear(3, 4).to(torch.bfloat16), nn.Linear(3, 4).double().float(), nn.LSTM(3, 4).double()])
+    return nn.ModuleList(
+        [net, nn.Linear(3, 4).to(torch.bfloat16), nn.Linear(3, 4).double().float(), nn.LSTM(3, 4).double()]
+    )
 
 
 @case
@@ -365,7 +372,9 @@ def split_and_stack() -> nn.Module:
     q, k, v = torch.randn(9, 4).chunk(3)
     q.mul_(2)
     halves = torch.stack([q, k]).unbind(1)
-    return Holder(q=q, k=k, v=v, h=halves[1], top=torch.topk(torch.rand(9), 2)[0], svd=torch.linalg.svd(torch.rand(4, 4))[1])
+    return Holder(
+        q=q, k=k, v=v, h=halves[1], top=torch.topk(torch.rand(9), 2)[0], svd=torch.linalg.svd(torch.rand(4, 4))[1]
+    )
 
 
 @case
@@ -466,6 +475,6 @@ def unet3d() -> nn.Module:
 
     widths = (8, 16, 32, 64)
     down = nn.ModuleList(double(a, b) for a, b in zip((1, *widths[:-1]), widths, strict=True))
-    up = nn.ModuleList(nn.ConvTranspose3d(b, a, 2, 2) for a, b in zip(widths[:-1], widths[1:], strict=True))
+    up = nn.ModuleList(nn.ConvTranspose3d(b, a, 2, 2) for a, b in itertools.pairwise(widths))
     merge = nn.ModuleList(double(2 * a, a) for a in widths[:-1])
     return nn.ModuleDict({"down": down, "up": up, "merge": merge, "out": nn.Conv3d(widths[0], 3, 1)})

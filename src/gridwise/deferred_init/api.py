@@ -24,8 +24,8 @@ from gridwise.deferred_init.recording import RECORDER
 from gridwise.deferred_init.sharding import Layout, Slices, ranges_of, slices_for
 from gridwise.deferred_init.streams import Ledger, watched
 from gridwise.errors import PartitionError, describe
-from gridwise.fake.lazy import FakeUninitialized, lazy_parameters_of
 from gridwise.fake.mode import FakeFactories
+from gridwise.fake.parameters import FakeUninitialized, parameters_of
 from gridwise.fake.tensor import FakeTensor
 
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
             return module_fn(*args, **kwargs)
         RECORDER.ledger = ledger = Ledger()
         try:
-            with watched(ledger), lazy_parameters_of(RECORDER), FakeFactories(RECORDER):
+            with watched(ledger), parameters_of(RECORDER), FakeFactories(RECORDER):
                 return module_fn(*args, **kwargs)
         finally:
             RECORDER.ledger = None
@@ -143,8 +143,8 @@ def _refuse_views(blocks: dict[int, tuple[str, FakeTensor, Ranges]], tensors: di
             name = blocks[key if key in blocks else other][0]
             raise PartitionError(
                 describe(
-                    f"materialize_module: {name} shares its storage with another tensor of the module, so that a block of "
-                    "it alone would part the two.",
+                    f"materialize_module: {name} shares its storage with another tensor of the module, so that a block "
+                    "of it alone would part the two.",
                     fix="let `layout` give None for it, or do not make views of parameters in the constructor.",
                 )
             )

@@ -1,13 +1,14 @@
 """One block of a deferred tensor, made without the rest of it.
 
-The tape of the tensor's storage is replayed on the block alone. This is possible when every step that touched it is either
+The tape of the tensor's storage is replayed on the block alone. This is possible when every step that touched it is
+either
 
     a fill that does not depend on position (constants) or can be cut (`filling.py`),
     elementwise, with ingredients of which the same block can be made,
     a write to a part of it (a row, a slice), which then meets the block in a smaller block, or not at all.
 
-Anything else needs the whole tensor: `NeedsWhole` says which operator, and `make_block` makes the whole tensor, takes the block
-and frees the rest.
+Anything else needs the whole tensor: `NeedsWhole` says which operator, and `make_block` makes the whole tensor, takes
+the block and frees the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor
 
 from gridwise.deferred_init.filling import Fill, Ranges, fill_block, fills_are_known
-from gridwise.deferred_init.recording import FACTORIES, FILLS, literal
+from gridwise.deferred_init.marking import FACTORIES, FILLS
+from gridwise.deferred_init.recording import literal
 from gridwise.deferred_init.replaying import real, replay, replaying
 from gridwise.deferred_init.tape import External, Node, Value
 from gridwise.fake.dispatch import operator
@@ -49,6 +51,14 @@ _EXACT = (
 )  # fmt: skip
 
 
+class Session:
+    """One call of `make_block`: what it has made already. Steps that share an ingredient make it once."""
+
+    def __init__(self, dry: bool = False) -> None:
+        self.dry = dry  # find out whether it can be done, on empty blocks
+        self.made: dict[tuple[Value, Ranges, float], Tensor] = {}
+
+
 class NeedsWhole(Exception):
     """The block cannot be made alone; the text says why."""
 
@@ -57,7 +67,7 @@ def make_block(value: Value, ranges: Ranges) -> Tensor:
     """The block `ranges` of a value, contiguous and on its own storage."""
     try:
         with replaying():
-            return block_of(value, ranges, math.inf)
+            return block_of(value, ranges, math.inf, Session())
     except NeedsWhole:
         whole = replay([value])[0].detach()
         return whole[tuple(slice(*r) for r in ranges)].clone(memory_format=torch.contiguous_format)
@@ -67,28 +77,28 @@ def reason_for_whole(value: Value) -> str | None:
     """Why the blocks of a value cannot be made alone; None when they can. Makes no data."""
     try:
         with replaying():
-            block_of(value, tuple((0, 0) for _ in value.meta.shape), math.inf, dry=True)
+            block_of(value, tuple((0, 0) for _ in value.meta.shape), math.inf, Session(dry=True))
     except NeedsWhole as reason:
         return str(reason)
     return None
 
 
-def block_of(value: Value, ranges: Ranges, before: float, dry: bool = False) -> Tensor:
+def block_of(value: Value, ranges: Ranges, before: float, session: Session) -> Tensor:
     """The block of a value as it was at a time."""
     root = value.cell.writes[0].outputs[0]
     if len(value.cell.writes[0].outputs) != 1 or root is None or not _is_whole(root.meta):
         raise NeedsWhole(f"{_name(value.cell.writes[0])} gives more than one tensor, or a strided one")
     dims = _dims_in(value.meta, root.meta)
-    start = _unravel(value.meta.storage_offset(), root.meta.shape)
+    start = _unravel(int(value.meta.storage_offset()), root.meta.shape)
     wanted = [(s, s + 1) for s in start]
     for dim, (first, last) in zip(dims, ranges, strict=True):
         if dim is not None:
             wanted[dim] = (start[dim] + first, start[dim] + last)
-    block = _replay_block(value, root, tuple(wanted), before, dry)
+    block = _replay_block(value, root, tuple(wanted), before, session)
     return _as_view(block, dims)
 
 
-def _replay_block(value: Value, root: Value, box: Ranges, before: float, dry: bool) -> Tensor:
+def _replay_block(value: Value, root: Value, box: Ranges, before: float, session: Session) -> Tensor:
     writes = []
     for node in reversed(value.cell.writes):
         if node.time < before:
@@ -99,15 +109,15 @@ def _replay_block(value: Value, root: Value, box: Ranges, before: float, dry: bo
     extents = [stop - start for start, stop in box]
     if writes[-1] is created:
         writes.pop()
-        block = _create(created, root, box, extents, dry)
+        block = _create(created, root, box, extents, session)
     else:
         block = torch.empty(extents, dtype=root.meta.dtype)
     for node in reversed(writes):
-        _write(node, root, box, block, dry)
+        _write(node, root, box, block, session)
     return block
 
 
-def _create(node: Node, root: Value, box: Ranges, extents: list[int], dry: bool) -> Tensor:
+def _create(node: Node, root: Value, box: Ranges, extents: list[int], session: Session) -> Tensor:
     """The block of a tensor as the node that made it left it."""
     meta, func = root.meta, node.func
     if not all(k != "device" or str(v) == "cpu" for k, v in node.kwargs.items()):
@@ -127,28 +137,28 @@ def _create(node: Node, root: Value, box: Ranges, extents: list[int], dry: bool)
         raise NeedsWhole(f"{_name(node)} is not elementwise")
     if node.mark is not None or operator(func).written:
         raise NeedsWhole(f"{_name(node)} cannot be cut")
-    args = [_ingredient(arg, meta, box, node, dry) for arg in node.args]
-    kwargs = {k: _ingredient(v, meta, box, node, dry) for k, v in node.kwargs.items()}
+    args = [_ingredient(arg, meta, box, node, session) for arg in node.args]
+    kwargs = {k: _ingredient(v, meta, box, node, session) for k, v in node.kwargs.items()}
     made = func(*args, **kwargs)
     if func in _COPIES and made is args[0]:
         made = made.clone()
     return made.expand(extents).contiguous()
 
 
-def _write(node: Node, root: Value, box: Ranges, block: Tensor, dry: bool) -> None:
+def _write(node: Node, root: Value, box: Ranges, block: Tensor, session: Session) -> None:
     """Let a node that writes in place act on the block of `root` that is at hand."""
     target = node.args[0] if node.args else None
     if type(target) is not Value or target.cell is not root.cell or len(operator(node.func).written) != 1:
         raise NeedsWhole(f"{_name(node)} writes in an unusual way")
     meta = target.meta
     dims = _dims_in(meta, root.meta)
-    start = _unravel(meta.storage_offset(), root.meta.shape)
+    start = _unravel(int(meta.storage_offset()), root.meta.shape)
     part: list[tuple[int, int]] = [(0, n) for n in meta.shape]  # of the target, in its own coordinates
     inside: list[slice] = []  # of the block
     shape_at = {dim: meta.shape[i] for i, dim in enumerate(dims) if dim is not None}
     for dim, (first, last) in enumerate(box):
         low, high = max(first, start[dim]), min(last, start[dim] + shape_at.get(dim, 1))
-        if high <= low and not dry:
+        if high <= low and not session.dry:
             return
         inside.append(slice(low - first, max(high - first, low - first)))
         if dim in dims:
@@ -166,8 +176,8 @@ def _write(node: Node, root: Value, box: Ranges, block: Tensor, dry: bool) -> No
             raise NeedsWhole(f"{_name(node)} draws random numbers in an order that cannot be cut")
         if work is not view:
             work.copy_(view)
-        args = [_ingredient(arg, meta, tuple(part), node, dry) for arg in node.args[1:]]
-        kwargs = {k: _ingredient(v, meta, tuple(part), node, dry) for k, v in node.kwargs.items()}
+        args = [_ingredient(arg, meta, tuple(part), node, session) for arg in node.args[1:]]
+        kwargs = {k: _ingredient(v, meta, tuple(part), node, session) for k, v in node.kwargs.items()}
         node.func(work, *args, **kwargs)
     if work is not view:
         view.copy_(work)
@@ -184,7 +194,7 @@ def _fill(node: Node, kind: Any, meta: Tensor) -> Fill:
     return Fill(kind, meta.numel(), meta.dtype, mark, (low, high))
 
 
-def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: Node, dry: bool) -> Any:
+def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: Node, session: Session) -> Any:
     """An argument of an elementwise node, cut to what the block `ranges` of its result needs."""
     if isinstance(arg, list | tuple) and any(type(item) in (Value, External) for item in arg):
         raise NeedsWhole(f"{_name(node)} takes a list of tensors")
@@ -194,15 +204,18 @@ def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: Node, dry: bool)
         return tensor[tuple(slice(*r) for r in cut)]
     if type(arg) is not Value:
         return arg
-    if dry and arg.meta.numel() <= SMALL:
+    if session.dry and arg.meta.numel() <= SMALL:
         return torch.empty([0 if n > 1 else 1 for n in arg.meta.shape], dtype=arg.meta.dtype)
     cut = _broadcast(arg.meta.shape, result.shape, ranges)
     if arg.meta.numel() <= SMALL:
         whole = replay([arg], before=node.time)[0].detach()
         return whole[tuple(slice(*r) for r in cut)]
-    if arg.cell is node.args[0].cell if type(node.args[0]) is Value and operator(node.func).written else False:
+    if operator(node.func).written and arg.cell is node.args[0].cell:
         raise NeedsWhole(f"{_name(node)} reads what it writes")
-    return block_of(arg, cut, node.time, dry)
+    key = (arg, cut, max(write.time for write in arg.cell.writes if write.time < node.time))
+    if key not in session.made:
+        session.made[key] = block_of(arg, cut, node.time, session)
+    return session.made[key]
 
 
 # -- geometry: a view of a contiguous storage as a box of it
@@ -219,7 +232,7 @@ def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
         raise NeedsWhole("a view with another dtype")
     if meta.shape == root.shape and meta.stride() == root.stride():
         return list(range(meta.dim()))
-    start = _unravel(meta.storage_offset(), root.shape)
+    start = _unravel(int(meta.storage_offset()), root.shape)
     by_stride = {stride: dim for dim, stride in enumerate(root.stride()) if root.shape[dim] > 1}
     dims: list[int | None] = []
     for size, stride in zip(meta.shape, meta.stride(), strict=True):

@@ -1,14 +1,16 @@
 """A block of a random fill, without the rest of it.
 
-`uniform_` and `normal_` fill a contiguous tensor of n elements in order of memory, so a block is a set of runs of that order:
+`uniform_` and `normal_` fill a contiguous tensor of n elements in order of memory, so a block is a set of runs of
+that order:
 
     uniform   element i is made from draw i (float64: draws 2i and 2i+1)
-    normal    elements 16k .. 16k+15 are made together from draws 16k .. 16k+15; when n is no multiple of 16, the last 16
-              elements are then made anew from 16 more draws, which follow after n draws (float16, bfloat16: after the
-              16 floor(n/16) that were used)
+    normal    elements 16k .. 16k+15 are made together from draws 16k .. 16k+15; when n is no multiple of 16, the
+              last 16 elements are then made anew from 16 more draws, which follow after n draws (float16, bfloat16:
+              after the 16 floor(n/16) that were used)
 
-Long runs are made in place, with the generator moved from one to the next. Short runs with short gaps are made together in
-a scratch of at most `SCRATCH` elements and copied out. `fills_are_known` compares all this with torch once per process.
+Long runs are made in place, with the generator moved from one to the next. Short runs with short gaps are made
+together in a scratch of at most `SCRATCH` elements and copied out. `fills_are_known` compares all this with torch
+once per process.
 """
 
 from __future__ import annotations

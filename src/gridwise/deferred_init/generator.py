@@ -6,12 +6,12 @@ A state is the byte tensor of `torch.Generator.get_state()`:
              8  `left`: draws until the words are renewed, plus 1
             16  `next`: index of the next word
             24  624 words, each in 8 bytes
-          5016  the normal sample that a pair of draws left over for later, 32 bytes, the last 8 say whether there is one
+          5016  the normal sample that a pair of draws left over, 32 bytes, the last 8 say whether there is one
           5048  the same in single precision (no initialiser uses it)
 
-A *draw* is one 32-bit word of the Mersenne Twister. `advanced` steps over draws: by jump-ahead where that is shorter, else
-by numpy's Mersenne Twister, which makes the same words. `layout_is_known` checks all of this against torch once per
-process; where it does not hold, nothing here is used and the callers take the exact slow way.
+A *draw* is one 32-bit word of the Mersenne Twister. `advanced` steps over draws: by jump-ahead where that is shorter,
+else by numpy's Mersenne Twister, which makes the same words. `layout_is_known` checks all of this against torch once
+per process; where it does not hold, nothing here is used and the callers take the exact slow way.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _position(header: np.ndarray) -> int:
 def _skip(words: jump.Words, position: int, draws: int) -> jump.Words:
     twister = np.random.MT19937()
     twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": position}}
-    twister.random_raw(draws, output=False)  # type: ignore[call-overload]
-    return twister.state["state"]["key"]  # type: ignore[index, return-value]
+    twister.random_raw(draws, output=False)
+    return twister.state["state"]["key"]
 
 
 def with_sample_of(state: Tensor, other: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Materialising: deferred tensors and modules become real, and keep who they are.
 
-The fake's own Python object becomes the real tensor (`torch.utils.swap_tensors`), so every list, optimiser and attribute
-that holds it sees the real one, and tied weights stay tied. Where torch does not allow it (a weak reference or an autograd
-graph holds the fake) a new tensor takes its place in the module, and the fake answers with that tensor from then on.
+The fake's own Python object becomes the real tensor (`torch.utils.swap_tensors`), so every list, optimiser and
+attribute that holds it sees the real one, and tied weights stay tied. Where torch does not allow it (a weak reference
+or an autograd graph holds the fake) a new tensor takes its place in the module, and the fake answers with that tensor
+from then on.
 """
 
 from __future__ import annotations
@@ -22,10 +23,18 @@ from gridwise.deferred_init.replaying import replay
 from gridwise.deferred_init.tape import Cell, Value
 from gridwise.errors import DeferredInitError, describe
 from gridwise.fake.dispatch import geometry, with_geometry
-from gridwise.fake.lazy import FakeUninitialized
+from gridwise.fake.parameters import FakeUninitialized
 from gridwise.fake.tensor import FakeTensor
 
-_OWN = ("keeper", "meta", "given_device", "value", "became", "_is_param")  # attributes of the fake, not of the user
+_OWN = (
+    "keeper",
+    "meta",
+    "given_device",
+    "value",
+    "became",
+    "parameter_class",
+    "_is_param",
+)  # attributes of the fake, not of the user
 
 
 def _nothing() -> None:
@@ -67,9 +76,6 @@ def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
         else:
             real = replay([fake.value], given=made)[0]
         reals.append(_dressed(real, fake))
-    del made, storages
-    if "real" in locals():
-        del real
     _adopt(fakes, reals)
 
 
@@ -83,10 +89,7 @@ def make_blocks(wanted: Iterable[tuple[FakeTensor, Ranges]], step: Callable[[], 
 
 def block_for(fake: FakeTensor, ranges: Ranges) -> Tensor:
     """One block of a deferred tensor, which stays deferred."""
-    block = make_block(fake.value, ranges)
-    if getattr(fake, "_is_param", False):
-        return nn.Parameter(block, requires_grad=fake.requires_grad)
-    return block.requires_grad_(fake.requires_grad and fake.grad_fn is None)
+    return _as_parameter(make_block(fake.value, ranges), fake)
 
 
 def real_of(tensor: Any) -> Any:
@@ -116,7 +119,7 @@ def _storages(values: list[Value], progress: Any) -> dict[Cell, Tensor]:
         cell = value.cell
         storage = None if cell.made is None else torch.UntypedStorage._new_with_weak_ptr(cell.made.cdata)
         if storage is not None:
-            found[cell] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+            found[cell] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         else:
             missing[cell] = value
     for value, real in zip(missing.values(), replay(list(missing.values()), progress=progress), strict=True):
@@ -126,10 +129,15 @@ def _storages(values: list[Value], progress: Any) -> dict[Cell, Tensor]:
 
 
 def _leaf(fake: FakeTensor, real: Tensor) -> Tensor:
-    real = with_geometry(real.detach(), geometry(fake.meta))
+    return _as_parameter(with_geometry(real.detach(), geometry(fake.meta)), fake)
+
+
+def _as_parameter(real: Tensor, fake: FakeTensor) -> Tensor:
+    """`real` in the class that the fake stands for."""
     if getattr(fake, "_is_param", False):
-        return nn.Parameter(real, requires_grad=fake.requires_grad)
-    return real.requires_grad_(fake.requires_grad)
+        cls = fake.__dict__.get("parameter_class", nn.Parameter)
+        return torch.Tensor._make_subclass(cls, real, fake.requires_grad)
+    return real.requires_grad_(fake.requires_grad and fake.grad_fn is None)
 
 
 def _dressed(real: Tensor, fake: FakeTensor) -> Tensor:
@@ -170,8 +178,11 @@ def _swap(fake: FakeTensor, real: Tensor) -> bool:
 
 
 def uninitialized(lazy: Any) -> Tensor:
-    """The real counterpart of a Lazy module's parameter that has no shape yet."""
-    if isinstance(lazy, UninitializedParameter):
-        return UninitializedParameter(lazy.requires_grad, lazy.pretended, lazy.data.dtype)  # type: ignore[attr-defined, return-value]
-    buffer = UninitializedBuffer(lazy.requires_grad, lazy.pretended, lazy.data.dtype, lazy.persistent)
-    return buffer  # type: ignore[return-value]
+    """The real counterpart of a Lazy module's parameter that has no shape yet, the same at every call."""
+    if not hasattr(lazy, "became"):
+        options = (lazy.requires_grad, lazy.pretended, lazy.data.dtype)
+        if hasattr(lazy, "persistent"):
+            lazy.became = UninitializedBuffer(*options, lazy.persistent)  # type: ignore[call-arg]
+        else:
+            lazy.became = UninitializedParameter(*options)  # type: ignore[call-arg]
+    return lazy.became

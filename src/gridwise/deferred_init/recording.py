@@ -1,9 +1,9 @@
 """Recording: the keeper whose fakes remember what was done to them.
 
-Every operator below autograd arrives in `Recorder.run`, inside `deferred_init` and after it: a cast of the finished model
-is recorded like its construction. The operator runs on meta tensors; a node with its arguments is written; random ones get
-a mark. Where data is asked for (`item()`, `tolist()`, a shape that depends on values) the arguments are replayed at once and
-the operator runs for real.
+Every operator below autograd arrives in `Recorder.run`, inside `deferred_init` and after it: a cast of the finished
+model is recorded like its construction. The operator runs on meta tensors; a node with its arguments is written;
+random ones get a mark. Where data is asked for (`item()`, `tolist()`, a shape that depends on values) the arguments
+are replayed at once and the operator runs for real.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from gridwise.deferred_init.draws import Kind
-from gridwise.deferred_init.replaying import replay, run_at
-from gridwise.deferred_init.streams import DEFAULT, Ledger, Mark, Stream, generator_for
+from gridwise.deferred_init.marking import FILLS, OVERWRITES, mark_for
+from gridwise.deferred_init.replaying import replay
+from gridwise.deferred_init.streams import Ledger, generator_for
 from gridwise.deferred_init.tape import Cell, External, Node, Value
 from gridwise.errors import DeferredInitError, describe
 from gridwise.fake.dispatch import (
@@ -25,42 +25,16 @@ from gridwise.fake.dispatch import (
     check_fill,
     geometry,
     operator,
+    returned,
     storage_copy,
     tensors_in,
     to_meta,
     with_geometry,
+    written_by,
 )
 from gridwise.fake.tensor import FakeTensor, make_fake
 
 aten = torch.ops.aten
-
-FILLS = {
-    aten.uniform_.default: "uniform",
-    aten.normal_.default: "normal",
-}
-FACTORIES = {
-    aten.rand.default: "uniform",
-    aten.rand.generator: "uniform",
-    aten.randn.default: "normal",
-    aten.randn.generator: "normal",
-    aten.randperm.default: "permutation",
-    aten.randperm.generator: "permutation",
-}
-_OVERWRITES = {
-    *FILLS,
-    aten.fill_.Scalar,
-    aten.fill_.Tensor,
-    aten.zero_.default,
-    aten.copy_.default,
-    aten.random_.default,
-    aten.random_.to,
-    getattr(aten.random_, "from"),
-    aten.bernoulli_.float,
-    aten.exponential_.default,
-    aten.geometric_.default,
-    aten.cauchy_.default,
-    aten.log_normal_.default,
-}  # what was in the first argument before does not matter
 
 
 class Recorder(Keeper):
@@ -85,7 +59,7 @@ class Recorder(Keeper):
         self.check_unmade(value.cell, func)
         node = Node(func, (value, *args[1:]), {})
         if func in FILLS:
-            node.mark = self.mark(func, args, kwargs, None, fake.device, node)
+            node.mark = mark_for(node, args, kwargs.get("generator"), fake.meta, fake.device, self.ledger)
         node.overwrites = value.is_whole or _fills_storage(fake.meta)
         value.cell.writes.append(node)
         return fake
@@ -110,11 +84,12 @@ class Recorder(Keeper):
         if op.random:
             if "generator" in node_kwargs:
                 node.kwargs = {**node_kwargs, "generator": None}  # replayed by the default one, from the mark
-            node.mark = self.mark(func, args, kwargs, result, device, node)
+            drawn = args[0].meta if func in FILLS else result
+            node.mark = mark_for(node, args, kwargs.get("generator"), drawn, device, self.ledger)
         if op.written:
             self.note_writes(func, op, args, kwargs, node)
             if op.returns_written:
-                return self.written_ones(op, args, kwargs)
+                return returned(op, args, kwargs)
         return self.remember(result, device, args, kwargs, node)
 
     def run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,7 +100,7 @@ class Recorder(Keeper):
         return func(*args, **kwargs)
 
     def pinned(self, kwargs: dict[str, Any], args: Any, result: Any, device: torch.device) -> dict[str, Any]:
-        """Arguments with the defaults of this moment written out: dtype and device must not depend on when it is replayed."""
+        """Arguments with the defaults of this moment written out: a replay must not depend on when it happens."""
         if isinstance(result, Tensor) and not (args and isinstance(args[0], Tensor)):
             return {**kwargs, "dtype": result.dtype, "device": device}
         return kwargs
@@ -158,53 +133,12 @@ class Recorder(Keeper):
         return one(result)
 
     def note_writes(self, func: Any, op: Operator, args: Any, kwargs: Any, node: Node) -> None:
-        written = self.written_ones(op, args, kwargs)
-        for fake in written if isinstance(written, list | tuple) else (written,):
-            if not isinstance(fake, FakeTensor):
-                continue
+        for fake in tensors_in(written_by(op, args, kwargs)):
+            assert isinstance(fake, FakeTensor)  # `on_meta` refuses real ones
             self.check_unmade(fake.value.cell, func)
             fake.value.cell.writes.append(node)
-        if func in _OVERWRITES and _fills_storage(args[0].meta):
+        if func in OVERWRITES and _fills_storage(args[0].meta):
             node.overwrites = True
-
-    # -- random numbers
-
-    def mark(self, func: Any, args: Any, kwargs: Any, result: Any, device: torch.device, node: Node) -> Mark:
-        """The place where this operator draws; its generator is booked, or moved, past the draws."""
-        target = args[0].meta if func in FILLS else result
-        generator = generator_for(kwargs.get("generator"), device)
-        kind: Kind | None = FILLS.get(func) or FACTORIES.get(func)  # type: ignore[assignment]
-        if generator.device.type == "cpu" and kind is not None:
-            lazily = generator is DEFAULT and self.ledger is not None
-            ledger = self.ledger if lazily and self.ledger else Ledger(generator)
-            mark = ledger.take(kind, target.numel(), target.dtype, target.is_contiguous())
-            if mark is not None:
-                if not lazily:
-                    ledger.settle()
-                return mark
-        # The slow way, right for every operator and device: let the generator itself draw.
-        if self.ledger is not None and generator is DEFAULT:
-            self.ledger.settle()
-        where = None if generator.device.type == "cpu" else generator.device
-        stream = Stream(generator.get_state())
-        mark = Mark(stream, 0, None if where else stream.first_sample(), None, where)
-        real = replay([t.value for t in tensors_in(args) if isinstance(t, FakeTensor) and t is not _filled(func, args)])
-        scratch = list(real)
-        run_at(mark, func, self.real_args(func, args, scratch, device), node.kwargs, leave=generator)
-        return mark
-
-    def real_args(self, func: Any, args: Any, scratch: list[Tensor], device: torch.device) -> tuple[Any, ...]:
-        filled = _filled(func, args)
-
-        def real(item: Any) -> Any:
-            if isinstance(item, FakeTensor):
-                if item is filled:  # only its geometry matters
-                    meta = item.meta
-                    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
-                return scratch.pop(0)
-            return type(item)(real(i) for i in item) if isinstance(item, list | tuple) else item
-
-        return tuple(real(a) for a in args)
 
     # -- data
 
@@ -304,7 +238,7 @@ class Recorder(Keeper):
         raise DeferredInitError(
             describe(
                 f"deferred_init: {op.name}{self.place()} {why}.",
-                fix="build this part outside deferred_init, or write it with operators that torch knows on the meta device.",
+                fix="build this part outside deferred_init, or with operators that torch knows on the meta device.",
             )
         ) from cause
 
@@ -326,10 +260,6 @@ def record(arg: Any) -> Any:
 def literal(tensor: Tensor) -> Tensor:
     """What a constant such as `torch.tensor([1.0])` is on the tape."""
     return tensor.detach().clone()
-
-
-def _filled(func: Any, args: Any) -> Any:
-    return args[0] if func in _OVERWRITES else None
 
 
 def _fills_storage(meta: Tensor) -> bool:

@@ -3,8 +3,8 @@
     content(cell, t)   the nodes that wrote to the cell before t, back to the last one that overwrote all of it
     value              the node that made it, and so on through its arguments, each with its content at that node's time
 
-The nodes run once each, in order of time, so in-place operators and views meet the storages as they were. Random ones start
-from their mark. Whatever is not asked for is dropped after its last use.
+The nodes run once each, in order of time, so in-place operators and views meet the storages as they were. Random ones
+start from their mark. Whatever is not asked for is dropped after its last use.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _run(node: Node, env: dict[Value, Tensor]) -> None:
     args = real(node.args, env)
     kwargs = {k: real(v, env) for k, v in node.kwargs.items()} if node.kwargs else {}
     with torch.set_grad_enabled(node.grad_enabled), _default_dtype(node.default_dtype):
-        result = node.func(*args, **kwargs) if node.mark is None else run_at(node.mark, node.func, args, kwargs)
+        result = node.func(*args, **kwargs) if node.mark is None else run_at(node.mark, node.func, args, kwargs)[0]
     results = iter(_flat(result))
     for output in node.outputs:
         made = next(results)
@@ -116,12 +116,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def run_at(
-    mark: Mark, func: Any, args: Sequence[Any], kwargs: dict[str, Any], leave: torch.Generator | None = None
-) -> Any:
-    """Run a random operator from its mark. The generator it used is put back, unless it is the one to `leave` advanced."""
+def run_at(mark: Mark, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
+    """The result of a random operator run from its mark, and the generator's state after it. Leaves the CPU's default
+    generator there (`replaying` puts it back), and CUDA's as it was."""
     generator = DEFAULT if mark.device is None else torch.cuda.default_generators[mark.device.index]
-    before = generator.get_state() if leave is not generator else None
+    before = generator.get_state() if mark.device is not None else None
     generator.set_state(mark.state())
     result = func(*args, **kwargs)
     after = generator.get_state()
@@ -129,9 +128,7 @@ def run_at(
         mark.stream.reached(mark.end, after)
     if before is not None:
         generator.set_state(before)
-        if leave is not None:
-            leave.set_state(after)
-    return result
+    return result, after
 
 
 def real(arg: Any, env: dict[Value, Tensor]) -> Any:
@@ -141,8 +138,8 @@ def real(arg: Any, env: dict[Value, Tensor]) -> Any:
         if arg.tensor._version != arg.version:
             raise DeferredInitError(
                 describe(
-                    f"A tensor of size {tuple(arg.tensor.shape)} that the recorded constructor used was updated in-place "
-                    f"since (version {arg.version}, now {arg.tensor._version}). Materialization cannot be performed.",
+                    f"A tensor of size {tuple(arg.tensor.shape)} that the recorded constructor used was updated in-place: "
+                    f"version {arg.version} then, {arg.tensor._version} now. Materialization cannot be performed.",
                     fix="give the constructor a clone of it, or materialise before changing it.",
                 )
             )

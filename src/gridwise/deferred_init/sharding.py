@@ -28,7 +28,9 @@ def slices_for(layout: Layout, rank: Any, name: str, shape: torch.Size) -> Slice
         return layout(name, shape)
     if rank is None:
         raise PartitionError(
-            describe("materialize_module: `layout` is a mapping of layouts, and `rank` was not given.", fix="give rank=...")
+            describe(
+                "materialize_module: `layout` is a mapping of layouts, and `rank` was not given.", fix="give rank=..."
+            )
         )
     blocks = layout.get(name)
     return None if blocks is None else blocks.block(rank).slices

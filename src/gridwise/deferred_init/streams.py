@@ -1,10 +1,10 @@
 """Places in the streams of random numbers, and the generators that move along them while nothing is drawn.
 
-A *stream* is everything a generator would draw from some state on. A *mark* is a place in it where an operator began to
-draw, so that the operator can be run again at any time, in any order, with the same numbers. While recording, the default
-CPU generator stands still and a `Ledger` counts what would have been drawn; `settle` moves the generator to where eager
-construction would have left it. Whoever asks the generator for its state inside a constructor (`torch.get_rng_state`,
-`fork_rng`, `torch.manual_seed`, ...) goes through `WatchedGenerator`, which settles first.
+A *stream* is everything a generator would draw from some state on. A *mark* is a place in it where an operator began
+to draw, so that the operator can be run again at any time, in any order, with the same numbers. While recording, the
+default CPU generator stands still and a `Ledger` counts what would have been drawn; `settle` moves the generator to
+where eager construction would have left it. Whoever asks the generator for its state inside a constructor
+(`torch.get_rng_state`, `fork_rng`, `torch.manual_seed`, ...) goes through `WatchedGenerator`, which settles first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gridwise.deferred_init.draws import Kind, counts_are_known, taken
 from gridwise.deferred_init.generator import advanced, generator_at, has_sample, with_sample_of, without_sample
 
-DEFAULT: torch.Generator = torch._C.default_generator  # the generator itself, also while `torch.default_generator` is watched
+DEFAULT: torch.Generator = (
+    torch._C.default_generator
+)  # the generator itself, also while `torch.default_generator` is watched
 AT_START = -1  # the left-over normal sample is the one that the stream's first state holds
 
 
@@ -149,7 +151,7 @@ WATCHER = WatchedGenerator()
 def watched(ledger: Ledger) -> Iterator[None]:
     """Put `WATCHER` where Python code finds the default generator."""
     WATCHER.ledger = ledger
-    torch.random.default_generator = torch.default_generator = WATCHER  # type: ignore[attr-defined, assignment]
+    torch.random.default_generator = torch.default_generator = WATCHER  # type: ignore[attr-defined]
     try:
         yield
     finally:

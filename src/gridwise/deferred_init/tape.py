@@ -4,8 +4,8 @@
     Value   a tensor as some node made it; what stands in for it among the arguments of later nodes
     Cell    a storage: the values that are views of it share the cell, which lists the nodes that wrote to it
 
-There is no list of all nodes: a value leads to its cell and to the node that made it, these to the nodes before, so what
-no tensor needs any more is garbage like anything else.
+There is no list of all nodes: a value leads to its cell and to the node that made it, these to the nodes before, so
+what no tensor needs any more is garbage like anything else.
 """
 
 from __future__ import annotations

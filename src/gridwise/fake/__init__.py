@@ -4,8 +4,8 @@
         model = BigModel()          # any size, no memory
 
 Fakes outlive the mode and stay fake in every operation. They rest on torch's meta kernels; `tensor.py` is the tensor,
-`dispatch.py` decides what an operator on fakes gives, `mode.py` makes the factories give fakes, `lazy.py` does the same
-for the parameters of Lazy modules. `gridwise.deferred_init` records on top of them.
+`dispatch.py` decides what an operator on fakes gives, `mode.py` makes the factories give fakes, `parameters.py` keeps
+what torch decides by class: subclasses of Parameter, Lazy modules. `gridwise.deferred_init` records on top of them.
 """
 
 from gridwise.fake.mode import fake_mode as fake_mode

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -64,7 +65,8 @@ def operator(func: Any) -> Operator:
         random=torch.Tag.nondeterministic_seeded in func.tags,
         needs_data=any(tag in func.tags for tag in _NEEDS_DATA),
         has_device=any(a.name == "device" for a in schema.arguments),
-        reshapes=torch.Tag.inplace_view in func.tags or func.__name__.split(".")[0] in ("resize_", "resize_as_", "set_"),
+        reshapes=torch.Tag.inplace_view in func.tags
+        or func.__name__.split(".")[0] in ("resize_", "resize_as_", "set_"),
     )
 
 
@@ -110,7 +112,7 @@ class Keeper:
         except NotImplementedError as error:
             self.refuse(op, "has no meta kernel in this torch, so its result cannot be pretended", error)
         if op.returns_written:
-            return self.written_ones(op, args, kwargs)
+            return returned(op, args, kwargs)
         return self.wrap(result, device)
 
     def run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,6 +122,7 @@ class Keeper:
     def device_of(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Where the result lives; raises where eager would."""
         found: torch.device | None = None
+        is_scalar = False
         if op.has_device:
             explicit = kwargs.get("device")
             if explicit is not None:
@@ -131,8 +134,8 @@ class Keeper:
                 return CPU
         for tensor in tensors_in(args, kwargs):
             device = tensor.given_device if isinstance(tensor, FakeTensor) else tensor.device
-            if found is None or (found.type == "cpu" and scalar):
-                found, scalar = device, tensor.dim() == 0
+            if found is None or (found.type == "cpu" and is_scalar):
+                found, is_scalar = device, tensor.dim() == 0
             elif device != found and tensor.dim() != 0 and _same(device) != _same(found) and "copy" not in op.name:
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but found at least two devices, "
@@ -160,20 +163,14 @@ class Keeper:
             meta_kwargs["pin_memory"] = False
         if op.random and meta_kwargs.get("generator") is not None:
             meta_kwargs["generator"] = None
-        for where in op.written:
-            target = args[where] if isinstance(where, int) and where < len(args) else kwargs.get(where)  # type: ignore[call-overload]
-            for tensor in target if isinstance(target, list) else (target,):
-                if isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor):
-                    self.refuse(op, "would write fake values into a real tensor")
+        for tensor in tensors_in(written_by(op, args, kwargs)):
+            if not isinstance(tensor, FakeTensor):
+                self.refuse(op, "would write fake values into a real tensor")
         result = func(*meta_args, **meta_kwargs)
         if op.reshapes:
             fake = args[0]
             fake.take_geometry(make_fake(self, fake.meta, fake.given_device, fake.value))
         return result
-
-    def written_ones(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = [args[w] if isinstance(w, int) and w < len(args) else kwargs.get(w) for w in op.written]  # type: ignore[arg-type]
-        return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
     def wrap(self, result: Any, device: torch.device) -> Any:
         if isinstance(result, Tensor):
@@ -222,13 +219,13 @@ class Keeper:
 
     @staticmethod
     def place() -> str:
-        """`, called in Linear.reset_parameters`: the innermost module at work, for messages."""
-        frame = sys._getframe(1)
+        """`, called in Linear.reset_parameters,`: the innermost module at work, for messages."""
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
                 return f", called in {type(owner).__qualname__}.{frame.f_code.co_name},"
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return ""
 
 
@@ -256,6 +253,18 @@ def storage_copy(tensor: Tensor) -> Tensor:
         new.copy_(storage)
     size, stride, offset, dtype = geometry(tensor)
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(new, offset, size, stride)
+
+
+def written_by(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an operator writes to."""
+    found = [(args[w] if w < len(args) else None) if isinstance(w, int) else kwargs.get(w) for w in op.written]
+    return [argument for argument in found if argument is not None]
+
+
+def returned(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator that returns what it wrote to returns."""
+    written = written_by(op, args, kwargs)
+    return written[0] if len(written) == 1 else tuple(written)
 
 
 def tensors_in(args: Any, kwargs: dict[str, Any] | None = None) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, Keeper, operator, tensors_in
-from gridwise.fake.lazy import lazy_parameters_of
+from gridwise.fake.parameters import parameters_of
 from gridwise.fake.tensor import FakeTensor
 
 _active: list[Keeper] = []
@@ -73,7 +73,7 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
     keeper = _active[-1] if _active else PLAIN_CUDA if fake_cuda else PLAIN
     _active.append(keeper)
     try:
-        with lazy_parameters_of(keeper), FakeFactories(keeper):
+        with parameters_of(keeper), FakeFactories(keeper):
             yield
     finally:
         _active.pop()

@@ -10,6 +10,7 @@ or filled at random on a CUDA device that is not there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -26,24 +27,26 @@ _native_data = torch.Tensor.data  # the C++ property
 class FakeTensor(Tensor):
     """A tensor without data. Made by `fake_mode` and by `gridwise.deferred_init`, never by hand."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # every operator arrives below autograd, once
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # all arrives below autograd
 
+    is_fake = True
     keeper: Keeper
     meta: Tensor
     given_device: torch.device  # as the user wrote it: `cuda`, where `device` says `cuda:0`
     value: Any  # what the keeper knows of it
+    parameter_class: type[Tensor]  # a subclass of nn.Parameter that it is to be
     became: Tensor  # the real tensor that took its place, where it could not become real itself
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for arg in args:
-            if isinstance(arg, FakeTensor):
-                return arg.keeper.run(func, args, kwargs or {})
-        return _keeper_inside((args, kwargs)).run(func, args, kwargs or {})
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        first = next(_fakes_in((args, kwargs)))
+        return first.keeper.run(func, args, kwargs or {})
 
     # -- what a fake looks like
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         parts = [f"size={tuple(self.shape)}"]
         if self.dtype != torch.get_default_dtype():
             parts.append(f"dtype={self.dtype}")
@@ -64,7 +67,7 @@ class FakeTensor(Tensor):
         return make_fake(self.keeper, self.meta, self.given_device, self.value)
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         return self.detach()
 
     @data.setter
@@ -93,7 +96,7 @@ class FakeTensor(Tensor):
         array = self.keeper.read(self, "__array__()").numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def new(self, *args: Any, **kwargs: Any) -> Tensor:
+    def new(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
         if len(args) == 1 and isinstance(args[0], list | tuple) and not isinstance(args[0], torch.Size):
             return self.new_tensor(args[0], **kwargs)
         return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args, **kwargs)
@@ -103,7 +106,7 @@ class FakeTensor(Tensor):
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol."
             )
         with torch.no_grad():
             copy = self._copy_for(memo)
@@ -155,13 +158,13 @@ class FakeTensor(Tensor):
 
 def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = None) -> FakeTensor:
     """A fake of `meta`'s geometry that says it lives on `device`."""
-    fake: FakeTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    fake: FakeTensor = torch.Tensor._make_wrapper_subclass(
         FakeTensor,
         meta.shape,
         meta.stride(),
         meta.storage_offset(),
         dtype=meta.dtype,
-        device=device if device.index is not None or device.type == "cpu" else _with_index(device),
+        device=device if device.type == "cpu" else _with_index(device),
     )
     fake.keeper = keeper
     fake.meta = meta
@@ -176,26 +179,23 @@ def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = N
 
 def _with_index(device: torch.device) -> torch.device:
     """Torch's own code asks for an index, and asks a driver that may not be there when it finds none."""
+    if device.index in range(256):  # an index is there
+        return device
     index = torch.cuda.current_device() if device.type == "cuda" and torch.cuda.is_initialized() else 0
     return torch.device(device.type, index)
 
 
-def _keeper_inside(nested: Any) -> Keeper:
+def _fakes_in(nested: Any) -> Iterator[FakeTensor]:
     if isinstance(nested, FakeTensor):
-        return nested.keeper
-    items = nested.values() if isinstance(nested, dict) else nested if isinstance(nested, list | tuple) else ()
-    for item in items:
-        keeper = _keeper_inside(item)
-        if keeper is not None:
-            return keeper
-    return None  # type: ignore[return-value]
+        yield nested
+    elif isinstance(nested, list | tuple | dict):
+        for item in nested.values() if isinstance(nested, dict) else nested:
+            yield from _fakes_in(item)
 
 
 def is_fake(tensor: object) -> bool:
     """Whether `tensor` is a fake tensor."""
-    from gridwise.fake.lazy import FakeUninitialized
-
-    return isinstance(tensor, FakeTensor | FakeUninitialized)
+    return hasattr(type(tensor), "is_fake")
 
 
 def meta_like(fake: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The uninitialised parameters of Lazy modules in fake mode: no shape yet, and fake once they get one.
+"""What torch decides by the class of a parameter, kept for fakes.
 
-`torch.nn.LazyLinear` and its kin make an `UninitializedParameter` in their constructor and turn it into a Parameter at the
-first forward. Both happen in torch's classes without asking the dispatcher, so while a mode is on, the two classes give
-subclasses that know their keeper.
+`torch.nn.LazyLinear` and its kin make an `UninitializedParameter` in their constructor and turn it into a Parameter
+at the first forward; a subclass of `nn.Parameter` is remembered by its class. Both happen in torch's constructors
+without asking the dispatcher, so while a mode is on these constructors are ours.
 """
 
 from __future__ import annotations
@@ -12,52 +12,55 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from gridwise.fake.tensor import FakeTensor
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import Keeper
-
-_new_parameter = UninitializedParameter.__new__
-_new_buffer = UninitializedBuffer.__new__
 
 
 class FakeUninitialized:
     """What the two kinds below share; a mixin for `torch.nn.parameter.UninitializedTensorMixin`."""
 
+    is_fake = True
     keeper: Keeper
     pretended: torch.device
 
     def materialize(self, shape: Any, device: Any = None, dtype: torch.dtype | None = None) -> None:
         """Become a fake Parameter (or buffer) of this shape, under the same name."""
-        assert isinstance(self, Tensor)
+        tensor: Any = self
         target = torch.device(device) if device is not None else self.pretended
         with torch.no_grad():
             fake = self.keeper.run(
-                torch.ops.aten.empty.memory_format, (list(shape),), {"dtype": dtype or self.data.dtype, "device": target}
+                torch.ops.aten.empty.memory_format,
+                (list(shape),),
+                {"dtype": dtype or tensor.data.dtype, "device": target},
             )
-        fake = fake.requires_grad_(self.requires_grad)
+        fake = fake.requires_grad_(tensor.requires_grad)
         for flag in ("_is_buffer", "persistent"):
             if hasattr(self, flag):
                 setattr(fake, flag, getattr(self, flag))
-        if isinstance(self, UninitializedParameter):
+        if isinstance(tensor, UninitializedParameter):
             fake._is_param = True
-        torch.utils.swap_tensors(self, fake)
+        torch.utils.swap_tensors(tensor, fake)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        assert isinstance(self, Tensor)
+        tensor: Any = self
         if id(self) not in memo:
+            persistent = vars(self).get("persistent")
             memo[id(self)] = make_uninitialized(
-                self.keeper, type(self), self.requires_grad, self.pretended, self.data.dtype, vars(self).get("persistent")
+                self.keeper, type(self), tensor.requires_grad, self.pretended, tensor.data.dtype, persistent
             )
         return memo[id(self)]
 
 
-class FakeUninitializedParameter(FakeUninitialized, UninitializedParameter):  # type: ignore[misc]
+class FakeUninitializedParameter(FakeUninitialized, UninitializedParameter):
     """An `UninitializedParameter` that will be fake."""
 
 
-class FakeUninitializedBuffer(FakeUninitialized, UninitializedBuffer):  # type: ignore[misc]
+class FakeUninitializedBuffer(FakeUninitialized, UninitializedBuffer):
     """An `UninitializedBuffer` that will be fake."""
 
 
@@ -66,7 +69,7 @@ def make_uninitialized(
 ) -> Any:
     with torch.utils._python_dispatch._disable_current_modes():
         data = torch.empty(0, dtype=dtype)
-        made = torch.Tensor._make_subclass(cls, data, requires_grad)  # type: ignore[attr-defined]
+        made = torch.Tensor._make_subclass(cls, data, requires_grad)
     made.keeper = keeper
     made.pretended = torch.device(device) if device is not None else torch.get_default_device()
     if persistent is not None:
@@ -75,21 +78,32 @@ def make_uninitialized(
 
 
 @contextmanager
-def lazy_parameters_of(keeper: Keeper) -> Iterator[None]:
-    """While inside, `UninitializedParameter` and `UninitializedBuffer` make the kinds of this file."""
+def parameters_of(keeper: Keeper) -> Iterator[None]:
+    """While inside, torch's parameter classes make what this file describes."""
 
-    def parameter(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+    def parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        made = before[nn.Parameter](cls, data, requires_grad)
+        if type(made) is FakeTensor and cls is not nn.Parameter:
+            made.parameter_class = cls
+        return made
+
+    def lazy_parameter(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
         return make_uninitialized(keeper, FakeUninitializedParameter, requires_grad, device, dtype, None)
 
-    def buffer(
+    def lazy_buffer(
         cls: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, persistent: bool = True
     ) -> Any:
         return make_uninitialized(keeper, FakeUninitializedBuffer, requires_grad, device, dtype, persistent)
 
-    UninitializedParameter.__new__ = parameter  # type: ignore[method-assign, assignment]
-    UninitializedBuffer.__new__ = buffer  # type: ignore[method-assign, assignment]
+    ours = {nn.Parameter: parameter, UninitializedParameter: lazy_parameter, UninitializedBuffer: lazy_buffer}
+    before: dict[Any, Any] = {cls: cls.__new__ for cls in ours}
+    _install(ours)
     try:
         yield
     finally:
-        UninitializedParameter.__new__ = _new_parameter  # type: ignore[method-assign]
-        UninitializedBuffer.__new__ = _new_buffer  # type: ignore[method-assign]
+        _install(before)
+
+
+def _install(constructors: dict[Any, Any]) -> None:
+    for cls, new in constructors.items():
+        cls.__new__ = staticmethod(new)

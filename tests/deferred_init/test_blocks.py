@@ -28,7 +28,8 @@ INITS: dict[str, Callable[[Tensor], Any]] = {
     "kaiming_normal": nn.init.kaiming_normal_,
     "constant": lambda t: nn.init.constant_(t, 0.3),
     "row of zeros": lambda t: t.normal_()[t.shape[0] // 2].zero_(),
-    "corner": lambda t: t.uniform_()[1:, : t.shape[1] // 2 + 1].normal_(0, 2),
+    "some rows": lambda t: t.uniform_()[t.shape[0] // 3 : t.shape[0] // 2].normal_(0, 2),
+    "a corner": lambda t: t.uniform_()[1:, : t.shape[1] // 2 + 1].mul_(7),
     "arithmetic": lambda t: t.normal_().mul_(2).add_(1).exp_().clamp_(max=3).neg_(),
     "elementwise on two": lambda t: t.copy_(torch.rand_like(t) * torch.randn(t.shape[-1]).to(t.dtype) + t.normal_()),
 }
@@ -43,7 +44,7 @@ def random_case(chooser: random.Random) -> tuple[list[int], tuple[slice, ...]]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("init", INITS)
 def test_random_slices(init: str, dtype: torch.dtype) -> None:
-    """25 of them for each of 12 initialisers and 4 dtypes: 1,200 slices."""
+    """25 of them for each of 13 initialisers and 4 dtypes: 1,300 slices."""
     chooser = random.Random(f"{init} {dtype}")
     for seed in range(25):
         shape, slices = random_case(chooser)
@@ -94,7 +95,7 @@ def test_initialisers_that_need_the_whole_tensor_say_so_and_are_right(init: Call
     eager = init(torch.empty(80, 90))
     torch.manual_seed(0)
     deferred = deferred_init(lambda: init(torch.empty(80, 90)))
-    assert "aten" in (reason_for_whole(deferred.value) or "")
+    assert ".default" in (reason_for_whole(deferred.value) or "")
     assert torch.equal(materialize_shard(deferred, (slice(8, 11), slice(40, 90))), eager[8:11, 40:90])
 
 

@@ -85,6 +85,8 @@ def reason_for_whole(value: Value) -> str | None:
 
 def block_of(value: Value, ranges: Ranges, before: float, session: Session) -> Tensor:
     """The block of a value as it was at a time."""
+    if value.meta.numel() == 0:
+        return torch.empty([stop - start for start, stop in ranges], dtype=value.meta.dtype)
     root = value.cell.writes[0].outputs[0]
     if len(value.cell.writes[0].outputs) != 1 or root is None or not _is_whole(root.meta):
         raise NeedsWhole(f"{_name(value.cell.writes[0])} gives more than one tensor, or a strided one")
@@ -151,6 +153,8 @@ def _write(node: Node, root: Value, box: Ranges, block: Tensor, session: Session
     if type(target) is not Value or target.cell is not root.cell or len(operator(node.func).written) != 1:
         raise NeedsWhole(f"{_name(node)} writes in an unusual way")
     meta = target.meta
+    if meta.numel() == 0:
+        return
     dims = _dims_in(meta, root.meta)
     start = _unravel(int(meta.storage_offset()), root.meta.shape)
     part: list[tuple[int, int]] = [(0, n) for n in meta.shape]  # of the target, in its own coordinates

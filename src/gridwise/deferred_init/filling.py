@@ -91,8 +91,8 @@ def fill_block(fill: Fill, shape: Sequence[int], ranges: Ranges, out: Tensor) ->
         return
     flat = out.view(-1)
     if not fill.can_be_cut():
-        whole = torch.empty(list(shape), dtype=fill.dtype)
-        fill.draw(whole.view(-1), 0)
+        whole = torch.empty(list(shape), dtype=fill.dtype)  # fewer than 16 normals: they may use up a left-over sample
+        whole.normal_(*fill.parameters, generator=generator_at(fill.mark.state()))
         out.copy_(whole[tuple(slice(*r) for r in ranges)])
         return
     # Everything from dim k on is one run of memory; the rows of dim k - 1 follow one another at a fixed distance.

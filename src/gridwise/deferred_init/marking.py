@@ -30,6 +30,8 @@ FACTORIES: dict[Any, Kind] = {
     aten.rand.generator: "uniform",
     aten.randn.default: "normal",
     aten.randn.generator: "normal",
+    aten.rand_like.default: "uniform",
+    aten.randn_like.default: "normal",
     aten.randperm.default: "permutation",
     aten.randperm.generator: "permutation",
 }

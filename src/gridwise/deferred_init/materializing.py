@@ -170,6 +170,8 @@ def _adopt(fakes: list[FakeTensor], reals: list[Tensor]) -> None:
 
 
 def _swap(fake: FakeTensor, real: Tensor) -> bool:
+    if real._use_count() > 1:  # type: ignore[attr-defined]  # an autograd graph holds it: swapping would spoil the graph
+        return False
     try:
         torch.utils.swap_tensors(fake, real)
     except RuntimeError:

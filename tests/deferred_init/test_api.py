@@ -115,7 +115,9 @@ class TestChoice:
 
 
 class TestAfterConstruction:
-    @pytest.mark.parametrize("change", [nn.Module.half, nn.Module.double, lambda m: m.to(torch.bfloat16), copy.deepcopy])
+    @pytest.mark.parametrize(
+        "change", [nn.Module.half, nn.Module.double, lambda m: m.to(torch.bfloat16), copy.deepcopy]
+    )
     def test_casts_are_recorded(self, change: object) -> None:
         def build() -> nn.Module:
             return nn.Sequential(nn.Linear(5, 6), nn.LSTM(3, 4), nn.BatchNorm1d(2))
@@ -209,7 +211,7 @@ class TestRefused:
     def test_wrong_parameters_of_a_fill_are_refused_at_once(self) -> None:
         with pytest.raises(RuntimeError, match="std >= 0"):
             deferred_init(lambda: torch.empty(3).normal_(0, -1))
-        with pytest.raises(RuntimeError, match="from=2.0 > to=1.0"):
+        with pytest.raises(RuntimeError, match=r"from=2\.0 > to=1\.0"):
             deferred_init(lambda: torch.empty(3).uniform_(2, 1))
         with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
             deferred_init(lambda: nn.Parameter(torch.empty(3)).normal_())

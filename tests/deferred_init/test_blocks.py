@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gridwise.deferred_init import deferred_init, filling, materialize_module, materialize_shard
-from gridwise.deferred_init.blocks import reason_for_whole
+from gridwise.deferred_init import deferred_init, filling, materialize_module, materialize_shard, reason_for_whole
 from gridwise.errors import PartitionError
 
 from .cases import gpt2
@@ -59,7 +58,7 @@ def test_random_slices(init: str, dtype: torch.dtype) -> None:
         eager = build()
         torch.manual_seed(seed)
         deferred = deferred_init(build)
-        assert reason_for_whole(deferred.value) is None
+        assert reason_for_whole(deferred) is None
         block = materialize_shard(deferred, slices)
         assert block.is_contiguous()
         assert as_bytes(block) == as_bytes(eager[slices]), (shape, slices)
@@ -83,7 +82,7 @@ def test_blocks_of_a_cast_model(cast: Callable[[nn.Module], nn.Module]) -> None:
     eager = cast(nn.Linear(40, 24))
     torch.manual_seed(0)
     model = cast(deferred_init(nn.Linear, 40, 24))
-    assert reason_for_whole(model.weight.value) is None
+    assert reason_for_whole(model.weight) is None
     block = materialize_shard(model.weight, (slice(3, 20), slice(10, 31)))
     assert isinstance(block, nn.Parameter)
     assert torch.equal(block, eager.weight[3:20, 10:31])
@@ -95,7 +94,7 @@ def test_initialisers_that_need_the_whole_tensor_say_so_and_are_right(init: Call
     eager = init(torch.empty(80, 90))
     torch.manual_seed(0)
     deferred = deferred_init(lambda: init(torch.empty(80, 90)))
-    assert ".default" in (reason_for_whole(deferred.value) or "")
+    assert ".default" in (reason_for_whole(deferred) or "")
     assert torch.equal(materialize_shard(deferred, (slice(8, 11), slice(40, 90))), eager[8:11, 40:90])
 
 

@@ -1,4 +1,4 @@
-"""The generator's arithmetic against drawing: jump-ahead, advancing, counting, and what happens when torch is not as known."""
+"""The generator's arithmetic against drawing: jump-ahead, advancing, counting, and a torch that is not as known."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gridwise.deferred_init.blocks import reason_for_whole as block_reason
 from gridwise.deferred_init.filling import Ranges
 from gridwise.deferred_init.materializing import (
     block_for,
@@ -35,7 +36,27 @@ _recording = threading.RLock()  # one constructor at a time: they share the defa
 
 
 def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `module_fn(*args, **kwargs)` gives, with fake tensors that remember how to become real."""
+    """What `module_fn(*args, **kwargs)` gives, with fake tensors that remember how to become real.
+
+    Notes
+    -----
+    Nothing is drawn, but the generators end where running `module_fn` would have left them, and what is materialised
+    later equals what it would have made, bit for bit, whatever the order. What is done to the tensors afterwards
+    (`.half()`, `.to()`, in-place operators) is recorded too. Where the constructor reads data (`item()`, `tolist()`,
+    `if tensor.any()`), the tensors that this needs are computed at once, for the moment.
+
+    Inside a constructor the default CPU generator is watched through `torch` (`torch.get_rng_state`,
+    `torch.manual_seed`, `torch.random.fork_rng`, `torch.default_generator`, ...). A reference to the generator object
+    that was taken before sees it standing still until `deferred_init` returns.
+
+    Examples
+    --------
+    >>> model = deferred_init(torch.nn.Linear, 10, 20)
+    >>> model.weight
+    Parameter containing:
+    tensor(..., size=(20, 10), requires_grad=True, fake=True)
+    >>> materialize_module(model)
+    """
     with _recording:
         if RECORDER.ledger is not None:
             return module_fn(*args, **kwargs)
@@ -58,7 +79,11 @@ def is_deferred(obj: Tensor | nn.Module) -> bool:
 
 
 def materialize_tensor(tensor: Tensor) -> Tensor:
-    """The real tensor of a deferred one, the same object at every call; a real tensor is returned as it is."""
+    """The real tensor of a deferred one, the same object at every call; a real tensor is returned as it is.
+
+    The deferred tensor's own object becomes real, so that every other reference to it sees the real tensor. Where
+    torch does not allow that (a weak reference, a view or an autograd graph holds it) a new tensor is returned.
+    """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"`tensor` has to be a `Tensor`, it is a {type(tensor).__name__}.")
     check_ours(tensor)
@@ -69,7 +94,21 @@ def materialize_tensor(tensor: Tensor) -> Tensor:
 
 
 def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
-    """The block `slices` of a deferred tensor, bitwise what that slice of the eagerly made tensor holds."""
+    """The block `slices` of a deferred tensor, bitwise what that slice of the eagerly made tensor holds.
+
+    Parameters
+    ----------
+    tensor
+        A deferred tensor, which stays deferred; of a real one the block is copied.
+    slices
+        One slice of step 1 per dim, or a box of `gridwise.grid`; dims at the end may be left out.
+
+    Notes
+    -----
+    Memory: the block, a scratch of 4 MiB (float32), and the same block of every other tensor that it was computed
+    from. Initialisers that need all of the tensor (orthogonal_, sparse_, a strided or complex fill, anything on CUDA)
+    make it whole for a moment; `reason_for_whole` tells which and why.
+    """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"`tensor` has to be a `Tensor`, it is a {type(tensor).__name__}.")
     check_ours(tensor)
@@ -81,6 +120,12 @@ def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
     return nn.Parameter(block, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else block
 
 
+def reason_for_whole(tensor: Tensor) -> str | None:
+    """Why the blocks of a deferred tensor cannot be made alone, but only from the whole tensor; None when they can."""
+    check_ours(tensor)
+    return block_reason(tensor.value) if isinstance(tensor, FakeTensor) else None
+
+
 def materialize_module(
     module: nn.Module,
     buffers_only: bool = False,
@@ -90,7 +135,24 @@ def materialize_module(
     rank: Any = None,
     progress: bool | None = None,
 ) -> None:
-    """Make the parameters and buffers of a module, and of all its children, real, in place."""
+    """Make the parameters and buffers of a module, and of all its children, real, in place.
+
+    Parameters
+    ----------
+    module
+        A module from `deferred_init`; what is real already stays as it is.
+    buffers_only
+        Leave the parameters deferred.
+    check_fn
+        Asked for each module whether its own tensors are to be made; its children are asked for themselves.
+    layout
+        Make only a block of each tensor: a function of its name and shape that gives slices (None: all of it), or a
+        mapping from names to layouts of `gridwise.grid`, of which `rank`'s block is made.
+    rank
+        The worker whose blocks are made, for a mapping.
+    progress
+        Show a bar when it takes longer than a second; by default where standard error is a terminal.
+    """
     chosen = [m for m in _children_first(module) if check_fn is None or check_fn(m)]
     targets = [(m, place, name) for m in chosen for place, name in _deferred_places(m, buffers_only)]
     for owner, place, name in targets:

@@ -138,7 +138,7 @@ def real(arg: Any, env: dict[Value, Tensor]) -> Any:
         if arg.tensor._version != arg.version:
             raise DeferredInitError(
                 describe(
-                    f"A tensor of size {tuple(arg.tensor.shape)} that the recorded constructor used was updated in-place: "
+                    f"A tensor of size {tuple(arg.tensor.shape)} that the constructor used was updated in-place: "
                     f"version {arg.version} then, {arg.tensor._version} now. Materialization cannot be performed.",
                     fix="give the constructor a clone of it, or materialise before changing it.",
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,15 @@ from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, Keeper, operator, tensors_
 from gridwise.fake.parameters import parameters_of
 from gridwise.fake.tensor import FakeTensor
 
-_active: list[Keeper] = []
+
+class _Active(threading.local):
+    """The fake modes of this thread."""
+
+    def __init__(self) -> None:
+        self.keepers: list[Keeper] = []
+
+
+_active = _Active()
 
 
 class FakeFactories(TorchDispatchMode):
@@ -27,7 +36,7 @@ class FakeFactories(TorchDispatchMode):
         super().__init__()
         self.keeper = keeper
         self.shortcuts = keeper.shortcuts()
-        if keeper.pretends_devices and not torch.cuda.is_available():
+        if keeper.pretends_devices and not _active.keepers and not torch.cuda.is_available():
             # Torch starts CUDA while it reads the arguments of `ones(device="cuda")`, unless a mode of this key is on.
             self._mode_key = torch._C._TorchDispatchModeKey.FAKE
 
@@ -70,10 +79,11 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
     >>> a
     tensor(..., size=(10,), fake=True)
     """
-    keeper = _active[-1] if _active else PLAIN_CUDA if fake_cuda else PLAIN
-    _active.append(keeper)
+    keeper = _active.keepers[-1] if _active.keepers else PLAIN_CUDA if fake_cuda else PLAIN
+    factories = FakeFactories(keeper)
+    _active.keepers.append(keeper)
     try:
-        with parameters_of(keeper), FakeFactories(keeper):
+        with parameters_of(keeper), factories:
             yield
     finally:
-        _active.pop()
+        _active.keepers.pop()

@@ -68,7 +68,7 @@ def make_uninitialized(
     keeper: Keeper, cls: Any, requires_grad: bool, device: Any, dtype: torch.dtype | None, persistent: bool | None
 ) -> Any:
     with torch.utils._python_dispatch._disable_current_modes():
-        data = torch.empty(0, dtype=dtype)
+        data = torch.empty(0, dtype=dtype, device="cpu")
         made = torch.Tensor._make_subclass(cls, data, requires_grad)
     made.keeper = keeper
     made.pretended = torch.device(device) if device is not None else torch.get_default_device()

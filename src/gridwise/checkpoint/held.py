@@ -12,7 +12,9 @@ The one question behind saving ("which of this do I write?") and loading ("which
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -51,13 +53,15 @@ class Held:
 def held(x: Any, key: str, rank: int) -> Held:
     """This worker's share of the tensor `x`, of which `key` is the name."""
     code = CODES.get(x.dtype)
-    if code is None or x.layout_is_strided is False if hasattr(x, "layout_is_strided") else code is None:
-        raise CheckpointMismatch(f"{key!r} has the dtype {x.dtype}, which cannot be stored.\n  fix: one of {list(CODES)}.")
+    if code is None:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
+        raise CheckpointMismatch(f"{key!r} has the dtype {x.dtype}, which cannot be stored.\n  fix: one of {known}.")
     if DTensor is not None and isinstance(x, DTensor):
         return _held_of_dtensor(x, key, code)
     if ShardedTensor is not None and isinstance(x, ShardedTensor):
         return _held_of_sharded(x, code)
     layout = layout_of(x)
+    check_dense(x, key)
     data = x.detach()
     if layout is None:
         return Held(code, tuple(data.shape), [Part(None, data, False)], everywhere=True)
@@ -73,9 +77,7 @@ def layout_of(x: Any) -> Layout | None:
 def _parts_of_layout(x: Tensor, data: Tensor, layout: Layout, key: str, rank: int) -> list[Part]:
     owned = rank in layout.grid
     box = layout.block(rank) if owned else getattr(x, "block", None)
-    if box is None:
-        return []
-    if box.volume == 0:
+    if box is None or box.volume == 0:
         return []
     if tuple(data.shape) != box.shape:
         raise CheckpointMismatch(
@@ -124,12 +126,13 @@ def check_dense(x: Tensor, key: str) -> None:
 
 def is_deferred(x: object) -> bool:
     """Whether a tensor has no memory yet: on the meta device, or deferred by `gridwise.deferred_init`."""
-    if not isinstance(x, Tensor):
-        return False
-    if x.is_meta:
-        return True
+    return isinstance(x, Tensor) and (x.is_meta or _is_pending()(x))
+
+
+@cache
+def _is_pending() -> Callable[[Tensor], bool]:
     try:
         from ..deferred_init import is_deferred as pending
     except ImportError:
-        return False
-    return bool(pending(x))
+        return lambda _: False
+    return pending

@@ -1,0 +1,4 @@
+"""placeholder."""
+from __future__ import annotations
+from .talk import Talk
+def settle(talk: Talk) -> None: ...

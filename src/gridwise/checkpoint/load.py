@@ -1,0 +1,154 @@
+"""Load a checkpoint onto any grid and any number of workers; verify one without loading it.
+
+    manifest    the first worker reads it and hands it on, so all load the same save
+    plan        which boxes this worker needs, and whether they fit; nothing is read yet
+    check       the bytes of these boxes, and only these, against their checksums
+    fill        values into place
+
+An error up to and including the check is raised on all workers, and nothing has been changed on any.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import CheckpointDamaged
+from ..partition import Partition
+from .manifest import MANIFEST, Manifest, from_bytes, read_manifest, read_manifest_bytes
+from .read import MissingFile, Progress, Reader, Unit, units_of
+from .restore import Plan, plan_load
+from .talk import Talk
+from .chunks import CHUNK, DIGITS
+from .manifest import ITEMSIZE
+
+ATTEMPTS = 5
+"""Times that a checkpoint is opened anew when a save replaces it at just that moment."""
+
+
+def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = None, *, cast: bool = False) -> Any:
+    """Fill `into` from the checkpoint at `path`, and return it.
+
+    Parameters
+    ----------
+    path : where the checkpoint was saved, on any number of workers and any grid
+    into : the state to fill, as it was given to `save`, or a part of it: tensors and parameters in place, plain values
+        put back into their dicts. Without it, all that was saved comes back as a nested dict of whole tensors.
+    P : the workers that load together, default `gridwise.world()`. All of them call this; others do nothing.
+    cast : convert tensors whose dtype differs, instead of raising
+
+    Raises
+    ------
+    CheckpointNotFound : nothing is committed there
+    CheckpointMismatch : names, shapes, dtypes or counts do not fit
+    CheckpointDamaged : bytes are not those that were saved; the message names the file and the tensor
+
+    Notes
+    -----
+    Each worker reads the chunks (1 MiB) that hold elements of its own blocks and no others. Nothing is changed, on any
+    worker, before all of them have checked everything that they need.
+
+    Examples
+    --------
+    >>> checkpoint.load(path, into={"model": model, "optim": optimiser})
+    """
+    if P is not None and not P.active:
+        return into
+    from .background import settle
+
+    talk = Talk(P, "loading", Path(path))
+    settle(talk)
+    for attempt in range(ATTEMPTS):
+        manifest = shared_manifest(talk, Path(path))
+        plan = talk.together(lambda m=manifest: plan_load(m, into, talk.rank, talk.place, talk.size, cast))  # type: ignore[misc]
+        assert plan is not None
+        reader = _opened(talk, Path(path), manifest, plan, last=attempt == ATTEMPTS - 1)
+        if reader is not None:
+            with reader:
+                talk.together(reader.check)
+                talk.together(lambda: _fill(reader, plan), tail="\n  the state may be partly filled: load again before using it.")
+            return plan.result
+    raise AssertionError("unreachable")
+
+
+def shared_manifest(talk: Talk, path: Path) -> Manifest:
+    """The manifest, read by the first worker and the same on all."""
+    data = talk.together(lambda: read_manifest_bytes(path), only_root=True)
+    data = talk.from_root(data)
+    manifest = talk.together(lambda: from_bytes(data, path / MANIFEST))
+    assert manifest is not None
+    return manifest
+
+
+def _opened(talk: Talk, path: Path, manifest: Manifest, plan: Plan, last: bool) -> Reader | None:
+    """The data files, open; None if another save has replaced them meanwhile, on any worker."""
+    reader: Reader | None = None
+    error: Exception | None = None
+    try:
+        reader = Reader(path, manifest, [unit for want in plan.wants for unit in units_of(want)])
+    except Exception as caught:
+        error = caught
+    replaced = isinstance(error, MissingFile) and not last and _id_now(path) not in (None, manifest.id)
+    flag = np.array([replaced], dtype=np.int64)
+    talk.transport.all_max(flag, talk.team, talk.what)
+    try:
+        if flag[0]:
+            if reader is not None:
+                reader.close()
+            return None
+        talk.agree(error)
+    except BaseException:
+        if reader is not None:
+            reader.close()
+        raise
+    return reader
+
+
+def _id_now(path: Path) -> str | None:
+    try:
+        return read_manifest(path).id
+    except CheckpointDamaged:
+        return None
+
+
+def _fill(reader: Reader, plan: Plan) -> None:
+    reader.fill()
+    changed = [want.target for want in plan.wants if not want.fresh]
+    if changed:
+        torch.autograd.graph.increment_version(changed)
+    with torch.no_grad():
+        for finish in plan.finish:
+            finish()
+
+
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Manifest:
+    """Check every byte of the checkpoint at `path` against its checksums; return its manifest.
+
+    Raises `CheckpointDamaged`, naming the files and tensors that are wrong. One process does it; no state is needed.
+
+    Examples
+    --------
+    >>> checkpoint.verify(path).tensors.keys()
+    """
+    where = Path(path)
+    manifest = read_manifest(where)
+    with Reader(where, manifest, list(_all_units(manifest))) as reader:
+        reader.check(progress)
+    return manifest
+
+
+def _all_units(manifest: Manifest) -> list[Unit]:
+    units = []
+    for key, tensor in manifest.tensors.items():
+        itemsize = ITEMSIZE[tensor.code]
+        for block, box in zip(tensor.blocks, tensor.boxes(), strict=True):
+            nbytes = box.volume * itemsize
+            for chunk, start in enumerate(range(0, nbytes, CHUNK)):
+                text = block.sums[chunk * DIGITS : (chunk + 1) * DIGITS]
+                size = min(CHUNK, nbytes - start)
+                units.append(Unit(block.file, block.offset + start, size, text, key, None, None, False))
+    return units

@@ -1,0 +1,411 @@
+"""Fit a state to a checkpoint: which stored boxes go into which memory, and what is set afterwards.
+
+What `into` asks for must be in the checkpoint, with the same shape and dtype; what the checkpoint has beyond that is left
+alone, except inside a module or an optimiser, where a name too many is an error.
+
+| in `into` | gets |
+|---|---|
+| a tensor, an array, a parameter, a shard | its values, in place: this worker's block of the stored tensor |
+| a module | all its parameters and buffers, in place; deferred ones are made, only the local block, without being initialised |
+| an optimiser | the options of its groups, and the state of each parameter by name |
+| a generator, a scheduler, anything with `load_state_dict` | its state |
+| a dict | each of its keys; a nested dict of plain values only is refilled with all that was saved under it |
+| a list, a tuple with tensors in it | each of its items; there must be as many |
+| any other value | replaced by what was saved under its key |
+
+Nothing is changed while this is worked out. `finish` runs when all bytes are in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointDamaged, CheckpointMismatch, describe
+from ..grid import Box
+from ..log import logger
+from .held import held, is_deferred, is_tensor, layout_of
+from .manifest import Manifest, StoredTensor
+from .read import Want
+from .state import PerWorker, check_state, has_state, is_plain, names_of_parameters, parameter_names
+from .values import DEEPEST, decoded, joined, unescaped
+
+MOST_NAMED = 8
+
+
+@dataclass
+class Plan:
+    """What is to be read, and what is to be done when that lies in place."""
+
+    wants: list[Want] = field(default_factory=list)
+    finish: list[Callable[[], None]] = field(default_factory=list)
+    result: Any = None
+
+
+def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int, cast: bool) -> Plan:
+    """How worker `rank`, number `place` of `workers`, fills `into` (None: a new nested dict of everything)."""
+    walk = _Walk(manifest, rank, place, workers, cast)
+    if into is None:
+        walk.plan.result = walk.everything("")
+        return walk.plan
+    check_state(into)
+    walk.names = names_of_parameters(into)
+    if isinstance(into, dict):
+        walk.dict("", into, 0)
+    else:
+        walk.any("", into, lambda _: None, 0)
+    walk.plan.result = into
+    return walk.plan
+
+
+class _Walk:
+    def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
+        self.manifest, self.rank, self.place, self.workers, self.cast = manifest, rank, place, workers, cast
+        self.plan = Plan()
+        self.names: dict[int, str] = {}
+        self._tree: dict[str, Any] | None = None
+
+    # The checkpoint as a tree
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The keys of the checkpoint, nested: name -> names below it, or the key itself at a leaf."""
+        if self._tree is None:
+            self._tree = {}
+            for key in (*self.manifest.tensors, *self.manifest.values):
+                *way, last = key.split("/")
+                at = self._tree
+                for name in way:
+                    at = at.setdefault(name, {})
+                    if not isinstance(at, dict):
+                        # A list with tensors in it has a value of its own, its length: it stands under the empty name.
+                        raise CheckpointDamaged(f"{key!r} lies below another value.")
+                at[last] = {**at[last], "": key} if isinstance(at.get(last), dict) else ({"": key} if self._is_list(key) else key)
+        return self._tree
+
+    def _is_list(self, key: str) -> bool:
+        value = self.manifest.values.get(key)
+        return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("$list", "$items")
+
+    def below(self, key: str) -> Any:
+        """The tree below a key, or the key itself if it is a leaf, or None."""
+        at: Any = self.tree
+        for name in key.split("/") if key else ():
+            at = at.get(name) if isinstance(at, dict) else None
+            if at is None:
+                return None
+        return at
+
+    def everything(self, key: str) -> Any:
+        """New memory for all that was saved below `key`, as it was nested; to be filled by the reading."""
+        found = self.below(key)
+        if found is None:
+            if not key:
+                return {}
+            raise self.missing(key)
+        return self._built(found, key)
+
+    def _built(self, found: Any, key: str) -> Any:
+        if isinstance(found, str):
+            if found not in self.manifest.tensors:
+                return decoded(self.manifest.values[found])
+            stored = self.manifest.tensors[found]
+            target = torch.empty(stored.shape, dtype=stored.dtype)
+            self.want(found, stored, target, None, fresh=True)
+            return target
+        if key in self.manifest.per_worker:
+            return [self._built(found[f"@{i}"], f"{key}/@{i}") for i in range(self.manifest.per_worker[key])]
+        if "" in found:
+            ((kind, length),) = self.manifest.values[found[""]].items()
+            if len(found) != length + 1 or type(length) is not int:
+                raise CheckpointDamaged(f"{key!r} should have {length} items, it has {len(found) - 1}.")
+            items = [self._built(found[f"#{i}"], joined(key, i)) for i in range(length)]
+            return items if kind == "$list" else tuple(items)
+        return {unescaped(name): self._built(item, f"{key}/{name}" if key else name) for name, item in found.items()}
+
+    # What is asked for
+
+    def any(self, key: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
+        if depth > DEEPEST:
+            raise CheckpointMismatch(f"{key!r} of `into` is nested deeper than {DEEPEST} levels, or holds itself.")
+        if is_tensor(value):
+            self.tensor(key, value, put)
+        elif isinstance(value, torch.nn.Module):
+            self.module(key, value, depth)
+        elif isinstance(value, torch.optim.Optimizer):
+            self.optimiser(key, value, depth)
+        elif isinstance(value, PerWorker):
+            self.per_worker(key, value, depth)
+        elif isinstance(value, torch.Generator):
+            self.later(value.set_state, self.new_tensor(key))
+        elif isinstance(value, np.ndarray):
+            self.array(key, value, put)
+        elif has_state(value):
+            self.later(value.load_state_dict, _as_before(value.state_dict(), self.everything(key)))
+        elif isinstance(value, dict) and not is_plain(value):
+            self.dict(key, value, depth)
+        elif isinstance(value, list | tuple) and not is_plain(value):
+            self.items(key, value, put, depth)
+        else:
+            self.later(put, _as_before(value, self.everything(key)))
+
+    def later(self, put: Callable[[Any], Any], value: Any) -> None:
+        self.plan.finish.append(lambda: put(value) and None)
+
+    def dict(self, key: str, value: dict[Any, Any], depth: int) -> None:
+        for name, item in value.items():
+            self.any(joined(key, name), item, lambda new, name=name: value.__setitem__(name, new), depth + 1)
+
+    def items(self, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int) -> None:
+        found = self.below(key)
+        length = len(found) - 1 if isinstance(found, dict) and "" in found else None
+        if length != len(value):
+            raise CheckpointMismatch(
+                f"{key!r} has {len(value)} items in `into`, "
+                + ("and is no list in the checkpoint." if length is None else f"{length} in the checkpoint.")
+            )
+        items = list(value)
+        for place, item in enumerate(value):
+            self.any(joined(key, place), item, lambda new, place=place: items.__setitem__(place, new), depth + 1)
+        if isinstance(value, list):
+            self.plan.finish.append(lambda: value.__setitem__(slice(None), items))
+        else:
+            self.plan.finish.append(lambda: put(tuple(items)))
+
+    def per_worker(self, key: str, value: PerWorker, depth: int) -> None:
+        count = self.manifest.per_worker.get(key)
+        if count is None:
+            if self.below(key) is None:
+                raise self.missing(key)
+            raise CheckpointMismatch(f"{key!r} is a PerWorker in `into`, but was saved as one value for all workers.")
+        place = self.place
+        if count != self.workers:
+            if value.when_resized == "refuse":
+                raise CheckpointMismatch(
+                    f"{key!r} was saved by {count} workers, one value each, and is loaded by {self.workers}.\n"
+                    "  fix: PerWorker(value, when_resized='keep') leaves every worker what it has, 'wrap' gives worker i that "
+                    "of worker i modulo the saved number."
+                )
+            if value.when_resized == "keep":
+                logger.warning("%r was saved by %d workers, here are %d: every worker keeps its own", key, count, self.workers)
+                return
+            place %= count
+        below = f"{key}/@{place}" if key else f"@{place}"
+        self.any(below, value.value, lambda new: setattr(value, "value", new), depth + 1)
+
+    # Tensors
+
+    def stored(self, key: str) -> StoredTensor:
+        stored = self.manifest.tensors.get(key)
+        if stored is None:
+            if key in self.manifest.values:
+                raise CheckpointMismatch(f"{key!r} is a tensor in `into`, but a plain value in the checkpoint.")
+            raise self.missing(key)
+        return stored
+
+    def missing(self, key: str) -> CheckpointMismatch:
+        near = [name for name in (*self.manifest.tensors, *self.manifest.values) if _near(name, key)]
+        return CheckpointMismatch(
+            describe(f"{key!r} is not in the checkpoint.", fix=f"it has {_listed(near)}." if near else "")
+        )
+
+    def new_tensor(self, key: str) -> Tensor:
+        stored = self.stored(key)
+        target = torch.empty(stored.shape, dtype=stored.dtype)
+        self.want(key, stored, target, None, fresh=True)
+        return target
+
+    def tensor(self, key: str, value: Any, put: Callable[[Any], None]) -> None:
+        if is_deferred(value):
+            new = self.deferred(key, value)
+            self.later(put, new)
+            return
+        stored = self.stored(key)
+        share = held(value, key, self.rank)
+        self.check_fits(key, stored, share.shape, value.dtype)
+        for part in share.parts:
+            self.want(key, stored, part.data, part.box, fresh=False)
+
+    def array(self, key: str, value: np.ndarray, put: Callable[[Any], None]) -> None:
+        stored = self.stored(key)
+        if value.flags.writeable and value.flags.c_contiguous:
+            target = torch.from_numpy(value)
+            self.check_fits(key, stored, tuple(target.shape), target.dtype)
+            self.want(key, stored, target, None, fresh=False)
+        else:
+            self.later(lambda new: put(new.numpy()), self.new_tensor(key))
+
+    def check_fits(self, key: str, stored: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if stored.shape != shape:
+            raise CheckpointMismatch(
+                f"{key!r} has the global shape {list(stored.shape)} in the checkpoint, {list(shape)} in `into`."
+            )
+        if stored.dtype != dtype and not self.cast:
+            raise CheckpointMismatch(
+                f"{key!r} is {stored.dtype} in the checkpoint, {dtype} in `into`.\n"
+                "  fix: load(..., cast=True) converts, with rounding; or change the dtype of `into`."
+            )
+
+    def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
+        if not target.numel():
+            return
+        if not fresh and any(stride == 0 and extent > 1 for stride, extent in zip(target.stride(), target.shape, strict=True)):
+            raise CheckpointMismatch(f"{key!r} of `into` is expanded: several elements share one place, it cannot be filled.")
+        self.plan.wants.append(Want(key, stored, target, box, fresh))
+
+    def deferred(self, key: str, value: Tensor) -> Tensor:
+        """A real tensor in place of one without memory: only this worker's block, not initialised, to be read into."""
+        stored = self.stored(key)
+        layout = layout_of(value)
+        self.check_fits(key, stored, tuple(value.shape) if layout is None else layout.global_shape, value.dtype)
+        box = None
+        shape = tuple(value.shape)
+        if layout is not None:
+            box = layout.block(self.rank) if self.rank in layout.grid else getattr(value, "block", None)
+            shape = box.shape if box is not None else (0,)
+        device = torch.device("cpu") if value.device.type == "meta" else value.device
+        data = torch.empty(shape, dtype=value.dtype, device=device)
+        if math.prod(shape):
+            self.want(key, stored, data, box, fresh=True)
+        return _like(value, data)
+
+    # Modules and optimisers
+
+    def module(self, key: str, module: torch.nn.Module, depth: int) -> None:
+        names = module.state_dict(keep_vars=True)
+        self.check_names(key, (joined(key, name) for name in names), f"the {type(module).__name__}")
+        for name, item in names.items():
+            owner, last = module, name
+            if "." in name:
+                way, last = name.rsplit(".", 1)
+                owner = module.get_submodule(way)
+            if last == "_extra_state":
+                self.later(owner.set_extra_state, _as_before(item, self.everything(joined(key, name))))
+            else:
+                self.any(joined(key, name), item, lambda new, owner=owner, last=last: setattr(owner, last, new), depth + 1)
+
+    def check_names(self, key: str, wanted: Iterable[str], what: str) -> None:
+        expected = set(wanted)
+        prefix = f"{key}/" if key else ""
+        stored = {name for name in (*self.manifest.tensors, *self.manifest.values) if name.startswith(prefix)}
+        missing = sorted(name for name in expected - stored if self.below(name) is None)
+        extra = sorted(name for name in stored - expected if not any(_is_below(name, at) for at in expected))
+        if missing or extra:
+            lines = [f"only in `into`: {_listed(missing)}"] if missing else []
+            lines += [f"only in the checkpoint: {_listed(extra)}"] if extra else []
+            raise CheckpointMismatch(describe(f"{what} at {key or 'the top'!r} does not fit the checkpoint.", lines))
+
+    def optimiser(self, key: str, optimiser: torch.optim.Optimizer, depth: int) -> None:
+        names = parameter_names(optimiser, self.names, key or "into")
+        saved = self.below(joined(key, "groups"))
+        if not isinstance(saved, dict):
+            raise self.missing(joined(key, "groups"))
+        if len(saved) != len(names):
+            raise CheckpointMismatch(
+                f"{key!r}: the {type(optimiser).__name__} has {len(names)} parameter groups, {len(saved)} were saved."
+            )
+        for place, (group, group_names) in enumerate(zip(optimiser.param_groups, names, strict=True)):
+            options = self.everything(joined(key, "groups", place))
+            if options.get("params") != group_names:
+                first, second = set(group_names), set(options.get("params") or ())
+                raise CheckpointMismatch(
+                    describe(
+                        f"{key!r}: group {place} of the {type(optimiser).__name__} has other parameters than were saved.",
+                        [f"only in `into`: {_listed(sorted(first - second))}", f"only saved: {_listed(sorted(second - first))}"],
+                        "build the optimiser with the same groups, parameters in the same order.",
+                    )
+                )
+            del options["params"]
+            self.later(group.update, options)
+            for name, parameter in zip(group_names, group["params"], strict=True):
+                state = self.state_of(joined(key, "state", name), parameter, optimiser.state.get(parameter, {}), group)
+                self.plan.finish.append(lambda p=parameter, s=state: _set_state(optimiser, p, s))  # type: ignore[misc]
+
+    def state_of(self, key: str, parameter: Tensor, now: Any, group: dict[str, Any]) -> dict[Any, Any]:
+        """The state of one parameter: what is as large as the parameter lies where it lies, the rest is whole."""
+        found = self.below(key)
+        if found is None:
+            return {}
+        share = held(parameter, key, self.rank) if not is_deferred(parameter) else None
+        whole = share.shape if share is not None else (layout_of(parameter) or parameter).global_shape  # type: ignore[union-attr]
+        state: dict[Any, Any] = {}
+        for name, at in found.items():
+            stored = self.manifest.tensors.get(at) if isinstance(at, str) else None
+            part_of_it = stored is not None and stored.shape == whole and share is not None
+            if not part_of_it or stored is None or share is None:
+                value = self._built(at, f"{key}/{name}")
+                on_device = isinstance(value, Tensor) and (group.get("capturable") or group.get("fused"))
+                state[unescaped(name)] = _On(value, parameter.device) if on_device else value
+                continue
+            before = now.get(unescaped(name))
+            usable = isinstance(before, Tensor) and before.shape == parameter.shape and before.dtype == stored.dtype
+            target = before if usable else torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
+            if is_tensor(target) and layout_of(parameter) is None:
+                for part in held(target, at, self.rank).parts:
+                    self.want(at, stored, part.data, part.box, fresh=not usable)
+            else:
+                for part in share.parts:
+                    self.want(at, stored, target.detach(), part.box, fresh=not usable)
+            state[unescaped(name)] = target
+        return state
+
+
+class _On:
+    """A tensor that is to be moved to a device when it has been read."""
+
+    def __init__(self, value: Tensor, device: torch.device) -> None:
+        self.value, self.device = value, device
+
+
+def _set_state(optimiser: torch.optim.Optimizer, parameter: Tensor, state: dict[Any, Any]) -> None:
+    if not state:
+        optimiser.state.pop(parameter, None)
+        return
+    optimiser.state[parameter] = {
+        name: item.value.to(item.device) if isinstance(item, _On) else item for name, item in state.items()
+    }
+
+
+def _like(value: Tensor, data: Tensor) -> Tensor:
+    """`data` as the kind of tensor that `value` is: a parameter, with its layout and block."""
+    if not isinstance(value, torch.nn.Parameter):
+        return data
+    kind = type(value) if layout_of(value) is not None else torch.nn.Parameter
+    new = kind(data, requires_grad=value.requires_grad)
+    if layout_of(value) is not None:
+        new.layout, new.block = value.layout, getattr(value, "block", None)  # type: ignore[misc, attr-defined]
+    return new
+
+
+def _as_before(before: Any, saved: Any) -> Any:
+    """`saved`, in dicts of the kinds that were there before: a Counter stays a Counter."""
+    if isinstance(before, dict) and isinstance(saved, dict):
+        inner = {name: _as_before(before.get(name), item) for name, item in saved.items()}
+        if type(before) is dict:
+            return inner
+        same = copy.copy(before)
+        same.clear()
+        same.update(inner)
+        return same
+    return saved
+
+
+def _is_below(name: str, at: str) -> bool:
+    return name.startswith(at + "/")
+
+
+def _near(name: str, key: str) -> bool:
+    last = key.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
+    return name.endswith(last) or name.startswith(key + "/")
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:MOST_NAMED]))
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > MOST_NAMED else shown or "none"

@@ -1,0 +1,129 @@
+"""How the workers of a save or a load come to one mind: an error of one is the error of all, with the same text.
+
+Few and small messages: JSON, never pickle. Every step is *try locally, then agree*; nobody raises between two
+agreements, so nobody waits for a worker that has left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ..errors import CheckpointError, GridwiseError, PartitionError
+from ..partition import Partition, world
+
+Result = TypeVar("Result")
+
+
+class Talk:
+    """The workers that save or load together, and what they are doing."""
+
+    def __init__(self, P: Partition | None, doing: str, path: Path) -> None:
+        self.P = P if P is not None else world()
+        if not self.P.active:
+            raise PartitionError(f"{doing} {path}: this worker is not in {self.P}, only its workers take part.")
+        self.transport = self.P.transport
+        self.team = self.P.team
+        self.rank = self.transport.rank
+        self.place = self.P.rank
+        self.size = self.P.size
+        self.root = self.P.ranks[0]
+        self.what = f"{doing} {path}"
+
+    @property
+    def is_root(self) -> bool:
+        return self.rank == self.root
+
+    def together(
+        self,
+        step: Callable[[], Result],
+        failure: type[CheckpointError] = CheckpointError,
+        tail: str = "",
+        only_root: bool = False,
+    ) -> Result | None:
+        """Run `step` on every worker (or on the first), then agree: its result, or the same error on all of them."""
+        result, error = None, None
+        if self.is_root or not only_root:
+            try:
+                result = step()
+            except Exception as caught:
+                error = caught
+        self.agree(error, failure, tail)
+        return result
+
+    def agree(self, error: Exception | None, failure: type[CheckpointError] = CheckpointError, tail: str = "") -> None:
+        """Return if nobody has an error; else raise the same on all workers."""
+        flag = np.array([error is not None], dtype=np.int64)
+        self.transport.all_max(flag, self.team, self.what)
+        if not flag[0]:
+            return
+        mine = b"" if error is None else json.dumps([_kind_of(error), str(error) or repr(error)]).encode()
+        texts = [json.loads(part) if part else None for part in self.transport.gather_bytes(mine, self.team, self.what)]
+        raise joint_error(self.what, dict(zip(self.team, texts, strict=True)), failure, tail) from error
+
+    def from_root(self, data: bytes | None) -> bytes:
+        """The bytes that the first worker gave, on all."""
+        if self.size == 1:
+            assert data is not None
+            return data
+        size = np.array([len(data or b"")], dtype=np.int64)
+        self.transport.all_max(size, self.team, self.what)
+        buffer = torch.empty(int(size[0]), dtype=torch.uint8)
+        if data:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        if size[0]:
+            self.transport.copy_from(buffer, self.root, self.team, self.what)
+        return buffer.numpy().tobytes()
+
+    def to_root(self, message: Any) -> list[Any] | None:
+        """What each worker said, in the partition's order, on the first worker; None on the others."""
+        if self.size == 1:
+            return [message]
+        mine = b"" if self.is_root else json.dumps(message, separators=(",", ":")).encode()
+        sizes = np.zeros(self.size, dtype=np.int64)
+        sizes[self.place] = len(mine)
+        self.transport.all_max(sizes, self.team, self.what)
+        if not self.is_root:
+            self.transport.exchange([(self.root, torch.frombuffer(bytearray(mine), dtype=torch.uint8))], [], self.what)
+            return None
+        buffers = {rank: torch.empty(int(n), dtype=torch.uint8) for rank, n in zip(self.P.ranks, sizes, strict=True)}
+        self.transport.exchange([], [(rank, x) for rank, x in buffers.items() if rank != self.root], self.what)
+        return [
+            message if rank == self.root else json.loads(buffer.numpy().tobytes()) for rank, buffer in buffers.items()
+        ]
+
+    def say_all(self, message: Any) -> list[Any]:
+        """What each worker said, in the order of the team, on all."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        return [json.loads(part) for part in self.transport.gather_bytes(data, self.team, self.what)]
+
+
+_KINDS = {kind.__name__: kind for kind in CheckpointError.__subclasses__()}
+
+
+def _kind_of(error: Exception) -> str:
+    return type(error).__name__ if isinstance(error, GridwiseError) else ""
+
+
+def joint_error(
+    what: str, texts: dict[int, list[str] | None], failure: type[CheckpointError], tail: str
+) -> CheckpointError:
+    """One error for all workers: the common text if they agree, else each one's."""
+    said = {rank: text for rank, text in texts.items() if text is not None}
+    kinds = {kind for kind, _ in said.values()}
+    kind = _KINDS.get(kinds.pop(), failure) if len(kinds) == 1 else failure
+    if len({text for _, text in said.values()}) == 1 and (len(said) == len(texts) or len(texts) == 1 or kinds_are_ours(said)):
+        message = next(iter(said.values()))[1]
+        who = "" if len(said) == len(texts) else f"\n  said by worker {', '.join(map(str, said))}"
+        return kind(f"{what}: {message}{who}{tail}")
+    lines = [f"worker {rank}: {text}".replace("\n", "\n    ") for rank, (_, text) in said.items()]
+    return kind("\n  ".join([f"{what} failed on {len(said)} of {len(texts)} workers.", *lines]) + tail)
+
+
+def kinds_are_ours(said: dict[int, list[str]]) -> bool:
+    return all(kind in _KINDS for kind, _ in said.values())

@@ -22,6 +22,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,11 @@ from torch import Tensor
 from ..errors import CheckpointDamaged, CheckpointMismatch, describe
 from ..grid import Box
 from ..log import logger
-from .held import held, is_deferred, is_tensor, layout_of
+from .held import Held, held, is_deferred, is_tensor, layout_of
 from .manifest import Manifest, StoredTensor
 from .read import Want
 from .state import PerWorker, check_state, has_state, is_plain, names_of_parameters, parameter_names
+from .tree import Node, find, tree_of
 from .values import DEEPEST, decoded, joined, unescaped
 
 MOST_NAMED = 8
@@ -70,65 +72,38 @@ class _Walk:
         self.manifest, self.rank, self.place, self.workers, self.cast = manifest, rank, place, workers, cast
         self.plan = Plan()
         self.names: dict[int, str] = {}
-        self._tree: dict[str, Any] | None = None
+        self._made: dict[int, Tensor] = {}
 
     # The checkpoint as a tree
 
-    @property
-    def tree(self) -> dict[str, Any]:
-        """The keys of the checkpoint, nested: name -> names below it, or the key itself at a leaf."""
-        if self._tree is None:
-            self._tree = {}
-            for key in (*self.manifest.tensors, *self.manifest.values):
-                *way, last = key.split("/")
-                at = self._tree
-                for name in way:
-                    at = at.setdefault(name, {})
-                    if not isinstance(at, dict):
-                        # A list with tensors in it has a value of its own, its length: it stands under the empty name.
-                        raise CheckpointDamaged(f"{key!r} lies below another value.")
-                at[last] = {**at[last], "": key} if isinstance(at.get(last), dict) else ({"": key} if self._is_list(key) else key)
-        return self._tree
+    @cached_property
+    def tree(self) -> Node:
+        return tree_of(self.manifest)
 
-    def _is_list(self, key: str) -> bool:
-        value = self.manifest.values.get(key)
-        return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("$list", "$items")
-
-    def below(self, key: str) -> Any:
-        """The tree below a key, or the key itself if it is a leaf, or None."""
-        at: Any = self.tree
-        for name in key.split("/") if key else ():
-            at = at.get(name) if isinstance(at, dict) else None
-            if at is None:
-                return None
-        return at
+    def below(self, key: str) -> Node | None:
+        return find(self.tree, key)
 
     def everything(self, key: str) -> Any:
         """New memory for all that was saved below `key`, as it was nested; to be filled by the reading."""
         found = self.below(key)
         if found is None:
-            if not key:
-                return {}
             raise self.missing(key)
-        return self._built(found, key)
+        return self.built(found)
 
-    def _built(self, found: Any, key: str) -> Any:
-        if isinstance(found, str):
-            if found not in self.manifest.tensors:
-                return decoded(self.manifest.values[found])
-            stored = self.manifest.tensors[found]
-            target = torch.empty(stored.shape, dtype=stored.dtype)
-            self.want(found, stored, target, None, fresh=True)
-            return target
-        if key in self.manifest.per_worker:
-            return [self._built(found[f"@{i}"], f"{key}/@{i}") for i in range(self.manifest.per_worker[key])]
-        if "" in found:
-            ((kind, length),) = self.manifest.values[found[""]].items()
-            if len(found) != length + 1 or type(length) is not int:
-                raise CheckpointDamaged(f"{key!r} should have {length} items, it has {len(found) - 1}.")
-            items = [self._built(found[f"#{i}"], joined(key, i)) for i in range(length)]
-            return items if kind == "$list" else tuple(items)
-        return {unescaped(name): self._built(item, f"{key}/{name}" if key else name) for name, item in found.items()}
+    def built(self, node: Node) -> Any:
+        if node.kind is None:
+            return self.leaf(node.key)
+        if node.key in self.manifest.per_worker:
+            counted = range(self.manifest.per_worker[node.key])
+            if node.children.keys() != {f"@{place}" for place in counted}:
+                raise CheckpointDamaged(f"{node.key!r} does not have one value for each worker.")
+            return [self.built(node.children[f"@{place}"]) for place in counted]
+        if node.kind is dict:
+            return {_name(name, node.key): self.built(child) for name, child in node.children.items()}
+        return node.kind(self.built(child) for child in node.items())
+
+    def leaf(self, key: str) -> Any:
+        return self.new_tensor(key) if key in self.manifest.tensors else decoded(self.manifest.values[key])
 
     # What is asked for
 
@@ -165,7 +140,7 @@ class _Walk:
 
     def items(self, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int) -> None:
         found = self.below(key)
-        length = len(found) - 1 if isinstance(found, dict) and "" in found else None
+        length = len(found.children) if found is not None and found.kind in (list, tuple) else None
         if length != len(value):
             raise CheckpointMismatch(
                 f"{key!r} has {len(value)} items in `into`, "
@@ -224,8 +199,9 @@ class _Walk:
 
     def tensor(self, key: str, value: Any, put: Callable[[Any], None]) -> None:
         if is_deferred(value):
-            new = self.deferred(key, value)
-            self.later(put, new)
+            if id(value) not in self._made:
+                self._made[id(value)] = self.deferred(key, value)
+            self.later(put, self._made[id(value)])
             return
         stored = self.stored(key)
         share = held(value, key, self.rank)
@@ -305,11 +281,11 @@ class _Walk:
     def optimiser(self, key: str, optimiser: torch.optim.Optimizer, depth: int) -> None:
         names = parameter_names(optimiser, self.names, key or "into")
         saved = self.below(joined(key, "groups"))
-        if not isinstance(saved, dict):
+        if saved is None or saved.kind is not dict:
             raise self.missing(joined(key, "groups"))
-        if len(saved) != len(names):
+        if len(saved.children) != len(names):
             raise CheckpointMismatch(
-                f"{key!r}: the {type(optimiser).__name__} has {len(names)} parameter groups, {len(saved)} were saved."
+                f"{key!r}: the {type(optimiser).__name__} has {len(names)} parameter groups, {len(saved.children)} were saved."
             )
         for place, (group, group_names) in enumerate(zip(optimiser.param_groups, names, strict=True)):
             options = self.everything(joined(key, "groups", place))
@@ -333,28 +309,34 @@ class _Walk:
         found = self.below(key)
         if found is None:
             return {}
-        share = held(parameter, key, self.rank) if not is_deferred(parameter) else None
-        whole = share.shape if share is not None else (layout_of(parameter) or parameter).global_shape  # type: ignore[union-attr]
+        if is_deferred(parameter):
+            raise CheckpointMismatch(
+                f"{key!r}: the parameter of this optimiser is deferred, loading puts a real one into its module.\n"
+                "  fix: load the model first, then build the optimiser and load it."
+            )
+        share = held(parameter, key, self.rank)
         state: dict[Any, Any] = {}
-        for name, at in found.items():
-            stored = self.manifest.tensors.get(at) if isinstance(at, str) else None
-            part_of_it = stored is not None and stored.shape == whole and share is not None
-            if not part_of_it or stored is None or share is None:
-                value = self._built(at, f"{key}/{name}")
-                on_device = isinstance(value, Tensor) and (group.get("capturable") or group.get("fused"))
-                state[unescaped(name)] = _On(value, parameter.device) if on_device else value
-                continue
-            before = now.get(unescaped(name))
-            usable = isinstance(before, Tensor) and before.shape == parameter.shape and before.dtype == stored.dtype
-            target = before if usable else torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
-            if is_tensor(target) and layout_of(parameter) is None:
-                for part in held(target, at, self.rank).parts:
-                    self.want(at, stored, part.data, part.box, fresh=not usable)
+        for part_of_key, child in found.children.items():
+            name = _name(part_of_key, key)
+            stored = self.manifest.tensors.get(child.key)
+            if stored is not None and stored.shape == share.shape:
+                state[name] = self.like_parameter(child.key, stored, parameter, share, now.get(name))
             else:
-                for part in share.parts:
-                    self.want(at, stored, target.detach(), part.box, fresh=not usable)
-            state[unescaped(name)] = target
+                value = self.built(child)
+                on_device = isinstance(value, Tensor) and (group.get("capturable") or group.get("fused"))
+                state[name] = _On(value, parameter.device) if on_device else value
         return state
+
+    def like_parameter(self, key: str, stored: StoredTensor, parameter: Tensor, share: Held, before: Any) -> Tensor:
+        """Memory that lies as the parameter lies, for the block of a stored tensor; that from before if it fits."""
+        usable = is_tensor(before) and before.shape == parameter.shape and before.dtype == stored.dtype
+        target = before if usable else torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
+        # The state of a split parameter is a plain tensor, that of a DTensor is a DTensor.
+        parts = share.parts if layout_of(parameter) is not None else held(target, key, self.rank).parts
+        for part in parts:
+            data = target.detach() if layout_of(parameter) is not None else part.data
+            self.want(key, stored, data, part.box, fresh=not usable)
+        return target
 
 
 class _On:
@@ -395,6 +377,13 @@ def _as_before(before: Any, saved: Any) -> Any:
         same.update(inner)
         return same
     return saved
+
+
+def _name(part: str, key: str) -> str | int:
+    try:
+        return unescaped(part)
+    except ValueError:
+        raise CheckpointDamaged(f"{key!r} holds {part!r}, which is no name.") from None
 
 
 def _is_below(name: str, at: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ..errors import CheckpointError, GridwiseError, PartitionError
+from ..errors import CheckpointError, PartitionError
 from ..partition import Partition, world
 
 Result = TypeVar("Result")
@@ -107,23 +107,21 @@ _KINDS = {kind.__name__: kind for kind in CheckpointError.__subclasses__()}
 
 
 def _kind_of(error: Exception) -> str:
-    return type(error).__name__ if isinstance(error, GridwiseError) else ""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
 
 
 def joint_error(
-    what: str, texts: dict[int, list[str] | None], failure: type[CheckpointError], tail: str
+    what: str, said: dict[int, list[str] | None], failure: type[CheckpointError], tail: str
 ) -> CheckpointError:
-    """One error for all workers: the common text if they agree, else each one's."""
-    said = {rank: text for rank, text in texts.items() if text is not None}
-    kinds = {kind for kind, _ in said.values()}
-    kind = _KINDS.get(kinds.pop(), failure) if len(kinds) == 1 else failure
-    if len({text for _, text in said.values()}) == 1 and (len(said) == len(texts) or len(texts) == 1 or kinds_are_ours(said)):
-        message = next(iter(said.values()))[1]
-        who = "" if len(said) == len(texts) else f"\n  said by worker {', '.join(map(str, said))}"
-        return kind(f"{what}: {message}{who}{tail}")
-    lines = [f"worker {rank}: {text}".replace("\n", "\n    ") for rank, (_, text) in said.items()]
-    return kind("\n  ".join([f"{what} failed on {len(said)} of {len(texts)} workers.", *lines]) + tail)
-
-
-def kinds_are_ours(said: dict[int, list[str]]) -> bool:
-    return all(kind in _KINDS for kind, _ in said.values())
+    """One error for all workers: who has which, once if they have the same."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, words in said.items():
+        if words is not None:
+            kind, text = words
+            groups.setdefault((kind, text), []).append(rank)
+    kinds = {_KINDS.get(kind, failure) for kind, _ in groups}
+    lines = []
+    for (_, text), ranks in groups.items():
+        who = "" if len(said) == 1 else f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: "
+        lines.append(f"{what}: {who}{text}")
+    return (kinds.pop() if len(kinds) == 1 else failure)("\n".join(lines) + tail)

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -187,6 +187,7 @@ class Transport(ABC):
 
     def cut(self) -> None:
         """Break every connection of this worker at once, from any thread, so that nobody waits for it in vain."""
+        return
 
     @abstractmethod
     def abort(self, code: int = 1) -> None:
@@ -218,6 +219,12 @@ class Transport(ABC):
 
     def _close(self) -> None:
         return None
+
+    def __deepcopy__(self, memo: dict) -> Transport:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a transport belongs to its process and cannot be pickled.")
 
     def __repr__(self) -> str:
         return f"<{self.name}: worker {self.rank} of {self.size}>"

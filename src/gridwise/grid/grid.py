@@ -113,7 +113,6 @@ def resolve_axes(dim: int, axes: Iterable[int] | int, name: str = "axes") -> tup
     wrong = [axis for axis in given if not -dim <= axis < dim]
     if wrong:
         raise PartitionError(
-            f"`{name}` (={given}) names axis {wrong[0]}, but the grid has {dim} axes: "
-            f"valid are {-dim} to {dim - 1}."
+            f"`{name}` (={given}) names axis {wrong[0]}, but the grid has {dim} axes: valid are {-dim} to {dim - 1}."
         )
     return tuple(sorted({axis % dim for axis in given}))

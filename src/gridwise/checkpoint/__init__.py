@@ -6,7 +6,7 @@ from .load import load as load
 from .load import verify as verify
 from .manifest import FORMAT_VERSION as FORMAT_VERSION
 from .manifest import Manifest as Manifest
-from .manifest import read_manifest as read_manifest
+from .parse import read_manifest as read_manifest
 from .save import save as save
 from .series import Series as Series
 from .state import PerWorker as PerWorker

@@ -35,7 +35,7 @@ from .held import Held, Part
 from .save import NOTHING_COMMITTED, Message, commit, start, write_part
 from .share import Shares
 from .state import Flat
-from .talk import Talk
+from .talk import Talk, in_flight
 
 POLL = 0.01
 """Seconds between two looks for the other workers' notes."""
@@ -59,7 +59,7 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
     if P is not None and not P.active:
         return None
     talk = Talk(P, "saving", Path(path))
-    settle(talk)
+    talk.settle()
     flat, shares, saving, save_id = start(talk, Path(path), state)
     try:
         staged = talk.together(lambda: copied(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
@@ -69,16 +69,9 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
             saving.abandon()
         raise
     pending = Pending(talk, Path(path) / f"data-{save_id}", save_id, staged, shares, saving)
-    _in_flight[talk.transport] = pending
+    in_flight[talk.transport] = pending
     pending.start()
     return pending
-
-
-def settle(talk: Talk) -> None:
-    """Wait for the save that these workers have in flight, if any, and raise what went wrong with it."""
-    pending = _in_flight.get(talk.transport)
-    if pending is not None and pending.talk.team == talk.team:
-        pending.wait()
 
 
 class Pending:
@@ -116,8 +109,8 @@ class Pending:
             self._given_up.set()
             self._thread.join()
             self._settled = True
-            if _in_flight.get(self.talk.transport) is self:
-                del _in_flight[self.talk.transport]
+            if in_flight.get(self.talk.transport) is self:
+                del in_flight[self.talk.transport]
 
     # In the thread
 
@@ -188,7 +181,6 @@ def timeout() -> float:
 
 # The copy
 
-_in_flight: dict[Transport, Pending] = {}
 _memory: dict[Transport, Tensor] = {}
 
 
@@ -202,7 +194,9 @@ def copied(flat: Flat, transport: Transport) -> Flat:
         if memory is None:
             transport.on_close.append(lambda: forget(transport))
         _memory.pop(transport, None)
-        memory = _memory[transport] = torch.empty(size, dtype=torch.uint8, pin_memory=any(p.data.is_cuda for p in parts))
+        memory = _memory[transport] = torch.empty(
+            size, dtype=torch.uint8, pin_memory=any(p.data.is_cuda for p in parts)
+        )
     offset = 0
 
     def copy(part: Part) -> Part:
@@ -215,7 +209,9 @@ def copied(flat: Flat, transport: Transport) -> Flat:
         return Part(part.box, place, part.owned)
 
     def copy_all(tensors: dict[str, Held]) -> dict[str, Held]:
-        return {key: Held(x.code, x.shape, [copy(part) for part in x.parts], x.everywhere) for key, x in tensors.items()}
+        return {
+            key: Held(x.code, x.shape, [copy(part) for part in x.parts], x.everywhere) for key, x in tensors.items()
+        }
 
     return replace(flat, tensors=copy_all(flat.tensors), own_tensors=copy_all(flat.own_tensors))
 
@@ -232,5 +228,6 @@ def forget(transport: Transport) -> None:
 @atexit.register
 def _finish_before_exit() -> None:
     """A program that ends right after `async_save` still has its checkpoint: wait for the thread, which talks to nobody."""
-    for pending in list(_in_flight.values()):
-        pending._thread.join(timeout())
+    for pending in list(in_flight.values()):
+        if isinstance(pending, Pending):
+            pending._thread.join(timeout())

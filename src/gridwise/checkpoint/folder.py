@@ -26,7 +26,8 @@ from pathlib import Path
 from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from . import disk
 from .disk import Lock
-from .manifest import MANIFEST, Manifest, read_manifest, to_bytes
+from .manifest import MANIFEST, Manifest, to_bytes
+from .parse import read_manifest
 
 _OURS = re.compile(r"data-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
 
@@ -39,7 +40,9 @@ class Saving:
         self.id = uuid.uuid4().hex
         self.data = path / f"data-{self.id}"
         if path.exists() and not path.is_dir():
-            raise CheckpointError(f"{path} is a file: a checkpoint is a folder.\n  fix: another path, or remove the file.")
+            raise CheckpointError(
+                f"{path} is a file: a checkpoint is a folder.\n  fix: another path, or remove the file."
+            )
         self._made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(path)

@@ -25,7 +25,7 @@ from ..grid import Box, Layout, Shape
 from .manifest import CODES
 
 try:
-    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed.tensor import DTensor
 except ImportError:  # a torch that was built without torch.distributed
     ShardedTensor = DTensor = None  # type: ignore[assignment, misc]
@@ -109,7 +109,9 @@ def _held_of_dtensor(x: Any, key: str, code: str) -> Held:
     local = x.to_local().detach()
     if not local.numel() or x.device_mesh.get_coordinate() is None:
         return Held(code, tuple(x.shape), [])
-    replicated = [place for place, how in zip(x.device_mesh.get_coordinate(), x.placements, strict=True) if how.is_replicate()]
+    replicated = [
+        place for place, how in zip(x.device_mesh.get_coordinate(), x.placements, strict=True) if how.is_replicate()
+    ]
     box = Box(tuple(start), tuple(a + n for a, n in zip(start, shape, strict=True)))
     return Held(code, tuple(x.shape), [Part(box, local, not any(replicated))])
 
@@ -120,8 +122,15 @@ def is_tensor(x: object) -> bool:
 
 def check_dense(x: Tensor, key: str) -> None:
     """Raise for tensors that are no plain array of numbers."""
-    if x.is_quantized or (not is_deferred(x) and torch.Tensor.layout.__get__(x) is not torch.strided):
-        raise CheckpointMismatch(f"{key!r} is a sparse or quantized tensor, which cannot be stored.\n  fix: save its parts.")
+    if x.is_quantized or (not is_deferred(x) and _torch_layout(x) is not torch.strided):
+        raise CheckpointMismatch(
+            f"{key!r} is a sparse or quantized tensor, which cannot be stored.\n  fix: save its parts."
+        )
+
+
+def _torch_layout(x: Tensor) -> torch.layout:
+    """What torch says: strided or sparse. A split parameter has hidden it behind its own `.layout`."""
+    return torch.Tensor.layout.__get__(x)  # type: ignore[attr-defined]
 
 
 def is_deferred(x: object) -> bool:

@@ -11,6 +11,7 @@ An error up to and including the check is raised on all workers, and nothing has
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ import torch
 
 from ..errors import CheckpointDamaged
 from ..partition import Partition
-from .manifest import MANIFEST, Manifest, from_bytes, read_manifest, read_manifest_bytes
-from .read import MissingFile, Progress, Reader, Unit, units_of
-from .restore import Plan, plan_load
+from .fit import Plan
+from .manifest import MANIFEST, Manifest
+from .parse import from_bytes, read_manifest, read_manifest_bytes
+from .read import MissingFile, Progress, Reader
+from .restore import plan_load
 from .talk import Talk
-from .chunks import CHUNK, DIGITS
-from .manifest import ITEMSIZE
+from .units import all_units, units_of
 
 ATTEMPTS = 5
 """Times that a checkpoint is opened anew when a save replaces it at just that moment."""
@@ -58,26 +60,27 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
     """
     if P is not None and not P.active:
         return into
-    from .background import settle
-
     talk = Talk(P, "loading", Path(path))
-    settle(talk)
-    for attempt in range(ATTEMPTS):
+    talk.settle()
+    for attempt in range(1, ATTEMPTS + 1):
         manifest = shared_manifest(talk, Path(path))
-        plan = talk.together(lambda m=manifest: plan_load(m, into, talk.rank, talk.place, talk.size, cast))  # type: ignore[misc]
+        plan = talk.together(partial(plan_load, manifest, into, talk.rank, talk.place, talk.size, cast))
         assert plan is not None
-        reader = _opened(talk, Path(path), manifest, plan, last=attempt == ATTEMPTS - 1)
+        reader = _opened(talk, Path(path), manifest, plan, last=attempt == ATTEMPTS)
         if reader is not None:
-            with reader:
-                talk.together(reader.check)
-                talk.together(lambda: _fill(reader, plan), tail="\n  the state may be partly filled: load again before using it.")
-            return plan.result
-    raise AssertionError("unreachable")
+            break
+    assert reader is not None
+    with reader:
+        talk.together(reader.check)
+        talk.together(
+            partial(_fill, reader, plan), tail="\n  the state may be partly filled: load again before using it."
+        )
+    return plan.result
 
 
 def shared_manifest(talk: Talk, path: Path) -> Manifest:
     """The manifest, read by the first worker and the same on all."""
-    data = talk.together(lambda: read_manifest_bytes(path), only_root=True)
+    data = talk.on_root(lambda: read_manifest_bytes(path))
     data = talk.from_root(data)
     manifest = talk.together(lambda: from_bytes(data, path / MANIFEST))
     assert manifest is not None
@@ -136,19 +139,6 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ma
     """
     where = Path(path)
     manifest = read_manifest(where)
-    with Reader(where, manifest, list(_all_units(manifest))) as reader:
+    with Reader(where, manifest, all_units(manifest)) as reader:
         reader.check(progress)
     return manifest
-
-
-def _all_units(manifest: Manifest) -> list[Unit]:
-    units = []
-    for key, tensor in manifest.tensors.items():
-        itemsize = ITEMSIZE[tensor.code]
-        for block, box in zip(tensor.blocks, tensor.boxes(), strict=True):
-            nbytes = box.volume * itemsize
-            for chunk, start in enumerate(range(0, nbytes, CHUNK)):
-                text = block.sums[chunk * DIGITS : (chunk + 1) * DIGITS]
-                size = min(CHUNK, nbytes - start)
-                units.append(Unit(block.file, block.offset + start, size, text, key, None, None, False))
-    return units

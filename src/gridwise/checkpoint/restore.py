@@ -21,34 +21,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
+from operator import setitem
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointDamaged, CheckpointMismatch, describe
-from ..grid import Box
+from ..errors import CheckpointMismatch, describe
 from ..log import logger
+from .fit import Fit, Plan, listed, name_of
 from .held import Held, held, is_deferred, is_tensor, layout_of
 from .manifest import Manifest, StoredTensor
-from .read import Want
 from .state import PerWorker, check_state, has_state, is_plain, names_of_parameters, parameter_names
-from .tree import Node, find, tree_of
-from .values import DEEPEST, decoded, joined, unescaped
-
-MOST_NAMED = 8
-
-
-@dataclass
-class Plan:
-    """What is to be read, and what is to be done when that lies in place."""
-
-    wants: list[Want] = field(default_factory=list)
-    finish: list[Callable[[], None]] = field(default_factory=list)
-    result: Any = None
+from .values import DEEPEST, joined
 
 
 def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int, cast: bool) -> Plan:
@@ -60,50 +47,20 @@ def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int
     check_state(into)
     walk.names = names_of_parameters(into)
     if isinstance(into, dict):
-        walk.dict("", into, 0)
+        walk.mapping("", into, 0)
     else:
         walk.any("", into, lambda _: None, 0)
     walk.plan.result = into
     return walk.plan
 
 
-class _Walk:
+class _Walk(Fit):
+    """One pass over the state that is to be filled."""
+
     def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
-        self.manifest, self.rank, self.place, self.workers, self.cast = manifest, rank, place, workers, cast
-        self.plan = Plan()
+        super().__init__(manifest, rank, place, workers, cast)
         self.names: dict[int, str] = {}
         self._made: dict[int, Tensor] = {}
-
-    # The checkpoint as a tree
-
-    @cached_property
-    def tree(self) -> Node:
-        return tree_of(self.manifest)
-
-    def below(self, key: str) -> Node | None:
-        return find(self.tree, key)
-
-    def everything(self, key: str) -> Any:
-        """New memory for all that was saved below `key`, as it was nested; to be filled by the reading."""
-        found = self.below(key)
-        if found is None:
-            raise self.missing(key)
-        return self.built(found)
-
-    def built(self, node: Node) -> Any:
-        if node.kind is None:
-            return self.leaf(node.key)
-        if node.key in self.manifest.per_worker:
-            counted = range(self.manifest.per_worker[node.key])
-            if node.children.keys() != {f"@{place}" for place in counted}:
-                raise CheckpointDamaged(f"{node.key!r} does not have one value for each worker.")
-            return [self.built(node.children[f"@{place}"]) for place in counted]
-        if node.kind is dict:
-            return {_name(name, node.key): self.built(child) for name, child in node.children.items()}
-        return node.kind(self.built(child) for child in node.items())
-
-    def leaf(self, key: str) -> Any:
-        return self.new_tensor(key) if key in self.manifest.tensors else decoded(self.manifest.values[key])
 
     # What is asked for
 
@@ -125,18 +82,15 @@ class _Walk:
         elif has_state(value):
             self.later(value.load_state_dict, _as_before(value.state_dict(), self.everything(key)))
         elif isinstance(value, dict) and not is_plain(value):
-            self.dict(key, value, depth)
+            self.mapping(key, value, depth)
         elif isinstance(value, list | tuple) and not is_plain(value):
             self.items(key, value, put, depth)
         else:
             self.later(put, _as_before(value, self.everything(key)))
 
-    def later(self, put: Callable[[Any], Any], value: Any) -> None:
-        self.plan.finish.append(lambda: put(value) and None)
-
-    def dict(self, key: str, value: dict[Any, Any], depth: int) -> None:
+    def mapping(self, key: str, value: dict[Any, Any], depth: int) -> None:
         for name, item in value.items():
-            self.any(joined(key, name), item, lambda new, name=name: value.__setitem__(name, new), depth + 1)
+            self.any(joined(key, name), item, partial(setitem, value, name), depth + 1)
 
     def items(self, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int) -> None:
         found = self.below(key)
@@ -148,7 +102,7 @@ class _Walk:
             )
         items = list(value)
         for place, item in enumerate(value):
-            self.any(joined(key, place), item, lambda new, place=place: items.__setitem__(place, new), depth + 1)
+            self.any(joined(key, place), item, partial(setitem, items, place), depth + 1)
         if isinstance(value, list):
             self.plan.finish.append(lambda: value.__setitem__(slice(None), items))
         else:
@@ -169,33 +123,15 @@ class _Walk:
                     "of worker i modulo the saved number."
                 )
             if value.when_resized == "keep":
-                logger.warning("%r was saved by %d workers, here are %d: every worker keeps its own", key, count, self.workers)
+                logger.warning(
+                    "%r was saved by %d workers, here are %d: every worker keeps its own", key, count, self.workers
+                )
                 return
             place %= count
         below = f"{key}/@{place}" if key else f"@{place}"
-        self.any(below, value.value, lambda new: setattr(value, "value", new), depth + 1)
+        self.any(below, value.value, partial(setattr, value, "value"), depth + 1)
 
     # Tensors
-
-    def stored(self, key: str) -> StoredTensor:
-        stored = self.manifest.tensors.get(key)
-        if stored is None:
-            if key in self.manifest.values:
-                raise CheckpointMismatch(f"{key!r} is a tensor in `into`, but a plain value in the checkpoint.")
-            raise self.missing(key)
-        return stored
-
-    def missing(self, key: str) -> CheckpointMismatch:
-        near = [name for name in (*self.manifest.tensors, *self.manifest.values) if _near(name, key)]
-        return CheckpointMismatch(
-            describe(f"{key!r} is not in the checkpoint.", fix=f"it has {_listed(near)}." if near else "")
-        )
-
-    def new_tensor(self, key: str) -> Tensor:
-        stored = self.stored(key)
-        target = torch.empty(stored.shape, dtype=stored.dtype)
-        self.want(key, stored, target, None, fresh=True)
-        return target
 
     def tensor(self, key: str, value: Any, put: Callable[[Any], None]) -> None:
         if is_deferred(value):
@@ -217,24 +153,6 @@ class _Walk:
             self.want(key, stored, target, None, fresh=False)
         else:
             self.later(lambda new: put(new.numpy()), self.new_tensor(key))
-
-    def check_fits(self, key: str, stored: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        if stored.shape != shape:
-            raise CheckpointMismatch(
-                f"{key!r} has the global shape {list(stored.shape)} in the checkpoint, {list(shape)} in `into`."
-            )
-        if stored.dtype != dtype and not self.cast:
-            raise CheckpointMismatch(
-                f"{key!r} is {stored.dtype} in the checkpoint, {dtype} in `into`.\n"
-                "  fix: load(..., cast=True) converts, with rounding; or change the dtype of `into`."
-            )
-
-    def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
-        if not target.numel():
-            return
-        if not fresh and any(stride == 0 and extent > 1 for stride, extent in zip(target.stride(), target.shape, strict=True)):
-            raise CheckpointMismatch(f"{key!r} of `into` is expanded: several elements share one place, it cannot be filled.")
-        self.plan.wants.append(Want(key, stored, target, box, fresh))
 
     def deferred(self, key: str, value: Tensor) -> Tensor:
         """A real tensor in place of one without memory: only this worker's block, not initialised, to be read into."""
@@ -265,7 +183,7 @@ class _Walk:
             if last == "_extra_state":
                 self.later(owner.set_extra_state, _as_before(item, self.everything(joined(key, name))))
             else:
-                self.any(joined(key, name), item, lambda new, owner=owner, last=last: setattr(owner, last, new), depth + 1)
+                self.any(joined(key, name), item, partial(setattr, owner, last), depth + 1)
 
     def check_names(self, key: str, wanted: Iterable[str], what: str) -> None:
         expected = set(wanted)
@@ -274,8 +192,8 @@ class _Walk:
         missing = sorted(name for name in expected - stored if self.below(name) is None)
         extra = sorted(name for name in stored - expected if not any(_is_below(name, at) for at in expected))
         if missing or extra:
-            lines = [f"only in `into`: {_listed(missing)}"] if missing else []
-            lines += [f"only in the checkpoint: {_listed(extra)}"] if extra else []
+            lines = [f"only in `into`: {listed(missing)}"] if missing else []
+            lines += [f"only in the checkpoint: {listed(extra)}"] if extra else []
             raise CheckpointMismatch(describe(f"{what} at {key or 'the top'!r} does not fit the checkpoint.", lines))
 
     def optimiser(self, key: str, optimiser: torch.optim.Optimizer, depth: int) -> None:
@@ -294,7 +212,10 @@ class _Walk:
                 raise CheckpointMismatch(
                     describe(
                         f"{key!r}: group {place} of the {type(optimiser).__name__} has other parameters than were saved.",
-                        [f"only in `into`: {_listed(sorted(first - second))}", f"only saved: {_listed(sorted(second - first))}"],
+                        [
+                            f"only in `into`: {listed(sorted(first - second))}",
+                            f"only saved: {listed(sorted(second - first))}",
+                        ],
                         "build the optimiser with the same groups, parameters in the same order.",
                     )
                 )
@@ -302,7 +223,7 @@ class _Walk:
             self.later(group.update, options)
             for name, parameter in zip(group_names, group["params"], strict=True):
                 state = self.state_of(joined(key, "state", name), parameter, optimiser.state.get(parameter, {}), group)
-                self.plan.finish.append(lambda p=parameter, s=state: _set_state(optimiser, p, s))  # type: ignore[misc]
+                self.plan.finish.append(partial(_set_state, optimiser, parameter, state))
 
     def state_of(self, key: str, parameter: Tensor, now: Any, group: dict[str, Any]) -> dict[Any, Any]:
         """The state of one parameter: what is as large as the parameter lies where it lies, the rest is whole."""
@@ -317,7 +238,7 @@ class _Walk:
         share = held(parameter, key, self.rank)
         state: dict[Any, Any] = {}
         for part_of_key, child in found.children.items():
-            name = _name(part_of_key, key)
+            name = name_of(part_of_key, key)
             stored = self.manifest.tensors.get(child.key)
             if stored is not None and stored.shape == share.shape:
                 state[name] = self.like_parameter(child.key, stored, parameter, share, now.get(name))
@@ -362,7 +283,7 @@ def _like(value: Tensor, data: Tensor) -> Tensor:
     kind = type(value) if layout_of(value) is not None else torch.nn.Parameter
     new = kind(data, requires_grad=value.requires_grad)
     if layout_of(value) is not None:
-        new.layout, new.block = value.layout, getattr(value, "block", None)  # type: ignore[misc, attr-defined]
+        new.layout, new.block = value.layout, getattr(value, "block", None)  # type: ignore[attr-defined]
     return new
 
 
@@ -379,22 +300,5 @@ def _as_before(before: Any, saved: Any) -> Any:
     return saved
 
 
-def _name(part: str, key: str) -> str | int:
-    try:
-        return unescaped(part)
-    except ValueError:
-        raise CheckpointDamaged(f"{key!r} holds {part!r}, which is no name.") from None
-
-
 def _is_below(name: str, at: str) -> bool:
     return name.startswith(at + "/")
-
-
-def _near(name: str, key: str) -> bool:
-    last = key.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
-    return name.endswith(last) or name.startswith(key + "/")
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:MOST_NAMED]))
-    return f"{shown}, ... ({len(names)} in all)" if len(names) > MOST_NAMED else shown or "none"

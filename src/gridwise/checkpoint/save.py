@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
 from ..grid import Box
 from ..partition import Partition
@@ -56,10 +55,8 @@ def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -
     """
     if P is not None and not P.active:
         return
-    from .background import settle
-
     talk = Talk(P, "saving", Path(path))
-    settle(talk)
+    talk.settle()
     flat, shares, saving, save_id = start(talk, Path(path), state)
     folder = Path(path) / f"data-{save_id}"
     try:
@@ -69,12 +66,7 @@ def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -
             NOTHING_COMMITTED,
         )
         messages = talk.to_root(message)
-        talk.together(
-            lambda: commit(saving, messages, flat, shares, talk),
-            CheckpointWriteFailed,
-            NOTHING_COMMITTED,
-            only_root=True,
-        )
+        talk.on_root(lambda: commit(saving, messages, flat, shares, talk), CheckpointWriteFailed, NOTHING_COMMITTED)
     except BaseException:
         if saving is not None:
             saving.abandon()
@@ -86,7 +78,7 @@ def start(talk: Talk, path: Path, state: Any) -> tuple[Flat, Shares, Saving | No
     flat = talk.together(lambda: flatten(state, talk.rank, talk.place), CheckpointMismatch, NOTHING_COMMITTED)
     assert flat is not None
     agree_on_structure(talk, flat)
-    saving = talk.together(lambda: Saving(path), CheckpointWriteFailed, NOTHING_COMMITTED, only_root=True)
+    saving = talk.on_root(lambda: Saving(path), CheckpointWriteFailed, NOTHING_COMMITTED)
     try:
         save_id = talk.from_root(saving.id.encode() if saving else None).decode()
         return flat, shares_of(flat.tensors, talk.size), saving, save_id
@@ -163,7 +155,9 @@ def assembled(save_id: str, messages: list[Message], flat: Flat, workers: int) -
     for message in messages:
         for key, (code, shape) in message["own"].items():
             if known.setdefault(key, (code, tuple(shape))) != (code, tuple(shape)):
-                raise CheckpointMismatch(f"{key!r} is {known[key]} on one worker and {(code, tuple(shape))} on another.")
+                raise CheckpointMismatch(
+                    f"{key!r} is {known[key]} on one worker and {(code, tuple(shape))} on another."
+                )
         values |= message["values"]
         for key, ends, offset, sums in message["blocks"]:
             box = None if ends is None else _whole_is_none(Box(*map(tuple, ends)), known[key][1])
@@ -215,5 +209,3 @@ def _check_replicas(tensors: dict[str, StoredTensor], messages: list[Message]) -
                     f"the replica of {key!r} {ends or 'whole'} on worker {place} differs from the block that its owner has.\n"
                     "  fix: replicas must be identical; `gridwise.nn.Broadcast` makes them so."
                 )
-
-

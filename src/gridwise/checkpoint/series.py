@@ -1,7 +1,7 @@
 """A series of checkpoints of one run: a folder with one checkpoint per step, of which the useful ones are kept.
 
-    folder/step-0000000100/manifest.json ...
-    folder/step-0000000200/manifest.json ...
+folder/step-0000000100/manifest.json ...
+folder/step-0000000200/manifest.json ...
 """
 
 from __future__ import annotations
@@ -89,14 +89,15 @@ class Series:
         if not P.active:
             return -1
         talk = Talk(P, "loading from", self.folder)
-        found = talk.together(lambda: self._step_to_load(step), only_root=True)
+        found = talk.on_root(lambda: self._step_to_load(step))
         chosen = int(talk.from_root(None if found is None else str(found).encode()))
         try:
             load(self.path(chosen), into, P, cast=cast)
         except CheckpointError as error:
             others = [number for number in self.steps() if number != chosen]
             if others:
-                error.add_note(f"other steps of this series: {', '.join(map(str, others[-5:]))}; load(into, step=...) takes one.")
+                newest = ", ".join(map(str, others[-5:]))
+                error.add_note(f"  other steps of this series: {newest}; `load(into, step=...)` takes one.")
             raise
         return chosen
 

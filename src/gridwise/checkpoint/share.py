@@ -37,7 +37,7 @@ MOST_NAMED = 8
 
 def shares_of(tensors: dict[str, Held], workers: int) -> Shares:
     """Which worker writes which block of the tensors that everybody holds."""
-    everywhere = [(key, x) for key, x in tensors.items() if x.everywhere and math.prod(x.shape)]
+    everywhere = [(key, x) for key, x in tensors.items() if x.everywhere and 0 not in x.shape]
     if workers == 1:
         return {key: [(0, None)] for key, _ in everywhere}
     loads = [(0, place) for place in range(workers)]
@@ -116,7 +116,9 @@ def _disagreement(what: str, everyone: dict[int, dict[str, str]]) -> str:
         return f"{what}: the workers hold the same, but in different orders: build the state alike on all of them."
     lines = []
     for key in wrong[:MOST_NAMED]:
-        lines += [f"{key!r} on {_who(ranks)}: {text or 'is missing'}" for text, ranks in _grouped(everyone, key).items()]
+        lines += [
+            f"{key!r} on {_who(ranks)}: {text or 'is missing'}" for text, ranks in _grouped(everyone, key).items()
+        ]
     if len(wrong) > MOST_NAMED:
         lines.append(f"... and {len(wrong) - MOST_NAMED} more keys")
     return describe(
@@ -138,7 +140,9 @@ def _who(ranks: list[int]) -> str:
     return f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
 
 
-def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str], sums: Callable[[Tensor], str]) -> list[str]:
+def same_sums(
+    flat: Flat, shares: Shares, known: dict[tuple[str, int], str], sums: Callable[[Tensor], str]
+) -> list[str]:
     """For each tensor that everybody holds, one checksum of it as this worker has it; `known` are those just written."""
     result = []
     for key, blocks in shares.items():

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointMismatch, describe
+from ..errors import CheckpointMismatch
 from ..grid import Layout
 from .held import Held, Part, held, is_deferred, is_tensor, layout_of
 from .values import DEEPEST, Json, encoded, is_key, joined, refusal
@@ -45,7 +45,9 @@ class PerWorker:
 
     def __init__(self, value: Any, when_resized: str = "refuse") -> None:
         if when_resized not in RULES:
-            raise CheckpointMismatch(f"`when_resized` (={when_resized!r}) must be one of {', '.join(map(repr, RULES))}.")
+            raise CheckpointMismatch(
+                f"`when_resized` (={when_resized!r}) must be one of {', '.join(map(repr, RULES))}."
+            )
         self.value = value
         self.when_resized = when_resized
 
@@ -152,7 +154,9 @@ class _Walk:
         if is_tensor(value):
             self.tensor(key, value)
         elif depth > DEEPEST:
-            raise CheckpointMismatch(f"{key!r} is nested deeper than {DEEPEST} levels, or holds itself: it cannot be saved.")
+            raise CheckpointMismatch(
+                f"{key!r} is nested deeper than {DEEPEST} levels, or holds itself: it cannot be saved."
+            )
         elif isinstance(value, torch.nn.Module):
             for name, item in value.state_dict(keep_vars=True).items():
                 self.any(joined(key, name), item, depth + 1)
@@ -186,7 +190,9 @@ class _Walk:
 
     def tensor(self, key: str, value: Any) -> None:
         if is_deferred(value):
-            raise CheckpointMismatch(f"{key!r} has no values yet: it is deferred.\n  fix: materialise the module before saving.")
+            raise CheckpointMismatch(
+                f"{key!r} has no values yet: it is deferred.\n  fix: materialise the module before saving."
+            )
         if not self.alone:
             self.flat.tensors[key] = held(value, key, self.rank)
             return

@@ -9,15 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 
+from ..comm.transport import Transport
 from ..errors import CheckpointError, PartitionError
 from ..partition import Partition, world
 
 Result = TypeVar("Result")
+
+
+class InFlight(Protocol):
+    """A save that goes on in the background (see `background`)."""
+
+    talk: Talk
+
+    def wait(self) -> None: ...
+
+
+in_flight: dict[Transport, InFlight] = {}
+"""The one save that each transport may have in the background."""
 
 
 class Talk:
@@ -35,26 +48,34 @@ class Talk:
         self.root = self.P.ranks[0]
         self.what = f"{doing} {path}"
 
+    def settle(self) -> None:
+        """Wait for the save that these workers have in the background, if any, and raise what went wrong with it."""
+        pending = in_flight.get(self.transport)
+        if pending is not None and pending.talk.team == self.team:
+            pending.wait()
+
     @property
     def is_root(self) -> bool:
         return self.rank == self.root
 
     def together(
-        self,
-        step: Callable[[], Result],
-        failure: type[CheckpointError] = CheckpointError,
-        tail: str = "",
-        only_root: bool = False,
-    ) -> Result | None:
-        """Run `step` on every worker (or on the first), then agree: its result, or the same error on all of them."""
-        result, error = None, None
-        if self.is_root or not only_root:
-            try:
-                result = step()
-            except Exception as caught:
-                error = caught
+        self, step: Callable[[], Result], failure: type[CheckpointError] = CheckpointError, tail: str = ""
+    ) -> Result:
+        """Run `step` on every worker, then agree: its result, or the same error on all of them."""
+        result: Result | None = None
+        error = None
+        try:
+            result = step()
+        except Exception as caught:
+            error = caught
         self.agree(error, failure, tail)
-        return result
+        return cast(Result, result)
+
+    def on_root(
+        self, step: Callable[[], Result], failure: type[CheckpointError] = CheckpointError, tail: str = ""
+    ) -> Result | None:
+        """Run `step` on the first worker: its result there, None on the others, or the same error on all of them."""
+        return self.together(lambda: step() if self.is_root else None, failure, tail)
 
     def agree(self, error: Exception | None, failure: type[CheckpointError] = CheckpointError, tail: str = "") -> None:
         """Return if nobody has an error; else raise the same on all workers."""

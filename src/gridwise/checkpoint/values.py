@@ -69,7 +69,9 @@ def is_key(value: object) -> bool:
 def encoded(value: object, key: str, depth: int = 0) -> Json:
     """`value` as JSON; `key` is for the error."""
     if depth > DEEPEST:
-        raise CheckpointMismatch(f"{key!r} is nested deeper than {DEEPEST} levels, or holds itself: it cannot be saved.")
+        raise CheckpointMismatch(
+            f"{key!r} is nested deeper than {DEEPEST} levels, or holds itself: it cannot be saved."
+        )
     if isinstance(value, np.generic):
         value = value.item()
     kind = type(value)
@@ -136,7 +138,9 @@ def decoded(value: Json, depth: int = 0) -> Any:
             except (ValueError, TypeError, AttributeError, RuntimeError) as error:
                 if isinstance(error, CheckpointDamaged):
                     raise
-                raise CheckpointDamaged(f"{str(value)[:200]} is no value that a checkpoint can hold ({error}).") from None
+                raise CheckpointDamaged(
+                    f"{str(value)[:200]} is no value that a checkpoint can hold ({error})."
+                ) from None
     if any(name.startswith("$") for name in value):
         raise CheckpointDamaged(f"{str(value)[:200]} is no value that a checkpoint can hold.")
     return {name: decoded(item, depth + 1) for name, item in value.items()}

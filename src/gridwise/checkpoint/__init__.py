@@ -2,6 +2,8 @@
 
 from .background import Pending as Pending
 from .background import async_save as async_save
+from .interchange import convert as convert
+from .interchange import read as read
 from .load import load as load
 from .load import verify as verify
 from .manifest import FORMAT_VERSION as FORMAT_VERSION

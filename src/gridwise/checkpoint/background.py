@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from .folder import Saving
 from .held import Held, Part
 from .save import NOTHING_COMMITTED, Message, commit, start, write_part
 from .share import Shares
-from .state import Flat
+from .state import Flat, flatten
 from .talk import Talk, in_flight
 
 POLL = 0.01
@@ -60,10 +61,9 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
         return None
     talk = Talk(P, "saving", Path(path))
     talk.settle()
-    flat, shares, saving, save_id = start(talk, Path(path), state)
+    flat, shares, saving, save_id = start(talk, Path(path), partial(flatten, state, talk.rank, talk.place))
     try:
         staged = talk.together(lambda: copied(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
-        assert staged is not None
     except BaseException:
         if saving is not None:
             saving.abandon()

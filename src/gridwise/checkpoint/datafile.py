@@ -65,7 +65,7 @@ class Written:
 def write_data_file(path: Path, save_id: str, blocks: Sequence[Block]) -> Written:
     """Write and sync a data file with these blocks."""
     ordered = sorted(blocks, key=lambda block: -ITEMSIZE[block.code])
-    header = header_of(ordered, save_id)
+    header = header_of(ordered, {"format": "pt", ID_KEY: save_id})
     fd = disk.create(path)
     try:
         disk.write(fd, [memoryview(header)])
@@ -118,10 +118,10 @@ def sums_of(x: Tensor) -> str:
     return "".join(map(checksum, chunks_of(x)))
 
 
-def header_of(blocks: Sequence[Block], save_id: str) -> bytes:
+def header_of(blocks: Sequence[Block], metadata: dict[str, str], pack_from: int | None = PACK_FROM) -> bytes:
     """The first bytes of the file: the length, then the JSON that names the blocks."""
-    entries: dict[str, str] = {"__metadata__": json.dumps({"format": "pt", ID_KEY: save_id}, separators=(",", ":"))}
-    packs = len(blocks) >= PACK_FROM
+    entries: dict[str, str] = {"__metadata__": json.dumps(metadata, separators=(",", ":"))}
+    packs = pack_from is not None and len(blocks) >= pack_from
     offset = packed_from = packed = 0
     packed_code = ""
 

@@ -65,7 +65,6 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
     for attempt in range(1, ATTEMPTS + 1):
         manifest = shared_manifest(talk, Path(path))
         plan = talk.together(partial(plan_load, manifest, into, talk.rank, talk.place, talk.size, cast))
-        assert plan is not None
         reader = _opened(talk, Path(path), manifest, plan, last=attempt == ATTEMPTS)
         if reader is not None:
             break
@@ -82,9 +81,7 @@ def shared_manifest(talk: Talk, path: Path) -> Manifest:
     """The manifest, read by the first worker and the same on all."""
     data = talk.on_root(lambda: read_manifest_bytes(path))
     data = talk.from_root(data)
-    manifest = talk.together(lambda: from_bytes(data, path / MANIFEST))
-    assert manifest is not None
-    return manifest
+    return talk.together(lambda: from_bytes(data, path / MANIFEST))
 
 
 def _opened(talk: Talk, path: Path, manifest: Manifest, plan: Plan, last: bool) -> Reader | None:

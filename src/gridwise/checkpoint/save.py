@@ -12,7 +12,9 @@ An error anywhere is raised on all workers, and nothing is committed.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +59,29 @@ def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -
         return
     talk = Talk(P, "saving", Path(path))
     talk.settle()
-    flat, shares, saving, save_id = start(talk, Path(path), state)
-    folder = Path(path) / f"data-{save_id}"
+    save_flat(talk, Path(path), partial(flatten, state, talk.rank, talk.place))
+
+
+def save_flat(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> None:
+    """Save what `flattened` gives on each worker."""
+    flat, shares, saving, save_id = start(talk, path, flattened)
     try:
         message = talk.together(
-            lambda: write_part(folder, save_id, talk.place, flat, shares, talk.size),
+            partial(write_part, path / f"data-{save_id}", save_id, talk.place, flat, shares, talk.size),
             CheckpointWriteFailed,
             NOTHING_COMMITTED,
         )
         messages = talk.to_root(message)
-        talk.on_root(lambda: commit(saving, messages, flat, shares, talk), CheckpointWriteFailed, NOTHING_COMMITTED)
+        talk.on_root(partial(commit, saving, messages, flat, shares, talk), CheckpointWriteFailed, NOTHING_COMMITTED)
     except BaseException:
         if saving is not None:
             saving.abandon()
         raise
 
 
-def start(talk: Talk, path: Path, state: Any) -> tuple[Flat, Shares, Saving | None, str]:
+def start(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> tuple[Flat, Shares, Saving | None, str]:
     """Agree on what is saved and start: the flat state, who writes what, the first worker's lock, and the save's id."""
-    flat = talk.together(lambda: flatten(state, talk.rank, talk.place), CheckpointMismatch, NOTHING_COMMITTED)
-    assert flat is not None
+    flat = talk.together(flattened, CheckpointMismatch, NOTHING_COMMITTED)
     agree_on_structure(talk, flat)
     saving = talk.on_root(lambda: Saving(path), CheckpointWriteFailed, NOTHING_COMMITTED)
     try:
@@ -172,11 +177,11 @@ def assembled(save_id: str, messages: list[Message], flat: Flat, workers: int) -
 
     return Manifest(
         save_id,
-        workers,
+        flat.workers or workers,
         tuple(files),
         tensors,
         values,
-        dict.fromkeys(flat.per_worker, workers),
+        dict.fromkeys(flat.per_worker, flat.workers or workers),
         f"gridwise {__version__}",
         datetime.now(UTC).isoformat(timespec="seconds"),
     )

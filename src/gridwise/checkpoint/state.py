@@ -61,6 +61,7 @@ class Flat:
 
     `tensors` and `values` must have the same names on all workers, and values the same contents. `own_tensors` and
     `own_values` are named by those workers only that have them. `per_worker` lists the keys of `PerWorker` values.
+    `workers` is how many there were, where that is not how many save (a conversion).
     """
 
     tensors: dict[str, Held] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Flat:
     own_tensors: dict[str, Held] = field(default_factory=dict)
     own_values: dict[str, Json] = field(default_factory=dict)
     per_worker: list[str] = field(default_factory=list)
+    workers: int | None = None
 
 
 def flatten(state: Any, rank: int = 0, place: int = 0) -> Flat:

@@ -77,6 +77,8 @@ class Transport(ABC):
     size: int
     carries_cuda = False
     """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
+    can_be_cut = False
+    """Whether `cut` frees those who wait. If not, only `abort` does."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

@@ -69,6 +69,10 @@ class PrimitiveContract:
             assert y.dtype == dtype
             assert torch.equal(y.to(torch.complex128).real, expected), dtype
 
+    def test_lazy_conjugates_are_sent_as_what_they_mean(self) -> None:
+        layer, x = self.layer(), torch.complex(self.tensor(), self.tensor())
+        assert torch.equal(layer(x.conj()), layer(x).conj())
+
     def test_booleans_are_moved_or_combined(self) -> None:
         y = self.layer()(self.tensor(torch.bool))
         assert torch.equal(y, self.layer()(self.tensor()) != 0)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ..comm.transport import Transport
+from ..comm.watch import timeout
 from ..errors import CheckpointError, CheckpointWriteFailed
 from ..partition import Partition
 from . import disk
@@ -172,11 +173,6 @@ def _leave_failure(folder: Path, place: int) -> None:
         (folder / f"w{place}.failed").touch()
     except OSError:
         return
-
-
-def timeout() -> float:
-    """How long the first worker waits for the others' notes: as long as for anything else, `GRIDWISE_TIMEOUT` seconds."""
-    return float(os.environ.get("GRIDWISE_TIMEOUT", "1800"))
 
 
 # The copy

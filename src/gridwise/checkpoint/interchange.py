@@ -85,7 +85,7 @@ def read(source: str | os.PathLike[str], *, trust: bool = False) -> dict[str, An
     """All that a file or folder of any known format holds, as a nested dict of whole tensors and plain values."""
     path = Path(source)
     if is_checkpoint(path):
-        return load(path, P=world(SoloTransport()))  # type: ignore[no-any-return]
+        return load(path, P=world(SoloTransport()))
     if path.is_file() and _is_safetensors(path):
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -133,9 +133,9 @@ def _of_torch_distributed(path: Path, trust: bool) -> dict[str, Any]:
             f"{path} is a checkpoint of torch.distributed, which can only be read by unpickling: that runs code that the "
             "files contain.\n  fix: if you know who wrote it, `trust=True` (`--trust`)."
         )
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
     state: dict[str, Any] = {}

@@ -37,7 +37,7 @@ from .held import Held, Part
 from .save import NOTHING_COMMITTED, Message, commit, start, write_part
 from .share import Shares
 from .state import Flat, flatten
-from .talk import Talk, in_flight
+from .talk import Talk, collector_paused, in_flight
 
 POLL = 0.01
 """Seconds between two looks for the other workers' notes."""
@@ -62,17 +62,22 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
         return None
     talk = Talk(P, "saving", Path(path))
     talk.settle()
-    flat, shares, saving, save_id = start(talk, Path(path), partial(flatten, state, talk.rank, talk.place))
+    with collector_paused():
+        pending = _started(talk, Path(path), state)
+    in_flight[talk.transport] = pending
+    pending.start()
+    return pending
+
+
+def _started(talk: Talk, path: Path, state: Any) -> Pending:
+    flat, shares, saving, save_id = start(talk, path, partial(flatten, state, talk.rank, talk.place))
     try:
         staged = talk.together(lambda: copied(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
     except BaseException:
         if saving is not None:
             saving.abandon()
         raise
-    pending = Pending(talk, Path(path) / f"data-{save_id}", save_id, staged, shares, saving)
-    in_flight[talk.transport] = pending
-    pending.start()
-    return pending
+    return Pending(talk, path / f"data-{save_id}", save_id, staged, shares, saving)
 
 
 class Pending:

@@ -109,13 +109,15 @@ class Fit:
     def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
         if not target.numel():
             return
-        if not fresh and any(
-            stride == 0 and extent > 1 for stride, extent in zip(target.stride(), target.shape, strict=True)
-        ):
+        if not fresh and 0 in target.stride() and _is_expanded(target):
             raise CheckpointMismatch(
                 f"{key!r} of `into` is expanded: several elements share one place, it cannot be filled."
             )
         self.plan.wants.append(Want(key, stored, target, box, fresh))
+
+
+def _is_expanded(x: Tensor) -> bool:
+    return any(stride == 0 and extent > 1 for stride, extent in zip(x.stride(), x.shape, strict=True))
 
 
 def name_of(part: str, key: str) -> str | int:

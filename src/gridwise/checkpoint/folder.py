@@ -27,7 +27,7 @@ from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from . import disk
 from .disk import Lock
 from .manifest import MANIFEST, Manifest, to_bytes
-from .parse import read_manifest
+from .parse import id_of, read_manifest_bytes
 
 _OURS = re.compile(r"data-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
 
@@ -88,9 +88,10 @@ class Saving:
 def committed_folder(path: Path) -> str | None:
     """The data folder of the committed checkpoint; None if there is none."""
     try:
-        return read_manifest(path).folder
+        data = read_manifest_bytes(path)
     except CheckpointNotFound:
         return None
+    return f"data-{id_of(data, path / MANIFEST)}"
 
 
 def leftovers(path: Path, keep: str | None = None) -> Iterator[Path]:

@@ -53,6 +53,8 @@ class Held:
 def held(x: Any, key: str, rank: int) -> Held:
     """This worker's share of the tensor `x`, of which `key` is the name."""
     code = CODES.get(x.dtype)
+    if code is not None and type(x) in PLAIN and x.layout is torch.strided:
+        return Held(code, tuple(x.shape), [Part(None, x.detach(), False)], everywhere=True)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
         raise CheckpointMismatch(f"{key!r} has the dtype {x.dtype}, which cannot be stored.\n  fix: one of {known}.")
@@ -66,6 +68,10 @@ def held(x: Any, key: str, rank: int) -> Held:
     if layout is None:
         return Held(code, tuple(data.shape), [Part(None, data, False)], everywhere=True)
     return Held(code, layout.global_shape, _parts_of_layout(x, data, layout, key, rank))
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Types that say nothing about a grid: most tensors of a state, by far."""
 
 
 def layout_of(x: Any) -> Layout | None:

@@ -133,7 +133,7 @@ def _of_torch_distributed(path: Path, trust: bool) -> dict[str, Any]:
             f"{path} is a checkpoint of torch.distributed, which can only be read by unpickling: that runs code that the "
             "files contain.\n  fix: if you know who wrote it, `trust=True` (`--trust`)."
         )
-        from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict

@@ -25,7 +25,7 @@ from .manifest import MANIFEST, Manifest
 from .parse import from_bytes, read_manifest, read_manifest_bytes
 from .read import MissingFile, Progress, Reader
 from .restore import plan_load
-from .talk import Talk
+from .talk import Talk, collector_paused
 from .units import all_units, units_of
 
 ATTEMPTS = 5
@@ -62,10 +62,15 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
         return into
     talk = Talk(P, "loading", Path(path))
     talk.settle()
+    with collector_paused():
+        return _load(talk, Path(path), into, cast)
+
+
+def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
     for attempt in range(1, ATTEMPTS + 1):
-        manifest = shared_manifest(talk, Path(path))
+        manifest = shared_manifest(talk, path)
         plan = talk.together(partial(plan_load, manifest, into, talk.rank, talk.place, talk.size, cast))
-        reader = _opened(talk, Path(path), manifest, plan, last=attempt == ATTEMPTS)
+        reader = _opened(talk, path, manifest, plan, last=attempt == ATTEMPTS)
         if reader is not None:
             break
     assert reader is not None

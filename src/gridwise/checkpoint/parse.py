@@ -25,9 +25,10 @@ MOST_DIMS = 64
 
 _HEAD = re.compile(rb'\{\s*"format"\s*:\s*"gridwise-checkpoint"\s*,\s*"format_version"\s*:\s*(\d{1,9})\s*,')
 _TAIL = re.compile(rb'"checksum":"([0-9a-f]{16})"\}\n\Z')
+_ID_LINE = re.compile(rb'\n"id":"([0-9a-f]{32})"')
 _ID = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"w[0-9]{1,7}\.safetensors")
-_SUMS = re.compile(r"[0-9a-f]*")
+_SUMS = re.compile(r"[0-9a-f]*").fullmatch
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -62,6 +63,26 @@ def _nothing_at(path: Path) -> str:
 
 def from_bytes(data: bytes, name: Path) -> Manifest:
     """The manifest in `data`; anything that does not fit is a `CheckpointDamaged` naming the file `name`."""
+    check_sum(data, name)
+    try:
+        return _parsed(data)
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(f"{name} is damaged: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
+        raise CheckpointDamaged(f"{name} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def id_of(data: bytes, name: Path) -> str:
+    """The id of the save, without reading all of its manifest; the checksum is checked all the same."""
+    check_sum(data, name)
+    found = _ID_LINE.search(data, 0, 1000)
+    if found is None:
+        raise CheckpointDamaged(f"{name} is damaged: it has no id.")
+    return found[1].decode()
+
+
+def check_sum(data: bytes, name: Path) -> None:
+    """Raise unless this is a whole manifest of a version that can be read."""
     head = _HEAD.match(data)
     if head is None:
         raise CheckpointDamaged(f"{name} is no manifest of a Gridwise checkpoint: it does not start like one.")
@@ -76,12 +97,6 @@ def from_bytes(data: bytes, name: Path) -> Manifest:
     found = checksum(memoryview(data)[: tail.start()])
     if found != tail[1].decode():
         raise CheckpointDamaged(f"{name} is damaged: its checksum is {found}, saved was {tail[1].decode()}.")
-    try:
-        return _parsed(data)
-    except CheckpointDamaged as error:
-        raise CheckpointDamaged(f"{name} is damaged: {error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
-        raise CheckpointDamaged(f"{name} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _parsed(data: bytes) -> Manifest:
@@ -150,21 +165,21 @@ def _stored_file(item: Any) -> StoredFile:
 
 
 def _is_sums(text: Any, count: int) -> bool:
-    return isinstance(text, str) and len(text) == count * DIGITS and _SUMS.fullmatch(text) is not None
+    return isinstance(text, str) and len(text) == count * DIGITS and _SUMS(text) is not None
 
 
 def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> StoredTensor:
     code, extents, blocks = item
-    itemsize = ITEMSIZE.get(code)
-    _must(itemsize, f"{key!r} has the unknown dtype {str(code)[:50]!r}")
+    if not isinstance(code, str) or code not in ITEMSIZE:
+        raise CheckpointDamaged(f"{key!r} has the unknown dtype {str(code)[:50]!r}.")
     shape = tuple(extents)
-    _must(len(shape) <= MOST_DIMS, f"{key!r} has {len(shape)} dims, at most {MOST_DIMS} are allowed")
+    if len(shape) > MOST_DIMS:
+        raise CheckpointDamaged(f"{key!r} has {len(shape)} dims, at most {MOST_DIMS} are allowed.")
     for extent in shape:
         if type(extent) is not int or not 0 <= extent < 2**63:
             raise CheckpointDamaged(f"{key!r} has the shape {str(extents)[:100]}.")
-    stored = tuple(_stored_block(key, block, shape, ITEMSIZE[code], files) for block in blocks)
-    volume = math.prod(shape)
-    if not (volume == 0 and not stored) and not (len(stored) == 1 and stored[0].box is None):
+    stored = tuple([_stored_block(key, block, shape, ITEMSIZE[code], files) for block in blocks])
+    if not (len(stored) == 1 and stored[0].box is None) and not (0 in shape and not stored):
         problem = tiling_problem(shape, [block.box or Box.of_shape(shape) for block in stored])
         _must(problem is None, f"the blocks of {key!r} {problem}")
     return StoredTensor(code, shape, stored)
@@ -186,7 +201,7 @@ def _stored_block(key: str, item: Any, shape: Shape, itemsize: int, files: tuple
         raise CheckpointDamaged(
             f"{key!r} has {nbytes} bytes at {str(offset)[:50]} of {files[file].name}, which has {files[file].size}."
         )
-    if not _is_sums(sums, number_of_chunks(nbytes)):
+    if type(sums) is not str or len(sums) != DIGITS * number_of_chunks(nbytes) or not _SUMS(sums):
         raise CheckpointDamaged(f"{key!r} needs {number_of_chunks(nbytes)} checksums of {DIGITS} hexadecimal digits.")
     return StoredBlock(file, offset, sums, box)
 

@@ -28,6 +28,7 @@ from .units import Unit, goes_nowhere, is_done, put, size_of, spans_of, tensors_
 KEEP = 48 << 20
 """Bytes of checked data that are kept for `fill`."""
 
+SMALL = 128 << 10
 THREADS = max(1, min(4, os.cpu_count() or 1))
 MOST_NAMED = 8
 
@@ -38,14 +39,15 @@ Progress = Callable[[int], None]
 class Reader:
     """The open data files of a checkpoint, and the units to be read from them."""
 
-    def __init__(self, path: Path, manifest: Manifest, units: Sequence[Unit], threads: int = THREADS) -> None:
+    def __init__(self, path: Path, manifest: Manifest, units: Sequence[Unit]) -> None:
         self.path = path
         self.files = manifest.files
         self.folder = path / manifest.folder
         self.save_id = manifest.id
         self.spans = list(spans_of(units))
         self.kept: dict[int, memoryview] = {}
-        self.threads = threads
+        # Small units are the interpreter's work, of which threads do not get more done.
+        self.threads = THREADS if sum(unit.size for unit in units) > len(units) * SMALL else 1
         self._keeping = 0
         self._lock = threading.Lock()
         self._fds: dict[int, int] = {}

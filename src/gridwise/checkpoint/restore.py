@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from operator import setitem
 from typing import Any
 
@@ -45,7 +45,7 @@ def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int
         walk.plan.result = walk.everything("")
         return walk.plan
     check_state(into)
-    walk.names = names_of_parameters(into)
+    walk.into = into
     if isinstance(into, dict):
         walk.mapping("", into, 0)
     else:
@@ -59,8 +59,12 @@ class _Walk(Fit):
 
     def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
         super().__init__(manifest, rank, place, workers, cast)
-        self.names: dict[int, str] = {}
+        self.into: Any = None
         self._made: dict[int, Tensor] = {}
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        return names_of_parameters(self.into)
 
     # What is asked for
 
@@ -141,7 +145,8 @@ class _Walk(Fit):
             return
         stored = self.stored(key)
         share = held(value, key, self.rank)
-        self.check_fits(key, stored, share.shape, value.dtype)
+        if share.shape != stored.shape or share.code != stored.code:
+            self.check_fits(key, stored, share.shape, value.dtype)
         for part in share.parts:
             self.want(key, stored, part.data, part.box, fresh=False)
 

@@ -27,7 +27,7 @@ from .folder import Saving
 from .manifest import Manifest, StoredBlock, StoredFile, StoredTensor
 from .share import Shares, agree_on_structure, blocks_to_write, check_same, same_sums, shares_of
 from .state import Flat, flatten
-from .talk import Talk
+from .talk import Talk, collector_paused
 from .tiling import tiling_problem
 
 NOTHING_COMMITTED = "\n  nothing was committed; what was at the path before is untouched."
@@ -59,7 +59,8 @@ def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -
         return
     talk = Talk(P, "saving", Path(path))
     talk.settle()
-    save_flat(talk, Path(path), partial(flatten, state, talk.rank, talk.place))
+    with collector_paused():
+        save_flat(talk, Path(path), partial(flatten, state, talk.rank, talk.place))
 
 
 def save_flat(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class Flat:
 def flatten(state: Any, rank: int = 0, place: int = 0) -> Flat:
     """The state of the worker with rank `rank` in the world, which is number `place` of those that save."""
     check_state(state)
-    walk = _Walk(rank, place, names_of_parameters(state))
+    walk = _Walk(rank, place, state)
     walk.any("", state, 0)
     return walk.flat
 
@@ -146,11 +147,15 @@ def parameter_names(optimiser: torch.optim.Optimizer, names: Mapping[int, str], 
 class _Walk:
     """One pass over a state."""
 
-    def __init__(self, rank: int, place: int, names: dict[int, str]) -> None:
-        self.rank, self.place, self.names = rank, place, names
+    def __init__(self, rank: int, place: int, state: Any) -> None:
+        self.rank, self.place, self.state = rank, place, state
         self.flat = Flat()
         self.alone = False
         """Inside a `PerWorker`: names and values are this worker's own."""
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        return names_of_parameters(self.state)
 
     def any(self, key: str, value: Any, depth: int) -> None:
         if is_tensor(value):

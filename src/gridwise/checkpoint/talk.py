@@ -6,8 +6,10 @@ agreements, so nobody waits for a worker that has left.
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -19,6 +21,18 @@ from ..errors import CheckpointError, PartitionError
 from ..partition import Partition, world
 
 Result = TypeVar("Result")
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection while many small lasting objects are made: it would look at all of them, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class InFlight(Protocol):

@@ -9,7 +9,7 @@ span     units that lie side by side in a file, to be read in one call
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,13 +66,17 @@ class Scatter(NamedTuple):
             done += box.volume
 
 
-def units_of(want: Want) -> Iterator[Unit]:
+def units_of(want: Want) -> Iterable[Unit]:
     """The chunks that hold what is wanted."""
     stored, target = want.stored, want.target
     plain = is_plain_memory(target) and target.dtype == stored.dtype
     if want.box is None and plain and len(stored.blocks) == 1:
-        yield from _whole_units(want, stored.blocks[0])
-        return
+        return _whole_units(want, stored.blocks[0])
+    return _units_of_pieces(want, plain)
+
+
+def _units_of_pieces(want: Want, plain: bool) -> Iterator[Unit]:
+    stored = want.stored
     box = want.box if want.box is not None else Box.of_shape(stored.shape)
     boxes = stored.boxes()
     found = 0
@@ -83,16 +87,17 @@ def units_of(want: Want) -> Iterator[Unit]:
         raise CheckpointDamaged(f"{want.key!r}: {found} of the {box.volume} wanted elements are in the checkpoint.")
 
 
-def _whole_units(want: Want, block: StoredBlock) -> Iterator[Unit]:
+def _whole_units(want: Want, block: StoredBlock) -> list[Unit]:
     file, offset, sums, _ = block
     view = memory(want.target)
     if len(view) <= CHUNK:
-        yield Unit(file, offset, len(view), sums, want.key, view, None, want.fresh)
-        return
+        return [Unit(file, offset, len(view), sums, want.key, view, None, want.fresh)]
+    units = []
     for chunk, start in enumerate(range(0, len(view), CHUNK)):
         part = view[start : start + CHUNK]
         text = sums[chunk * DIGITS : (chunk + 1) * DIGITS]
-        yield Unit(file, offset + start, len(part), text, want.key, part, None, want.fresh)
+        units.append(Unit(file, offset + start, len(part), text, want.key, part, None, want.fresh))
+    return units
 
 
 def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: Box, plain: bool) -> Iterator[Unit]:

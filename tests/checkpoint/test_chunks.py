@@ -36,7 +36,9 @@ def test_the_chunks_of_a_box_are_those_with_its_elements(shape: tuple[int, ...],
         patch.setattr(chunks, "CHUNK", 8 * data.draw(st.integers(1, 7)))
         per_chunk = chunks.CHUNK // 8
         flat = np.arange(math.prod(shape)).reshape(shape)
-        assert list(chunks.chunk_range(shape, 8, box)) == sorted({int(i) // per_chunk for i in flat[box.slices].ravel()})
+        assert list(chunks.chunk_range(shape, 8, box)) == sorted(
+            {int(i) // per_chunk for i in flat[box.slices].ravel()}
+        )
 
 
 @given(shapes, st.booleans())

@@ -166,7 +166,10 @@ def test_non_contiguous_and_odd_tensors_are_filled_in_place(tmp_path: Path) -> N
 
 def test_values_for_each_worker(tmp_path: Path) -> None:
     def state(P: Partition, seed: int) -> dict[str, Any]:
-        return {"rng": PerWorker(torch.Generator().manual_seed(seed + P.rank)), "at": PerWorker({"file": P.rank * seed})}
+        return {
+            "rng": PerWorker(torch.Generator().manual_seed(seed + P.rank)),
+            "at": PerWorker({"file": P.rank * seed}),
+        }
 
     crew(3, lambda P: checkpoint.save(tmp_path / "c", state(P, 5), P))
 

@@ -4,12 +4,12 @@ from .background import Pending as Pending
 from .background import async_save as async_save
 from .interchange import convert as convert
 from .interchange import read as read
-from .load import load as load
-from .load import verify as verify
+from .loading import load as load
+from .loading import verify as verify
 from .manifest import FORMAT_VERSION as FORMAT_VERSION
 from .manifest import Manifest as Manifest
 from .parse import read_manifest as read_manifest
-from .save import save as save
+from .saving import save as save
 from .series import Series as Series
 from .state import PerWorker as PerWorker
 from .storage import FileSystemReader as FileSystemReader

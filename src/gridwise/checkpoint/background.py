@@ -34,7 +34,7 @@ from . import disk
 from .datafile import ALIGNMENT
 from .folder import Saving
 from .held import Held, Part
-from .save import NOTHING_COMMITTED, Message, commit, start, write_part
+from .saving import NOTHING_COMMITTED, Message, commit, start, write_part
 from .share import Shares
 from .state import Flat, flatten
 from .talk import Talk, collector_paused, in_flight

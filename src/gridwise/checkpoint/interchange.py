@@ -31,11 +31,11 @@ from . import disk
 from .chunks import chunks_of
 from .datafile import Block, header_of
 from .held import Held, Part
-from .load import load
+from .loading import load
 from .manifest import CODES, ITEMSIZE, MANIFEST, Manifest
 from .parse import read_manifest
-from .read import Progress, Reader
-from .save import save_flat
+from .reader import Progress, Reader
+from .saving import save_flat
 from .state import Flat, flatten
 from .talk import Talk
 from .units import Want, units_of

@@ -16,9 +16,9 @@ from ..log import logger
 from ..partition import Partition, world
 from .background import Pending, async_save
 from .folder import remove_checkpoint
-from .load import load
+from .loading import load
 from .manifest import MANIFEST
-from .save import save
+from .saving import save
 from .talk import Talk
 
 _STEP = re.compile(r"step-([0-9]{1,18})")

@@ -8,7 +8,7 @@
     step                                     a value
     rng/@2                                   the tensor of worker 2
 
-Everything here is local to one worker; `save` compares it over the workers.
+Everything here is local to one worker; `saving` compares it over the workers.
 """
 
 from __future__ import annotations

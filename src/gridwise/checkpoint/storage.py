@@ -15,8 +15,8 @@ from typing import Any
 
 from ..errors import CheckpointMismatch
 from ..partition import world
-from .load import load
-from .save import save
+from .loading import load
+from .saving import save
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..checkpoint import Manifest, Series, convert, read_manifest, verify
 from ..checkpoint.disk import writing_alone
 from ..checkpoint.folder import leftovers, remove_leftovers
 from ..checkpoint.interchange import is_checkpoint
-from ..checkpoint.read import Progress as Report
+from ..checkpoint.reader import Progress as Report
 from ..errors import CheckpointError
 
 app = typer.Typer(help="List, inspect, verify, convert and prune checkpoints.", no_args_is_help=True)

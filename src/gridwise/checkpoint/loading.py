@@ -23,7 +23,7 @@ from ..partition import Partition
 from .fit import Plan
 from .manifest import MANIFEST, Manifest
 from .parse import from_bytes, read_manifest, read_manifest_bytes
-from .read import MissingFile, Progress, Reader
+from .reader import MissingFile, Progress, Reader
 from .restore import plan_load
 from .talk import Talk, collector_paused
 from .units import all_units, units_of

@@ -270,7 +270,7 @@ def test_errors_say_what_does_not_fit(tmp_path: Path) -> None:
     assert torch.equal(before, torch.full((2, 3), 9.0))
     with pytest.raises(CheckpointNotFound, match="nothing exists there"):
         checkpoint.load(tmp_path / "no", {})
-    with pytest.raises(CheckpointNotFound, match="no manifest.json"):
+    with pytest.raises(CheckpointNotFound, match=r"no manifest\.json"):
         checkpoint.load(tmp_path, {})
 
 

@@ -110,10 +110,15 @@ class Pending:
         try:
             self.talk.agree(self._write_error, CheckpointWriteFailed, NOTHING_COMMITTED)
             self._thread.join()
-            self.talk.agree(self._commit_error, CheckpointWriteFailed, NOTHING_COMMITTED)
-        finally:
+            self.talk.agree(self._commit_error, CheckpointWriteFailed)
+        except BaseException:
+            # Only now is nobody writing into the data folder any more.
             self._given_up.set()
             self._thread.join()
+            if self._saving is not None:
+                self._saving.abandon()
+            raise
+        finally:
             self._settled = True
             if in_flight.get(self.talk.transport) is self:
                 del in_flight[self.talk.transport]
@@ -131,7 +136,6 @@ class Pending:
             commit(self._saving, messages, self._flat, self._shares, self.talk)
         except Exception as error:
             self._commit_error = error
-            self._saving.abandon()
 
     def _write(self) -> Message | None:
         place = self.talk.place

@@ -44,6 +44,7 @@ class Saving:
                 f"{path} is a file: a checkpoint is a folder.\n  fix: another path, or remove the file."
             )
         self._made = not path.exists()
+        self.renamed = False
         path.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(path)
         try:
@@ -65,6 +66,7 @@ class Saving:
             os.close(fd)
         disk.sync_folder(self.path)  # the data folder and the draft have names that last
         disk.rename(draft, self.path / MANIFEST)
+        self.renamed = True
         disk.sync_folder(self.path)
         if self._made:
             disk.sync_folder(self.path.parent)
@@ -73,11 +75,9 @@ class Saving:
 
     def abandon(self) -> None:
         """Take back what was written, unless it was committed; the previous checkpoint stands."""
-        with contextlib.suppress(CheckpointError):
-            # A rename whose sync failed is still seen as the checkpoint: then the data must stay.
-            if committed_folder(self.path) != self.data.name:
-                disk.remove(self.data)
-                disk.remove(self.path / f"manifest-{self.id}.tmp")
+        if not self.renamed:
+            disk.remove(self.data)
+            disk.remove(self.path / f"manifest-{self.id}.tmp")
         self._lock.release()
         if self._made:
             with contextlib.suppress(OSError):

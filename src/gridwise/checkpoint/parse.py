@@ -55,9 +55,7 @@ def _nothing_at(path: Path) -> str:
     if not path.exists():
         return f"there is no checkpoint at {path}: nothing exists there."
     if path.is_dir() and any(path.glob("data-*")):
-        return (
-            f"there is no checkpoint at {path}, only the left-overs of a save that was interrupted before its commit."
-        )
+        return f"there is no checkpoint at {path}: no {MANIFEST}, only data of a save that was interrupted before its commit."
     return f"there is no checkpoint at {path}: it has no {MANIFEST}."
 
 

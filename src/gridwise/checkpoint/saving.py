@@ -32,6 +32,10 @@ from .tiling import tiling_problem
 
 NOTHING_COMMITTED = "\n  nothing was committed; what was at the path before is untouched."
 
+NOT_SYNCED = (
+    "\n  the new checkpoint is in place and whole, but may not survive a loss of power; the data of the previous one stays."
+)
+
 Message = dict[str, Any]
 """What a worker tells the first one about its part: JSON."""
 
@@ -73,7 +77,7 @@ def save_flat(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> None:
             NOTHING_COMMITTED,
         )
         messages = talk.to_root(message)
-        talk.on_root(partial(commit, saving, messages, flat, shares, talk), CheckpointWriteFailed, NOTHING_COMMITTED)
+        talk.on_root(partial(commit, saving, messages, flat, shares, talk), CheckpointWriteFailed)
     except BaseException:
         if saving is not None:
             saving.abandon()
@@ -134,10 +138,14 @@ def commit(saving: Saving | None, messages: list[Message] | None, flat: Flat, sh
     """On the first worker: put the parts together, check that they are whole and alike, and commit."""
     assert saving is not None
     assert messages is not None
-    if len(messages) > 1:
-        check_same(shares, [message["same"] for message in messages], talk.P.ranks, talk.what)
-        _check_files_are_here(saving.data, messages)
-    saving.commit(assembled(saving.id, messages, flat, talk.size))
+    try:
+        if len(messages) > 1:
+            check_same(shares, [message["same"] for message in messages], talk.P.ranks, talk.what)
+            _check_files_are_here(saving.data, messages)
+        saving.commit(assembled(saving.id, messages, flat, talk.size))
+    except Exception as error:
+        kind = type(error) if isinstance(error, CheckpointError) else CheckpointWriteFailed
+        raise kind(f"{error}{NOT_SYNCED if saving.renamed else NOTHING_COMMITTED}") from error
 
 
 def _check_files_are_here(folder: Path, messages: list[Message]) -> None:

@@ -176,7 +176,9 @@ def test_a_limit_of_the_kernel_in_the_middle_of_a_file(tmp_path: Path, way: Any)
 def can_mount() -> bool:
     if shutil.which("unshare") is None:
         return False
-    return subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode == 0
+    return (
+        subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode == 0
+    )
 
 
 @pytest.mark.skipif(not can_mount(), reason="a file system of 1 MiB can only be mounted with user namespaces")
@@ -217,7 +219,9 @@ def test_two_jobs_at_once_leave_one_whole_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "c"
     outcomes: list[list[Exception | None]] = []
     jobs = [
-        threading.Thread(target=lambda v=value: outcomes.append(crew_errors(2, lambda P: checkpoint.save(path, {"v": v}, P))))
+        threading.Thread(
+            target=lambda v=value: outcomes.append(crew_errors(2, lambda P: checkpoint.save(path, {"v": v}, P)))
+        )
         for value in range(6)
     ]
     for job in jobs:

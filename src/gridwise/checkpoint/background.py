@@ -12,10 +12,10 @@ for it, and raises what went wrong, on all of them.
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import os
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -29,6 +29,7 @@ from torch import Tensor
 from ..comm.transport import Transport
 from ..comm.watch import timeout
 from ..errors import CheckpointError, CheckpointWriteFailed
+from ..log import logger
 from ..partition import Partition
 from . import disk
 from .datafile import ALIGNMENT
@@ -41,6 +42,9 @@ from .talk import Talk, collector_paused, in_flight
 
 POLL = 0.01
 """Seconds between two looks for the other workers' notes."""
+
+AT_THE_END = 60.0
+"""Seconds for which a program that is over waits for the other workers' notes."""
 
 
 def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -> Pending | None:
@@ -92,7 +96,7 @@ class Pending:
         self._given_up = threading.Event()
         self._write_error: Exception | None = None
         self._commit_error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"gridwise-save-{save_id[:8]}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"gridwise-save-{save_id[:8]}")
         self._settled = False
 
     def start(self) -> None:
@@ -136,6 +140,9 @@ class Pending:
             commit(self._saving, messages, self._flat, self._shares, self.talk)
         except Exception as error:
             self._commit_error = error
+            logger.error("%s failed: %s", self.talk.what, error)
+            if _program_ends():  # nobody will call `wait`
+                print(f"gridwise: {self.talk.what} failed: {error}", file=sys.stderr)
 
     def _write(self) -> Message | None:
         place = self.talk.place
@@ -161,6 +168,8 @@ class Pending:
             while not note.exists():
                 if (self._folder / f"w{place}.failed").exists():
                     raise CheckpointError(f"worker {self.talk.P.ranks[place]} could not write its part.")
+                if _program_ends():
+                    deadline = min(deadline, time.monotonic() + AT_THE_END)
                 if self._given_up.is_set() or time.monotonic() > deadline:
                     raise CheckpointError(f"worker {self.talk.P.ranks[place]} has not written its part.")
                 time.sleep(POLL)
@@ -168,6 +177,11 @@ class Pending:
         for place in range(1, self.talk.size):
             (self._folder / f"w{place}.part").unlink()
         return notes
+
+
+def _program_ends() -> bool:
+    """Whether the main program is over: Python still waits for this thread, so that the checkpoint is not lost."""
+    return not threading.main_thread().is_alive()
 
 
 def _leave_note(folder: Path, place: int, message: Message) -> None:
@@ -228,11 +242,3 @@ def _room(data: Tensor) -> int:
 def forget(transport: Transport) -> None:
     """Free the memory that is kept for copies."""
     _memory.pop(transport, None)
-
-
-@atexit.register
-def _finish_before_exit() -> None:
-    """A program that ends right after `async_save` still has its checkpoint: wait for the thread, which talks to nobody."""
-    for pending in list(in_flight.values()):
-        if isinstance(pending, Pending):
-            pending._thread.join(timeout())

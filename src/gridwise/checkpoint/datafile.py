@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from torch import Tensor
@@ -82,10 +83,10 @@ def write_data_file(path: Path, save_id: str, blocks: Sequence[Block]) -> Writte
 
 def _write_blocks(fd: int, tensors: Sequence[Tensor]) -> list[str]:
     """Write the tensors one after the other; the checksums of each one's chunks."""
-    sums: list[str | Future[str]] = []
+    sums: list[str | None] = []
     waiting: list[memoryview] = []
     size = 0
-    with ThreadPoolExecutor(1, "gridwise-checksums") as pool:
+    with _Summing() as summing:
         for x in tensors:
             if x.numel() * x.element_size() <= CHUNK and is_plain_memory(x):
                 view = memory(x)
@@ -93,7 +94,8 @@ def _write_blocks(fd: int, tensors: Sequence[Tensor]) -> list[str]:
                 waiting.append(view)
                 size += len(view)
             elif is_plain_memory(x):  # the memory stays as it is, so it is summed while it is written
-                sums.append(pool.submit(sums_of, x))
+                sums.append(None)
+                summing.add(x)
                 waiting.append(memory(x))
                 size += FLUSH_AT
             else:
@@ -110,7 +112,47 @@ def _write_blocks(fd: int, tensors: Sequence[Tensor]) -> list[str]:
                 disk.write(fd, waiting)
                 waiting, size = [], 0
         disk.write(fd, waiting)
-        return [text if isinstance(text, str) else text.result() for text in sums]
+        later = summing.results()
+    return [next(later) if text is None else text for text in sums]
+
+
+class _Summing:
+    """A thread that computes the checksums of tensors while they are written.
+
+    Not an executor of concurrent.futures: these refuse work when the program ends, and a save in the background goes on.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()
+        self._sums: list[str] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, x: Tensor) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gridwise-checksums")
+            self._thread.start()
+        self._tensors.put(x)
+
+    def _run(self) -> None:
+        while (x := self._tensors.get()) is not None:
+            self._sums.append(sums_of(x))
+
+    def results(self) -> Iterator[str]:
+        """The checksums of all tensors, in the order in which they were added."""
+        self._end()
+        return iter(self._sums)
+
+    def _end(self) -> None:
+        if self._thread is not None:
+            self._tensors.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> _Summing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
 
 
 def sums_of(x: Tensor) -> str:

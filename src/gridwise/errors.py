@@ -65,3 +65,27 @@ def describe(asked: str, offenders: Iterable[str] = (), fix: str = "") -> str:
     if fix:
         lines.append(f"  fix: {fix}")
     return "\n".join(lines)
+
+
+class CheckpointError(GridwiseError, RuntimeError):
+    """A checkpoint could not be written or read. The message says whether anything was changed."""
+
+
+class CheckpointNotFound(CheckpointError):
+    """There is no committed checkpoint at the path: nothing, or only what an interrupted save has left."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """The bytes are not those that were saved: a checksum, a size, a name or the structure is wrong. Nothing was changed."""
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """What is to be filled does not fit what was saved, or the workers disagree. Nothing was changed."""
+
+
+class CheckpointBusy(CheckpointError):
+    """Another save is writing at the same path."""
+
+
+class CheckpointWriteFailed(CheckpointError):
+    """A worker could not write its part: nothing was committed, the previous checkpoint stands."""

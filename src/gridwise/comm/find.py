@@ -138,13 +138,3 @@ def _library() -> str:
     from mpi4py import MPI
 
     return f"mpi4py uses {MPI.Get_library_version().splitlines()[0].strip()}"
-
-
-_current: Transport | None = None
-
-
-def current() -> Transport:
-    global _current
-    if _current is None:
-        _current = find()
-    return _current

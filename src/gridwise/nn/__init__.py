@@ -10,3 +10,13 @@ from .module import Module as Module
 from .reduce_scatter import ReduceScatter as ReduceScatter
 from .repartition import Repartition as Repartition
 from .sum_reduce import SumReduce as SumReduce
+from .cross_entropy import DistributedCrossEntropyLoss as DistributedCrossEntropyLoss
+from .cross_entropy import DistributedNLLLoss as DistributedNLLLoss
+from .loss import DistributedBCELoss as DistributedBCELoss
+from .loss import DistributedBCEWithLogitsLoss as DistributedBCEWithLogitsLoss
+from .loss import DistributedHuberLoss as DistributedHuberLoss
+from .loss import DistributedKLDivLoss as DistributedKLDivLoss
+from .loss import DistributedL1Loss as DistributedL1Loss
+from .loss import DistributedMSELoss as DistributedMSELoss
+from .loss import DistributedPoissonNLLLoss as DistributedPoissonNLLLoss
+from .loss import DistributedSmoothL1Loss as DistributedSmoothL1Loss

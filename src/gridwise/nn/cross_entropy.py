@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ..comm.transport import Team, Transport
 from ..errors import PartitionError
-from ..partition import Partition, zero_volume_tensor
+from ..partition import Partition
 from .agreement import agree_call
 from .copy import AllSum
 from .loss import DistributedLoss, _no_part, _shape_of
@@ -127,7 +127,8 @@ class DistributedCrossEntropyLoss(DistributedLoss):
             terms = self._partial(input, target)
             if self.reduction == "none":
                 assert self._transport is not None
-                losses = self._move(terms, AllSum(self._transport, self._team, self._says, self._class_team), self._records)
+                sum_terms = AllSum(self._transport, self._team, self._says, self._class_team)
+                losses = self._move(terms, sum_terms, self._records, step=1)
                 return losses if self._is_first else losses.flatten()[:0]
             partial = terms.sum(dtype=torch.float32 if input.dtype in HALVES else None)
         elif input.dtype in HALVES:
@@ -180,15 +181,15 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         local = (index - mine.start).masked_fill(~here, 0).unsqueeze(dim)
         picked = shifted.gather(dim, local).squeeze(dim) if input.shape[dim] else torch.zeros_like(log_sum)
         losses = torch.where(here, -picked, torch.zeros_like(picked))
-        if self._is_first:
-            losses = losses + log_sum.masked_fill(ignored, 0)
+        # Counted by the first worker along the class axis; the others stay in its graph, and so in its backward.
+        counted = torch.full_like(ignored, self._is_first)
+        losses = losses + torch.where(counted & ~ignored, log_sum, 0)
         if self.weight is not None:
             losses = losses * self.weight[index]
         if not self.label_smoothing:
             return losses
         smooth = -(shifted if weight is None else shifted * weight).sum(dim)
-        if self._is_first:
-            smooth = smooth + log_sum * (self._classes if self.weight is None else self.weight.sum())
+        smooth = smooth + torch.where(counted, log_sum * (self._classes if self.weight is None else self.weight.sum()), 0)
         smooth = smooth.masked_fill(ignored, 0)
         return (1 - self.label_smoothing) * losses + self.label_smoothing / self._classes * smooth
 
@@ -200,7 +201,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         largest = input.detach().amax(dim) if input.shape[dim] else input.new_full(samples, -math.inf)
         shifted = input - _largest(largest, self._transport, self._class_team, self._says).unsqueeze(dim)
         whole = AllSum(self._transport, self._team, self._says, self._class_team)
-        return shifted, self._move(shifted.exp().sum(dim), whole, self._records).log()
+        return shifted, self._move(shifted.exp().sum(dim), whole, self._records, step=2).log()
 
 
 class DistributedNLLLoss(DistributedCrossEntropyLoss):
@@ -235,7 +236,7 @@ def _largest(x: Tensor, transport: Transport, team: Team, what: str) -> Tensor:
     bits = x.double().cpu().contiguous().view(torch.int64)
     ordered = np.ascontiguousarray(_turned_over(bits).numpy())
     transport.all_max(ordered, team, what)
-    return _turned_over(torch.from_numpy(ordered)).view(torch.float64).to(x)
+    return _turned_over(torch.from_numpy(ordered)).view(torch.float64).view(x.shape).to(x)
 
 
 def _turned_over(bits: Tensor) -> Tensor:

@@ -20,3 +20,10 @@ from .loss import DistributedL1Loss as DistributedL1Loss
 from .loss import DistributedMSELoss as DistributedMSELoss
 from .loss import DistributedPoissonNLLLoss as DistributedPoissonNLLLoss
 from .loss import DistributedSmoothL1Loss as DistributedSmoothL1Loss
+from .dropout import DistributedAlphaDropout as DistributedAlphaDropout
+from .dropout import DistributedDropout as DistributedDropout
+from .dropout import DistributedDropout1d as DistributedDropout1d
+from .dropout import DistributedDropout2d as DistributedDropout2d
+from .dropout import DistributedDropout3d as DistributedDropout3d
+from .dropout import DistributedFeatureAlphaDropout as DistributedFeatureAlphaDropout
+from .upsampling import DistributedUpsample as DistributedUpsample

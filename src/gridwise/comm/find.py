@@ -9,6 +9,9 @@
 
 `GRIDWISE_TRANSPORT` = torch | gloo | mpi | solo overrides. A process that was started as one of many never becomes one
 of many solo workers: when MPI does not work there, that is an error.
+
+`current` is THE transport of this process: found once, the same object ever after. A pool's worker puts another one in
+its place for each task (`use`).
 """
 
 from __future__ import annotations
@@ -18,12 +21,44 @@ import os
 import torch.distributed as dist
 
 from ..errors import TransportError, describe
-from ..log import logger
+from ..log import logger, set_worker
+from .malloc import keep_freed_memory
 from .solo import SoloTransport
-from .transport import Transport
+from .transport import Transport, Waiting
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 """Variables by which the launchers of MPI tell the number of processes."""
+
+
+_current: Transport | None = None
+
+
+def current() -> Transport:
+    """The transport of this process; found and begun at the first call."""
+    global _current
+    if _current is None:
+        _current = begin(find())
+        _current.on_close.append(lambda: use(None))
+    return _current
+
+
+def use(transport: Transport | None) -> None:
+    """Make `transport` the one that `current` returns; None: find one at the next call."""
+    global _current
+    _current = transport
+
+
+def begin(transport: Transport) -> Transport:
+    """Prepare this process for work over a transport that was just made: its name in the log, its allocator."""
+    set_worker(transport.rank, transport.size)
+    if transport.size > 1:
+        keep_freed_memory()
+    return transport
+
+
+def waiting() -> Waiting | None:
+    """What this process waits for at this moment, if it has a transport and waits."""
+    return _current.waiting if _current is not None else None
 
 
 def find() -> Transport:
@@ -66,8 +101,8 @@ def _torch() -> Transport:
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise TransportError(
-                f"torch.distributed was asked for, but {', '.join(missing)} is not set: this process was not started by "
-                "torchrun.\n  fix: torchrun --nproc-per-node 4 script.py, or gridwise run -n 4 script.py."
+                f"torch.distributed was asked for, but {', '.join(missing)} is not set: this process was not started "
+                "by torchrun.\n  fix: torchrun --nproc-per-node 4 script.py, or gridwise run -n 4 script.py."
             )
     return start_torch()
 
@@ -81,9 +116,10 @@ def _mpi() -> Transport:
     except Exception as error:
         raise TransportError(
             describe(
-                f"this process was started as one of {expected or 'several'} MPI processes, but MPI does not work: {error!r}",
-                fix="pip install 'gridwise[mpi]' (mpi4py with MPICH), or mpi4py built for the MPI whose mpiexec you use; "
-                "`gridwise doctor` shows what is found.",
+                f"this process was started as one of {expected or 'several'} MPI processes, but MPI does not work: "
+                f"{error!r}",
+                fix="pip install 'gridwise[mpi]' (mpi4py with MPICH), or mpi4py built for the MPI whose mpiexec you "
+                "use; `gridwise doctor` shows what is found.",
             )
         ) from error
     if expected is not None and transport.size != expected:
@@ -102,13 +138,3 @@ def _library() -> str:
     from mpi4py import MPI
 
     return f"mpi4py uses {MPI.Get_library_version().splitlines()[0].strip()}"
-
-
-_current: Transport | None = None
-
-
-def current() -> Transport:
-    global _current
-    if _current is None:
-        _current = find()
-    return _current

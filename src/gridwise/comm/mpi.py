@@ -29,17 +29,18 @@ TAG = 7
 
 def memory(x: Tensor) -> MPI.buffer:
     """The bytes of a contiguous host tensor, without a copy."""
-    return MPI.buffer.fromaddress(x.data_ptr(), x.numel() * x.element_size())
+    return MPI.buffer.fromaddress(x.data_ptr(), x.nbytes)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Requests:
     requests: list[MPI.Request]
-    tensors: list[Tensor]
+    parcels: object
+    """Kept alive until the messages have gone."""
 
     def wait(self) -> None:
         MPI.Request.Waitall(self.requests)
-        self.tensors.clear()
+        self.parcels = None
 
 
 class MPITransport(Transport):
@@ -65,9 +66,9 @@ class MPITransport(Transport):
 
     def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         world = self._world
-        requests = [world.Irecv([memory(x), MPI.BYTE], peer, TAG) for peer, x in receives]
-        requests += [world.Isend([memory(x), MPI.BYTE], peer, TAG) for peer, x in sends]
-        return _Requests(requests, [x for _, x in (*receives, *sends)])
+        requests = [world.Irecv(memory(x), peer, TAG) for peer, x in receives]
+        requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]
+        return _Requests(requests, (sends, receives))
 
     def _all_sum(self, x: Tensor, team: Team) -> None:
         if x.numel():

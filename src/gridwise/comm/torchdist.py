@@ -1,27 +1,34 @@
 """torch.distributed: gloo, which works everywhere, and nccl for CUDA tensors.
 
-A process group that the user has already made is used and never destroyed. All traffic runs over groups of our own, made
-by their members only. On the host it always goes through gloo; CUDA tensors go through nccl when it is there and each
-worker has a device of its own, else they are staged through the host.
+A process group that the user has already made is used and never destroyed. All traffic runs over groups of our own,
+made by their members only and named by them: `new_group` would name a group after the number of groups this process has
+made, which differs from worker to worker as soon as some are members of more teams than others, and then they wait for
+one another under different names. On the host it always goes through gloo; CUDA tensors go through nccl when it is
+there and each worker has a device of its own, else they are staged through the host.
 
-Gloo leaves a worker waiting when somebody further down the line dies. `cut` therefore shuts down the sockets that belong
-to our groups: whoever waits on them, here or at the other end, returns with an error at once.
+Gloo leaves a worker waiting when somebody further down the line dies. `cut` therefore shuts down the sockets that
+belong to our groups, and the one to the store through which groups are made: whoever waits on them, here or at the
+other end, returns with an error at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import os
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ..log import logger
@@ -30,6 +37,9 @@ from .transport import Parcel, Pending, Team, Transport
 
 TIMEOUT = timedelta(days=7)
 """Of the groups themselves: the watch ends a wait earlier, with a better message."""
+
+_worlds: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+"""How many transports were made over the same workers: they do so together, so they count alike."""
 
 
 @dataclass
@@ -46,12 +56,15 @@ class _Works:
 class TorchTransport(Transport):
     """The workers of a torch.distributed process group, the default one unless another is given."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None, owns_world: bool = False) -> None:
-        parent = group if group is not None else dist.group.WORLD
-        super().__init__(dist.get_rank(parent), dist.get_world_size(parent))
-        self._ranks = dist.get_process_group_ranks(parent)
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, owns_world: bool = False, ranks: Sequence[int] | None = None
+    ) -> None:
+        self._ranks = list(ranks) if ranks is not None else dist.get_process_group_ranks(group or dist.group.WORLD)
+        super().__init__(self._ranks.index(dist.get_rank()), len(self._ranks))
+        self._name = f"gridwise {next(_worlds[tuple(self._ranks)])} of {_spelt(self._ranks)}"
         self._owns_world = owns_world
-        self._sockets: set[int] = set()
+        self._sockets: set[Connection] = set()
+        self._before: set[Connection] | None = None
         self._groups: dict[tuple[str, Team], dist.ProcessGroup] = {}
         self.carries_cuda = _has_own_device() and dist.is_nccl_available()
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
@@ -60,11 +73,12 @@ class TorchTransport(Transport):
         """The process group of a team; made on first use, by its members together."""
         group = self._groups.get((backend, team))
         if group is None:
-            before = _sockets()
-            group = dist.new_group(
-                [self._ranks[rank] for rank in team], timeout=TIMEOUT, backend=backend, use_local_synchronization=True
-            )
-            self._sockets |= _sockets() - before
+            self._before = _connections()
+            try:
+                group = _make_group(f"{self._name}: {backend} {_spelt(team)}", [self._ranks[i] for i in team], backend)
+                self._sockets |= _connections() - self._before
+            finally:
+                self._before = None
             self._groups[backend, team] = group
             logger.debug("%s group of workers %s made", backend, team)
         return group
@@ -102,9 +116,14 @@ class TorchTransport(Transport):
         return [part.numpy().tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def cut(self) -> None:
-        for fd in self._sockets:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+        open_now = _connections()
+        ours = self._sockets & open_now
+        if self._before is not None:  # a group is being made at this moment
+            ours |= open_now - self._before
+        port = _store_port()
+        for connection in ours | {c for c in open_now if c.peer_port == port}:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)
 
     def abort(self, code: int = 1) -> None:
         self.cut()
@@ -134,14 +153,49 @@ def _has_own_device() -> bool:
     return torch.cuda.is_available() and torch.cuda.device_count() >= local_size
 
 
-def _sockets() -> set[int]:
-    """The descriptors of this process's stream sockets that are connected."""
+def _make_group(name: str, ranks: list[int], backend: str) -> dist.ProcessGroup:
+    """`new_group` for the members only, under a name of our choice."""
+    group, _ = c10d._new_process_group_helper(
+        len(ranks), ranks.index(dist.get_rank()), ranks, dist.Backend(backend), c10d._get_default_store(),
+        c10d.GroupName(name), timeout=TIMEOUT,
+    )  # fmt: skip
+    c10d._world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}
+    return group
+
+
+def _spelt(ranks: Sequence[int]) -> str:
+    """Many ranks in few letters, the same on every worker."""
+    text = ",".join(map(str, ranks))
+    return text if len(text) < 60 else f"{len(ranks)} workers {hashlib.sha1(text.encode()).hexdigest()}"
+
+
+def _store_port() -> int:
+    store = c10d._get_default_store() if dist.is_initialized() else None
+    while isinstance(store, c10d.PrefixStore):
+        store = store.underlying_store
+    return getattr(store, "port", -1)
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A connected stream socket of this process. The addresses tell it from a later one with the same descriptor."""
+
+    fd: int
+    here: object
+    there: object
+
+    @property
+    def peer_port(self) -> int:
+        return self.there[1] if isinstance(self.there, tuple) else 0
+
+
+def _connections() -> set[Connection]:
     found = set()
     for fd in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
                 continue
             with socket.socket(fileno=os.dup(fd)) as probe:
-                if probe.type == socket.SOCK_STREAM and probe.getpeername():
-                    found.add(fd)
+                if probe.type == socket.SOCK_STREAM:
+                    found.add(Connection(fd, probe.getsockname(), probe.getpeername()))
     return found

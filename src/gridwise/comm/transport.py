@@ -14,8 +14,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,13 +44,29 @@ class Watching(Protocol):
         """The error that names the worker that died or failed, if that is why `error` was raised."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Waiting:
-    """What this worker is waiting for, since when, with whom: read by the watch when time runs out."""
+    """What this worker is waiting for, with whom, since when: read by the watch when time runs out.
 
+    Also the context in which a library is called: its failures come out as errors that name a worker.
+    """
+
+    transport: Transport
     what: str
-    team: Team
-    since: float
+    team: Sequence[int]
+    since: float = 0.0
+    outer: Waiting | None = None
+
+    def __enter__(self) -> None:
+        self.since = time.monotonic()
+        self.outer, self.transport.waiting = self.transport.waiting, self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        self.transport.waiting = self.outer
+        if isinstance(error, Exception) and not isinstance(error, GridwiseError):
+            named = self.transport._explained(error, self.what)
+            if named is not error:
+                raise named from error
 
 
 class Transport(ABC):
@@ -90,15 +105,15 @@ class Transport(ABC):
 
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> None:
         """Send and receive all parcels and return when that is done."""
-        if sends or receives:
-            with self.waiting_for(what, tuple(sorted({peer for peer, _ in (*sends, *receives)}))):
-                self._post_staged(sends, receives).wait()
+        self.post(sends, receives, what).wait()
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> Pending:
         """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
-        team = tuple(sorted({peer for peer, _ in (*sends, *receives)}))
-        with self.waiting_for(what, team):
-            return _Guarded(self._post_staged(sends, receives), self, what, team)
+        if not sends and not receives:
+            return _Nothing()
+        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends])
+        with wait:
+            return _Guarded(self._post_staged(sends, receives), wait)
 
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
@@ -152,18 +167,9 @@ class Transport(ABC):
 
     # Life and death
 
-    @contextmanager
-    def waiting_for(self, what: str, team: Team) -> Iterator[None]:
+    def waiting_for(self, what: str, team: Sequence[int]) -> Waiting:
         """Say what is waited for while the body runs, and raise its failures as errors that name a worker."""
-        outer, self.waiting = self.waiting, Waiting(what, team, time.monotonic())
-        try:
-            yield
-        except GridwiseError:
-            raise
-        except Exception as error:
-            raise self._explained(error, what) from error
-        finally:
-            self.waiting = outer
+        return Waiting(self, what, team)
 
     def _explained(self, error: Exception, what: str) -> Exception:
         if not self._is_fault(error):
@@ -220,7 +226,7 @@ class Transport(ABC):
         return f"<{self.name}: worker {self.rank} of {self.size}>"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Unstaging:
     """Messages that were received on the host and belong on a device."""
 
@@ -233,15 +239,20 @@ class _Unstaging:
             tensor.copy_(host)
 
 
-@dataclass
+class _Nothing:
+    """No message at all."""
+
+    def wait(self) -> None:
+        return None
+
+
+@dataclass(slots=True)
 class _Guarded:
     """Messages whose wait is known to the watch."""
 
     pending: Pending
-    transport: Transport
-    what: str
-    team: Team
+    waiting: Waiting
 
     def wait(self) -> None:
-        with self.transport.waiting_for(self.what, self.team):
+        with self.waiting:
             self.pending.wait()

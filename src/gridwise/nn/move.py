@@ -19,10 +19,30 @@ from ..comm.transport import Team, Transport
 from ..grid import Box, Route
 from .operator import Operator
 
+NOWHERE = Box((), ())
 HALVES = (torch.float16, torch.bfloat16)
 
-Boxed = tuple[int, tuple[Box, ...]]
-"""A peer and the boxes of the local tensor that make up its message."""
+
+
+class Place:
+    """A box of a tensor of known shape, as the fewest `narrow` calls: cheaper than slicing every dim."""
+
+    __slots__ = ("cuts", "shape", "volume")
+
+    def __init__(self, box: Box, within: Box) -> None:
+        full = enumerate(zip(box.start, box.shape, within.shape, strict=True))
+        self.cuts = [(d, start, length) for d, (start, length, extent) in full if length != extent]
+        self.shape = box.shape
+        self.volume = box.volume
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for d, start, length in self.cuts:
+            x = x.narrow(d, start, length)
+        return x
+
+
+Placed = tuple[int, list[Place]]
+"""A peer and the places in the local tensor that make up its message."""
 
 
 class Move(Operator):
@@ -37,9 +57,11 @@ class Move(Operator):
         super().__init__(transport, team, name)
         self.plan = plan
         self.nothing = nothing
-        self.sends: list[Boxed] = [(m.peer, tuple(p.source for p in m.pieces)) for m in plan.sends]
-        self.receives: list[Boxed] = [(m.peer, tuple(p.target for p in m.pieces)) for m in plan.receives]
-        self.kept = [(p.source, p.target) for p in plan.kept]
+        own, need = plan.owned or NOWHERE, plan.needed or NOWHERE
+        self.sends: list[Placed] = [(m.peer, [Place(p.source, own) for p in m.pieces]) for m in plan.sends]
+        self.receives: list[Placed] = [(m.peer, [Place(p.target, need) for p in m.pieces]) for m in plan.receives]
+        self.kept = [(Place(p.source, own), Place(p.target, need)) for p in plan.kept]
+        self.keeps_all = len(plan.kept) == 1 and plan.kept[0].source.shape == own.shape
 
     @property
     def adjoint(self) -> MoveBack:
@@ -79,8 +101,8 @@ class MoveBack(Operator):
         else:
             total = torch.float32 if y.dtype in HALVES else y.dtype
             x = torch.empty(plan.owned.shape, dtype=total, device=y.device)
-            if len(kept) == 1 and kept[0][1].shape == plan.owned.shape:
-                x.copy_(y[kept.pop()[0].slices])
+            if forth.keeps_all:
+                x.copy_(kept.pop()[0](y))
             else:
                 x.zero_()
         _carry(self.transport, self.name, y, x, forth.receives, forth.sends, kept, add=not plan.exact)
@@ -92,49 +114,49 @@ def _carry(
     what: str,
     x: Tensor,
     y: Tensor,
-    sends: Sequence[Boxed],
-    receives: Sequence[Boxed],
-    kept: Sequence[tuple[Box, Box]],
+    sends: Sequence[Placed],
+    receives: Sequence[Placed],
+    kept: Sequence[tuple[Place, Place]],
     add: bool,
 ) -> None:
-    """Send boxes of `x`; copy or add what arrives, and what is kept, into boxes of `y`."""
+    """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
     put = Tensor.add_ if add else Tensor.copy_
-    landings = [_landing(y, boxes, x.dtype, in_place=not add) for _, boxes in receives]
+    landings = [_landing(y, places, x.dtype, in_place=not add) for _, places in receives]
     pending = transport.post(
-        [(peer, _packed(x, boxes)) for peer, boxes in sends],
+        [(peer, _packed(x, places)) for peer, places in sends],
         [(peer, buffer) for (peer, _), (buffer, _) in zip(receives, landings, strict=True)],
         what,
     )
     for source, target in kept:
-        put(y[target.slices], x[source.slices])
+        put(target(y), source(x))
     pending.wait()
-    for (_, boxes), (buffer, landed) in zip(receives, landings, strict=True):
+    for (_, places), (buffer, landed) in zip(receives, landings, strict=True):
         if not landed:
-            for box, part in zip(boxes, _parts(buffer, boxes), strict=True):
-                put(y[box.slices], part)
+            for place, part in zip(places, _parts(buffer, places), strict=True):
+                put(place(y), part)
 
 
-def _packed(x: Tensor, boxes: Sequence[Box]) -> Tensor:
-    """The boxes of `x` one after the other in contiguous memory: x's own, where one box lies there already."""
-    if len(boxes) == 1:
-        return x[boxes[0].slices].contiguous()
-    buffer = torch.empty(sum(box.volume for box in boxes), dtype=x.dtype, device=x.device)
-    for box, part in zip(boxes, _parts(buffer, boxes), strict=True):
-        part.copy_(x[box.slices])
+def _packed(x: Tensor, places: Sequence[Place]) -> Tensor:
+    """The places of `x` one after the other in contiguous memory: x's own, where a single one lies there already."""
+    if len(places) == 1:
+        return places[0](x).contiguous()
+    buffer = torch.empty(sum(place.volume for place in places), dtype=x.dtype, device=x.device)
+    for place, part in zip(places, _parts(buffer, places), strict=True):
+        part.copy_(place(x))
     return buffer
 
 
-def _landing(y: Tensor, boxes: Sequence[Box], dtype: torch.dtype, in_place: bool) -> tuple[Tensor, bool]:
+def _landing(y: Tensor, places: Sequence[Place], dtype: torch.dtype, in_place: bool) -> tuple[Tensor, bool]:
     """Where a message is received, and whether that is its place in `y` already."""
-    if in_place and len(boxes) == 1:
-        place = y[boxes[0].slices]
+    if in_place and len(places) == 1:
+        place = places[0](y)
         if place.is_contiguous():
             return place, True
-    return torch.empty(sum(box.volume for box in boxes), dtype=dtype, device=y.device), False
+    return torch.empty(sum(place.volume for place in places), dtype=dtype, device=y.device), False
 
 
-def _parts(buffer: Tensor, boxes: Sequence[Box]) -> list[Tensor]:
-    """The boxes' shares of a packed buffer, each in its box's shape."""
-    if len(boxes) == 1:
-        return [buffer.view(boxes[0].shape)]
-    return [part.view(box.shape) for part, box in zip(buffer.split([b.volume for b in boxes]), boxes, strict=True)]
+def _parts(buffer: Tensor, places: Sequence[Place]) -> list[Tensor]:
+    """The places' shares of a packed buffer, each in its shape."""
+    if len(places) == 1:
+        return [buffer.view(places[0].shape)]
+    return [part.view(p.shape) for part, p in zip(buffer.split([p.volume for p in places]), places, strict=True)]

@@ -1,0 +1,92 @@
+"""What a pool and its workers say to one another, over the line between them.
+
+    worker                 pool
+    Hello            ->
+                     <-    Welcome       when all have said hello
+                     <-    Task
+    Result | Failure ->
+                     <-    AskStacks     when time has run out
+    Stacks           ->
+    Verdict          ->                  when the watch has found what no worker can raise
+                     <-    Stop
+
+They are pickled, which is safe because a line is opened with a secret and never leaves the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call, for the first `workers` of the pool."""
+
+    number: int
+    workers: int
+    era: int
+    path: list[str]
+    call: bytes
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task returned on a worker."""
+
+    task: int
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a task raised on a worker. `exception` is None if it cannot be pickled."""
+
+    task: int
+    summary: str
+    stack: str
+    exception: bytes | None
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A worker that has started.
+
+    `store_port` is that of worker 0's store, over which gloo's workers meet; `litter` are files that it cannot remove
+    when it is killed.
+    """
+
+    rank: int
+    pid: int
+    store_port: int = 0
+    litter: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """All workers have started."""
+
+    store_port: int
+
+
+@dataclass(frozen=True)
+class AskStacks:
+    """Where does the task stand?"""
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What every thread is doing."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The watch has found an error that no worker can raise (see `watch`); the pool raises it and ends the workers."""
+
+    error: bytes
+
+
+@dataclass(frozen=True)
+class Stop:
+    """No more tasks."""

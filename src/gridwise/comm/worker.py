@@ -1,0 +1,178 @@
+"""A worker of a pool: `python -m gridwise.comm.worker`, started by `pool`, useful to nobody else.
+
+The main thread runs one task after the other; a second thread listens to the pool, answers when it is asked where the
+task stands (a hang), and ends the process when the pool is gone, so that no worker outlives the one who started it.
+For each number of workers that a task is given to, there is a world of its own, made on first use and kept. After a
+task that failed somewhere the worlds are made anew: messages of the failed task may still be under way in the old ones.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from ..errors import GridwiseError, PartitionError
+from . import find
+from .line import Line, LineClosed, dial
+from .messages import AskStacks, Failure, Hello, Result, Stacks, Stop, Task
+from .transport import Transport
+
+OWN_THREADS = "gridwise "
+"""How the names of our own threads begin: they are left out of the stacks that a user gets to see."""
+
+
+class Worker:
+    """This process, as the pool sees it."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._worlds: dict[int, Transport] = {}
+        self._era = 0
+        self._uses_mpi = os.environ["GRIDWISE_TRANSPORT"] == "mpi"
+
+    def tell(self, message: object) -> None:
+        self._line.send(pickle.dumps(message))
+
+    def join(self) -> None:
+        """Meet the other workers."""
+        if self._uses_mpi:
+            from mpi4py import MPI
+
+            self.tell(Hello(MPI.COMM_WORLD.Get_rank(), os.getpid(), litter=_shared_memory_files()))
+        else:
+            from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            host = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
+            self.tell(Hello(rank, os.getpid(), host.port if host else 0))
+            port = pickle.loads(self._line.receive()).store_port
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            store = host or TCPStore("127.0.0.1", port, size, is_master=False)
+            init_process_group("gloo", store=store, rank=rank, world_size=size)
+        threading.Thread(target=self._listen, name=f"{OWN_THREADS}pool", daemon=True).start()
+
+    def serve(self) -> None:
+        """Run tasks until the pool says stop."""
+        while not isinstance(message := self._inbox.get(), Stop):
+            if isinstance(message, Task):
+                answer = self._run(message)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                self.tell(answer)
+        if self._uses_mpi:
+            from mpi4py import MPI
+
+            MPI.Finalize()
+        os._exit(0)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = pickle.loads(self._line.receive())
+                if isinstance(message, AskStacks):
+                    self.tell(Stacks(stacks()))
+                else:
+                    self._inbox.put(message)
+        except LineClosed:
+            os._exit(1)
+
+    def _run(self, task: Task) -> Result | Failure:
+        sys.path.extend(entry for entry in task.path if entry not in sys.path)
+        try:
+            find.use(self._world(task.workers, task.era))
+            function, args, kwargs = cloudpickle.loads(task.call)
+            value = function(*args, **kwargs)
+            try:
+                return Result(task.number, cloudpickle.dumps(value))
+            except Exception as error:
+                raise PartitionError(
+                    f"the result of {getattr(function, '__name__', function)!s} is a {type(value).__name__}, which "
+                    "cannot be pickled.\n  fix: return tensors, numbers, or other things that can."
+                ) from error
+        except BaseException as error:
+            return _failure(task, error)
+        finally:
+            find.use(None)
+
+    def _world(self, workers: int, era: int) -> Transport:
+        if era != self._era:
+            self._worlds.clear()
+            self._era = era
+        if workers not in self._worlds:
+            self._worlds[workers] = find.begin(self._new_world(workers))
+        return self._worlds[workers]
+
+    def _new_world(self, workers: int) -> Transport:
+        if self._uses_mpi:
+            from mpi4py import MPI
+
+            from .mpi import MPITransport
+
+            group = MPI.COMM_WORLD.Get_group().Incl(list(range(workers)))
+            return MPITransport(MPI.COMM_WORLD.Create_group(group, tag=workers))
+        from .torchdist import TorchTransport
+
+        return TorchTransport(ranks=range(workers))
+
+
+def _failure(task: Task, error: BaseException) -> Failure:
+    # the first frame is that of `_run`
+    shown = error.__traceback__.tb_next if error.__traceback__ else None
+    stack = "".join(traceback.format_exception(type(error), error, shown))
+    try:
+        data = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        data = None
+    return Failure(task.number, "".join(traceback.format_exception_only(error)).strip(), stack, data)
+
+
+def stacks() -> str:
+    """What every thread of the user is doing at this moment, and what the worker waits for."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    waiting = find.waiting()
+    parts = [f"waits for {waiting.what} with workers {waiting.team}" if waiting else "waits for no other worker"]
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, "a thread of a library")
+        if not name.startswith(OWN_THREADS):
+            frames = traceback.extract_stack(frame)
+            ours = [i for i, entry in enumerate(frames) if entry.filename == __file__]
+            shown = traceback.format_list(frames[ours[-1] + 1 if ours else 0 :])
+            parts.append(f"  {name}:\n" + "".join(shown).rstrip())
+    return "\n".join(parts)
+
+
+def _shared_memory_files() -> list[str]:
+    """The files of MPICH's shared memory, which it removes at its end, but not when it is killed."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/dev/shm/mpich" in line}
+    return sorted(path for path in paths if os.path.exists(path))
+
+
+def main() -> None:
+    """Serve the pool whose address is in `GRIDWISE_POOL`."""
+    port, token = os.environ.pop("GRIDWISE_POOL").split(":")
+    worker = Worker(dial("127.0.0.1", int(port), token))
+    worker.join()
+    worker.serve()
+
+
+if __name__ == "__main__":
+    # under its own name, so that what it pickles is known to the pool
+    from gridwise.comm.worker import main as serve
+
+    try:
+        serve()
+    except GridwiseError as error:
+        sys.exit(str(error))

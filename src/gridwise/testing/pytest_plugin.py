@@ -1,0 +1,140 @@
+"""A pytest plugin: tests whose bodies run on several workers at once.
+
+    from gridwise.testing import workers
+
+    @workers(1, 2, 3, 4)
+    def test_sum():
+        world = gridwise.world()
+        ...
+
+becomes `test_sum[mpi-1]` ... `test_sum[gloo-4]`. Worker processes are started once per test run and transport, and grow
+when a module needs more of them. The body travels to the workers as code, already rewritten by pytest, so that a failed
+`assert` says the same as in any other test; arguments (parametrised, or of fixtures whose values can be pickled) travel
+along. A test that hangs fails after `gridwise_timeout` seconds (an option of pytest's ini file; 60) with every worker's
+stack, and the next one gets new workers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import pytest
+import torch
+
+from ..comm.start import mpi_missing
+
+if TYPE_CHECKING:
+    from ..comm.pool import Pool
+
+MARK = "gridwise_workers"
+POOLS = pytest.StashKey["dict[str, Pool]"]()
+SIZES = pytest.StashKey["dict[tuple[str, str], int]"]()
+TRANSPORTS = ("mpi", "gloo")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("gridwise_timeout", "seconds after which a test on workers counts as hanging", default="60")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARK}(counts, transports): run the body on so many workers; see `workers`.")
+    config.stash[POOLS] = {}
+    config.stash[SIZES] = {}
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    for pool in config.stash.get(POOLS, {}).values():
+        pool.close()
+
+
+@pytest.fixture
+def gridwise_setting(request: pytest.FixtureRequest) -> tuple[str, int]:
+    """The transport and the number of workers that this test runs on."""
+    transport, count = request.param
+    return transport, count
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker(MARK)
+    if mark is None:
+        return
+    settings = [(transport, count) for transport in mark.kwargs["transports"] for count in mark.args]
+    if gridwise_setting.__name__ not in metafunc.fixturenames:
+        metafunc.fixturenames.append(gridwise_setting.__name__)
+    ids = [f"{transport}-{count}" for transport, count in settings]
+    metafunc.parametrize(gridwise_setting.__name__, settings, ids=ids, indirect=True)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    sizes = session.config.stash[SIZES]
+    for item in session.items:
+        if setting := _setting(item):
+            key = (item.path.as_posix(), setting[0])
+            sizes[key] = max(sizes.get(key, 1), setting[1])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
+    setting = _setting(pyfuncitem)
+    if setting is None:
+        return None
+    __tracebackhide__ = True
+    transport, count = setting
+    missing = mpi_missing() if transport == "mpi" else None
+    if missing:
+        pytest.skip(missing)
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names if name != gridwise_setting.__name__}
+    if gridwise_setting.__name__ in names:
+        arguments[gridwise_setting.__name__] = setting
+    seconds = float(pyfuncitem.config.getini("gridwise_timeout"))
+    pool = _pool(pyfuncitem, transport, count)
+    with _by_value(pyfuncitem.obj):
+        pool.run(_body, pyfuncitem.obj, arguments, workers=count, timeout=seconds)
+    return True
+
+
+def _body(test: Callable[..., object], arguments: dict[str, Any]) -> None:
+    """Runs on the workers: every test starts from the same random numbers, whatever ran before it."""
+    torch.manual_seed(0)
+    test(**arguments)
+
+
+def _setting(item: pytest.Item) -> tuple[str, int] | None:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or item.get_closest_marker(MARK) is None:
+        return None
+    found: tuple[str, int] = callspec.params[gridwise_setting.__name__]
+    return found
+
+
+def _pool(item: pytest.Function, transport: str, count: int) -> Pool:
+    from ..comm.pool import Pool
+
+    pools = item.config.stash[POOLS]
+    needed = max(count, item.config.stash[SIZES].get((item.path.as_posix(), transport), 1))
+    pool = pools.get(transport)
+    if pool is None or pool.workers < needed:
+        if pool is not None:
+            pool.close()
+        pool = pools[transport] = Pool(needed, transport)
+    return pool
+
+
+@contextmanager
+def _by_value(test: Callable[..., object]) -> Iterator[None]:
+    """Ship the code of the test's module, not its name: the workers would import it without pytest's rewriting."""
+    module = sys.modules[test.__module__]
+    if module.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)

@@ -27,3 +27,9 @@ from .dropout import DistributedDropout2d as DistributedDropout2d
 from .dropout import DistributedDropout3d as DistributedDropout3d
 from .dropout import DistributedFeatureAlphaDropout as DistributedFeatureAlphaDropout
 from .upsampling import DistributedUpsample as DistributedUpsample
+from .batchnorm import DistributedBatchNorm as DistributedBatchNorm
+from .batchnorm import DistributedBatchNorm1d as DistributedBatchNorm1d
+from .batchnorm import DistributedBatchNorm2d as DistributedBatchNorm2d
+from .batchnorm import DistributedBatchNorm3d as DistributedBatchNorm3d
+from .normalization import DistributedGroupNorm as DistributedGroupNorm
+from .normalization import DistributedLayerNorm as DistributedLayerNorm

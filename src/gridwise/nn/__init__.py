@@ -33,3 +33,4 @@ from .batchnorm import DistributedBatchNorm2d as DistributedBatchNorm2d
 from .batchnorm import DistributedBatchNorm3d as DistributedBatchNorm3d
 from .normalization import DistributedGroupNorm as DistributedGroupNorm
 from .normalization import DistributedLayerNorm as DistributedLayerNorm
+from .linear import DistributedLinear as DistributedLinear

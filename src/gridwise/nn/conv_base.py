@@ -44,9 +44,9 @@ from .agreement import key_of
 from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .parameter import Spread
-from .windowed import Rows, Share, Windowed, empty_output, nothing
+from .windowed import Rows, Share, Size, Windowed, empty_output, nothing
 
-Size = int | tuple[int, ...]
+
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -118,7 +118,9 @@ class Conv(Windowed):
         if len(w) != self.dims + 2:
             return f"`P_w` (={w}) needs {self.dims + 2} axes: output channels, input channels and {self.dims} of space"
         if y != (1, w[0], *w[2:]):
-            return f"`P_y` (={y}) must be {(1, w[0], *w[2:])}: one batch, and output channels and space as in `P_w` (={w})"
+            return (
+                f"`P_y` (={y}) must be {(1, w[0], *w[2:])}: one batch, and output channels and space as in `P_w` (={w})"
+            )
         return None
 
     def _spreads_of(self, template: Any) -> dict[str, Spread]:

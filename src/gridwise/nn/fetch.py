@@ -43,9 +43,14 @@ class Fetch(Move):
         self.aliases = plan.is_identity and not self.margins
         if need is not None:
             self.shape = tuple(
-                n + before + after for n, (before, after) in zip(need.shape, margins or ((0, 0),) * len(need.shape), strict=True)
+                n + before + after
+                for n, (before, after) in zip(need.shape, margins or ((0, 0),) * len(need.shape), strict=True)
             )
-            self.inner = Place(Box.of_shape(need.shape).shifted(tuple(a for a, _ in margins)), Box.of_shape(self.shape)) if self.margins else None
+            self.inner = (
+                Place(Box.of_shape(need.shape).shifted(tuple(a for a, _ in margins)), Box.of_shape(self.shape))
+                if self.margins
+                else None
+            )
             self.edges = _edges(self.shape, self.margins)
 
     @property

@@ -30,6 +30,9 @@ from .fetch import Fetch
 from .layer import Layer
 from .operator import apply
 
+Size = int | tuple[int, ...]
+"""One number for all dims of space, or one for each."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -110,7 +113,9 @@ class Windowed(Layer):
         if x.dim() not in (dims + 1, dims + 2):
             return f"needs a block of {dims + 2} dims, or {dims + 1} without the batch, got shape {tuple(x.shape)}"
         if x.dim() == dims + 1 and self._grid_x.shape[0] > 1:
-            return f"got a block of shape {tuple(x.shape)} without a batch, but the grid cuts the batch: {self.P_x.shape}"
+            return (
+                f"got a block of shape {tuple(x.shape)} without a batch, but the grid cuts the batch: {self.P_x.shape}"
+            )
         for name, parameter in self.named_parameters(recurse=False):
             if parameter.device != x.device:
                 return f"got a tensor on {x.device} while `{name}` is on {parameter.device}"
@@ -225,12 +230,12 @@ class Windowed(Layer):
     def _local(self, x: Tensor, share: Share) -> Any:
         """The outputs of this worker from what it has fetched; zero-volume and connected to it where it has none."""
 
-    def _outside(self, x: Tensor) -> Tensor:
+    def _outside(self, x: Tensor) -> Any:
         """What a worker outside the grid gets: a zero-volume tensor that can be differentiated like all others."""
         y = x.flatten()[:0]
         for parameter in self.parameters(recurse=False):
             y = y + parameter.flatten()[:0]
-        return y
+        return (y, y.new_empty(0, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
 
 
 def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

@@ -47,8 +47,8 @@ class Layer(Module):
     ) -> torch.nn.Module:
         """Build torch's layer with `make` and keep this worker's blocks of its parameters and buffers.
 
-        Returns the layer on the meta device, for its attributes. `problem` is what the caller already knows to be wrong.
-        That, or what torch refuses, is raised on all workers of the layer.
+        Returns the layer on the meta device, for its attributes. `problem` is what the caller already knows to be wrong:
+        it, or what torch refuses, is raised on all workers of the layer.
         """
         template: torch.nn.Module | None = None
         if problem is None:
@@ -83,7 +83,7 @@ class Layer(Module):
         if transport.rank in spread.holders and len(sharers := spread.sharers(transport.rank)) > 1:
             title = f"{name} of {self._says}"
             key = key_of(f"{self._ticket.key} {name}")
-            self._shared[name] = (Shared(transport, self._team, title, sharers), key)
+            self._shared[name] = (Shared(transport, sharers, title), key)
 
     def _parameter(self, name: str) -> Tensor:
         """A parameter for use in `forward`: its gradient is summed over its sharers on the way back."""
@@ -166,7 +166,7 @@ def agree_build(
             transport.copy_from(state, team[0], team, what)
             generator.set_state(state)
         warnings.warn(
-            f"{says}: the random generators of workers {team} differ. The initial values are drawn from the state of worker "
+            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of worker "
             f"{team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
             stacklevel=4,
         )

@@ -9,8 +9,8 @@
     bytes     2 (p-1)/p of the block per worker and backward pass, p = number of sharers
 
 The sum is a node of the graph and acts on the gradient of this backward pass, never on `.grad`: accumulation, retained
-graphs and `autograd.grad` see complete gradients. A parameter and its gradient are *one* value with p copies, so what is
-computed from them on every sharer counts once: the adjoint of the sum is the identity again.
+graphs and `autograd.grad` see complete gradients. A parameter and its gradient are *one* value with p copies: what is
+computed from them on every sharer counts once, and the adjoint of the sum is the identity again.
 """
 
 from __future__ import annotations
@@ -126,11 +126,7 @@ def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
 
 
 class Shared(Operator):
-    """A block that its sharers hold alike: the identity, whose adjoint is the sum over them."""
-
-    def __init__(self, transport: Transport, team: Team, name: str, sharers: Team) -> None:
-        super().__init__(transport, team, name)
-        self.sharers = sharers
+    """A block that its team holds alike: the identity, whose adjoint is the sum over the team."""
 
     @property
     def adjoint(self) -> SummedGradient:
@@ -152,7 +148,7 @@ class SummedGradient(Operator):
         return self.forth
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        return self.transport.all_sum(gradient, self.forth.sharers, self.name)
+        return self.transport.all_sum(gradient, self.team, self.name)
 
 
 Make = Callable[[torch.device | str | None], torch.nn.Module]

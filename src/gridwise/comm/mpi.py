@@ -48,13 +48,13 @@ class MPITransport(Transport):
 
     name = "mpi"
 
-    def __init__(self, comm: MPI.Comm | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         self._world = (comm if comm is not None else MPI.COMM_WORLD).Dup()
         super().__init__(self._world.Get_rank(), self._world.Get_size())
-        self._comms: dict[Team, MPI.Comm] = {self.everyone: self._world}
+        self._comms: dict[Team, MPI.Intracomm] = {self.everyone: self._world}
         self._group = self._world.Get_group()
 
-    def comm_of(self, team: Team) -> MPI.Comm:
+    def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""
         comm = self._comms.get(team)
         if comm is None:

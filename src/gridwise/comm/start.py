@@ -48,7 +48,8 @@ def choose(transport: str, workers: int) -> str:
     if wish == "torch":
         wish = "gloo"
     if wish not in ("auto", "mpi", "gloo"):
-        raise PartitionError(f"`transport` (={transport!r}) must be 'auto', 'mpi' or 'gloo'.")
+        source = "`transport`" if transport != "auto" else "`GRIDWISE_TRANSPORT`"
+        raise PartitionError(f"{source} (={wish!r}) must be 'auto', 'mpi' or 'gloo' to start workers.")
     if wish != "auto":
         return wish
     return "mpi" if workers <= cores() and mpi_missing() is None else "gloo"
@@ -141,11 +142,12 @@ def environment_for(workers: int, transport: str, extra: Mapping[str, str] | Non
 class Crew:
     """Processes that were started together.
 
-    `pids` are those of the workers, since a launcher may stand between; `litter` are files to remove when they have
-    been killed.
+    `direct` says that they are the workers, in order; else a launcher stands between. `pids` are those of the workers.
+    `litter` are files to remove when they have been killed.
     """
 
     processes: list[subprocess.Popen[bytes]]
+    direct: bool
     pids: list[int] = field(default_factory=list)
     litter: set[str] = field(default_factory=set)
 
@@ -154,7 +156,7 @@ class Crew:
         for i, process in enumerate(self.processes):
             code = process.poll()
             if code is not None:
-                who = f"worker {i}" if len(self.processes) > 1 else "the launcher"
+                who = f"worker {i}" if self.direct else "the launcher"
                 return f"{who} ended with {spelt_exit(code)}"
         return None
 
@@ -185,8 +187,8 @@ class Crew:
 def start(workers: int, transport: str, command: list[str], environment: Mapping[str, str]) -> Crew:
     """Start `workers` processes of `command`: by mpiexec, or one by one with a RANK each."""
     if transport == "mpi":
-        return Crew([_spawn([*mpiexec_command(workers), *command], environment)])
-    crew = Crew([])
+        return Crew([_spawn([*mpiexec_command(workers), *command], environment)], direct=False)
+    crew = Crew([], direct=True)
     try:
         for rank in range(workers):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -77,6 +77,8 @@ class Transport(ABC):
     size: int
     carries_cuda = False
     """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
+    can_be_cut = False
+    """Whether `cut` frees those who wait. If not, only `abort` does."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -187,6 +189,7 @@ class Transport(ABC):
 
     def cut(self) -> None:
         """Break every connection of this worker at once, from any thread, so that nobody waits for it in vain."""
+        return
 
     @abstractmethod
     def abort(self, code: int = 1) -> None:
@@ -221,6 +224,9 @@ class Transport(ABC):
 
     def __deepcopy__(self, memo: dict) -> Transport:
         return self  # copies of a layer talk over the same wire
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a transport belongs to its process and cannot be pickled.")
 
     def __repr__(self) -> str:
         return f"<{self.name}: worker {self.rank} of {self.size}>"

@@ -30,7 +30,7 @@ SUMMED_AS: dict[torch.dtype, torch.dtype] = {
 
 def as_bytes(x: Tensor) -> Tensor:
     """The memory of a contiguous tensor as a flat uint8 tensor."""
-    return x.view(-1).view(torch.uint8) if x.dtype != torch.uint8 else x.view(-1)
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def host_buffer(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import pickle
 import queue
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ import cloudpickle
 from ..errors import GridwiseError, PartitionError
 from . import find
 from .line import Line, LineClosed, dial
-from .messages import AskStacks, Failure, Hello, Result, Stacks, Stop, Task
+from .messages import AskStacks, Failure, Hello, Overdue, Result, Stacks, Stop, Task
 from .transport import Transport
+from .watch import tick, timeout
 
 OWN_THREADS = "gridwise "
 """How the names of our own threads begin: they are left out of the stacks that a user gets to see."""
@@ -75,9 +77,16 @@ class Worker:
         os._exit(0)
 
     def _listen(self) -> None:
+        limit = timeout()
         try:
             while True:
-                message = pickle.loads(self._line.receive())
+                try:
+                    message = pickle.loads(self._line.receive(tick(limit)))
+                except TimeoutError:
+                    waiting = find.waiting()
+                    if waiting is not None and time.monotonic() - waiting.since > limit:
+                        self.tell(Overdue(limit))
+                    continue
                 if isinstance(message, AskStacks):
                     self.tell(Stacks(stacks()))
                 else:
@@ -108,7 +117,7 @@ class Worker:
             self._worlds.clear()
             self._era = era
         if workers not in self._worlds:
-            self._worlds[workers] = find.begin(self._new_world(workers))
+            self._worlds[workers] = find.begin(self._new_world(workers), watched=False)
         return self._worlds[workers]
 
     def _new_world(self, workers: int) -> Transport:

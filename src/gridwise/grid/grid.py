@@ -28,10 +28,12 @@ class Grid:
     shape: Shape
 
     def __post_init__(self) -> None:
-        if any(extent < 1 for extent in self.shape) or math.prod(self.shape) != len(self.ranks):
+        if any(extent < 1 for extent in self.shape):
+            raise PartitionError(f"a grid of shape {self.shape} has no place for a worker: each axis needs at least 1.")
+        if math.prod(self.shape) != len(self.ranks):
             raise PartitionError(
-                f"a grid of shape {self.shape} has {math.prod(self.shape)} places, but {len(self.ranks)} workers were given.\n"
-                "  fix: choose a shape whose product is the number of workers."
+                f"a grid of shape {self.shape} has {math.prod(self.shape)} places, but {len(self.ranks)} workers "
+                "were given.\n  fix: choose a shape whose product is the number of workers."
             )
         if len(self._places) != len(self.ranks):
             raise PartitionError(f"a worker stands twice in {self.ranks}: each may appear once in a grid.")
@@ -59,19 +61,23 @@ class Grid:
 
     def place_of(self, rank: int) -> int:
         """The position of a worker in row-major order."""
+        if rank not in self._places:
+            raise PartitionError(f"worker {rank} is not one of the {self.size} workers of this grid {self.shape}.")
         return self._places[rank]
 
     def index_of(self, rank: int) -> Index:
         """The coordinates of a worker."""
-        return unravel(self._places[rank], self.shape)
+        return unravel(self.place_of(rank), self.shape)
 
     def rank_at(self, index: Sequence[int]) -> int:
         """The worker at these coordinates."""
+        if len(index) != self.dim or not all(0 <= i < extent for i, extent in zip(index, self.shape, strict=True)):
+            raise PartitionError(f"no worker stands at {tuple(index)} in a grid of shape {self.shape}.")
         return self.ranks[ravel(index, self.shape)]
 
     def team_along(self, rank: int, axes: Iterable[int]) -> tuple[int, ...]:
         """The workers that differ from `rank` only along `axes`, itself included, in row-major order."""
-        free = set(axes)
+        free = resolve_axes(self.dim, axes)
         mine = self.index_of(rank)
         places = [0]
         for axis, extent in enumerate(self.shape):
@@ -103,17 +109,16 @@ def unravel(place: int, shape: Shape) -> Index:
     return tuple(reversed(index))
 
 
-def resolve_axes(dim: int, axes: Iterable[int] | int, name: str = "axes") -> tuple[int, ...]:
+def resolve_axes(dim: int, axes: int | Iterable[int], name: str = "axes") -> tuple[int, ...]:
     """`axes` as a sorted tuple of distinct numbers in ``[0, dim)``; negative ones count from the end.
 
     >>> resolve_axes(3, (-1, 0))
     (0, 2)
     """
-    given = (int(axes),) if isinstance(axes, int) else tuple(int(axis) for axis in axes)
+    given = tuple(map(int, axes)) if isinstance(axes, Iterable) else (int(axes),)
     wrong = [axis for axis in given if not -dim <= axis < dim]
     if wrong:
         raise PartitionError(
-            f"`{name}` (={given}) names axis {wrong[0]}, but the grid has {dim} axes: "
-            f"valid are {-dim} to {dim - 1}."
+            f"`{name}` (={given}) names axis {wrong[0]}, but the grid has {dim} axes: valid are {-dim} to {dim - 1}."
         )
     return tuple(sorted({axis % dim for axis in given}))

@@ -79,3 +79,6 @@ from .batchnorm import DistributedBatchNorm3d as DistributedBatchNorm3d
 from .normalization import DistributedGroupNorm as DistributedGroupNorm
 from .normalization import DistributedLayerNorm as DistributedLayerNorm
 from .linear import DistributedLinear as DistributedLinear
+from . import utils as utils
+from . import whole_tensor as whole_tensor
+from .replicas import check_replicas as check_replicas

@@ -13,15 +13,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..comm.transport import Team, Transport
 from ..errors import PartitionError
 from ..partition import Partition
 from .agreement import agree_call
+from .all_max import all_max
 from .copy import AllSum
 from .loss import DistributedLoss, _no_part, _shape_of
 from .move import HALVES
@@ -199,7 +198,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         dim = self.class_dim
         samples = input.shape[:dim] + input.shape[dim + 1 :]
         largest = input.detach().amax(dim) if input.shape[dim] else input.new_full(samples, -math.inf)
-        shifted = input - _largest(largest, self._transport, self._class_team, self._says).unsqueeze(dim)
+        shifted = input - all_max(largest, self._transport, self._class_team, self._says).unsqueeze(dim)
         whole = AllSum(self._transport, self._team, self._says, self._class_team)
         return shifted, self._move(shifted.exp().sum(dim), whole, self._records, step=2).log()
 
@@ -225,19 +224,3 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
 
     def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
         return input, torch.zeros_like(input.detach().sum(self.class_dim))
-
-
-def _largest(x: Tensor, transport: Transport, team: Team, what: str) -> Tensor:
-    """The element-wise maximum over a team.
-
-    The control channel compares integers. Those with the bits of floating-point numbers are ordered as these are, once
-    the bits below the sign of the negative ones are turned over; turning them over again leads back.
-    """
-    bits = x.double().cpu().contiguous().view(torch.int64)
-    ordered = np.ascontiguousarray(_turned_over(bits).numpy())
-    transport.all_max(ordered, team, what)
-    return _turned_over(torch.from_numpy(ordered)).view(torch.float64).view(x.shape).to(x)
-
-
-def _turned_over(bits: Tensor) -> Tensor:
-    return torch.where(bits < 0, bits ^ torch.iinfo(torch.int64).max, bits)

@@ -115,7 +115,7 @@ class Module(torch.nn.Module):
         return apply(x, operator, ticket, records)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _outside_of_graphs(module: Module, *args: Any, **kwargs: Any) -> Any:
     """A clean graph break under torch.compile: messages are no tensor code."""
     return module(*args, **kwargs)

@@ -23,7 +23,6 @@ NOWHERE = Box((), ())
 HALVES = (torch.float16, torch.bfloat16)
 
 
-
 class Place:
     """A box of a tensor of known shape, as the fewest `narrow` calls: cheaper than slicing every dim."""
 

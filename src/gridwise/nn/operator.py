@@ -59,7 +59,7 @@ class _Applied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor | None, operator: Operator, ticket: Ticket) -> Tensor:
         ctx.operator, ctx.ticket, ctx.shape = operator, ticket, x.shape
-        return operator(x)
+        return operator(_plain(x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
@@ -75,6 +75,11 @@ class _Applied(torch.autograd.Function):
 def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tensor:
     """``operator(x)``, recorded by autograd on all its workers if `records`."""
     if not records:
-        return operator(x.detach())
+        return operator(_plain(x.detach()))
     anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
     return _Applied.apply(x, anchor, operator, ticket)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """`x` with lazy conjugation and negation carried out: memory that means what it says can be sent."""
+    return x.resolve_conj().resolve_neg() if x.is_complex() or x.is_neg() else x

@@ -95,7 +95,7 @@ class DistributedBatchNorm(Layer):
         members = tuple(sorted(layout.grid.team_along(self._transport.rank, others)))
         self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
         self._sets = Sets(self._transport, self._team, self._says, members, self._count)
-        self._sharing = Shared(self._transport, self._team, f"parameters of {self._says}", members)
+        self._sharing = Shared(self._transport, members, f"parameters of {self._says}")
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
@@ -124,6 +124,8 @@ class DistributedBatchNorm(Layer):
         return y.to(x.dtype)
 
     def _shared_value(self, parameter: Tensor) -> Tensor:
+        if len(self._sharing.team) == 1:
+            return parameter
         return apply(parameter, self._sharing, Ticket(self._ticket.key + 3, self._ticket.call), True)
 
     @torch.no_grad()

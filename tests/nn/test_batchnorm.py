@@ -26,7 +26,9 @@ def grids(workers: int, dim: int) -> list[tuple[int, ...]]:
 
 def pair(P_x: Any, channels: int, **options: Any) -> tuple[Any, Any]:
     """The layer on the grid and torch's, with the same weights and statistics that are not all 1 and 0."""
-    sequential = TORCH[P_x.dim](channels, dtype=torch.float64, **options)
+    sequential = TORCH[P_x.dim](channels, dtype=torch.float64, **{k: v for k, v in options.items() if k != "bias"})
+    if not options.get("bias", True):
+        sequential.register_parameter("bias", None)
     for value in sequential.state_dict().values():
         if value.is_floating_point():
             value.copy_(torch.rand_like(value) + 0.5)
@@ -66,6 +68,7 @@ OPTIONS = [
     {"affine": False, "momentum": 0.3},
     {"track_running_stats": False},
     {"affine": False, "track_running_stats": False},
+    {"bias": False},
 ]
 
 

@@ -82,3 +82,5 @@ from .linear import DistributedLinear as DistributedLinear
 from . import utils as utils
 from . import whole_tensor as whole_tensor
 from .replicas import check_replicas as check_replicas
+from .conversion import DistributedModel as DistributedModel
+from .conversion import distribute as distribute

@@ -31,7 +31,7 @@ class DistributedBatchNorm(Layer):
     Parameters
     ----------
     P_x : the partition of input and output; every axis may be longer than 1
-    num_features, eps, momentum, affine, track_running_stats, device, dtype : as in torch; channels of the global tensor
+    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
 
     Notes
     -----
@@ -63,6 +63,8 @@ class DistributedBatchNorm(Layer):
         track_running_stats: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.P_x, self.num_features, self.eps, self.momentum = P_x, num_features, eps, momentum
@@ -70,7 +72,8 @@ class DistributedBatchNorm(Layer):
         self._takes_part(P_x, signature=self.extra_repr())
 
         def make(device: torch.device | str | None) -> torch.nn.Module:
-            return torch.nn.BatchNorm1d(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+            layer = torch.nn.BatchNorm1d(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+            return layer if bias else without_bias(layer)
 
         def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
             along_channels = Spread(P_x.grid, (1,), (num_features,))
@@ -105,7 +108,8 @@ class DistributedBatchNorm(Layer):
             weight, bias = (None if p is None else self._parameter(n) for n, p in (("weight", weight), ("bias", bias)))
             if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
                 along = (1, -1, *(1,) * (x.dim() - 2))
-                return x if weight is None or bias is None else torch.addcmul(bias.view(along), x, weight.view(along))
+                y = x if weight is None else x * weight.view(along)
+                return y if bias is None else y + bias.view(along)
             return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
         if self.training and self._count <= 1:
             raise PartitionError(
@@ -164,6 +168,12 @@ class DistributedBatchNorm3d(DistributedBatchNorm):
     """`torch.nn.BatchNorm3d` of tensors ``(batch, channel, depth, height, width)`` on `P_x`."""
 
     dims = (5,)
+
+
+def without_bias(layer: torch.nn.Module) -> torch.nn.Module:
+    """The layer with no bias; an argument of torch's norms only in its later versions."""
+    layer.register_parameter("bias", None)
+    return layer
 
 
 def check_cut_like_parameters(says: str, layout: Layout, dim: int, extent: int) -> None:

@@ -19,7 +19,7 @@ from ..errors import PartitionError
 from ..grid import Layout
 from ..partition import Partition
 from .agreement import Structure, agree_layout
-from .batchnorm import check_cut_like_parameters
+from .batchnorm import check_cut_like_parameters, without_bias
 from .layer import Layer
 from .move import HALVES
 from .parameter import Spread
@@ -123,7 +123,7 @@ class DistributedGroupNorm(_SampleNorm):
     Parameters
     ----------
     P_x : the partition of input and output; every axis may be longer than 1
-    num_groups, num_channels, eps, affine, device, dtype : as in torch; channels of the global tensor
+    num_groups, num_channels, eps, affine, device, dtype, bias : as in torch; channels of the global tensor
 
     Examples
     --------
@@ -141,6 +141,8 @@ class DistributedGroupNorm(_SampleNorm):
         affine: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.P_x, self.num_groups, self.num_channels = P_x, num_groups, num_channels
@@ -148,7 +150,8 @@ class DistributedGroupNorm(_SampleNorm):
         self._takes_part(P_x, signature=self.extra_repr())
 
         def make(device: torch.device | str | None) -> torch.nn.Module:
-            return torch.nn.GroupNorm(num_groups, num_channels, eps, affine, device, dtype)
+            layer = torch.nn.GroupNorm(num_groups, num_channels, eps, affine, device, dtype)
+            return layer if bias else without_bias(layer)
 
         def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
             return dict.fromkeys(("weight", "bias"), Spread(P_x.grid, (1,), (num_channels,)))

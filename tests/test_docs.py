@@ -13,9 +13,7 @@ import torch
 import gridwise
 
 SKIPPED = ("gridwise.comm.mpi", "gridwise.comm.worker")  # need a launcher to be imported
-MODULES = [
-    name for _, name, _ in pkgutil.walk_packages(gridwise.__path__, "gridwise.") if not name.startswith(SKIPPED)
-]
+MODULES = [name for _, name, _ in pkgutil.walk_packages(gridwise.__path__, "gridwise.") if not name.startswith(SKIPPED)]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -3,6 +3,8 @@
 from . import errors as errors
 from . import grid as grid
 from . import nn as nn
+from . import show as show
+from .comm.launch import launch as launch
 from .nn.agreement import agreement as agreement
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter

@@ -35,9 +35,7 @@ def test_what_all_workers_send_is_what_all_receive():
         layouts = [Layout.balanced(P_x.grid, (7, 5)), Layout.balanced(P_y.grid, (7, 5))]
         ledger.declare(layouts[0])
         nn.Repartition(P_x, P_y)(torch.empty(layouts[0].block(rank).shape, device="meta"))
-    stays = sum(
-        (box.volume if (box := layouts[0].block(r).intersect(layouts[1].block(r))) else 0) for r in range(6)
-    )
+    stays = sum((box.volume if (box := layouts[0].block(r).intersect(layouts[1].block(r))) else 0) for r in range(6))
     assert sum(ledger.bytes_sent(rank, "message") for rank in range(6)) == 4 * (35 - stays)
 
 

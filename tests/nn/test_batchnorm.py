@@ -44,7 +44,9 @@ def check_buffers(layer: Any, sequential: Any) -> None:
         torch.testing.assert_close(actual.as_subclass(torch.Tensor), expected[block.slices] if block else expected)
 
 
-def run_case(shape: tuple[int, ...], grid: tuple[int, ...], options: dict[str, Any], seed: int, cuts: Any = None) -> None:
+def run_case(
+    shape: tuple[int, ...], grid: tuple[int, ...], options: dict[str, Any], seed: int, cuts: Any = None
+) -> None:
     P_x = gridwise.world().create_cartesian_topology_partition(grid)
     layer, sequential = pair(P_x, shape[1], **options)
     layout = Layout(P_x.grid, cuts) if cuts else None
@@ -147,7 +149,9 @@ def test_large_means_do_not_cancel() -> None:
     x = torch.randn(4, 3, 16, 16) + 3000.0
     block = gridwise.local_slice(P_x, x.shape)
     torch.testing.assert_close(layer(x[block]), sequential(x)[block], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(layer.running_var.as_subclass(torch.Tensor), sequential.running_var, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        layer.running_var.as_subclass(torch.Tensor), sequential.running_var, rtol=1e-4, atol=1e-4
+    )
 
 
 @workers(3)
@@ -170,9 +174,13 @@ def test_refusals() -> None:
         nn.DistributedBatchNorm3d(P_x, 4)
     for kind in NAMED.values():
         assert issubclass(kind, nn.DistributedBatchNorm)
-    with pytest.raises(gridwise.errors.PartitionError, match="needs an extent of 5 along dim 1 of the global input, got 4"):
+    with pytest.raises(
+        gridwise.errors.PartitionError, match="needs an extent of 5 along dim 1 of the global input, got 4"
+    ):
         nn.DistributedBatchNorm2d(P_x, 5)(torch.ones(1, 2, 2, 2))
-    with pytest.raises(gridwise.errors.PartitionError, match=r"in blocks \(0, 2, 4\), the input is cut along dim 1 at \(0, 3, 4\)"):
+    with pytest.raises(
+        gridwise.errors.PartitionError, match=r"in blocks \(0, 2, 4\), the input is cut along dim 1 at \(0, 3, 4\)"
+    ):
         nn.DistributedBatchNorm2d(P_x, 4)(torch.ones(1, 3 - 2 * world.rank, 2, 2))
     with pytest.raises(gridwise.errors.PartitionError, match="more than 1 value per channel"):
         nn.DistributedBatchNorm2d(P_x, 4)(torch.ones(1, 2, 1, 1))

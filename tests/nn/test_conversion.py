@@ -52,11 +52,18 @@ class ResNet18(nn.Module):
     def __init__(self, width: int = 8, classes: int = 5) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, width, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
         )
         self.layers = nn.Sequential(
             *(
-                Block(width * (max(1, 2**stage // 2) if first else 2**stage), width * 2**stage, 2 if first and stage else 1)
+                Block(
+                    width * (max(1, 2**stage // 2) if first else 2**stage),
+                    width * 2**stage,
+                    2 if first and stage else 1,
+                )
                 for stage in range(4)
                 for first in (True, False)
             )
@@ -70,7 +77,11 @@ class ResNet18(nn.Module):
 
 def double_conv(before: int, after: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.Conv2d(after, after, 3, padding=1), nn.ReLU()
+        nn.Conv2d(before, after, 3, padding=1),
+        nn.BatchNorm2d(after),
+        nn.ReLU(),
+        nn.Conv2d(after, after, 3, padding=1),
+        nn.ReLU(),
     )
 
 
@@ -83,8 +94,12 @@ class UNet(nn.Module):
         self.inc, self.down1, self.down2 = double_conv(2, w), double_conv(w, 2 * w), double_conv(2 * w, 4 * w)
         self.pool = nn.MaxPool2d(2)
         if bilinear:
-            self.up2 = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(4 * w, 2 * w, 1))
-            self.up1 = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(2 * w, w, 1))
+            self.up2 = nn.Sequential(
+                nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(4 * w, 2 * w, 1)
+            )
+            self.up1 = nn.Sequential(
+                nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(2 * w, w, 1)
+            )
         else:
             self.up2, self.up1 = nn.ConvTranspose2d(4 * w, 2 * w, 2, 2), nn.ConvTranspose2d(2 * w, w, 2, 2)
         self.conv2, self.conv1 = double_conv(4 * w, 2 * w), double_conv(2 * w, w)
@@ -123,7 +138,9 @@ def train_both(sequential: nn.Module, P_x: Any, shape: tuple[int, ...], classes:
             value.backward()
         for (name, mine), whole in zip(model.named_parameters(), sequential.parameters(), strict=True):
             block = mine.block.slices if mine.block is not None else ...
-            torch.testing.assert_close(mine.grad, whole.grad[block], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                mine.grad, whole.grad[block], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+            )
         for optimizer in optimizers:
             optimizer.step()
     for (name, mine), whole in zip(model.state_dict().items(), sequential.state_dict().values(), strict=True):
@@ -232,8 +249,16 @@ def test_everything_that_does_not_fit_is_named() -> None:
     with pytest.raises(gridwise.errors.UnsupportedError) as info:
         gridwise.nn.distribute(Odd(), P_x)
     text = str(info.value)
-    for part in ("conv2d", "InstanceNorm2d", "'scale'", "cat along dim 2", "permute has no rule", "softmax along dim 2"):
+    for part in (
+        "conv2d",
+        "InstanceNorm2d",
+        "'scale'",
+        "cat along dim 2",
+        "permute has no rule",
+        "softmax along dim 2",
+    ):
         assert part in text, text
+    torch.manual_seed(gridwise.world().rank)
+    unlike = nn.Conv2d(1, 1, 3)
     with pytest.raises(gridwise.errors.PartitionError, match="different replicas"):
-        torch.manual_seed(gridwise.world().rank)
-        gridwise.nn.distribute(nn.Conv2d(1, 1, 3), P_x)
+        gridwise.nn.distribute(unlike, P_x)

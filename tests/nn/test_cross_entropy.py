@@ -73,7 +73,9 @@ def test_class_probabilities() -> None:
         P_x = gridwise.world().create_cartesian_topology_partition(shape)
         for reduction, smooth, w in itertools.product(("none", "mean", "sum"), (0.0, 0.3), (None, weight)):
             options: dict[str, Any] = {"reduction": reduction, "weight": w, "label_smoothing": smooth}
-            compare(nn.DistributedCrossEntropyLoss(P_x, **options), torch.nn.CrossEntropyLoss(**options), x, target, P_x)
+            compare(
+                nn.DistributedCrossEntropyLoss(P_x, **options), torch.nn.CrossEntropyLoss(**options), x, target, P_x
+            )
 
 
 @workers(1, 3)

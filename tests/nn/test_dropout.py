@@ -34,7 +34,9 @@ def test_masks_do_not_depend_on_the_grid() -> None:
     workers = gridwise.world().size
     for layer, shape in KINDS:
         for axis in range(len(shape)):
-            P_x = gridwise.world().create_cartesian_topology_partition([workers if d == axis else 1 for d in range(len(shape))])
+            P_x = gridwise.world().create_cartesian_topology_partition(
+                [workers if d == axis else 1 for d in range(len(shape))]
+            )
             x = torch.randn(shape, dtype=torch.float64)
             block = gridwise.local_slice(P_x, shape)
             torch.manual_seed(7)

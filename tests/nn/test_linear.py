@@ -25,7 +25,9 @@ def on_grid(shape: Any, first: int = 0) -> gridwise.CartesianPartition:
     return gridwise.world().create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
 
 
-def compare(shape: tuple[int, ...], P_x: Any, out: int = 5, bias: bool = True, cuts: Any = None, **partitions: Any) -> None:
+def compare(
+    shape: tuple[int, ...], P_x: Any, out: int = 5, bias: bool = True, cuts: Any = None, **partitions: Any
+) -> None:
     torch.manual_seed(1)
     sequential = torch.nn.Linear(shape[-1], out, bias, dtype=torch.float64)
     torch.manual_seed(1)

@@ -22,7 +22,12 @@ def grids(workers: int, dim: int) -> list[tuple[int, ...]]:
 
 
 def run_case(
-    name: str, arguments: tuple, options: dict[str, Any], shape: tuple[int, ...], grid: tuple[int, ...], cuts: Any = None
+    name: str,
+    arguments: tuple,
+    options: dict[str, Any],
+    shape: tuple[int, ...],
+    grid: tuple[int, ...],
+    cuts: Any = None,
 ) -> None:
     P_x = gridwise.world().create_cartesian_topology_partition(grid)
     sequential = getattr(torch.nn, name)(*arguments, dtype=torch.float64, **options)

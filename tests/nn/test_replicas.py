@@ -19,7 +19,9 @@ def test_replicas_are_compared() -> None:
         return
     with torch.no_grad():
         model[1].running_var[2] += float(world.rank == 2)
-    with pytest.raises(gridwise.errors.PartitionError, match=r"workers 0, 1: 1\.running_var has .*\n.*worker 2: 1\.running_var"):
+    with pytest.raises(
+        gridwise.errors.PartitionError, match=r"workers 0, 1: 1\.running_var has .*\n.*worker 2: 1\.running_var"
+    ):
         gridwise.nn.check_replicas(model)
 
 

@@ -78,7 +78,12 @@ def test_many_random_configurations() -> None:
 def test_float32_at_awkward_sizes(mode: str) -> None:
     """Factors that no binary number equals: sources must be those of torch's own float32 arithmetic."""
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2])
-    for n_in, options in [(1023, {"size": 3071}), (997, {"scale_factor": 3.3}), (555, {"size": 333}), (7, {"size": 4999})]:
+    for n_in, options in [
+        (1023, {"size": 3071}),
+        (997, {"scale_factor": 3.3}),
+        (555, {"size": 333}),
+        (7, {"size": 4999}),
+    ]:
         x = torch.randn(1, 2, n_in)
         layer, torch_layer = nn.DistributedUpsample(P_x, mode=mode, **options), torch.nn.Upsample(mode=mode, **options)
         y = layer(x[gridwise.local_slice(P_x, x.shape)])

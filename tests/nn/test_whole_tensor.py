@@ -21,8 +21,12 @@ def stepped(optimizer: torch.optim.Optimizer, model: torch.nn.Module, x: torch.T
 
 @workers(2)
 def test_blocks_are_refused_and_replicas_are_not() -> None:
-    split = gridwise.nn.DistributedLinear(gridwise.world().create_cartesian_topology_partition([1, 2]), 4, 4, bias=False)
-    whole = gridwise.nn.DistributedLinear(gridwise.world().create_cartesian_topology_partition([2, 1]), 4, 4, bias=False)
+    split = gridwise.nn.DistributedLinear(
+        gridwise.world().create_cartesian_topology_partition([1, 2]), 4, 4, bias=False
+    )
+    whole = gridwise.nn.DistributedLinear(
+        gridwise.world().create_cartesian_topology_partition([2, 1]), 4, 4, bias=False
+    )
     kinds = [torch.optim.LBFGS, torch.optim.Adafactor, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else [])]
     for kind in kinds:
         with pytest.raises(gridwise.errors.UnsupportedError, match=f"{kind.__name__} computes with whole tensors"):

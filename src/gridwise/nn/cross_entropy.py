@@ -99,9 +99,11 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         if target.is_floating_point() and not self.is_normalised:
             return super()._problem_with_target(x, target)
         if target.dtype not in (torch.int64, torch.uint8):
-            return f"needs class indices of dtype int64{'' if self.is_normalised else ', or class probabilities'}, got {target.dtype}"
+            other = "" if self.is_normalised else ", or class probabilities"
+            return f"needs class indices of dtype int64{other}, got {target.dtype}"
         if target.shape != samples:
-            return f"needs a target of shape {tuple(samples)} for an input of shape {tuple(x.shape)}, got {tuple(target.shape)}"
+            shapes = f"of shape {tuple(samples)} for an input of shape {tuple(x.shape)}, got {tuple(target.shape)}"
+            return f"needs a target {shapes}"
         if not self._splits_classes:
             return self._problem_with_values(target, x.shape[self.class_dim])
         return self._problem_with_values(target, self._classes) if self._layout is not None else None
@@ -113,7 +115,9 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         if low >= 0 and high < classes:
             return None
         wrong = target[((target < 0) | (target >= classes)) & (target != self.ignore_index)]
-        return f"needs targets from 0 to {classes - 1} or `ignore_index`, got {int(wrong[0])}" if wrong.numel() else None
+        return (
+            f"needs targets from 0 to {classes - 1} or `ignore_index`, got {int(wrong[0])}" if wrong.numel() else None
+        )
 
     # The loss
 
@@ -188,7 +192,9 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         if not self.label_smoothing:
             return losses
         smooth = -(shifted if weight is None else shifted * weight).sum(dim)
-        smooth = smooth + torch.where(counted, log_sum * (self._classes if self.weight is None else self.weight.sum()), 0)
+        smooth = smooth + torch.where(
+            counted, log_sum * (self._classes if self.weight is None else self.weight.sum()), 0
+        )
         smooth = smooth.masked_fill(ignored, 0)
         return (1 - self.label_smoothing) * losses + self.label_smoothing / self._classes * smooth
 

@@ -60,7 +60,11 @@ class DistributedDropout(Module):
         """Whether each element is kept, broadcastable to `x`."""
         assert self._transport is not None
         assert self._layout is not None
-        block, shape, own = self._layout.block(self._transport.rank), self._layout.global_shape, self._mask_dims(x.dim())
+        block, shape, own = (
+            self._layout.block(self._transport.rank),
+            self._layout.global_shape,
+            self._mask_dims(x.dim()),
+        )
         keep = keep_mask(key, self.p, shape[:own], Box(block.start[:own], block.stop[:own]), x.device)
         return keep.view(*keep.shape, *(1,) * (x.dim() - own))
 

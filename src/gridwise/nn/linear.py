@@ -11,13 +11,12 @@ Gathering, fetching and adding are movements (`move`); backward is their adjoint
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..grid import Grid, Interval, Layout, Needs, balanced_cuts, route
 from ..errors import PartitionError
+from ..grid import Grid, Interval, Layout, Needs, balanced_cuts, route
 from ..partition import Partition, zero_volume_tensor
 from .agreement import agree_layout
 from .all_gather import gathering
@@ -91,7 +90,9 @@ class DistributedLinear(Layer):
         layout, agreed = agree_layout(transport, self._team, says, self.P_x.grid, input[0])
         shape = layout.global_shape
         if shape[-1] != self.in_features:
-            raise PartitionError(f"{says} needs {self.in_features} features in the last dim of the global input, got {shape[-1]}.")
+            raise PartitionError(
+                f"{says} needs {self.in_features} features in the last dim of the global input, got {shape[-1]}."
+            )
         self._agreed = agreed
         self._fetch: Move | None = None
         self._collect: MoveBack | None = None
@@ -119,7 +120,11 @@ class DistributedLinear(Layer):
         if self._fetch is not None:
             x = self._move(x, self._fetch, self._agreed.requires_grad)
         if self.P_w is None or self.P_w.active:
-            bias = None if self.bias is None or self._spreads["bias"].block(self._rank) is None else self._parameter("bias")
+            bias = (
+                None
+                if self.bias is None or self._spreads["bias"].block(self._rank) is None
+                else self._parameter("bias")
+            )
             x = F.linear(x, self._parameter("weight"), bias)
         if self._collect is not None:
             x = self._move(x, self._collect, wants or self._agreed.requires_grad, step=1)

@@ -53,7 +53,9 @@ class DistributedLoss(Module):
         if size_average is not None or reduce is not None:
             reduction = _reduction.legacy_get_string(size_average, reduce)
         if reduction not in self.reductions:
-            raise PartitionError(f"`reduction` (={reduction!r}) must be one of {', '.join(map(repr, self.reductions))}.")
+            raise PartitionError(
+                f"`reduction` (={reduction!r}) must be one of {', '.join(map(repr, self.reductions))}."
+            )
         self.P_x, self.reduction = P_x, reduction
         self._layout: Layout | None = None
         self._records = False

@@ -77,4 +77,4 @@ def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Itera
 
 def _digest(value: Tensor) -> int:
     data = value.detach().as_subclass(Tensor).cpu().contiguous().view(-1)
-    return xxhash.xxh3_64_intdigest(data.view(torch.uint8).numpy()) >> 2
+    return xxhash.xxh3_64_intdigest(data.view(torch.uint8).numpy().data) >> 2

@@ -17,7 +17,18 @@ from ..errors import UnsupportedError
 from .parameter import BlockParameter
 
 OF_ALL_PARAMETERS = {"LBFGS"}
-OF_ONE_PARAMETER = {"Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "NovoGrad", "Shampoo", "DistributedShampoo", "SOAP"}
+OF_ONE_PARAMETER = {
+    "Adafactor",
+    "Muon",
+    "LAMB",
+    "Lamb",
+    "LARS",
+    "Lars",
+    "NovoGrad",
+    "Shampoo",
+    "DistributedShampoo",
+    "SOAP",
+}
 
 
 def refuse_blocks(optimizer: torch.optim.Optimizer, args: Any = (), kwargs: Any = None) -> None:

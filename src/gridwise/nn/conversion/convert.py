@@ -16,18 +16,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from ...errors import PartitionError, UnsupportedError, describe
 from ...partition import Partition
-from ..replicas import check_replicas
 from ..repartition import Repartition
+from ..replicas import check_replicas
 from . import functions, layers
 from .model import DistributedModel, GlobalShape, MadeAtCall
+from .state import OnGrid
+from .trace import code_of, traced
+
+Node = Any
+"""A `torch.fx.Node`. Its arguments are annotated as anything that a graph may hold, which says nothing here."""
 
 
 def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
@@ -54,64 +59,22 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
     name = type(model).__name__
     if layers.has_layer(model):  # a model of one layer
         model = torch.nn.Sequential(model)
-    graph = _traced(model)
+    graph = traced(model)
     walk = _Walk(copy.deepcopy(model), graph, P_x)
     with torch.random.fork_rng(devices=[]):  # building layers draws initial values, which loading replaces
         torch.manual_seed(0)
         walk.run()
         if walk.problems:
             fix = "write these with torch's modules, or keep that part of the model sequential."
-            raise UnsupportedError(describe(f"distribute: {name} has parts that cannot be converted.", walk.problems, fix))
+            raise UnsupportedError(
+                describe(f"distribute: {name} has parts that cannot be converted.", walk.problems, fix)
+            )
         if P_x.active:
             check_replicas(model, P_x)
         walk.build()
     result = DistributedModel(walk.model, graph, f"Distributed{name}")
     result.start(walk.model, P_x, walk.output_partitions(), name)
     return result.train(model.training)
-
-
-class _Tracer(torch.fx.Tracer):
-    record_stack_traces = True
-
-
-def _traced(model: torch.nn.Module) -> Graph:
-    training = [(module, module.training) for module in model.modules()]
-    graphs = []
-    try:
-        for mode in (True, False):
-            model.train(mode)
-            graphs.append(_Tracer().trace(model))
-    except Exception as error:
-        raise UnsupportedError(
-            f"distribute: the forward of {type(model).__name__} cannot be traced by torch.fx: {error}\n"
-            "  fix: no branches or loops that depend on tensors, and no tensors made from sizes, in `forward`."
-        ) from error
-    finally:
-        for module, mode in training:
-            module.training = mode
-    kinds = [[(node.op, str(node.target)) for node in graph.nodes] for graph in graphs]
-    if kinds[0] != kinds[1]:
-        raise UnsupportedError(f"distribute: {type(model).__name__} runs another graph in training than in evaluation.")
-    return graphs[0]
-
-
-@dataclass(frozen=True)
-class OnGrid:
-    """A tensor in the graph: its partition, and whether its extents are its own (adaptive pooling) or the input's."""
-
-    P: Partition
-    pooled: bool = False
-
-    def is_cut(self, dims: Iterable[int]) -> bool:
-        return any(self.P.shape[d] > 1 for d in dims)
-
-    @property
-    def by_batch(self) -> OnGrid:
-        """With all workers along the batch."""
-        return replace(self, P=self.P.create_cartesian_topology_partition((self.P.size, *(1,) * (self.P.dim - 1))))
-
-    def reshaped(self, shape: tuple[int, ...]) -> OnGrid:
-        return replace(self, P=self.P.create_cartesian_topology_partition(shape))
 
 
 class _Walk:
@@ -122,6 +85,9 @@ class _Walk:
         self.states: dict[Node, OnGrid | None] = {}
         self.problems: list[str] = []
         self.modules: dict[str, tuple[Partition, Callable[[], torch.nn.Module]]] = {}
+        """The modules of the new model: where they lie, and how they are made."""
+        self.sizes: dict[Node, int | None] = {}
+        """Nodes that are the size of a tensor: of which dim, None for all."""
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -135,7 +101,7 @@ class _Walk:
 
     def output_partitions(self) -> Any:
         output = next(node for node in self.graph.nodes if node.op == "output")
-        return torch.fx.node.map_arg(output.args[0], lambda node: state.P if (state := self.states[node]) else None)
+        return _each_node(output.args[0], lambda node: state.P if (state := self.states[node]) else None)
 
     # Kinds of nodes
 
@@ -157,10 +123,16 @@ class _Walk:
         if isinstance(module, torch.nn.Softmax | torch.nn.LogSoftmax):
             return self._along(node, state, [1 if module.dim is None else module.dim])
         if not layers.has_layer(module):
-            return self._problem(node, f"{node.target}: torch.nn.{type(module).__name__} has no distributed layer", state)
+            return self._problem(
+                node, f"{node.target}: torch.nn.{type(module).__name__} has no distributed layer", state
+            )
+        if len(node.args) != 1 or node.kwargs:
+            return self._problem(node, f"{node.target} is called with more than one tensor", state)
         known = self.modules.get(node.target)
         if known is not None and known[0] != state.P:
-            return self._problem(node, f"{node.target} is used twice, on the grids {known[0].shape} and {state.P.shape}", state)
+            return self._problem(
+                node, f"{node.target} is used twice, on the grids {known[0].shape} and {state.P.shape}", state
+            )
         self.modules[node.target] = (state.P, lambda: layers.converted(module, state.P))
         return replace(state, pooled=state.pooled or "Adaptive" in type(module).__name__)
 
@@ -177,7 +149,8 @@ class _Walk:
             return None if known else self._problem(node, f"{name} of sizes has no rule")
         state = tensors[0]
         if name in ("size", "shape") or (name == "getattr" and node.args[1] == "shape"):
-            return self._size(node, state)
+            self._size(node, state)
+            return None
         if name == "dim" or (name == "getattr" and node.args[1] in ("dtype", "device", "ndim")):
             return None
         if node.target in functions.LAYERS:
@@ -232,7 +205,9 @@ class _Walk:
         rest = list(shape[1:])
         keeps = bool(shape) and (self._is_batch(shape[0]) or (shape[0] == -1 and -1 not in rest))
         if not keeps or not all(isinstance(n, int) for n in rest):
-            return self._problem(node, f"{functions.name_of(node.target)} that does not keep the batch dim and give the others", state)
+            return self._problem(
+                node, f"{functions.name_of(node.target)} that does not keep the batch dim and give the others", state
+            )
         state = self._with_whole(node, state, range(1, state.P.dim))
         if self._is_batch(shape[0]):
             with self.graph.inserting_before(node):
@@ -244,11 +219,11 @@ class _Walk:
 
     def _is_batch(self, size: Any) -> bool:
         """Whether a size in the graph is that of dim 0 of a tensor."""
-        if not isinstance(size, Node):
+        if not isinstance(size, torch.fx.Node):
             return False
         if size.op == "call_function" and functions.name_of(size.target) == "getitem":
-            return size.args[1] == 0 and size.args[0] in self.sizes
-        return size in self.sizes and self.sizes[size] == 0
+            return bool(size.args[1] == 0 and size.args[0] in self.sizes)
+        return self.sizes.get(size) == 0
 
     def _reduction(self, node: Node, state: OnGrid, name: str) -> OnGrid | None:
         dims = _given(node, 1, "dim", None)
@@ -265,14 +240,15 @@ class _Walk:
         if any(not isinstance(d, int) for d in dims):
             return self._problem(node, f"{functions.name_of(node.target)} without a dim", state)
         if any(state.is_cut([d]) for d in dims):
-            return self._problem(node, f"{functions.name_of(node.target)} along dim {dims[0]}, which the grid {state.P.shape} cuts", state)
+            return self._problem(
+                node,
+                f"{functions.name_of(node.target)} along dim {dims[0]}, which the grid {state.P.shape} cuts",
+                state,
+            )
         return state
-
-    sizes: dict[Node, int | None]
 
     def _size(self, node: Node, state: OnGrid) -> None:
         """``x.shape``, ``x.size()`` and ``x.size(d)``: those of the global tensor."""
-        self.sizes = getattr(self, "sizes", {})
         dim = _given(node, 1, "dim", None) if functions.name_of(node.target) == "size" else None
         self.sizes[node] = dim
         module = f"_shapes_{node.name}"
@@ -286,10 +262,13 @@ class _Walk:
     def _made_at_call(self, node: Node, state: OnGrid, name: str) -> OnGrid:
         module = f"_made_{node.name}"
         make = functions.LAYERS[node.target]
-        constant = name == "dropout" and "training" not in node.kwargs and len(node.args) < 3
+        constant = "dropout" in name and "training" not in node.kwargs and len(node.args) < 3
         self.modules[module] = (state.P, lambda: MadeAtCall(make, state.P, follows_mode=not constant))
         if "input" in node.kwargs:
-            node.args, node.kwargs = (node.kwargs["input"], *node.args), {k: v for k, v in node.kwargs.items() if k != "input"}
+            node.args, node.kwargs = (
+                (node.kwargs["input"], *node.args),
+                {k: v for k, v in node.kwargs.items() if k != "input"},
+            )
         node.op, node.target = "call_module", module
         return replace(state, pooled=state.pooled or name.startswith("adaptive"))
 
@@ -312,8 +291,7 @@ class _Walk:
         return next((state for arg in node.all_input_nodes if (state := self.states[arg]) is not None), None)
 
     def _problem(self, node: Node, what: str, state: OnGrid | None = None) -> OnGrid | None:
-        lines = (node.stack_trace or "").strip().splitlines()
-        code = next((lines[i + 1].strip() for i in range(len(lines) - 2, -1, -1) if "torch/fx" not in lines[i] and lines[i].lstrip().startswith("File")), "")
+        code = code_of(node)
         self.problems.append(f"{what}{f':  {code}' if code else ''}")
         return state
 
@@ -324,3 +302,11 @@ def _given(node: Node, place: int, name: str, default: Any) -> Any:
 
 def _chosen(shape: torch.Size, dim: int | None) -> Any:
     return shape if dim is None else shape[dim]
+
+
+def _each_node(value: Any, change: Callable[[Node], Any]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _each_node(part, change) for key, part in value.items()}
+    return type(value)(_each_node(part, change) for part in value) if isinstance(value, tuple | list) else None

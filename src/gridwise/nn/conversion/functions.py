@@ -14,26 +14,41 @@ from torch.nn import functional as F
 
 from ...errors import UnsupportedError
 from ...partition import Partition
-from ..dropout import DistributedDropout
+from ..dropout import (
+    DistributedAlphaDropout,
+    DistributedDropout,
+    DistributedDropout1d,
+    DistributedDropout2d,
+    DistributedDropout3d,
+)
 from ..upsampling import DistributedUpsample
 
 ELEMENTWISE_NAMES = frozenset(
     """
-    abs abs_ add add_ celu clamp clamp_ clip contiguous clone cos cosh detach div div_ divide double elu elu_ erf exp exp_
-    expm1 exp2 float gelu half bfloat16 hardshrink hardsigmoid hardswish hardtanh hardtanh_ leaky_relu leaky_relu_ lerp log
-    log10 log1p log2 logsigmoid maximum minimum mish mul mul_ multiply neg neg_ negative pow pow_ reciprocal relu relu_
-    relu6 rsqrt rsub selu selu_ sigmoid sigmoid_ sign silu sin sinh softplus softshrink softsign sqrt sqrt_ square sub sub_
-    subtract tan tanh tanh_ tanhshrink threshold to true_divide type type_as where addcmul addcdiv
-    iadd isub imul itruediv truediv
-    """.split()
+    abs abs_ add add_ addcdiv addcmul bfloat16 celu clamp clamp_ clip clone contiguous cos cosh detach div div_
+    divide double elu elu_ erf exp exp2 exp_ expm1 float gelu half hardshrink hardsigmoid hardswish hardtanh
+    hardtanh_ iadd imul isub itruediv leaky_relu leaky_relu_ lerp log log10 log1p log2 logsigmoid maximum minimum
+    mish mul mul_ multiply neg neg_ negative pow pow_ reciprocal relu relu6 relu_ rsqrt rsub selu selu_ sigmoid
+    sigmoid_ sign silu sin sinh softplus softshrink softsign sqrt sqrt_ square sub sub_ subtract tan tanh tanh_
+    tanhshrink threshold to true_divide truediv type type_as where
+    """.split()  # noqa: SIM905
 )
 """Functions and methods that treat each element by itself; several tensors must lie alike."""
 
-NUMBERS = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg, int}
+NUMBERS = {
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.floordiv,
+    operator.truediv,
+    operator.mod,
+    operator.neg,
+    int,
+}
 """What is done with sizes."""
 
-REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "max", "min", "logsumexp", "std", "var", "prod", "norm"])
-ALONG = frozenset(["softmax", "log_softmax", "cumsum", "argmax", "argmin", "normalize", "softmin"])
+REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
+ALONG = frozenset(["softmax", "log_softmax", "softmin", "cumsum"])
 """Functions that look along one dim and keep the others apart."""
 
 
@@ -70,8 +85,11 @@ def interpolate(P: Partition, size: Any = None, scale_factor: Any = None, **opti
     return DistributedUpsample(P, tuple(size) if isinstance(size, Sequence) else size, scale_factor, **options)
 
 
-def dropout(P: Partition, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.nn.Module:
-    return DistributedDropout(P, p, inplace)
+def dropout(kind: type[DistributedDropout]) -> Callable[..., torch.nn.Module]:
+    def make(P: Partition, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.nn.Module:
+        return kind(P, p if training else 0.0, inplace)
+
+    return make
 
 
 def _layer(kind: str, dims: int) -> Callable[..., torch.nn.Module]:
@@ -93,11 +111,19 @@ LAYERS: dict[Any, Callable[..., torch.nn.Module]] = {
     F.pad: pad,
     torch._C._nn.pad: pad,
     F.interpolate: interpolate,
-    F.dropout: dropout,
+    F.dropout: dropout(DistributedDropout),
+    F.dropout1d: dropout(DistributedDropout1d),
+    F.dropout2d: dropout(DistributedDropout2d),
+    F.dropout3d: dropout(DistributedDropout3d),
+    F.alpha_dropout: dropout(DistributedAlphaDropout),
 }
 """Functions that become a layer, made when they are called with new arguments."""
 for _d in (1, 2, 3):
     LAYERS[getattr(F, f"max_pool{_d}d")] = _of_dims(max_pool, _d)
     LAYERS[getattr(torch, f"max_pool{_d}d")] = _of_dims(max_pool, _d)
-    for _kind, _name in (("AvgPool", "avg_pool"), ("AdaptiveAvgPool", "adaptive_avg_pool"), ("AdaptiveMaxPool", "adaptive_max_pool")):
+    for _kind, _name in (
+        ("AvgPool", "avg_pool"),
+        ("AdaptiveAvgPool", "adaptive_avg_pool"),
+        ("AdaptiveMaxPool", "adaptive_max_pool"),
+    ):
         LAYERS[getattr(F, f"{_name}{_d}d")] = _layer(_kind, _d)

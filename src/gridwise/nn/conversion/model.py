@@ -1,9 +1,9 @@
 """A converted model: one graph of distributed layers that agrees once per call, not once per layer.
 
-    call      one all-reduce: same model, same step, same structure of input, modes and frozen parameters on all workers?
-              unchanged since the last call: the layers inside trust their plans and send no agreement of their own
-              changed anywhere: every layer agrees and plans anew, once
-    backward  one all-reduce where the cotangent enters; the operators inside follow in the graph's order
+call      one all-reduce: same model, same step, same structure of input, modes and frozen parameters on all workers?
+          unchanged since the last call: the layers inside trust their plans and send no agreement of their own
+          changed anywhere: every layer agrees and plans anew, once
+backward  one all-reduce where the cotangent enters; the operators inside follow in the graph's order
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class DistributedModel(torch.fx.GraphModule):
             tuple(Structure.of(x) if isinstance(x, Tensor) else x for x in inputs),
             tuple(module.training for module in self.modules()),
             tuple((p.requires_grad, p.dtype) for p in self.parameters()),
-            tuple((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)),
+            tuple(
+                (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+            ),
         )
 
     def _balancing(self, x: Any) -> Repartition | None:
@@ -95,7 +97,9 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _nothing(self, inputs: tuple) -> Tensor:
         """A worker outside holds no part, and can call `backward` all the same."""
-        parts = [x.flatten()[:0] for x in (*inputs, *self.parameters()) if isinstance(x, Tensor) and x.is_floating_point()]
+        parts = [
+            x.flatten()[:0] for x in (*inputs, *self.parameters()) if isinstance(x, Tensor) and x.is_floating_point()
+        ]
         return torch.cat(parts)
 
 

@@ -18,6 +18,7 @@ from ...comm.transport import Transport
 from ...errors import PartitionError
 from ...partition import Partition, world
 from ..all_max import all_max
+from ..parameter import BlockParameter
 
 
 def clip_grad_norm_(
@@ -71,6 +72,5 @@ def clip_grad_norm_(
 
 def _counts(parameter: Tensor, transport: Transport, first: int) -> bool:
     """Whether this worker is the one that counts its part of a parameter."""
-    layout = getattr(parameter, "layout", torch.strided)  # of a plain parameter, torch's own attribute
-    everywhere = layout is None or isinstance(layout, torch.layout)
-    return transport.rank == first if everywhere else transport.rank in layout.grid
+    layout = parameter.layout if isinstance(parameter, BlockParameter) else None
+    return transport.rank == first if layout is None else transport.rank in layout.grid

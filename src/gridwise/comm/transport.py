@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..errors import FaultError, GridwiseError
 from ..grid import Grid, Layout
 from . import wire
+from .parcels import Landing, Views, packed
 
 Team = tuple[int, ...]
 Parcel = tuple[int, Tensor]
@@ -117,6 +119,23 @@ class Transport(ABC):
         with wait:
             return _Guarded(self._post_staged(sends, receives), wait)
 
+    def move(
+        self,
+        sends: Sequence[tuple[int, Views]],
+        receives: Sequence[tuple[int, Views]],
+        dtype: torch.dtype,
+        what: str = "a movement",
+        add: bool = False,
+    ) -> Pending:
+        """Start sending views to peers and receiving into views from peers, copied or added there when waited for."""
+        landings = [(peer, Landing.of(views, dtype, add)) for peer, views in receives]
+        pending = self.post(
+            [(peer, packed(views)) for peer, views in sends],
+            [(peer, landing.buffer) for peer, landing in landings],
+            what,
+        )
+        return _Landing(pending, [landing for _, landing in landings])
+
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
             return self._post(sends, receives)
@@ -129,12 +148,12 @@ class Transport(ABC):
     def all_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Tensor:
         """A fresh tensor: the sum of `x` over the team, bitwise the same on all of it."""
         with self.waiting_for(what, team):
-            return wire.summed(x, lambda y: self._all_sum(y, team), self.carries_cuda)
+            return wire.summed(x, lambda total, part: self._all_sum_into(total, part, team), self.carries_cuda)
 
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
         """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
         with self.waiting_for(what, team):
-            total = wire.summed(x, lambda y: self._sum_to(y, root, team), self.carries_cuda)
+            total = wire.summed(x, lambda total, part: self._sum_to(total.copy_(part), root, team), self.carries_cuda)
             return total if self.rank == root else None
 
     def copy_from(self, x: Tensor, root: int, team: Team, what: str = "a broadcast") -> None:
@@ -200,6 +219,10 @@ class Transport(ABC):
     @abstractmethod
     def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending: ...
 
+    def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
+        """`_all_sum` of `x`, which may have any strides, into the contiguous `total`."""
+        self._all_sum(total.copy_(x), team)
+
     @abstractmethod
     def _all_sum(self, x: Tensor, team: Team) -> None: ...
 
@@ -243,6 +266,19 @@ class _Unstaging:
         self.pending.wait()
         for tensor, host in self.pairs:
             tensor.copy_(host)
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Parcels that are brought to their places once they have arrived."""
+
+    pending: Pending
+    landings: list[Landing]
+
+    def wait(self) -> None:
+        self.pending.wait()
+        for landing in self.landings:
+            landing.put()
 
 
 class _Nothing:

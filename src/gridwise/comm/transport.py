@@ -246,7 +246,7 @@ class Transport(ABC):
         return None
 
     def __deepcopy__(self, memo: dict) -> Transport:
-        return self
+        return self  # copies of a layer talk over the same wire
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a transport belongs to its process and cannot be pickled.")

@@ -108,10 +108,12 @@ class Module(torch.nn.Module):
         """What is wrong with the input on this worker; said by all workers before anything is sent."""
         return None
 
-    # For layers that are one operator
+    # For layers that apply operators
 
-    def _move(self, x: Tensor, operator: Operator, records: bool) -> Tensor:
-        return apply(x, operator, self._ticket, records)
+    def _move(self, x: Tensor, operator: Operator, records: bool, step: int = 0) -> Tensor:
+        """``operator(x)``; `step` tells the operators of one call apart, so that none can pass for another."""
+        ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
+        return apply(x, operator, ticket, records)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

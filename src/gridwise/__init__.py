@@ -13,5 +13,4 @@ from .partition import Partition as Partition
 from .partition import local_slice as local_slice
 from .partition import world as world
 from .partition import zero_volume_tensor as zero_volume_tensor
-
-__version__ = "0.1.0"
+from .version import __version__ as __version__

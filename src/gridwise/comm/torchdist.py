@@ -71,7 +71,8 @@ class TorchTransport(Transport):
         self._groups: dict[tuple[str, Team], dist.ProcessGroup] = {}
         self.carries_cuda = _has_own_device() and dist.is_nccl_available()
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
-        self.group_of(self.everyone)  # now, while all are here: messages between two of them use it
+        for backend in ("gloo", "nccl") if self.carries_cuda else ("gloo",):
+            self.group_of(self.everyone, backend)  # here all are together; messages between a few of them come later
 
     def group_of(self, team: Team, backend: str = "gloo") -> dist.ProcessGroup:
         """The process group of a team; made on first use, by its members together."""

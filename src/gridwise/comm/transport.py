@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..errors import FaultError, GridwiseError
+from ..grid import Grid, Layout
 from . import wire
+from .parcels import Landing, Views, packed
 
 Team = tuple[int, ...]
 Parcel = tuple[int, Tensor]
@@ -43,13 +46,29 @@ class Watching(Protocol):
         """The error that names the worker that died or failed, if that is why `error` was raised."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Waiting:
-    """What this worker is waiting for, since when, with whom: read by the watch when time runs out."""
+    """What this worker is waiting for, with whom, since when: read by the watch when time runs out.
 
+    Also the context in which a library is called: its failures come out as errors that name a worker.
+    """
+
+    transport: Transport
     what: str
-    team: Team
-    since: float
+    team: Sequence[int]
+    since: float = 0.0
+    outer: Waiting | None = None
+
+    def __enter__(self) -> None:
+        self.since = time.monotonic()
+        self.outer, self.transport.waiting = self.transport.waiting, self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        self.transport.waiting = self.outer
+        if isinstance(error, Exception) and not isinstance(error, GridwiseError):
+            named = self.transport._explained(error, self.what)
+            if named is not error:
+                raise named from error
 
 
 class Transport(ABC):
@@ -69,24 +88,53 @@ class Transport(ABC):
         self.watch: Watching | None = None
         self.waiting: Waiting | None = None
         self.on_close: list[Callable[[], None]] = []
+        self.kept: dict[Any, Any] = {}
+        """Layers that functions have made, for their next call."""
+        self._ordinals: Counter[str] = Counter()
 
     @property
     def everyone(self) -> Team:
         return tuple(range(self.size))
 
+    def ordinal(self, text: str) -> int:
+        """How often this text was given before: tells equal layers apart, alike on workers that build them in one order."""
+        self._ordinals[text] += 1
+        return self._ordinals[text] - 1
+
+    def declared_layout(self, grid: Grid, block: tuple[int, ...], whole: Sequence[int]) -> Layout | None:
+        """The layout of a tensor that need not be asked for; only a transport that moves nothing knows one."""
+        return None
+
     # Messages
 
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> None:
         """Send and receive all parcels and return when that is done."""
-        if sends or receives:
-            with self.waiting_for(what, tuple(sorted({peer for peer, _ in (*sends, *receives)}))):
-                self._post_staged(sends, receives).wait()
+        self.post(sends, receives, what).wait()
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> Pending:
         """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
-        team = tuple(sorted({peer for peer, _ in (*sends, *receives)}))
-        with self.waiting_for(what, team):
-            return _Guarded(self._post_staged(sends, receives), self, what, team)
+        if not sends and not receives:
+            return _Nothing()
+        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends])
+        with wait:
+            return _Guarded(self._post_staged(sends, receives), wait)
+
+    def move(
+        self,
+        sends: Sequence[tuple[int, Views]],
+        receives: Sequence[tuple[int, Views]],
+        dtype: torch.dtype,
+        what: str = "a movement",
+        add: bool = False,
+    ) -> Pending:
+        """Start sending views to peers and receiving into views from peers, copied or added there when waited for."""
+        landings = [(peer, Landing.of(views, dtype, add)) for peer, views in receives]
+        pending = self.post(
+            [(peer, packed(views)) for peer, views in sends],
+            [(peer, landing.buffer) for peer, landing in landings],
+            what,
+        )
+        return _Landing(pending, [landing for _, landing in landings])
 
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
@@ -100,12 +148,12 @@ class Transport(ABC):
     def all_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Tensor:
         """A fresh tensor: the sum of `x` over the team, bitwise the same on all of it."""
         with self.waiting_for(what, team):
-            return wire.summed(x, lambda y: self._all_sum(y, team), self.carries_cuda)
+            return wire.summed(x, lambda total, part: self._all_sum_into(total, part, team), self.carries_cuda)
 
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
         """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
         with self.waiting_for(what, team):
-            total = wire.summed(x, lambda y: self._sum_to(y, root, team), self.carries_cuda)
+            total = wire.summed(x, lambda total, part: self._sum_to(total.copy_(part), root, team), self.carries_cuda)
             return total if self.rank == root else None
 
     def copy_from(self, x: Tensor, root: int, team: Team, what: str = "a broadcast") -> None:
@@ -140,18 +188,9 @@ class Transport(ABC):
 
     # Life and death
 
-    @contextmanager
-    def waiting_for(self, what: str, team: Team) -> Iterator[None]:
+    def waiting_for(self, what: str, team: Sequence[int]) -> Waiting:
         """Say what is waited for while the body runs, and raise its failures as errors that name a worker."""
-        outer, self.waiting = self.waiting, Waiting(what, team, time.monotonic())
-        try:
-            yield
-        except GridwiseError:
-            raise
-        except Exception as error:
-            raise self._explained(error, what) from error
-        finally:
-            self.waiting = outer
+        return Waiting(self, what, team)
 
     def _explained(self, error: Exception, what: str) -> Exception:
         if not self._is_fault(error):
@@ -164,10 +203,12 @@ class Transport(ABC):
         for callback in reversed(self.on_close):
             callback()
         self.on_close.clear()
+        self.kept.clear()
         self._close()
 
     def cut(self) -> None:
         """Break every connection of this worker at once, from any thread, so that nobody waits for it in vain."""
+        return
 
     @abstractmethod
     def abort(self, code: int = 1) -> None:
@@ -177,6 +218,10 @@ class Transport(ABC):
 
     @abstractmethod
     def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending: ...
+
+    def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
+        """`_all_sum` of `x`, which may have any strides, into the contiguous `total`."""
+        self._all_sum(total.copy_(x), team)
 
     @abstractmethod
     def _all_sum(self, x: Tensor, team: Team) -> None: ...
@@ -200,11 +245,17 @@ class Transport(ABC):
     def _close(self) -> None:
         return None
 
+    def __deepcopy__(self, memo: dict) -> Transport:
+        return self  # copies of a layer talk over the same wire
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a transport belongs to its process and cannot be pickled.")
+
     def __repr__(self) -> str:
         return f"<{self.name}: worker {self.rank} of {self.size}>"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Unstaging:
     """Messages that were received on the host and belong on a device."""
 
@@ -217,15 +268,33 @@ class _Unstaging:
             tensor.copy_(host)
 
 
-@dataclass
+@dataclass(slots=True)
+class _Landing:
+    """Parcels that are brought to their places once they have arrived."""
+
+    pending: Pending
+    landings: list[Landing]
+
+    def wait(self) -> None:
+        self.pending.wait()
+        for landing in self.landings:
+            landing.put()
+
+
+class _Nothing:
+    """No message at all."""
+
+    def wait(self) -> None:
+        return None
+
+
+@dataclass(slots=True)
 class _Guarded:
     """Messages whose wait is known to the watch."""
 
     pending: Pending
-    transport: Transport
-    what: str
-    team: Team
+    waiting: Waiting
 
     def wait(self) -> None:
-        with self.transport.waiting_for(self.what, self.team):
+        with self.waiting:
             self.pending.wait()

@@ -8,6 +8,7 @@ Everything above the geometry slices tensors with `Box.slices`; nothing in here 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -29,6 +30,12 @@ class Box:
         """The box at the origin with the given extents."""
         return cls((0,) * len(shape), tuple(shape))
 
+    @classmethod
+    def of_intervals(cls, ends: Iterable[tuple[int, int]]) -> Box:
+        """The product of the given intervals."""
+        pairs = tuple(ends)
+        return cls(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+
     @property
     def shape(self) -> Shape:
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
@@ -42,7 +49,7 @@ class Box:
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
     def shifted(self, offset: Shape) -> Box:
-        """The box moved by `offset`; ``box.shifted(-origin)`` makes it relative to another one's start."""
+        """The box moved by `offset`."""
         return Box(
             tuple(a + o for a, o in zip(self.start, offset, strict=True)),
             tuple(b + o for b, o in zip(self.stop, offset, strict=True)),
@@ -54,13 +61,13 @@ class Box:
 
     def intersect(self, other: Box) -> Box | None:
         """The common part, or None when it is empty."""
-        start = tuple(map(max, self.start, other.start))
-        stop = tuple(map(min, self.stop, other.stop))
+        start = tuple(max(a, c) for a, c in zip(self.start, other.start, strict=True))
+        stop = tuple(min(b, d) for b, d in zip(self.stop, other.stop, strict=True))
         if any(a >= b for a, b in zip(start, stop, strict=True)):
             return None
         return Box(start, stop)
 
     def contains(self, other: Box) -> bool:
-        return all(a <= c for a, c in zip(self.start, other.start, strict=True)) and all(
-            d <= b for b, d in zip(self.stop, other.stop, strict=True)
-        )
+        """Whether every index of `other` lies in here; an empty box lies anywhere."""
+        ends = zip(self.start, other.start, other.stop, self.stop, strict=True)
+        return other.volume == 0 or all(a <= c and d <= b for a, c, d, b in ends)

@@ -1,0 +1,256 @@
+"""Agreement: do all workers of an operator call the same one, and has any of them got another input than before?
+
+Each worker sees only its own shape. Per call, one all-reduce of four integers over the operator's workers (the maximum of
+``[h, -h, changed, problem]``, with h = which operator, which direction, which call) answers three questions at once:
+
+    do we all call the same?      max(h) == -max(-h), else everybody raises `MismatchError`
+    has any input changed?        then all of them plan anew, together
+    has anybody a bad input?      then all raise the same `PartitionError`, before anything is sent
+
+Planning anew takes a second all-reduce, of ``2 sum(p_d)`` integers and a few more: worker i writes its extent, and minus it,
+at its place along each dim, and everybody holds the same cuts afterwards, or sees the same disagreement. Nothing costs
+memory of the number of workers; only the text of an error does.
+
+`agreement(False)`, or `GRIDWISE_AGREEMENT=off`, leaves the first message out, for those who know that their workers
+agree. What that saves is in benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from ..comm.transport import Team, Transport
+from ..errors import MismatchError, PartitionError, describe
+from ..grid import Grid, Layout, cuts_from_extents
+
+NOTHING = np.iinfo(np.int64).min
+DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
+SHOWN = 8
+"""How many workers an error lists before it says how many more there are."""
+
+_on = os.environ.get("GRIDWISE_AGREEMENT", "on").lower() != "off"
+
+
+@contextmanager
+def agreement(enabled: bool) -> Iterator[None]:
+    """Switch the per-call agreement on or off, on all workers alike, while the body runs.
+
+    Examples
+    --------
+    >>> with gridwise.agreement(False):
+    ...     pass  # training steps whose shapes are known to agree
+    """
+    global _on
+    before, _on = _on, enabled
+    try:
+        yield
+    finally:
+        _on = before
+
+
+def is_on() -> bool:
+    return _on
+
+
+def key_of(text: str) -> int:
+    """A number below 2**62 that stands for a text, the same in every process."""
+    return xxhash.xxh3_64_intdigest(text.encode()) >> 2
+
+
+def agree_call(transport: Transport, team: Team, what: str, key: int, changed: bool, problem: str | None) -> bool:
+    """Whether any worker's input changed; raises on all of them if they call different things or one has a problem."""
+    if not _on or len(team) == 1:
+        if problem is not None:
+            raise PartitionError(f"{what}: {problem}")
+        return changed
+    votes = np.array([key, -key, changed, problem is not None], dtype=np.int64)
+    transport.all_max(votes, team, what)
+    if votes[0] != -votes[1]:
+        raise MismatchError(
+            describe(
+                "the workers called different operators, or the same ones in another order.",
+                tell(transport, team, f"called {what}"),
+                "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
+            )
+        )
+    if votes[3]:
+        raise PartitionError(describe(f"{what} got an input that it cannot take.", tell(transport, team, problem)))
+    return bool(votes[2])
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What is known of an input: on this worker (`of`), or on all (`agree_layout`, `agree_same`)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    device: torch.device
+    records: bool
+    """Whether autograd records here: not under no_grad or inference_mode."""
+
+    @classmethod
+    def of(cls, x: Tensor) -> Structure:
+        records = torch.is_grad_enabled()
+        return cls(tuple(x.shape), x.dtype, x.requires_grad and records, x.device, records)
+
+    def __str__(self) -> str:
+        needs = ", requires grad" if self.requires_grad else ""
+        return (
+            f"shape {self.shape}, {str(self.dtype).removeprefix('torch.')}{needs}{'' if self.records else ', no_grad'}"
+        )
+
+
+class Ballot:
+    """Values that must be equal, or whose maximum counts, over a team, in one all-reduce."""
+
+    def __init__(self) -> None:
+        self._values: list[int] = []
+
+    def equal(self, value: int | None) -> int:
+        """Add a value that all who have one must share; returns where to `read` it."""
+        self._values += [NOTHING, NOTHING] if value is None else [value, -value]
+        return len(self._values) - 2
+
+    def any(self, flag: bool) -> int:
+        self._values += [int(flag), NOTHING]
+        return len(self._values) - 2
+
+    def count(self, transport: Transport, team: Team, what: str) -> None:
+        self._array = np.array(self._values, dtype=np.int64)
+        transport.all_max(self._array, team, what)
+
+    def read(self, place: int) -> int | None:
+        """The agreed value; None when the workers differ or nobody had one."""
+        high, low = int(self._array[place]), int(self._array[place + 1])
+        return high if high != NOTHING and (low == NOTHING or high == -low) else None
+
+
+def agree_layout(
+    transport: Transport, team: Team, what: str, grid: Grid, x: Tensor, whole: Sequence[int] = ()
+) -> tuple[Layout, Structure]:
+    """The layout of a tensor whose blocks the workers of `grid` hold, and its structure, the same on the whole team.
+
+    Along the dims in `whole` every worker must hold the same, full extent; the layout cuts them evenly.
+    """
+    mine = Structure.of(x)
+    declared = transport.declared_layout(grid, mine.shape, whole)
+    if declared is not None:
+        return declared, mine
+    active = transport.rank in grid
+    index = grid.index_of(transport.rank) if active else ()
+    ballot = Ballot()
+    common = _vote_common(ballot, mine, active)
+    fits = ballot.any(active and len(mine.shape) != grid.dim)
+    slots: list[list[int]] = []
+    for d, places in enumerate(grid.shape):
+        extent = mine.shape[d] if active and len(mine.shape) == grid.dim else None
+        if d in whole:
+            slots.append([ballot.equal(extent)])
+        else:
+            slots.append([ballot.equal(extent if active and index[d] == i else None) for i in range(places)])
+    ballot.count(transport, team, what)
+    extents = [[ballot.read(slot) for slot in line] for line in slots]
+    if ballot.read(fits):
+        asked = f"{what} needs tensors of {grid.dim} dims, one for each axis of the grid {grid.shape}."
+        _refuse(transport, team, asked, mine, active)
+    agreed = _read_common(ballot, common, transport, team, what, mine, active)
+    if any(extent is None for line in extents for extent in line):
+        asked = (
+            f"{what} needs blocks that form a grid: workers at the same place along an axis share that dim's extent."
+        )
+        _refuse(transport, team, asked, mine, active, index)
+    known = [[extent or 0 for extent in line] for line in extents]
+    full = tuple(line[0] if d in whole else sum(line) for d, line in enumerate(known))
+    balanced = Layout.balanced(grid, full)
+    cuts = tuple(balanced.cuts[d] if d in whole else cuts_from_extents(line) for d, line in enumerate(known))
+    return Layout(grid, cuts), agreed
+
+
+def agree_same(
+    transport: Transport, team: Team, what: str, x: Tensor, groups: Sequence[tuple[Team, bool]]
+) -> tuple[list[tuple[int, ...]], Structure]:
+    """For each group this worker is in, the shape that its holders share; and the structure that the team shares.
+
+    A group is its workers and whether this one holds a tensor there (the others learn the shape). Worked through in the
+    given order, which must be the same on all members of a group.
+    """
+    mine = Structure.of(x)
+    shapes, disagree = [], False
+    for members, holds in groups:
+        ballot = Ballot()
+        ndim = ballot.equal(len(mine.shape) if holds else None)
+        slots = [ballot.equal(mine.shape[d] if holds and d < len(mine.shape) else None) for d in range(64)]
+        ballot.count(transport, members, what)
+        dims = ballot.read(ndim)
+        extents = [ballot.read(slot) for slot in slots[: dims or 0]]
+        disagree |= dims is None or None in extents
+        shapes.append(tuple(extent or 0 for extent in extents))
+    holds_any = any(holds for _, holds in groups)
+    ballot = Ballot()
+    common = _vote_common(ballot, mine, holds_any)
+    differ = ballot.any(disagree)
+    ballot.count(transport, team, what)
+    if ballot.read(differ):
+        _refuse(transport, team, f"{what} needs tensors of one shape from the workers it combines.", mine, holds_any)
+    return shapes, _read_common(ballot, common, transport, team, what, mine, holds_any)
+
+
+def _vote_common(ballot: Ballot, mine: Structure, holds: bool) -> tuple[int, int, int]:
+    dtype = ballot.equal(DTYPES.index(mine.dtype) if holds else None)
+    return dtype, ballot.any(mine.requires_grad), ballot.any(not mine.records)
+
+
+def _read_common(
+    ballot: Ballot,
+    places: tuple[int, int, int],
+    transport: Transport,
+    team: Team,
+    what: str,
+    mine: Structure,
+    holds: bool,
+) -> Structure:
+    dtype, wants, silent = (ballot.read(place) for place in places)
+    if dtype is None:
+        _refuse(transport, team, f"{what} needs tensors of one dtype on all workers.", mine, holds)
+    if wants and silent:
+        asked = f"{what}: some workers need a gradient while autograd is off on others (no_grad, inference_mode)."
+        _refuse(transport, team, asked, mine, True)
+    assert dtype is not None
+    return Structure(mine.shape, DTYPES[dtype], bool(wants), mine.device, mine.records)
+
+
+def _refuse(
+    transport: Transport, team: Team, asked: str, mine: Structure, holds: bool, index: Sequence[int] = ()
+) -> None:
+    at = f" at {tuple(index)}" if index else ""
+    told = tell(transport, team, f"{mine}{at}" if holds else "holds no part of it")
+    raise PartitionError(describe(asked, told, "give all workers blocks of one global tensor before the call."))
+
+
+def tell(transport: Transport, team: Team, line: str | None) -> list[str]:
+    """What each worker has to say, those with the same words together, at most a screenful."""
+    parts = transport.gather_bytes(json.dumps(line).encode(), team, "the text of an error")
+    said: dict[str, list[int]] = {}
+    for rank, part in zip(team, parts, strict=True):
+        words = json.loads(part)
+        if words is not None:
+            said.setdefault(words, []).append(rank)
+    lines = [f"{_workers(ranks)}: {words}" for words, ranks in said.items()]
+    return lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
+
+
+def _workers(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:SHOWN]))
+    return f"workers {shown}{', ...' if len(ranks) > SHOWN else ''}"

@@ -1,0 +1,112 @@
+"""The primitives as functions, for those who hold no layer object.
+
+Each call finds the layer that an equal earlier call has made, so that its plan is reused. Layers are kept with the
+transport and go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import PartitionError
+from ..grid import Grid
+from ..partition import CartesianPartition, Partition, zero_volume_tensor
+from .all_gather import AllGather
+from .all_sum_reduce import AllSumReduce
+from .broadcast import Broadcast
+from .halo_exchange import HaloExchange
+from .primitive import Primitive
+from .reduce_scatter import ReduceScatter
+from .repartition import Repartition
+from .sum_reduce import SumReduce
+
+
+def broadcast(
+    x: Tensor, P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
+) -> Tensor:
+    """`Broadcast` as a function."""
+    return _kept(Broadcast, P_x, P_y, transpose_src, transpose_dest)(x)
+
+
+def sum_reduce(
+    x: Tensor, P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
+) -> Tensor:
+    """`SumReduce` as a function."""
+    return _kept(SumReduce, P_x, P_y, transpose_src, transpose_dest)(x)
+
+
+def all_sum_reduce(
+    x: Tensor, P_x: Partition, axes_reduce: Iterable[int] | None = None, axes_keep: Iterable[int] | None = None
+) -> Tensor:
+    """`AllSumReduce` as a function."""
+    return _kept(AllSumReduce, P_x, _tuple(axes_reduce), _tuple(axes_keep))(x)
+
+
+def all_gather(x: Tensor, P_x: Partition, axes: Iterable[int]) -> Tensor:
+    """`AllGather` as a function."""
+    return _kept(AllGather, P_x, _tuple(axes))(x)
+
+
+def reduce_scatter(x: Tensor, P_x: Partition, axes: Iterable[int]) -> Tensor:
+    """`ReduceScatter` as a function."""
+    return _kept(ReduceScatter, P_x, _tuple(axes))(x)
+
+
+def repartition(
+    x: Tensor, P_x: Partition, P_y: Partition, cuts: Sequence[Sequence[int] | None] | None = None
+) -> Tensor:
+    """`Repartition` as a function."""
+    wish = None if cuts is None else tuple(_tuple(line) for line in cuts)
+    return _kept(Repartition, P_x, P_y, True, wish)(x)
+
+
+def halo_exchange(x: Tensor, P_x: Partition, halo_shape: Sequence[Sequence[int]]) -> Tensor:
+    """`HaloExchange` as a function."""
+    return _kept(HaloExchange, P_x, tuple(tuple(int(rows) for rows in pair) for pair in halo_shape))(x)
+
+
+def scatter(x: Tensor | None, P_x: Partition, root: int = 0) -> Tensor:
+    """Cut the tensor of worker `root` of the world into blocks on `P_x`; the adjoint of `gather`.
+
+    Workers other than `root` pass None. The root need not be part of `P_x`.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> gridwise.scatter(torch.ones(1, 2), P_x)
+    tensor([[1., 1.]])
+    """
+    return _kept(Repartition, _alone(P_x, root), P_x, False)(zero_volume_tensor() if x is None else x)
+
+
+def gather(x: Tensor, P_x: Partition, root: int = 0) -> Tensor:
+    """Put the blocks on `P_x` together on worker `root` of the world; a zero-volume tensor elsewhere.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> gridwise.gather(torch.ones(1, 2), P_x)
+    tensor([[1., 1.]])
+    """
+    return _kept(Repartition, P_x, _alone(P_x, root), False)(x)
+
+
+def _alone(P_x: Partition, root: int) -> Partition:
+    size = P_x.transport.size
+    if not 0 <= root < size:
+        raise PartitionError(f"`root` (={root}) is no worker of the world: valid are 0 to {size - 1}.")
+    return CartesianPartition(P_x.transport, Grid((root,), (1,) * P_x.dim))
+
+
+def _kept(layer: Callable[..., Primitive], *args: Any) -> Primitive:
+    kept = args[0].transport.kept
+    if (layer, args) not in kept:
+        kept[layer, args] = layer(*args)
+    return kept[layer, args]
+
+
+def _tuple(values: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(int(value) for value in values)

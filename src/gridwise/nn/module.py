@@ -1,0 +1,130 @@
+"""The base of every distributed layer: set up at the first call, and again when the structure of the input changes.
+
+    call ──► changed here? ──► agreed with all workers: changed anywhere? ──► teardown, setup ──► forward
+
+A layer learns shapes only when it is called, so planning happens then, and only then: set-up runs once in a hundred equal
+calls. The names are those that DistDL's subclassers override. What is new is the agreement in the middle: a change that
+leaves this worker's block as it was is noticed all the same, and all workers plan anew together (`agreement`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.transport import Team, Transport
+from ..grid import union_of
+from ..partition import Partition
+from .agreement import Structure, agree_call, key_of
+from .operator import Operator, Ticket, apply
+
+
+class Module(torch.nn.Module):
+    """A layer that lives on several workers.
+
+    A subclass overrides `_distdl_module_setup` (and, if it holds anything, `_distdl_module_teardown`), and names the
+    partitions whose workers take part, with `_takes_part`; without any, changes are noticed on each worker alone.
+
+    Examples
+    --------
+    >>> class Doubled(gridwise.nn.Module):
+    ...     def _distdl_module_setup(self, input):
+    ...         self.factor = torch.full_like(input[0], 2.0)
+    ...     def forward(self, x):
+    ...         return self.factor * x
+    >>> Doubled()(torch.ones(3))
+    tensor([2., 2., 2.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._distdl_is_setup = False
+        self._input_structure: tuple[Structure, ...] | None = None
+        self._transport: Transport | None = None
+        self._team: Team = ()
+        self._ticket = Ticket(key_of(type(self).__name__), 0)
+        self._says = type(self).__name__
+        self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return _outside_of_graphs(self, *args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def _takes_part(self, *partitions: Partition, signature: str = "") -> None:
+        """Name the partitions of this layer; `signature` tells it from others of its class (its arguments)."""
+        transport = partitions[0].transport
+        self._transport = transport
+        self._team = union_of([partition.grid for partition in partitions])
+        grids = " -> ".join(f"{partition.shape} of {_short(partition.ranks)}" for partition in partitions)
+        self._says = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
+        text = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
+        self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
+
+    @property
+    def _is_outside(self) -> bool:
+        """Whether this worker is in none of the layer's partitions."""
+        return self._transport is not None and self._transport.rank not in self._team
+
+    # The contract that subclassers know
+
+    @staticmethod
+    def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
+        """Set the layer up if it has to be: registered as a pre-forward hook."""
+        if self._is_outside:
+            return
+        problem = self._problem_with(input)
+        changed = problem is not None or self._distdl_module_requires_reset(input)
+        if self._transport is not None:
+            self._ticket = Ticket(self._ticket.key, self._ticket.call + 1)
+            changed = agree_call(self._transport, self._team, self._says, self._ticket.number, changed, problem)
+        elif problem is not None:
+            raise ValueError(f"{self._says}: {problem}")
+        if changed:
+            if self._distdl_is_setup:
+                self._distdl_is_setup = False
+                self._distdl_module_teardown(input)
+            self._distdl_module_setup(input)
+            self._input_structure = _structures(input)
+            self._distdl_is_setup = True
+
+    def _distdl_module_requires_reset(self, input: tuple) -> bool:
+        """Whether the layer has to be set up (again) for this input, as far as this worker can see."""
+        return not self._distdl_is_setup or bool(self._distdl_input_changed(input))
+
+    def _distdl_input_changed(self, input: tuple) -> bool:
+        """Whether shape, dtype, device or requires_grad differ from those at the last set-up, on this worker."""
+        return self._input_structure != _structures(input)
+
+    def _distdl_module_setup(self, input: tuple) -> None:
+        """Plan for an input of this structure. All workers of the layer enter together."""
+
+    def _distdl_module_teardown(self, input: tuple) -> None:
+        """Drop the plan."""
+
+    def _problem_with(self, input: tuple) -> str | None:
+        """What is wrong with the input on this worker; said by all workers before anything is sent."""
+        return None
+
+    # For layers that apply operators
+
+    def _move(self, x: Tensor, operator: Operator, records: bool, step: int = 0) -> Tensor:
+        """``operator(x)``; `step` tells the operators of one call apart, so that none can pass for another."""
+        ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
+        return apply(x, operator, ticket, records)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _outside_of_graphs(module: Module, *args: Any, **kwargs: Any) -> Any:
+    """A clean graph break under torch.compile: messages are no tensor code."""
+    return module(*args, **kwargs)
+
+
+def _structures(input: tuple) -> tuple[Structure, ...]:
+    return tuple(Structure.of(x) for x in input if isinstance(x, Tensor))
+
+
+def _short(ranks: tuple[int, ...]) -> str:
+    return str(ranks) if len(ranks) <= 8 else f"({ranks[0]}, ..., {ranks[-1]})"

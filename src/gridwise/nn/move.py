@@ -1,0 +1,130 @@
+"""The operator behind every movement of blocks: carry out one worker's part of a route.
+
+    forward  y = A x     each worker gets the box it needs, copied piece by piece from the blocks of its owners
+    adjoint  x = A' y    the same pieces go back, and what arrives at one place is added
+    bytes    what the route sends, once; one message per peer
+
+The result is made without filling it first, and local pieces are copied while messages are on their way; how pieces are
+packed is the transport's business (`comm.parcels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..comm.parcels import put
+from ..comm.transport import Team, Transport
+from ..grid import Box, Route
+from .operator import Operator
+
+NOWHERE = Box((), ())
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class Place:
+    """A box of a tensor of known shape, as the fewest `narrow` calls: cheaper than slicing every dim."""
+
+    __slots__ = ("cuts",)
+
+    def __init__(self, box: Box, within: Box) -> None:
+        full = enumerate(zip(box.start, box.shape, within.shape, strict=True))
+        self.cuts = [(d, start, length) for d, (start, length, extent) in full if length != extent]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for d, start, length in self.cuts:
+            x = x.narrow(d, start, length)
+        return x
+
+
+Placed = tuple[int, list[Place]]
+"""A peer and the places in the local tensor that make up its message."""
+
+
+class Move(Operator):
+    """Copy from blocks to needs along a route.
+
+    `nothing` makes what a worker without a result returns for its input, a zero-volume tensor.
+    """
+
+    def __init__(
+        self, transport: Transport, team: Team, name: str, plan: Route, nothing: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__(transport, team, name)
+        self.plan = plan
+        self.nothing = nothing
+        own, need = plan.owned or NOWHERE, plan.needed or NOWHERE
+        self.sends: list[Placed] = [(m.peer, [Place(p.source, own) for p in m.pieces]) for m in plan.sends]
+        self.receives: list[Placed] = [(m.peer, [Place(p.target, need) for p in m.pieces]) for m in plan.receives]
+        self.kept = [(Place(p.source, own), Place(p.target, need)) for p in plan.kept]
+        self.keeps_all = len(plan.kept) == 1 and plan.kept[0].source.shape == own.shape
+
+    @property
+    def adjoint(self) -> MoveBack:
+        return MoveBack(self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.plan.is_identity:
+            return x.clone(memory_format=torch.contiguous_format)
+        if self.plan.needed is None:
+            y = self.nothing(x)
+        else:
+            y = torch.empty(self.plan.needed.shape, dtype=x.dtype, device=x.device)
+        carry(self.transport, self.name, x, y, self.sends, self.receives, self.kept, add=False)
+        return y
+
+
+class MoveBack(Operator):
+    """The adjoint of `Move`: send the pieces back and add."""
+
+    def __init__(self, forth: Move) -> None:
+        super().__init__(forth.transport, forth.team, f"the adjoint of {forth.name}")
+        self.forth = forth
+
+    @property
+    def adjoint(self) -> Move:
+        return self.forth
+
+    def __call__(self, y: Tensor) -> Tensor:
+        plan, forth = self.forth.plan, self.forth
+        if plan.is_identity:
+            return y.clone(memory_format=torch.contiguous_format)
+        kept = [(target, source) for source, target in forth.kept]
+        if plan.owned is None:
+            x = forth.nothing(y)
+        elif plan.exact:
+            x = torch.empty(plan.owned.shape, dtype=y.dtype, device=y.device)
+        else:
+            total = torch.float32 if y.dtype in HALVES else y.dtype
+            x = torch.empty(plan.owned.shape, dtype=total, device=y.device)
+            if forth.keeps_all:
+                x.copy_(kept.pop()[0](y))
+            else:
+                x.zero_()
+        carry(self.transport, self.name, y, x, forth.receives, forth.sends, kept, add=not plan.exact)
+        return x if x.dtype == y.dtype else x.to(y.dtype)
+
+
+def carry(
+    transport: Transport,
+    what: str,
+    x: Tensor,
+    y: Tensor,
+    sends: Sequence[Placed],
+    receives: Sequence[Placed],
+    kept: Sequence[tuple[Place, Place]],
+    add: bool,
+) -> None:
+    """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
+    pending = transport.move(
+        [(peer, [place(x) for place in places]) for peer, places in sends],
+        [(peer, [place(y) for place in places]) for peer, places in receives],
+        x.dtype,
+        what,
+        add,
+    )
+    for source, target in kept:
+        put(target(y), source(x), add)
+    pending.wait()

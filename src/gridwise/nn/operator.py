@@ -1,0 +1,85 @@
+"""Linear operators between workers, and their one bridge to autograd.
+
+An `Operator` moves a local tensor and has an `adjoint`, which is an operator again. `apply` runs it and records one node
+whose backward applies the adjoint, by the same road: so gradients of gradients need no code, and every movement that a
+backward pass makes is guarded like those of a forward pass.
+
+All workers of an operator enter its backward together. If any of them needs a gradient, the output requires grad on all:
+on a worker whose own input does not, an empty *anchor* tensor makes autograd record the node.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.transport import Team, Transport
+from .agreement import agree_call, is_on
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Which operator, which call of it, and how often it has been differentiated: what the workers compare."""
+
+    key: int
+    call: int
+    depth: int = 0
+
+    @property
+    def number(self) -> int:
+        return (self.key + 0x9E3779B97F4A7C15 * (2 * self.call + 1) + 0xC2B2AE3D27D4EB4F * self.depth) & (2**62 - 1)
+
+    def differentiated(self) -> Ticket:
+        return Ticket(self.key, self.call, self.depth + 1)
+
+
+class Operator(ABC):
+    """A linear map from the tensors that workers have to the tensors that they get."""
+
+    def __init__(self, transport: Transport, team: Team, name: str) -> None:
+        self.transport = transport
+        self.team = team
+        self.name = name
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """Move `x`, without autograd; the result never shares memory with it."""
+
+    @property
+    @abstractmethod
+    def adjoint(self) -> Operator:
+        """The transposed operator."""
+
+
+class _Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor | None, operator: Operator, ticket: Ticket) -> Tensor:
+        ctx.operator, ctx.ticket, ctx.shape, ctx.guarded = operator, ticket, x.shape, is_on()
+        return operator(_plain(x))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        operator, ticket = ctx.operator.adjoint, ctx.ticket.differentiated()
+        if ctx.guarded and is_on():  # inside a model, its output was guarded for all of it
+            agree_call(operator.transport, operator.team, operator.name, ticket.number, False, None)
+        x = apply(gradient, operator, ticket, torch.is_grad_enabled())
+        if x.shape != ctx.shape:  # a worker that holds no part of x may have brought a tensor of any shape
+            x = x.sum().expand(ctx.shape)
+        return x, None, None, None
+
+
+def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tensor:
+    """``operator(x)``, recorded by autograd on all its workers if `records`."""
+    if not records:
+        return operator(_plain(x.detach()))
+    anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
+    return _Applied.apply(x, anchor, operator, ticket)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """`x` with lazy conjugation and negation carried out: memory that means what it says can be sent."""
+    return x.resolve_conj().resolve_neg() if x.is_complex() or x.is_neg() else x

@@ -1,0 +1,351 @@
+"""The user's object: a grid of workers, the transport between them, and "where am I".
+
+    P_world = gridwise.world()
+    P_x = P_world.create_partition_inclusive(range(4)).create_cartesian_topology_partition([1, 1, 2, 2])
+
+A partition is a value. Making one sends nothing, so there is nothing to free: groups of the transport are made at their
+first use and shared by everybody who names the same workers. Every worker can make every partition; on the workers
+outside it is inactive, but still knows who is in it and in what shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .comm.find import current
+from .comm.transport import Team, Transport
+from .errors import PartitionError
+from .grid import Copies, Grid, Index, Layout, resolve_axes
+from .grid.grid import unravel
+
+NOBODY = -1
+"""The rank of a worker in a partition that it is not part of, and of a neighbour beyond the edge."""
+
+
+class Partition:
+    """Some workers of the world in a row, seen from this one.
+
+    Attributes
+    ----------
+    active : whether this worker is one of them
+    rank : its place among them, -1 if it is not
+    size, shape, dim : of the grid, the same on every worker
+    index : this worker's coordinates, None if it is not active
+    ranks : the workers, as ranks of the world
+
+    Examples
+    --------
+    >>> P_world = gridwise.world()
+    >>> P_x = P_world.create_partition_inclusive([0])
+    >>> P_x.active, P_x.size, P_x.index
+    (True, 1, (0,))
+    """
+
+    def __init__(self, transport: Transport, grid: Grid) -> None:
+        self.transport = transport
+        self.grid = grid
+        self.active = transport.rank in grid
+
+    @property
+    def rank(self) -> int:
+        return self.grid.place_of(self.transport.rank) if self.active else NOBODY
+
+    @property
+    def size(self) -> int:
+        return self.grid.size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.grid.shape
+
+    @property
+    def dim(self) -> int:
+        return self.grid.dim
+
+    @property
+    def index(self) -> Index | None:
+        return self.grid.index_of(self.transport.rank) if self.active else None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.grid.ranks
+
+    @property
+    def team(self) -> Team:
+        """The workers in the order in which the transport knows them."""
+        return self.grid.members
+
+    # Making others
+
+    def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
+        """The partition of the given workers, in that order; `ranks` count within this partition."""
+        places = [int(rank) for rank in ranks]
+        wrong = [place for place in places if not 0 <= place < self.size]
+        if wrong or not places:
+            raise PartitionError(
+                f"`ranks` (={tuple(places)}) must name workers 0 to {self.size - 1} of {self}"
+                + (f", there is no worker {wrong[0]}." if wrong else ", and at least one.")
+            )
+        return Partition(self.transport, Grid.line(self.ranks[place] for place in places))
+
+    def create_partition_union(self, other: Partition) -> Partition:
+        """This partition's workers, then those of `other` that are not among them."""
+        if other.transport is not self.transport:
+            raise PartitionError(f"{self} and {other} come from different worlds: there is no union of them.")
+        return Partition(self.transport, Grid.line(dict.fromkeys((*self.ranks, *other.ranks))))
+
+    def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
+        """The same workers on a Cartesian grid, row-major; the product of `shape` must be their number."""
+        return CartesianPartition(self.transport, Grid(self.ranks, tuple(int(extent) for extent in shape)))
+
+    def create_broadcast_partition_to(
+        self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
+    ) -> tuple[Partition, Partition]:
+        """(P_send, P_recv): whom this worker copies to, and with whom it receives; the original's owner comes first."""
+        copies = Copies(self.grid, P_dest.grid, transpose_src, transpose_dest)
+        me = self.transport.rank
+        send = recv = NO_WORKERS
+        if me in copies.source:
+            send = tuple(dict.fromkeys((me, *copies.targets_of(me))))
+        if me in copies.target:
+            owner = copies.source_of(me)
+            recv = tuple(dict.fromkeys((owner, *copies.targets_of(owner))))
+        return self._team_or_nobody(send), self._team_or_nobody(recv)
+
+    def create_reduction_partition_to(
+        self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
+    ) -> tuple[Partition, Partition]:
+        """(P_send, P_recv): with whom this worker is summed, and whom it sums; where the sum goes comes first."""
+        back = P_dest.create_broadcast_partition_to(self, transpose_src=transpose_dest, transpose_dest=transpose_src)
+        return back[1], back[0]
+
+    def create_allreduction_partition(self, axes_reduce: Iterable[int]) -> CartesianPartition:
+        """The workers that differ from this one only along `axes_reduce`, on the grid of these axes."""
+        axes = resolve_axes(self.dim, axes_reduce, "axes_reduce")
+        shape = tuple(self.shape[axis] for axis in axes)
+        ranks = self.grid.team_along(self.transport.rank if self.active else self.ranks[0], axes)
+        team = CartesianPartition(self.transport, Grid(ranks, shape))
+        if not self.active:
+            team.deactivate()
+        return team
+
+    def _team_or_nobody(self, ranks: Team) -> Partition:
+        team = Partition(self.transport, Grid.line(ranks or self.ranks[:1]))
+        if not ranks:
+            team.deactivate()
+        return team
+
+    # Small values between the workers of a partition
+
+    def broadcast_data(self, data: Any, root: int = 0, P_data: Partition | None = None) -> np.ndarray | None:
+        """The array that worker `root` of `P_data` (default: of this partition) gave, on every active worker."""
+        owners = P_data or self
+        if not 0 <= root < owners.size or owners.ranks[root] not in self.grid:
+            raise PartitionError(f"`root` (={root}) is no worker of {owners} inside {self}.")
+        if not self.active:
+            return None
+        mine = self.transport.rank == owners.ranks[root]
+        parts = self.transport.gather_bytes(_packed(np.atleast_1d(data)) if mine else b"", self.team, "broadcast_data")
+        return _unpacked(next(part for part in parts if part))
+
+    def allgather_data(self, data: Any) -> np.ndarray | None:
+        """The integer arrays of all workers, one row each, in the partition's order."""
+        if not self.active:
+            return None
+        mine = np.atleast_1d(np.asarray(data, dtype=np.int64))
+        parts = self.transport.gather_bytes(_packed(mine), self.team, "allgather_data")
+        rows = dict(zip(self.team, (_unpacked(part) for part in parts), strict=True))
+        if len({row.shape for row in rows.values()}) > 1:
+            raise PartitionError(
+                "allgather_data needs arrays of one length from all workers.\n"
+                + "\n".join(f"  worker {rank}: {row.size} numbers" for rank, row in rows.items())
+            )
+        return np.stack([rows[rank] for rank in self.ranks])
+
+    def allreduce_data(self, data: np.ndarray, op: str = "sum") -> np.ndarray | None:
+        """The element-wise `op` (sum, prod, max, min) over the arrays of all workers."""
+        operations: dict[str, Callable[..., np.ndarray]] = {
+            "sum": np.sum,
+            "prod": np.prod,
+            "max": np.max,
+            "min": np.min,
+        }
+        if op not in operations:
+            raise PartitionError(f"`op` (={op!r}) must be one of {', '.join(operations)}.")
+        if not self.active:
+            return None
+        parts = [_unpacked(part) for part in self.transport.gather_bytes(_packed(np.asarray(data)), self.team)]
+        if len({(part.shape, part.dtype) for part in parts}) > 1:
+            raise PartitionError(
+                "allreduce_data needs arrays of one shape and dtype from all workers.\n"
+                + "\n".join(f"  worker {r}: {p.shape} {p.dtype}" for r, p in zip(self.team, parts, strict=True))
+            )
+        return operations[op](np.stack(parts), axis=0).astype(parts[0].dtype)
+
+    def print_sequential(self, value: object) -> None:
+        """Print everyone's value on the partition's first worker, in order."""
+        if self.active:
+            parts = self.transport.gather_bytes(str(value).encode(), self.team, "print_sequential")
+            if self.rank == 0:
+                for rank, part in zip(self.team, parts, strict=True):
+                    print(f"{rank}: {part.decode()}", flush=True)
+
+    def barrier(self) -> None:
+        """Return when every worker of the partition has arrived."""
+        if self.active:
+            self.transport.barrier(self.team)
+
+    # Being a value
+
+    def deactivate(self) -> None:
+        """Take this worker out: it keeps the shape, but is active no longer. Nothing has to be freed."""
+        self.active = False
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Partition)
+            and type(self) is type(other)
+            and self.transport is other.transport
+            and self.grid == other.grid
+            and self.active == other.active
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.transport), self.grid))
+
+    def __deepcopy__(self, memo: dict) -> Partition:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a partition belongs to its process and cannot be pickled: make it anew on the other side.")
+
+    def __repr__(self) -> str:
+        where = f"worker {self.rank}" if self.active else "inactive"
+        shape = " x ".join(map(str, self.shape)) or "1"
+        ranks = str(self.ranks) if self.size <= 16 else f"({self.ranks[0]}, ..., {self.ranks[-1]})"
+        return f"<{type(self).__name__} {shape} of workers {ranks} on {self.transport.name}, here {where}>"
+
+
+NO_WORKERS: Team = ()
+
+
+class CartesianPartition(Partition):
+    """Workers on a Cartesian grid: axis i of the grid cuts dim i of a tensor."""
+
+    def create_cartesian_subtopology_partition(self, remain_shape: Sequence[bool]) -> CartesianPartition:
+        """This worker's slice of the grid: the axes marked True remain."""
+        if len(remain_shape) != self.dim:
+            raise PartitionError(
+                f"`remain_shape` (={tuple(remain_shape)}) needs one entry for each of {self.dim} axes."
+            )
+        return self.create_allreduction_partition([axis for axis, stays in enumerate(remain_shape) if stays])
+
+    def cartesian_index(self, rank: int) -> Index:
+        """The coordinates of the worker at place `rank` of the grid."""
+        if not 0 <= rank < self.size:
+            raise PartitionError(f"`rank` (={rank}) is no worker of {self}: valid are 0 to {self.size - 1}.")
+        return unravel(rank, self.shape)
+
+    def neighbor_ranks(self, rank: int) -> list[tuple[int, int]]:
+        """Per axis, the places of the neighbours before and after `rank`, -1 beyond the edge."""
+        world_rank = self.ranks[rank]
+        pairs = []
+        for axis in range(self.dim):
+            around = [self.grid.neighbour(world_rank, axis, step) for step in (-1, 1)]
+            left, right = (NOBODY if peer is None else self.grid.place_of(peer) for peer in around)
+            pairs.append((left, right))
+        return pairs
+
+
+def world(comm: Any = None) -> Partition:
+    """All workers, in the order of their ranks. Asking twice gives the same object.
+
+    Parameters
+    ----------
+    comm : an mpi4py communicator or a torch.distributed process group to be the world; default: found by how the
+        process was started (see `gridwise.comm.find`).
+
+    Examples
+    --------
+    >>> gridwise.world() is gridwise.world()
+    True
+    """
+    transport = current() if comm is None else _transport_over(comm)
+    if transport not in _worlds:
+        _worlds[transport] = Partition(transport, Grid.line(range(transport.size)))
+        transport.on_close.append(lambda: _forget(transport))
+    return _worlds[transport]
+
+
+def _forget(transport: Transport) -> None:
+    _worlds.pop(transport, None)
+
+
+_worlds: dict[Transport, Partition] = {}
+_over: dict[Any, Transport] = {}
+
+
+def _transport_over(comm: Any) -> Transport:
+    if isinstance(comm, Transport):
+        return comm
+    if comm not in _over:
+        if isinstance(comm, torch.distributed.ProcessGroup):
+            from .comm.torchdist import TorchTransport
+
+            _over[comm] = TorchTransport(comm)
+        elif hasattr(comm, "Get_rank"):
+            from .comm.mpi import MPITransport
+
+            _over[comm] = MPITransport(comm)
+        else:
+            raise PartitionError(
+                f"`comm` (={comm!r}) must be an mpi4py communicator, a torch.distributed process group or a transport."
+            )
+    return _over[comm]
+
+
+def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...]:
+    """This worker's block of a tensor of `global_shape` on `P_x`, as slices; empty ones on inactive workers.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> gridwise.local_slice(P_x, (4, 6))
+    (slice(0, 4, None), slice(0, 6, None))
+    """
+    layout = Layout.balanced(P_x.grid, global_shape)
+    return layout.block(P_x.transport.rank).slices if P_x.active else (slice(0, 0),) * P_x.dim
+
+
+def zero_volume_tensor(
+    b: int | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """What a worker that holds no part of a tensor passes in and gets out: shape ``(0,)``, or ``(b, 0)``.
+
+    Examples
+    --------
+    >>> gridwise.zero_volume_tensor(4).shape
+    torch.Size([4, 0])
+    """
+    return torch.empty((0,) if b is None else (b, 0), dtype=dtype, requires_grad=requires_grad, device=device)
+
+
+def _packed(array: np.ndarray) -> bytes:
+    if array.dtype.hasobject:
+        raise PartitionError("only arrays of plain numbers can be sent: this one holds Python objects.")
+    header = f"{array.dtype.str} {','.join(map(str, array.shape))}\n".encode()
+    return header + np.ascontiguousarray(array).tobytes()
+
+
+def _unpacked(data: bytes) -> np.ndarray:
+    header, body = data.split(b"\n", 1)
+    dtype, _, shape = header.decode().partition(" ")
+    return np.frombuffer(body, dtype=np.dtype(dtype)).reshape([int(n) for n in shape.split(",") if n]).copy()

@@ -1,0 +1,41 @@
+"""Inner products over the grid, and tensors to test with: what the checks share."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..comm.transport import Transport
+from ..errors import GridwiseError
+from ..partition import world
+
+
+class CheckFailed(GridwiseError, AssertionError):
+    """A check found a difference; raised on all workers with the same numbers."""
+
+
+def inner(a: Sequence[Tensor], b: Sequence[Tensor], transport: Transport | None = None) -> float:
+    """``sum_i <a_i, b_i>`` over all tensors and all workers, in double precision; real for real tensors.
+
+    Complex tensors are taken as pairs of reals, as autograd does, so the result is real for them too.
+    """
+    transport = transport or world().transport
+    total = sum((_real_dot(x, y) for x, y in zip(a, b, strict=True)), torch.zeros((), dtype=torch.float64))
+    return float(transport.all_sum(total, transport.everyone, "an inner product"))
+
+
+def _real_dot(a: Tensor, b: Tensor) -> Tensor:
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    return (a.detach().double() * b.detach().double()).sum().cpu()
+
+
+def random_like(x: Tensor, name: str, seed: int = 0) -> Tensor:
+    """A normal tensor like `x` from a generator of its own: another one on each worker and for each name."""
+    rank = world().transport.rank
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {rank} {seed}".encode()))
+    dtype = x.dtype if x.dtype.is_floating_point or x.is_complex() else torch.float64
+    return torch.randn(x.shape, dtype=dtype, generator=generator).to(x.device)

@@ -1,4 +1,4 @@
-"""The command `gridwise`: `gridwise run -n 4 script.py` starts workers, `gridwise doctor` looks at this machine."""
+"""The command `gridwise`: `run` starts workers, `doctor` looks at this machine, `checkpoint` looks after checkpoints."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Watch:
             verdict, by = self._verdict, self._deserter()
         waiting = self._transport.waiting
         me = f"worker {self._transport.rank} of {self._transport.size}"
-        while_ = f" while {me} waited for {waiting.what} with workers {waiting.team}" if waiting else ""
+        while_ = f" while {me} waited for {waiting.what} with workers {tuple(waiting.team)}" if waiting else ""
         if verdict is None:
             if by is None:
                 return None
@@ -241,4 +241,4 @@ class Watch:
 
 
 def _spelt(waiting: Waiting) -> dict[str, Any]:
-    return {"what": waiting.what, "team": waiting.team, "since": time.monotonic() - waiting.since}
+    return {"what": waiting.what, "team": list(waiting.team), "since": time.monotonic() - waiting.since}

@@ -32,7 +32,7 @@ from .tiling import tiling_problem
 
 NOTHING_COMMITTED = "\n  nothing was committed; what was at the path before is untouched."
 
-NOT_SYNCED = "\n  the new checkpoint is in place and whole, but may not survive a loss of power; the data of the previous one stays."
+NOT_SYNCED = "\n  the new checkpoint is in place and whole, but may not survive a loss of power; the old data stays."
 
 Message = dict[str, Any]
 """What a worker tells the first one about its part: JSON."""

@@ -10,7 +10,7 @@ outside it is inactive, but still knows who is in it and in what shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -78,7 +78,7 @@ class Partition:
     @property
     def team(self) -> Team:
         """The workers in the order in which the transport knows them."""
-        return tuple(sorted(self.grid.ranks))
+        return self.grid.members
 
     # Making others
 
@@ -169,7 +169,12 @@ class Partition:
 
     def allreduce_data(self, data: np.ndarray, op: str = "sum") -> np.ndarray | None:
         """The element-wise `op` (sum, prod, max, min) over the arrays of all workers."""
-        operations = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
+        operations: dict[str, Callable[..., np.ndarray]] = {
+            "sum": np.sum,
+            "prod": np.prod,
+            "max": np.max,
+            "min": np.min,
+        }
         if op not in operations:
             raise PartitionError(f"`op` (={op!r}) must be one of {', '.join(operations)}.")
         if not self.active:
@@ -235,7 +240,9 @@ class CartesianPartition(Partition):
     def create_cartesian_subtopology_partition(self, remain_shape: Sequence[bool]) -> CartesianPartition:
         """This worker's slice of the grid: the axes marked True remain."""
         if len(remain_shape) != self.dim:
-            raise PartitionError(f"`remain_shape` (={tuple(remain_shape)}) needs one entry for each of {self.dim} axes.")
+            raise PartitionError(
+                f"`remain_shape` (={tuple(remain_shape)}) needs one entry for each of {self.dim} axes."
+            )
         return self.create_allreduction_partition([axis for axis, stays in enumerate(remain_shape) if stays])
 
     def cartesian_index(self, rank: int) -> Index:
@@ -271,8 +278,12 @@ def world(comm: Any = None) -> Partition:
     transport = current() if comm is None else _transport_over(comm)
     if transport not in _worlds:
         _worlds[transport] = Partition(transport, Grid.line(range(transport.size)))
-        transport.on_close.append(lambda: _worlds.pop(transport, None))
+        transport.on_close.append(lambda: _forget(transport))
     return _worlds[transport]
+
+
+def _forget(transport: Transport) -> None:
+    _worlds.pop(transport, None)
 
 
 _worlds: dict[Transport, Partition] = {}

@@ -22,9 +22,11 @@ import torch.distributed as dist
 
 from ..errors import TransportError, describe
 from ..log import logger, set_worker
+from .excepthook import end_all_on_exception
 from .malloc import keep_freed_memory
 from .solo import SoloTransport
 from .transport import Transport, Waiting
+from .watch import watch
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 """Variables by which the launchers of MPI tell the number of processes."""
@@ -48,11 +50,14 @@ def use(transport: Transport | None) -> None:
     _current = transport
 
 
-def begin(transport: Transport) -> Transport:
-    """Prepare this process for work over a transport that was just made: its name in the log, its allocator."""
+def begin(transport: Transport, watched: bool = True) -> Transport:
+    """Prepare this process for work over a new transport: its name in the log, its allocator, and the watch."""
     set_worker(transport.rank, transport.size)
     if transport.size > 1:
         keep_freed_memory()
+        if watched:
+            watch(transport)
+            end_all_on_exception(transport)
     return transport
 
 

@@ -7,7 +7,7 @@
     Result | Failure ->
                      <-    AskStacks     when time has run out
     Stacks           ->
-    Verdict          ->                  when the watch has found what no worker can raise
+    Overdue          ->                  when it has waited for another worker longer than GRIDWISE_TIMEOUT
                      <-    Stop
 
 They are pickled, which is safe because a line is opened with a secret and never leaves the machine.
@@ -81,10 +81,10 @@ class Stacks:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The watch has found an error that no worker can raise (see `watch`); the pool raises it and ends the workers."""
+class Overdue:
+    """A worker has waited for others longer than `limit` seconds, the GRIDWISE_TIMEOUT."""
 
-    error: bytes
+    limit: float
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from ..log import logger
-from .transport import Parcel, Pending, Team, Transport
+from .parcels import Views
+from .shared import LARGE, SharedMemory, shared_memory
+from .transport import Parcel, Pending, Team, Transport, Waiting
 
 TYPES = {
     torch.float32: MPI.FLOAT,
@@ -43,18 +45,36 @@ class _Requests:
         self.parcels = None
 
 
+@dataclass(slots=True)
+class _Near:
+    """Parcels to workers of the same node, moved when they are waited for, and those to others, already on their way."""
+
+    shared: SharedMemory
+    sends: list[tuple[int, Views]]
+    receives: list[tuple[int, Views]]
+    add: bool
+    waiting: Waiting
+    far: Pending
+
+    def wait(self) -> None:
+        with self.waiting:
+            self.shared.move(self.sends, self.receives, self.add)
+        self.far.wait()
+
+
 class MPITransport(Transport):
     """The workers of an mpi4py communicator, COMM_WORLD unless another is given."""
 
     name = "mpi"
 
-    def __init__(self, comm: MPI.Comm | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         self._world = (comm if comm is not None else MPI.COMM_WORLD).Dup()
         super().__init__(self._world.Get_rank(), self._world.Get_size())
-        self._comms: dict[Team, MPI.Comm] = {self.everyone: self._world}
+        self._comms: dict[Team, MPI.Intracomm] = {self.everyone: self._world}
         self._group = self._world.Get_group()
+        self._shared = shared_memory(self._world)
 
-    def comm_of(self, team: Team) -> MPI.Comm:
+    def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""
         comm = self._comms.get(team)
         if comm is None:
@@ -69,6 +89,41 @@ class MPITransport(Transport):
         requests = [world.Irecv(memory(x), peer, TAG) for peer, x in receives]
         requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]
         return _Requests(requests, (sends, receives))
+
+    def move(
+        self,
+        sends: Sequence[tuple[int, Views]],
+        receives: Sequence[tuple[int, Views]],
+        dtype: torch.dtype,
+        what: str = "a movement",
+        add: bool = False,
+    ) -> Pending:
+        near_out = [parcel for parcel in sends if self._goes_shared(*parcel, dtype)]
+        near_in = [parcel for parcel in receives if self._goes_shared(*parcel, dtype)]
+        if not near_out and not near_in:
+            return super().move(sends, receives, dtype, what, add)
+        far_out = [parcel for parcel in sends if not self._goes_shared(*parcel, dtype)]
+        far_in = [parcel for parcel in receives if not self._goes_shared(*parcel, dtype)]
+        assert self._shared is not None
+        waiting = self.waiting_for(what, [peer for peer, _ in (*near_in, *near_out)])
+        return _Near(self._shared, near_out, near_in, add, waiting, super().move(far_out, far_in, dtype, what, add))
+
+    def _goes_shared(self, peer: int, views: Views, dtype: torch.dtype) -> bool:
+        """Whether a parcel goes through shared memory: sender and receiver decide alike, by its size."""
+        return (
+            self._shared is not None
+            and sum(view.numel() for view in views) * dtype.itemsize >= LARGE
+            and views[0].device.type == "cpu"
+            and self._shared.reaches(peer)
+        )
+
+    def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
+        shared = self._shared
+        if shared is not None and total.nbytes >= LARGE and shared.sums_for(team):
+            part = x if x.dtype == total.dtype and x.is_contiguous() else total.copy_(x)
+            shared.all_sum(total, part, team, self.comm_of(team))
+        else:
+            super()._all_sum_into(total, x, team)
 
     def _all_sum(self, x: Tensor, team: Team) -> None:
         if x.numel():
@@ -102,6 +157,8 @@ class MPITransport(Transport):
         self._world.Abort(code)
 
     def _close(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
         for comm in self._comms.values():
             comm.Free()
         self._comms.clear()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import selectors
-import subprocess
 import sys
 import threading
 import time
@@ -25,16 +24,14 @@ from typing import Any
 
 import cloudpickle
 
-from ..errors import CommTimeout, FaultError, PartitionError, TransportError, WorkerDied, WorkerFailed, describe
+from ..errors import PartitionError, TransportError, describe
 from ..log import logger
 from .line import Exchange, Line, LineClosed
-from .messages import AskStacks, Failure, Hello, Result, Stacks, Stop, Task, Verdict, Welcome
-from .start import Crew, choose, environment_for, spelt_exit, start
+from .messages import Hello, Stop, Task, Welcome
+from .round import Round, Settled
+from .start import Crew, choose, environment_for, start
 
 START_SECONDS = 120.0
-GRACE_SECONDS = 3.0
-"""After a failure the others get this long to finish or fail too; whoever still waits then would wait for ever."""
-STACK_SECONDS = 3.0
 STOP_SECONDS = 5.0
 
 
@@ -81,10 +78,11 @@ class Pool:
         call = cloudpickle.dumps((fn, args, kwargs))
         with self._busy:
             try:
-                self._start()
+                self._crew = self._running()
                 self._task += 1
-                return _Round(self, Task(self._task, count, self._era, list(sys.path), call), timeout).results()
-            except _Settled as settled:
+                task = Task(self._task, count, self._era, list(sys.path), call)
+                return Round(task, self._lines, self._crew, timeout).results()
+            except Settled as settled:
                 self._era += 1
                 raise settled.error from None
             except BaseException:
@@ -93,21 +91,22 @@ class Pool:
 
     # Life and death
 
-    def _start(self) -> None:
+    def _running(self) -> Crew:
         if self._crew is not None and self._crew.ended() is None:
-            return
+            return self._crew
         self.kill()
         exchange = Exchange()
         environment = environment_for(self.workers, self.transport, self._env)
         environment["GRIDWISE_POOL"] = f"{exchange.port}:{exchange.token}"
         command = [sys.executable, "-m", "gridwise.comm.worker"]
-        self._crew = start(self.workers, self.transport, command, environment)
-        self._finalizer = weakref.finalize(self, self._crew.kill)
+        crew = start(self.workers, self.transport, command, environment)
+        self._finalizer = weakref.finalize(self, crew.kill)
         try:
-            self._lines = self._greet(exchange, self._crew)
+            self._lines = self._greet(exchange, crew)
         finally:
             exchange.close()
         logger.debug("pool of %d workers started over %s", self.workers, self.transport)
+        return crew
 
     def _greet(self, exchange: Exchange, crew: Crew) -> list[Line]:
         lines: dict[int, Line] = {}
@@ -179,122 +178,3 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<pool of {self.workers} workers over {self.transport}, {'started' if self._crew else 'not started'}>"
-
-
-class _Settled(Exception):
-    """A task failed, but every worker has answered: the pool can go on."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-class _Round:
-    """One task on its way: what has come back so far."""
-
-    def __init__(self, pool: Pool, task: Task, timeout: float | None) -> None:
-        assert pool._crew is not None
-        self.task = task
-        self.lines = pool._lines
-        self.crew = pool._crew
-        self.timeout = timeout
-        self.values: dict[int, Any] = {}
-        self.errors: dict[int, BaseException] = {}  # in order of arrival
-        self.stacks: dict[int, str] = {}
-        self.fatal: BaseException | None = None
-
-    def results(self) -> list[Any]:
-        for rank in range(self.task.workers):
-            with contextlib.suppress(LineClosed):  # a death is found below
-                self.lines[rank].send(pickle.dumps(self.task))
-        end = None if self.timeout is None else time.monotonic() + self.timeout
-        with selectors.DefaultSelector() as selector:
-            for rank, line in enumerate(self.lines):
-                selector.register(line, selectors.EVENT_READ, rank)
-            while self.missing and self.fatal is None:
-                before = len(self.errors)
-                if not self._hear(selector, end):
-                    if self.errors:
-                        raise self._cause()
-                    raise self._timed_out(selector)
-                if self.errors and not before:
-                    grace = time.monotonic() + GRACE_SECONDS
-                    end = grace if end is None else min(end, grace)
-        if self.fatal is not None:
-            raise self.fatal
-        if self.errors:
-            raise _Settled(self._cause())
-        return [self.values[rank] for rank in range(self.task.workers)]
-
-    @property
-    def missing(self) -> list[int]:
-        return [rank for rank in range(self.task.workers) if rank not in self.values and rank not in self.errors]
-
-    def _hear(self, selector: selectors.BaseSelector, end: float | None) -> bool:
-        """Take in what the workers say; False when nothing came until `end`."""
-        events = selector.select(None if end is None else max(0.0, end - time.monotonic()))
-        gone = []
-        for key, _ in events:
-            try:
-                self._take(key.data, pickle.loads(self.lines[key.data].receive()))
-            except LineClosed:
-                gone.append(key.data)
-        if gone and self.fatal is None:
-            self.fatal = self._death(gone)
-        return bool(events)
-
-    def _take(self, rank: int, message: object) -> None:
-        if isinstance(message, Result) and message.task == self.task.number:
-            self.values[rank] = pickle.loads(message.value)
-        elif isinstance(message, Failure) and message.task == self.task.number:
-            self.errors[rank] = self._restored(rank, message)
-        elif isinstance(message, Stacks):
-            self.stacks[rank] = message.text
-        elif isinstance(message, Verdict):
-            self.fatal = pickle.loads(message.error)
-
-    def _restored(self, rank: int, failure: Failure) -> BaseException:
-        who = f"worker {rank} of {self.task.workers}"
-        error: BaseException | None = None
-        if failure.exception is not None:
-            with contextlib.suppress(Exception):
-                error = pickle.loads(failure.exception)
-        if error is None:
-            return WorkerFailed(f"{who} failed: {failure.summary}\n\n{failure.stack}")
-        error.add_note(f"\nraised on {who}:\n\n{failure.stack}")
-        return error
-
-    def _cause(self) -> BaseException:
-        """The error that came first, unless it is only what a worker made of another one's."""
-        consequences = [error for error in self.errors.values() if type(error) in (WorkerDied, FaultError)]
-        causes = [error for error in self.errors.values() if error not in consequences]
-        return (causes or consequences)[0]
-
-    def _death(self, ranks: list[int]) -> BaseException:
-        causes = [error for error in self.errors.values() if type(error) not in (WorkerDied, FaultError)]
-        if causes:
-            return causes[0]
-        names = ", ".join(f"worker {rank}" for rank in ranks)
-        return WorkerDied(
-            f"{names} of {self.task.workers} died{self._how(ranks[0])} while it ran a task.", tuple(ranks)
-        )
-
-    def _how(self, rank: int) -> str:
-        if len(self.crew.processes) <= rank:
-            return " (its process is gone)"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return f" ({spelt_exit(self.crew.processes[rank].wait(1.0))})"
-        return ""
-
-    def _timed_out(self, selector: selectors.BaseSelector) -> CommTimeout:
-        stuck = self.missing
-        for rank in stuck:
-            with contextlib.suppress(LineClosed):
-                self.lines[rank].send(pickle.dumps(AskStacks()))
-        end = time.monotonic() + STACK_SECONDS
-        while len(self.stacks) < len(stuck) and self.fatal is None and self._hear(selector, end):
-            pass
-        done = [f"worker {rank} has finished" for rank in self.values]
-        text = [f"worker {rank} {self.stacks.get(rank, 'does not answer')}" for rank in stuck]
-        return CommTimeout(
-            describe(f"a task of {self.task.workers} workers was not done after {self.timeout:g} s.", [*done, *text])
-        )

@@ -56,6 +56,8 @@ class _Works:
 class TorchTransport(Transport):
     """The workers of a torch.distributed process group, the default one unless another is given."""
 
+    can_be_cut = True
+
     def __init__(
         self, group: dist.ProcessGroup | None = None, owns_world: bool = False, ranks: Sequence[int] | None = None
     ) -> None:
@@ -65,14 +67,19 @@ class TorchTransport(Transport):
         self._owns_world = owns_world
         self._sockets: set[Connection] = set()
         self._before: set[Connection] | None = None
+        self._is_cut = False
         self._groups: dict[tuple[str, Team], dist.ProcessGroup] = {}
         self.carries_cuda = _has_own_device() and dist.is_nccl_available()
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
+        for backend in ("gloo", "nccl") if self.carries_cuda else ("gloo",):
+            self.group_of(self.everyone, backend)  # here all are together; messages between a few of them come later
 
     def group_of(self, team: Team, backend: str = "gloo") -> dist.ProcessGroup:
         """The process group of a team; made on first use, by its members together."""
         group = self._groups.get((backend, team))
         if group is None:
+            if self._is_cut:
+                raise RuntimeError("the connections of this worker were cut")
             self._before = _connections()
             try:
                 group = _make_group(f"{self._name}: {backend} {_spelt(team)}", [self._ranks[i] for i in team], backend)
@@ -116,6 +123,7 @@ class TorchTransport(Transport):
         return [part.numpy().tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def cut(self) -> None:
+        self._is_cut = True
         open_now = _connections()
         ours = self._sockets & open_now
         if self._before is not None:  # a group is being made at this moment

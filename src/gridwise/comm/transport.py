@@ -16,14 +16,16 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..errors import FaultError, GridwiseError
 from ..grid import Grid, Layout
 from . import wire
+from .parcels import Landing, Views, packed
 
 Team = tuple[int, ...]
 Parcel = tuple[int, Tensor]
@@ -62,11 +64,13 @@ class Waiting:
         self.outer, self.transport.waiting = self.transport.waiting, self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        self.transport.waiting = self.outer
-        if isinstance(error, Exception) and not isinstance(error, GridwiseError):
-            named = self.transport._explained(error, self.what)
-            if named is not error:
-                raise named from error
+        try:
+            if isinstance(error, Exception) and not isinstance(error, GridwiseError):
+                named = self.transport._explained(error, self.what)
+                if named is not error:
+                    raise named from error
+        finally:
+            self.transport.waiting = self.outer  # last: the explanation says what was waited for
 
 
 class Transport(ABC):
@@ -77,6 +81,8 @@ class Transport(ABC):
     size: int
     carries_cuda = False
     """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
+    can_be_cut = False
+    """Whether `cut` frees those who wait. If not, only `abort` does."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -115,6 +121,23 @@ class Transport(ABC):
         with wait:
             return _Guarded(self._post_staged(sends, receives), wait)
 
+    def move(
+        self,
+        sends: Sequence[tuple[int, Views]],
+        receives: Sequence[tuple[int, Views]],
+        dtype: torch.dtype,
+        what: str = "a movement",
+        add: bool = False,
+    ) -> Pending:
+        """Start sending views to peers and receiving into views from peers, copied or added there when waited for."""
+        landings = [(peer, Landing.of(views, dtype, add)) for peer, views in receives]
+        pending = self.post(
+            [(peer, packed(views)) for peer, views in sends],
+            [(peer, landing.buffer) for peer, landing in landings],
+            what,
+        )
+        return _Landing(pending, [landing for _, landing in landings])
+
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
             return self._post(sends, receives)
@@ -127,12 +150,12 @@ class Transport(ABC):
     def all_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Tensor:
         """A fresh tensor: the sum of `x` over the team, bitwise the same on all of it."""
         with self.waiting_for(what, team):
-            return wire.summed(x, lambda y: self._all_sum(y, team), self.carries_cuda)
+            return wire.summed(x, lambda total, part: self._all_sum_into(total, part, team), self.carries_cuda)
 
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
         """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
         with self.waiting_for(what, team):
-            total = wire.summed(x, lambda y: self._sum_to(y, root, team), self.carries_cuda)
+            total = wire.summed(x, lambda total, part: self._sum_to(total.copy_(part), root, team), self.carries_cuda)
             return total if self.rank == root else None
 
     def copy_from(self, x: Tensor, root: int, team: Team, what: str = "a broadcast") -> None:
@@ -187,6 +210,7 @@ class Transport(ABC):
 
     def cut(self) -> None:
         """Break every connection of this worker at once, from any thread, so that nobody waits for it in vain."""
+        return
 
     @abstractmethod
     def abort(self, code: int = 1) -> None:
@@ -196,6 +220,10 @@ class Transport(ABC):
 
     @abstractmethod
     def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending: ...
+
+    def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
+        """`_all_sum` of `x`, which may have any strides, into the contiguous `total`."""
+        self._all_sum(total.copy_(x), team)
 
     @abstractmethod
     def _all_sum(self, x: Tensor, team: Team) -> None: ...
@@ -222,6 +250,9 @@ class Transport(ABC):
     def __deepcopy__(self, memo: dict) -> Transport:
         return self  # copies of a layer talk over the same wire
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a transport belongs to its process and cannot be pickled.")
+
     def __repr__(self) -> str:
         return f"<{self.name}: worker {self.rank} of {self.size}>"
 
@@ -237,6 +268,19 @@ class _Unstaging:
         self.pending.wait()
         for tensor, host in self.pairs:
             tensor.copy_(host)
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Parcels that are brought to their places once they have arrived."""
+
+    pending: Pending
+    landings: list[Landing]
+
+    def wait(self) -> None:
+        self.pending.wait()
+        for landing in self.landings:
+            landing.put()
 
 
 class _Nothing:

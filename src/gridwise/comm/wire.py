@@ -30,7 +30,7 @@ SUMMED_AS: dict[torch.dtype, torch.dtype] = {
 
 def as_bytes(x: Tensor) -> Tensor:
     """The memory of a contiguous tensor as a flat uint8 tensor."""
-    return x.view(-1).view(torch.uint8) if x.dtype != torch.uint8 else x.view(-1)
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def host_buffer(x: Tensor) -> Tensor:
@@ -52,16 +52,17 @@ def check_summable(x: Tensor) -> None:
         )
 
 
-def summed(x: Tensor, reduce: Callable[[Tensor], None], carries_cuda: bool) -> Tensor:
-    """Run the in-place `reduce` on a fresh contiguous wire copy of `x`, and return the result in x's dtype and device."""
+def summed(x: Tensor, reduce: Callable[[Tensor, Tensor], None], carries_cuda: bool) -> Tensor:
+    """What ``reduce(total, x)`` writes into a fresh contiguous `total` of the wire's dtype, in x's dtype and device."""
     check_summable(x)
     if x.is_complex():
         pairs = summed(torch.view_as_real(x.resolve_conj()), reduce, carries_cuda)
         return torch.view_as_complex(pairs)
-    carrier = SUMMED_AS[x.dtype]
+    carrier, device = SUMMED_AS[x.dtype], x.device
     if x.is_cuda and not carries_cuda:
-        y = host_buffer(x.to(carrier)).copy_(x)
+        total = torch.empty(x.shape, dtype=carrier, pin_memory=True)
+        x = x.cpu()
     else:
-        y = torch.empty(x.shape, dtype=carrier, device=x.device).copy_(x)
-    reduce(y)
-    return y.to(device=x.device, dtype=x.dtype)
+        total = torch.empty(x.shape, dtype=carrier, device=x.device)
+    reduce(total, x)
+    return total.to(device=device, dtype=x.dtype)

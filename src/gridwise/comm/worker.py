@@ -13,6 +13,7 @@ import pickle
 import queue
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ import cloudpickle
 from ..errors import GridwiseError, PartitionError
 from . import find
 from .line import Line, LineClosed, dial
-from .messages import AskStacks, Failure, Hello, Result, Stacks, Stop, Task
+from .messages import AskStacks, Failure, Hello, Overdue, Result, Stacks, Stop, Task
+from .start import shared_memory_files
 from .transport import Transport
+from .watch import tick, timeout
 
 OWN_THREADS = "gridwise "
 """How the names of our own threads begin: they are left out of the stacks that a user gets to see."""
@@ -37,6 +40,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._worlds: dict[int, Transport] = {}
         self._era = 0
+        self._litter: list[str] = []
         self._uses_mpi = os.environ["GRIDWISE_TRANSPORT"] == "mpi"
 
     def tell(self, message: object) -> None:
@@ -47,7 +51,8 @@ class Worker:
         if self._uses_mpi:
             from mpi4py import MPI
 
-            self.tell(Hello(MPI.COMM_WORLD.Get_rank(), os.getpid(), litter=_shared_memory_files()))
+            self._litter = shared_memory_files()
+            self.tell(Hello(MPI.COMM_WORLD.Get_rank(), os.getpid(), litter=self._litter))
         else:
             from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
 
@@ -75,14 +80,23 @@ class Worker:
         os._exit(0)
 
     def _listen(self) -> None:
+        limit = timeout()
         try:
             while True:
-                message = pickle.loads(self._line.receive())
+                try:
+                    message = pickle.loads(self._line.receive(tick(limit)))
+                except TimeoutError:
+                    waiting = find.waiting()
+                    if waiting is not None and time.monotonic() - waiting.since > limit:
+                        self.tell(Overdue(limit))
+                    continue
                 if isinstance(message, AskStacks):
                     self.tell(Stacks(stacks()))
                 else:
                     self._inbox.put(message)
         except LineClosed:
+            for path in self._litter:
+                Path(path).unlink(missing_ok=True)
             os._exit(1)
 
     def _run(self, task: Task) -> Result | Failure:
@@ -108,7 +122,7 @@ class Worker:
             self._worlds.clear()
             self._era = era
         if workers not in self._worlds:
-            self._worlds[workers] = find.begin(self._new_world(workers))
+            self._worlds[workers] = find.begin(self._new_world(workers), watched=False)
         return self._worlds[workers]
 
     def _new_world(self, workers: int) -> Transport:
@@ -140,7 +154,7 @@ def stacks() -> str:
     """What every thread of the user is doing at this moment, and what the worker waits for."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     waiting = find.waiting()
-    parts = [f"waits for {waiting.what} with workers {waiting.team}" if waiting else "waits for no other worker"]
+    parts = [f"waits for {waiting.what} with workers {tuple(waiting.team)}" if waiting else "waits for no other worker"]
     for ident, frame in sys._current_frames().items():
         name = names.get(ident, "a thread of a library")
         if not name.startswith(OWN_THREADS):
@@ -149,15 +163,6 @@ def stacks() -> str:
             shown = traceback.format_list(frames[ours[-1] + 1 if ours else 0 :])
             parts.append(f"  {name}:\n" + "".join(shown).rstrip())
     return "\n".join(parts)
-
-
-def _shared_memory_files() -> list[str]:
-    """The files of MPICH's shared memory, which it removes at its end, but not when it is killed."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return []
-    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/dev/shm/mpich" in line}
-    return sorted(path for path in paths if os.path.exists(path))
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ class Box:
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
     def shifted(self, offset: Shape) -> Box:
-        """The box moved by `offset`; ``box.shifted(-origin)`` makes it relative to another one's start."""
+        """The box moved by `offset`."""
         return Box(
             tuple(a + o for a, o in zip(self.start, offset, strict=True)),
             tuple(b + o for b, o in zip(self.stop, offset, strict=True)),
@@ -61,13 +61,13 @@ class Box:
 
     def intersect(self, other: Box) -> Box | None:
         """The common part, or None when it is empty."""
-        start = tuple(map(max, self.start, other.start))
-        stop = tuple(map(min, self.stop, other.stop))
+        start = tuple(max(a, c) for a, c in zip(self.start, other.start, strict=True))
+        stop = tuple(min(b, d) for b, d in zip(self.stop, other.stop, strict=True))
         if any(a >= b for a, b in zip(start, stop, strict=True)):
             return None
         return Box(start, stop)
 
     def contains(self, other: Box) -> bool:
-        return all(a <= c for a, c in zip(self.start, other.start, strict=True)) and all(
-            d <= b for b, d in zip(self.stop, other.stop, strict=True)
-        )
+        """Whether every index of `other` lies in here; an empty box lies anywhere."""
+        ends = zip(self.start, other.start, other.stop, self.stop, strict=True)
+        return other.volume == 0 or all(a <= c and d <= b for a, c, d, b in ends)

@@ -75,7 +75,9 @@ class Copies:
     @property
     def is_identity(self) -> bool:
         """Whether everyone is copied to itself only."""
-        return self.source.ranks == self.target.ranks and all(self.targets_of(rank) == (rank,) for rank in self.source.ranks)
+        return self.source.ranks == self.target.ranks and all(
+            self.targets_of(rank) == (rank,) for rank in self.source.ranks
+        )
 
 
 def _turned(axes: Shape | Index, reverse: bool) -> tuple[int, ...]:

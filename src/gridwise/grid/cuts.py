@@ -24,7 +24,9 @@ def balanced_cuts(extent: int, blocks: int) -> Cuts:
     (0, 4, 7, 10)
     """
     if blocks < 1 or extent < 0:
-        raise PartitionError(f"cannot cut an extent of {extent} into {blocks} blocks: both must be positive.")
+        raise PartitionError(
+            f"cannot cut an extent of {extent} into {blocks} blocks: it takes at least 0 rows and 1 block."
+        )
     short, longer = divmod(extent, blocks)
     return tuple(i * short + min(i, longer) for i in range(blocks + 1))
 

@@ -9,6 +9,7 @@ Workers stand in row-major order. Axes belong to the grid, dims to tensors.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,10 +29,12 @@ class Grid:
     shape: Shape
 
     def __post_init__(self) -> None:
-        if any(extent < 1 for extent in self.shape) or math.prod(self.shape) != len(self.ranks):
+        if any(extent < 1 for extent in self.shape):
+            raise PartitionError(f"a grid of shape {self.shape} has no place for a worker: each axis needs at least 1.")
+        if math.prod(self.shape) != len(self.ranks):
             raise PartitionError(
-                f"a grid of shape {self.shape} has {math.prod(self.shape)} places, but {len(self.ranks)} workers were given.\n"
-                "  fix: choose a shape whose product is the number of workers."
+                f"a grid of shape {self.shape} has {math.prod(self.shape)} places, but {len(self.ranks)} workers "
+                "were given.\n  fix: choose a shape whose product is the number of workers."
             )
         if len(self._places) != len(self.ranks):
             raise PartitionError(f"a worker stands twice in {self.ranks}: each may appear once in a grid.")
@@ -46,6 +49,17 @@ class Grid:
     def _places(self) -> dict[int, int]:
         return {rank: place for place, rank in enumerate(self.ranks)}
 
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """The workers in the order of their ranks, whatever their places."""
+        return tuple(sorted(self.ranks))
+
+    @cached_property
+    def digest(self) -> str:
+        """A short text that stands for the workers and their shape, the same in every process."""
+        workers = ",".join(map(str, self.ranks)).encode()
+        return f"{self.shape} {hashlib.blake2b(workers, digest_size=8).hexdigest()}"
+
     @property
     def dim(self) -> int:
         return len(self.shape)
@@ -59,19 +73,23 @@ class Grid:
 
     def place_of(self, rank: int) -> int:
         """The position of a worker in row-major order."""
+        if rank not in self._places:
+            raise PartitionError(f"worker {rank} is not one of the {self.size} workers of this grid {self.shape}.")
         return self._places[rank]
 
     def index_of(self, rank: int) -> Index:
         """The coordinates of a worker."""
-        return unravel(self._places[rank], self.shape)
+        return unravel(self.place_of(rank), self.shape)
 
     def rank_at(self, index: Sequence[int]) -> int:
         """The worker at these coordinates."""
+        if len(index) != self.dim or not all(0 <= i < extent for i, extent in zip(index, self.shape, strict=True)):
+            raise PartitionError(f"no worker stands at {tuple(index)} in a grid of shape {self.shape}.")
         return self.ranks[ravel(index, self.shape)]
 
     def team_along(self, rank: int, axes: Iterable[int]) -> tuple[int, ...]:
         """The workers that differ from `rank` only along `axes`, itself included, in row-major order."""
-        free = set(axes)
+        free = resolve_axes(self.dim, axes)
         mine = self.index_of(rank)
         places = [0]
         for axis, extent in enumerate(self.shape):
@@ -103,17 +121,22 @@ def unravel(place: int, shape: Shape) -> Index:
     return tuple(reversed(index))
 
 
-def resolve_axes(dim: int, axes: Iterable[int] | int, name: str = "axes") -> tuple[int, ...]:
+def resolve_axes(dim: int, axes: int | Iterable[int], name: str = "axes") -> tuple[int, ...]:
     """`axes` as a sorted tuple of distinct numbers in ``[0, dim)``; negative ones count from the end.
 
     >>> resolve_axes(3, (-1, 0))
     (0, 2)
     """
-    given = (int(axes),) if isinstance(axes, int) else tuple(int(axis) for axis in axes)
+    given = tuple(map(int, axes)) if isinstance(axes, Iterable) else (int(axes),)
     wrong = [axis for axis in given if not -dim <= axis < dim]
     if wrong:
         raise PartitionError(
-            f"`{name}` (={given}) names axis {wrong[0]}, but the grid has {dim} axes: "
-            f"valid are {-dim} to {dim - 1}."
+            f"`{name}` (={given}) names axis {wrong[0]}, but the grid has {dim} axes: valid are {-dim} to {dim - 1}."
         )
     return tuple(sorted({axis % dim for axis in given}))
+
+
+def union_of(grids: Sequence[Grid]) -> tuple[int, ...]:
+    """The workers of all grids, in the order of their ranks."""
+    teams = {grid.members for grid in grids}
+    return teams.pop() if len(teams) == 1 else tuple(sorted({rank for team in teams for rank in team}))

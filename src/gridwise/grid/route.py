@@ -14,18 +14,22 @@ sends the same pieces back and adds them: it is the transpose, because each piec
                        |-----worker 1-----|
                               |------worker 2---|------>  wraps round to worker 0
 
-The route of one worker costs the sum of the axis extents plus its own messages, never the number of pairs.
+`Needs` looks once at all intervals of an axis. After that the route of one worker costs a few bisections and its own
+messages, never the number of pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
+from operator import itemgetter
 
 from ..errors import PartitionError
 from .box import Box
-from .cuts import Cuts, Interval, blocks_meeting
+from .cuts import Cuts, Interval, blocks_meeting, interval
 from .grid import Grid, Index
 from .layout import Layout
 
@@ -35,11 +39,23 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Needs:
-    """What each worker of `grid` needs: per axis, one interval for each place along it."""
+    """What each worker of `grid` needs: per axis, one interval for each place along it, and whether it wraps."""
 
     grid: Grid
     intervals: tuple[tuple[Interval, ...], ...]
     wrap: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        places = tuple(len(intervals) for intervals in self.intervals)
+        if places != self.grid.shape or len(self.wrap) != self.grid.dim:
+            raise PartitionError(
+                f"needs on a grid of shape {self.grid.shape} take one interval for each place along each axis and one "
+                f"`wrap` per axis, got {places} intervals and {len(self.wrap)} `wrap`."
+            )
+        for d, intervals in enumerate(self.intervals):
+            for start, stop in intervals:
+                if start > stop:
+                    raise PartitionError(f"a need cannot stop before it starts: [{start}, {stop}) of dim {d}.")
 
     @classmethod
     def of_layout(cls, layout: Layout) -> Needs:
@@ -53,6 +69,28 @@ class Needs:
     def box(self, rank: int) -> Box:
         """The need of a worker, in global indices (outside the tensor where it wraps)."""
         return self.box_at(self.grid.index_of(rank))
+
+    @cached_property
+    def hull(self) -> tuple[Interval, ...]:
+        """Per axis, the smallest interval that holds all that is needed."""
+        filled = ([need for need in intervals if need[0] < need[1]] for intervals in self.intervals)
+        return tuple((min(needs)[0], max(stop for _, stop in needs)) if needs else (0, 0) for needs in filled)
+
+    @cached_property
+    def ordered(self) -> tuple[bool, ...]:
+        """Per axis, whether neither starts nor stops ever decrease, so that bisection finds who needs what."""
+        return tuple(all(a <= c and b <= d for (a, b), (c, d) in pairwise(intervals)) for intervals in self.intervals)
+
+    @cached_property
+    def tiles(self) -> tuple[int | None, ...]:
+        """Per axis, the n for which the intervals, in any order, make up [0, n) with each index once, else None."""
+
+        def tiled(intervals: Sequence[Interval]) -> int | None:
+            filled = sorted(need for need in intervals if need[0] < need[1])
+            stops = [0, *(stop for _, stop in filled)]
+            return stops[-1] if stops[:-1] == [start for start, _ in filled] else None
+
+        return tuple(map(tiled, self.intervals))
 
 
 @dataclass(frozen=True)
@@ -79,8 +117,8 @@ class Message:
 class Route:
     """One worker's part in a movement: what it owns, needs, sends, receives and keeps.
 
-    `exact` tells that every element is needed by exactly one worker (a repartition): the adjoint may then copy
-    instead of add.
+    `exact` tells that every element is needed by exactly one worker, without wrapping (a repartition): the adjoint may
+    then copy instead of add. It is the same on all workers.
     """
 
     owned: Box | None
@@ -93,7 +131,7 @@ class Route:
     @property
     def is_identity(self) -> bool:
         """Whether the worker needs just what it owns and nobody else needs it: no copy, no message."""
-        return not self.sends and not self.receives and self.exact and self.owned == self.needed
+        return self.owned == self.needed and not self.sends and not self.receives
 
 
 def spans(own: Interval, need: Interval, extent: int, wrap: bool) -> Iterator[Span]:
@@ -102,9 +140,7 @@ def spans(own: Interval, need: Interval, extent: int, wrap: bool) -> Iterator[Sp
     >>> list(spans((0, 4), (-2, 3), 10, wrap=True)), list(spans((8, 10), (-2, 3), 10, wrap=True))
     ([(0, 3, 2)], [(0, 2, 0)])
     """
-    turns = range(need[0] // extent, (need[1] - 1) // extent + 1) if wrap and extent and need[0] < need[1] else (0,)
-    for turn in turns:
-        shift = turn * extent
+    for shift in _shifts(need, extent, wrap):
         start, stop = max(own[0] + shift, need[0]), min(own[1] + shift, need[1])
         if start < stop:
             yield start - shift - own[0], stop - start, start - need[0]
@@ -125,7 +161,7 @@ def route(source: Layout, needs: Needs, rank: int) -> Route:
         tuple(Message(peer, pieces) for peer, pieces in sorted(sends.items())),
         tuple(Message(peer, pieces) for peer, pieces in sorted(receives.items())),
         kept,
-        _is_exact(source, needs),
+        exact=needs.tiles == source.global_shape,
     )
 
 
@@ -136,45 +172,58 @@ def check_needs(source: Layout, needs: Needs) -> None:
             f"cannot route from a grid of {source.grid.dim} axes to one of {needs.grid.dim}: "
             f"{source.grid.shape} -> {needs.grid.shape}.\n  fix: give both grids as many axes as the tensor has dims."
         )
-    for d, (extent, intervals, wrap) in enumerate(zip(source.global_shape, needs.intervals, needs.wrap, strict=True)):
-        for start, stop in intervals:
-            inside = 0 <= start <= stop <= extent or start == stop
-            if start > stop or not (inside or (wrap and extent > 0)):
-                raise PartitionError(
-                    f"a worker needs [{start}, {stop}) of dim {d}, but the tensor has only [0, {extent}) there"
-                    + (" and is empty: there is nothing to wrap." if wrap else ".")
-                )
+    for d, (extent, (start, stop), wrap) in enumerate(zip(source.global_shape, needs.hull, needs.wrap, strict=True)):
+        inside = 0 <= start <= stop <= extent
+        if not inside and not (wrap and extent > 0):
+            raise PartitionError(
+                f"the workers need [{start}, {stop}) of dim {d}, but the tensor has only [0, {extent}) there"
+                + (" and is empty: there is nothing to wrap." if wrap else ".")
+            )
+
+
+def _shifts(need: Interval, extent: int, wrap: bool) -> range:
+    """How far to move the tensor, by whole turns, for each of its copies that `need` may touch."""
+    return range(need[0] // extent * extent, need[1], extent) if wrap and extent else range(1)
 
 
 def _messages(source: Layout, needs: Needs, rank: int, sending: bool) -> dict[int, tuple[Piece, ...]]:
     """Peer -> pieces, for what `rank` sends or for what it receives (itself included)."""
     mine = (source.grid if sending else needs.grid).index_of(rank)
-    peers: list[list[tuple[int, list[Span]]]] = []
-    for d, i in enumerate(mine):
-        if sending:
-            found = _who_needs(source.cuts[d], i, needs.intervals[d], needs.wrap[d])
-        else:
-            found = _who_owns(source.cuts[d], needs.intervals[d][i], needs.wrap[d])
-        peers.append(found)
-    grid = needs.grid if sending else source.grid
+    theirs = needs.grid if sending else source.grid
+    find = _who_needs if sending else _who_owns
+    found = [find(source.cuts[d], needs, d, place) for d, place in enumerate(mine)]
     return {
-        grid.rank_at([place for place, _ in choice]): tuple(map(_piece, product(*(found for _, found in choice))))
-        for choice in product(*peers)
+        theirs.rank_at([place for place, _ in peer]): tuple(map(_piece, product(*(parts for _, parts in peer))))
+        for peer in product(*found)
     }
 
 
-def _who_needs(cuts: Cuts, block: int, needs: Sequence[Interval], wrap: bool) -> list[tuple[int, list[Span]]]:
-    own = (cuts[block], cuts[block + 1])
-    found = ((place, list(spans(own, need, cuts[-1], wrap))) for place, need in enumerate(needs))
+def _who_needs(cuts: Cuts, needs: Needs, axis: int, block: int) -> list[tuple[int, list[Span]]]:
+    """The places along `axis` that need a part of `block`, with the spans of it."""
+    own, intervals, extent, wrap = interval(cuts, block), needs.intervals[axis], cuts[-1], needs.wrap[axis]
+    places: Iterable[int] = range(len(intervals))
+    if needs.ordered[axis]:
+        places = {
+            place
+            for shift in _shifts(needs.hull[axis], extent, wrap)
+            for place in range(
+                bisect_right(intervals, own[0] + shift, key=itemgetter(1)),
+                bisect_left(intervals, own[1] + shift, key=itemgetter(0)),
+            )
+        }
+    found = ((place, list(spans(own, intervals[place], extent, wrap))) for place in places)
     return [(place, parts) for place, parts in found if parts]
 
 
-def _who_owns(cuts: Cuts, need: Interval, wrap: bool) -> list[tuple[int, list[Span]]]:
-    extent = cuts[-1]
-    wraps = wrap and not 0 <= need[0] <= need[1] <= extent
-    places = range(len(cuts) - 1) if wraps else blocks_meeting(cuts, *need)
-    found = ((place, list(spans((cuts[place], cuts[place + 1]), need, extent, wrap))) for place in places)
-    return [(place, parts) for place, parts in found if parts]
+def _who_owns(cuts: Cuts, needs: Needs, axis: int, place: int) -> list[tuple[int, list[Span]]]:
+    """The blocks along `axis` that own a part of what `place` needs, with the spans of it."""
+    need, extent, wrap = needs.intervals[axis][place], cuts[-1], needs.wrap[axis]
+    blocks = {
+        block
+        for shift in _shifts(need, extent, wrap)
+        for block in blocks_meeting(cuts, need[0] - shift, need[1] - shift)
+    }
+    return [(block, list(spans(interval(cuts, block), need, extent, wrap))) for block in blocks]
 
 
 def _piece(parts: Sequence[Span]) -> Piece:
@@ -183,11 +232,3 @@ def _piece(parts: Sequence[Span]) -> Piece:
         Box(start, tuple(a + n for a, n in zip(start, length, strict=True))),
         Box(target, tuple(a + n for a, n in zip(target, length, strict=True))),
     )
-
-
-def _is_exact(source: Layout, needs: Needs) -> bool:
-    for extent, intervals in zip(source.global_shape, needs.intervals, strict=True):
-        filled = [(start, stop) for start, stop in intervals if start < stop]
-        if [0, *(stop for _, stop in filled)] != [*(start for start, _ in filled), extent]:
-            return False
-    return True

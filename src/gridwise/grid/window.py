@@ -43,6 +43,8 @@ def window_need(outputs: Interval, kernel: int, stride: int, padding: int, dilat
 def transposed_need(outputs: Interval, kernel: int, stride: int, padding: int, dilation: int, extent: int) -> Interval:
     """The inputs, out of `extent`, that reach the outputs ``[o0, o1)`` of a transposed convolution.
 
+    The holes of a dilated kernel count as reached.
+
     >>> transposed_need((3, 5), kernel=3, stride=2, padding=1, dilation=1, extent=8)
     (1, 3)
     """
@@ -56,7 +58,8 @@ def transposed_need(outputs: Interval, kernel: int, stride: int, padding: int, d
 def hull_then_pad(need: Interval, extent: int, mode: str) -> Padding:
     """How to make the rows `need` of a tensor of `extent` rows, padded beyond its ends by `mode`.
 
-    `mode` is 'constant' (or 'zeros'), 'reflect' or 'replicate'. 'circular' belongs to the route.
+    `mode` is 'constant' (or 'zeros'), 'reflect' or 'replicate'. 'circular' belongs to the route. An empty need has an
+    empty hull and no padding, so torch, which refuses to reflect no rows by no rows, need not be called.
 
     >>> hull_then_pad((-2, 3), 10, "reflect")
     Padding(hull=(0, 3), before=2, after=0, crop=(0, 5))
@@ -68,23 +71,24 @@ def hull_then_pad(need: Interval, extent: int, mode: str) -> Padding:
         return Padding((max(0, min(start, extent)),) * 2, 0, 0, (0, 0))
     before, after = max(0, -start), max(0, stop - extent)
     if mode in ("constant", "zeros"):
-        hull = (min(max(start, 0), extent), max(min(stop, extent), 0))
-        hull = hull if hull[0] < hull[1] else (hull[0], hull[0])
-        before, after = min(before, stop - start), min(after, stop - start)
-        return Padding(hull, before, after, (0, stop - start))
-    reach = {"reflect": 1, "replicate": 0}.get(mode)
-    if reach is None:
+        hull = max(0, min(start, extent)), max(0, min(stop, extent))
+        return Padding(hull, min(before, stop - start), min(after, stop - start), (0, stop - start))
+    if mode not in ("reflect", "replicate"):
         raise PartitionError(f"`padding_mode` (={mode!r}) must be 'zeros', 'constant', 'reflect' or 'replicate' here.")
-    widest = extent - 1 if reach else (before + after if extent else -1)
-    if max(before, after) > widest:
+    widest = max(before, after)
+    mirrored = widest if mode == "reflect" else 0
+    if extent <= mirrored:
         raise PartitionError(
-            f"a padding of {max(before, after)} rows with mode {mode!r} needs more than {max(before, after) * reach} rows "
-            f"in all, the tensor has {extent}.\n  fix: a smaller padding, or padding_mode='zeros'."
+            f"a padding of {widest} rows with `padding_mode` (={mode!r}) needs more than {mirrored} rows in all, "
+            f"the tensor has {extent}.\n  fix: a smaller padding, or padding_mode="
+            + ("'replicate'." if extent else "'zeros'.")
         )
-    low = max(start, 0) if not after else min(max(start, 0), extent - 1 - reach * after)
-    high = min(stop, extent) if not before else max(min(stop, extent), 1 + reach * before)
-    low, high = (0 if before else low), (extent if after else high)
-    return Padding((low, high), before, after, (start - (low - before), stop - (low - before)))
+    low, high = max(start, 0), min(stop, extent)
+    if before:
+        low, high = 0, max(high, mirrored + 1)
+    if after:
+        low, high = min(low, extent - 1 - mirrored), extent
+    return Padding((low, high), before, after, (start - low + before, stop - low + before))
 
 
 def leave_to_torch(padding: Padding, outputs: Interval, kernel: int, stride: int, dilation: int) -> int | None:

@@ -1,6 +1,8 @@
 """Layers and the primitives that they are made of. Each primitive is a `Module` here and a function in `functional`."""
 
 from . import functional as functional
+from . import utils as utils
+from . import whole_tensor as whole_tensor
 from .adaptive_pooling import DistributedAdaptiveAvgPool1d as DistributedAdaptiveAvgPool1d
 from .adaptive_pooling import DistributedAdaptiveAvgPool2d as DistributedAdaptiveAvgPool2d
 from .adaptive_pooling import DistributedAdaptiveAvgPool3d as DistributedAdaptiveAvgPool3d
@@ -10,6 +12,10 @@ from .adaptive_pooling import DistributedAdaptiveMaxPool3d as DistributedAdaptiv
 from .agreement import agreement as agreement
 from .all_gather import AllGather as AllGather
 from .all_sum_reduce import AllSumReduce as AllSumReduce
+from .batchnorm import DistributedBatchNorm as DistributedBatchNorm
+from .batchnorm import DistributedBatchNorm1d as DistributedBatchNorm1d
+from .batchnorm import DistributedBatchNorm2d as DistributedBatchNorm2d
+from .batchnorm import DistributedBatchNorm3d as DistributedBatchNorm3d
 from .broadcast import Broadcast as Broadcast
 from .conv import DistributedChannelConv1d as DistributedChannelConv1d
 from .conv import DistributedChannelConv2d as DistributedChannelConv2d
@@ -26,8 +32,29 @@ from .conv import DistributedGeneralConv3d as DistributedGeneralConv3d
 from .conv_transpose import DistributedConvTranspose1d as DistributedConvTranspose1d
 from .conv_transpose import DistributedConvTranspose2d as DistributedConvTranspose2d
 from .conv_transpose import DistributedConvTranspose3d as DistributedConvTranspose3d
+from .conversion import DistributedModel as DistributedModel
+from .conversion import distribute as distribute
+from .cross_entropy import DistributedCrossEntropyLoss as DistributedCrossEntropyLoss
+from .cross_entropy import DistributedNLLLoss as DistributedNLLLoss
+from .dropout import DistributedAlphaDropout as DistributedAlphaDropout
+from .dropout import DistributedDropout as DistributedDropout
+from .dropout import DistributedDropout1d as DistributedDropout1d
+from .dropout import DistributedDropout2d as DistributedDropout2d
+from .dropout import DistributedDropout3d as DistributedDropout3d
+from .dropout import DistributedFeatureAlphaDropout as DistributedFeatureAlphaDropout
 from .halo_exchange import HaloExchange as HaloExchange
+from .linear import DistributedLinear as DistributedLinear
+from .loss import DistributedBCELoss as DistributedBCELoss
+from .loss import DistributedBCEWithLogitsLoss as DistributedBCEWithLogitsLoss
+from .loss import DistributedHuberLoss as DistributedHuberLoss
+from .loss import DistributedKLDivLoss as DistributedKLDivLoss
+from .loss import DistributedL1Loss as DistributedL1Loss
+from .loss import DistributedMSELoss as DistributedMSELoss
+from .loss import DistributedPoissonNLLLoss as DistributedPoissonNLLLoss
+from .loss import DistributedSmoothL1Loss as DistributedSmoothL1Loss
 from .module import Module as Module
+from .normalization import DistributedGroupNorm as DistributedGroupNorm
+from .normalization import DistributedLayerNorm as DistributedLayerNorm
 from .padding import DistributedCircularPad1d as DistributedCircularPad1d
 from .padding import DistributedCircularPad2d as DistributedCircularPad2d
 from .padding import DistributedCircularPad3d as DistributedCircularPad3d
@@ -54,4 +81,6 @@ from .pooling import DistributedMaxPool3d as DistributedMaxPool3d
 from .pooling import DistributedPoolingBase as DistributedPoolingBase
 from .reduce_scatter import ReduceScatter as ReduceScatter
 from .repartition import Repartition as Repartition
+from .replicas import check_replicas as check_replicas
 from .sum_reduce import SumReduce as SumReduce
+from .upsampling import DistributedUpsample as DistributedUpsample

@@ -105,7 +105,9 @@ class Structure:
 
     def __str__(self) -> str:
         needs = ", requires grad" if self.requires_grad else ""
-        return f"shape {self.shape}, {str(self.dtype).removeprefix('torch.')}{needs}{'' if self.records else ', no_grad'}"
+        return (
+            f"shape {self.shape}, {str(self.dtype).removeprefix('torch.')}{needs}{'' if self.records else ', no_grad'}"
+        )
 
 
 class Ballot:
@@ -163,7 +165,9 @@ def agree_layout(
         _refuse(transport, team, asked, mine, active)
     agreed = _read_common(ballot, common, transport, team, what, mine, active)
     if any(extent is None for line in extents for extent in line):
-        asked = f"{what} needs blocks that form a grid: workers at the same place along an axis share that dim's extent."
+        asked = (
+            f"{what} needs blocks that form a grid: workers at the same place along an axis share that dim's extent."
+        )
         _refuse(transport, team, asked, mine, active, index)
     known = [[extent or 0 for extent in line] for line in extents]
     full = tuple(line[0] if d in whole else sum(line) for d, line in enumerate(known))
@@ -207,7 +211,13 @@ def _vote_common(ballot: Ballot, mine: Structure, holds: bool) -> tuple[int, int
 
 
 def _read_common(
-    ballot: Ballot, places: tuple[int, int, int], transport: Transport, team: Team, what: str, mine: Structure, holds: bool
+    ballot: Ballot,
+    places: tuple[int, int, int],
+    transport: Transport,
+    team: Team,
+    what: str,
+    mine: Structure,
+    holds: bool,
 ) -> Structure:
     dtype, wants, silent = (ballot.read(place) for place in places)
     if dtype is None:

@@ -1,8 +1,8 @@
 """Put the blocks along chosen axes together, on every worker of them.
 
-    forward  y = A x     each worker gets the full extent of the dims in `axes`, and keeps its block of the others
-    adjoint  A'          a reduce-scatter: every worker's copy of a block goes back to its owner and is added
-    bytes    (p-1) blocks to each worker, p = product of the gathered axes
+forward  y = A x     each worker gets the full extent of the dims in `axes`, and keeps its block of the others
+adjoint  A'          a reduce-scatter: every worker's copy of a block goes back to its owner and is added
+bytes    (p-1) blocks to each worker, p = product of the gathered axes
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sum a tensor over chosen axes of its grid, and leave the sum on every worker.
 
-    forward  y = A x     y on each worker = sum of x over the workers that differ from it only along `axes`
-    adjoint  A' = A      the operator is symmetric, so backward is forward
-    bytes    2 (p-1)/p of the block per worker, p = product of the summed axes
+forward  y = A x     y on each worker = sum of x over the workers that differ from it only along `axes`
+adjoint  A' = A      the operator is symmetric, so backward is forward
+bytes    2 (p-1)/p of the block per worker, p = product of the summed axes
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Copy tensors along the axes where the source grid has one worker and the target grid has several.
 
-    forward  y_j = x_i          for every worker j of P_y that matches worker i of P_x
-    adjoint  x_i = sum_j y_j    a sum-reduction
-    bytes    the tensor once to each team, along a tree
+forward  y_j = x_i          for every worker j of P_y that matches worker i of P_x
+adjoint  x_i = sum_j y_j    a sum-reduction
+bytes    the tensor once to each team, along a tree
 """
 
 from __future__ import annotations

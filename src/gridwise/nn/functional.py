@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..errors import PartitionError
 from ..grid import Grid
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
-from ..errors import PartitionError
 from .all_gather import AllGather
 from .all_sum_reduce import AllSumReduce
 from .broadcast import Broadcast

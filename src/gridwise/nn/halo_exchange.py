@@ -1,8 +1,8 @@
 """Give each worker the rows around its block that its neighbours own.
 
-    forward  y = A x     block in, block with halos out; nothing is added at the edges of the global tensor
-    adjoint  A'          halo values go back to their owners and are added there
-    bytes    the halo, in one message per worker that owns a part of it
+forward  y = A x     block in, block with halos out; nothing is added at the edges of the global tensor
+adjoint  A'          halo values go back to their owners and are added there
+bytes    the halo, in one message per worker that owns a part of it
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     adjoint  x = A' y    the same pieces go back, and what arrives at one place is added
     bytes    what the route sends, once; one message per peer
 
-The result is made without filling it first. A message of one piece whose memory is contiguous is sent from, or received
-into, its place; any other goes through one packed buffer. Local pieces are copied while messages are on their way.
+The result is made without filling it first, and local pieces are copied while messages are on their way; how pieces are
+packed is the transport's business (`comm.parcels`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..comm.parcels import put
 from ..comm.transport import Team, Transport
 from ..grid import Box, Route
 from .operator import Operator
@@ -23,17 +24,14 @@ NOWHERE = Box((), ())
 HALVES = (torch.float16, torch.bfloat16)
 
 
-
 class Place:
     """A box of a tensor of known shape, as the fewest `narrow` calls: cheaper than slicing every dim."""
 
-    __slots__ = ("cuts", "shape", "volume")
+    __slots__ = ("cuts",)
 
     def __init__(self, box: Box, within: Box) -> None:
         full = enumerate(zip(box.start, box.shape, within.shape, strict=True))
         self.cuts = [(d, start, length) for d, (start, length, extent) in full if length != extent]
-        self.shape = box.shape
-        self.volume = box.volume
 
     def __call__(self, x: Tensor) -> Tensor:
         for d, start, length in self.cuts:
@@ -120,43 +118,13 @@ def carry(
     add: bool,
 ) -> None:
     """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
-    put = Tensor.add_ if add else Tensor.copy_
-    landings = [_landing(y, places, x.dtype, in_place=not add) for _, places in receives]
-    pending = transport.post(
-        [(peer, _packed(x, places)) for peer, places in sends],
-        [(peer, buffer) for (peer, _), (buffer, _) in zip(receives, landings, strict=True)],
+    pending = transport.move(
+        [(peer, [place(x) for place in places]) for peer, places in sends],
+        [(peer, [place(y) for place in places]) for peer, places in receives],
+        x.dtype,
         what,
+        add,
     )
     for source, target in kept:
-        put(target(y), source(x))
+        put(target(y), source(x), add)
     pending.wait()
-    for (_, places), (buffer, landed) in zip(receives, landings, strict=True):
-        if not landed:
-            for place, part in zip(places, _parts(buffer, places), strict=True):
-                put(place(y), part)
-
-
-def _packed(x: Tensor, places: Sequence[Place]) -> Tensor:
-    """The places of `x` one after the other in contiguous memory: x's own, where a single one lies there already."""
-    if len(places) == 1:
-        return places[0](x).contiguous()
-    buffer = torch.empty(sum(place.volume for place in places), dtype=x.dtype, device=x.device)
-    for place, part in zip(places, _parts(buffer, places), strict=True):
-        part.copy_(place(x))
-    return buffer
-
-
-def _landing(y: Tensor, places: Sequence[Place], dtype: torch.dtype, in_place: bool) -> tuple[Tensor, bool]:
-    """Where a message is received, and whether that is its place in `y` already."""
-    if in_place and len(places) == 1:
-        place = places[0](y)
-        if place.is_contiguous():
-            return place, True
-    return torch.empty(sum(place.volume for place in places), dtype=dtype, device=y.device), False
-
-
-def _parts(buffer: Tensor, places: Sequence[Place]) -> list[Tensor]:
-    """The places' shares of a packed buffer, each in its shape."""
-    if len(places) == 1:
-        return [buffer.view(places[0].shape)]
-    return [part.view(p.shape) for part, p in zip(buffer.split([p.volume for p in places]), places, strict=True)]

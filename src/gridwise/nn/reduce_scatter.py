@@ -1,8 +1,8 @@
 """Sum over the workers along chosen axes, and leave each of them its block of the sum.
 
-    forward  y = A x     the team's tensors are added; the dims in `axes` are cut into balanced blocks, one per worker
-    adjoint  A'          an all-gather
-    bytes    (p-1) blocks from each worker, p = product of the scattered axes
+forward  y = A x     the team's tensors are added; the dims in `axes` are cut into balanced blocks, one per worker
+adjoint  A'          an all-gather
+bytes    (p-1) blocks from each worker, p = product of the scattered axes
 """
 
 from __future__ import annotations

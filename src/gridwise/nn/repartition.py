@@ -1,8 +1,8 @@
 """Move a tensor from the blocks of one grid to the blocks of another.
 
-    forward  y = A x     a permutation: every element goes from the worker that owns it to the one that is to own it
-    adjoint  A' = A^-1   the same movement back
-    bytes    the part of the own block that changes its worker
+forward  y = A x     a permutation: every element goes from the worker that owns it to the one that is to own it
+adjoint  A' = A^-1   the same movement back
+bytes    the part of the own block that changes its worker
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sum tensors along the axes where the target grid has one worker and the source grid has several.
 
-    forward  y_i = sum_j x_j    over the workers j of P_x that match worker i of P_y
-    adjoint  x_j = y_i          a broadcast
-    bytes    the tensor once from each worker, along a tree
+forward  y_i = sum_j x_j    over the workers j of P_x that match worker i of P_y
+adjoint  x_j = y_i          a broadcast
+bytes    the tensor once from each worker, along a tree
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""."""
+"""Pictures and tables, where people would rather look than read."""
+
+from .owners import owners as owners

@@ -1,6 +1,7 @@
 """Checks that are shipped for users, to test their own layers as Gridwise tests its own."""
 
 from .adjoint import check_adjoint as check_adjoint
+from .contract import PrimitiveContract as PrimitiveContract
 from .gradients import check_gradients as check_gradients
 from .inner import CheckFailed as CheckFailed
 from .sequential import check_equal_to_sequential as check_equal_to_sequential

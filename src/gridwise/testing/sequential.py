@@ -78,7 +78,7 @@ def _share_of(dy: Tensor, y_local: Tensor, P_y: Partition) -> Tensor:
     index = P_y.index
     assert index is not None
     for d in range(P_y.dim):
-        before = [index[:d] + (i,) + index[d + 1 :] for i in range(index[d])]
+        before = [(*index[:d], i, *index[d + 1 :]) for i in range(index[d])]
         start.append(sum(int(extents[P_y.grid.place_of(P_y.grid.rank_at(i))][d]) for i in before))
     return dy[tuple(slice(a, a + n) for a, n in zip(start, y_local.shape, strict=True))]
 

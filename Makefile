@@ -1,0 +1,36 @@
+# Everything installs into .venv by itself: `make demo` and `make test` work on a bare machine with Python 3.11 and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: setup demo test check bench soak clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[mpi,viz,examples,docs,dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python examples/picture_on_a_grid.py
+
+check: $(READY)
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest -m 'not soak'
+
+soak: $(READY)
+	$(BIN)/python -m pytest -m soak --timeout=3600
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis

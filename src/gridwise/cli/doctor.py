@@ -1,0 +1,170 @@
+"""`gridwise doctor`: what is installed, what works between two workers and how fast, as text for a bug report.
+
+A probe is a function that returns what it found. One that fails becomes a line with the reason, and the next one runs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import gridwise
+import gridwise.testing
+from gridwise.comm import find, malloc, start
+
+PACKAGES = (
+    "gridwise",
+    "torch",
+    "numpy",
+    "mpi4py",
+    "mpich",
+    "openmpi",
+    "impi-rt",
+    "safetensors",
+    "cloudpickle",
+    "typer",
+)
+SMALL, LARGE = 8, 16 * 2**20
+SECONDS = 60.0
+
+
+def doctor() -> None:
+    """Say what Gridwise finds on this machine, and measure an exchange between two workers over each transport."""
+    console = Console(soft_wrap=True)
+    table = Table("", "found", title="gridwise doctor", title_justify="left", show_lines=False)
+    plain = not console.is_terminal
+    if plain:
+        print("gridwise doctor")
+    for name, probe in probes():
+        text = _tried(probe)
+        if plain:
+            print(f"{name:<26} {text}", flush=True)
+        else:
+            table.add_row(name, text)
+    if not plain:
+        console.print(table)
+
+
+def probes() -> Iterator[tuple[str, Callable[[], str]]]:
+    """Everything that is looked at, in order."""
+    yield "python", lambda: f"{platform.python_version()} at {sys.executable}"
+    yield "system", lambda: f"{platform.platform()}, {start.cores()} cores for this process"
+    yield "packages", _packages
+    yield "MPI library", _mpi_library
+    yield "mpiexec", lambda: start.mpiexec() or "none found beside the interpreter or on PATH that fits mpi4py"
+    yield "torch.distributed", _torch_distributed
+    yield "GPUs", _gpus
+    yield "allocator", _allocator
+    yield "settings", _settings
+    yield "started as", lambda: f"one of {find.launched_size() or os.environ.get('WORLD_SIZE', 1)}"
+    yield "auto, 2 workers", lambda: start.choose("auto", 2)
+    for transport in ("mpi", "gloo"):
+        yield f"2 workers over {transport}", partial(_two_workers, transport)
+
+
+def _tried(probe: Callable[[], str]) -> str:
+    try:
+        return probe()
+    except Exception as error:  # a doctor does not faint
+        lines = str(error).strip().splitlines() or [""]
+        return f"FAILED: {type(error).__name__}: {' '.join(line.strip() for line in lines[:4])}"
+
+
+def _packages() -> str:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _mpi_library() -> str:
+    """Asked in another process: to load MPI is to start it."""
+    code = "from mpi4py import MPI; print(MPI.Get_library_version())"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, env=start.clean(os.environ)
+    )
+    lines = (answer.stdout or answer.stderr).strip().splitlines()
+    if answer.returncode:
+        return f"FAILED: {lines[-1] if lines else start.spelt_exit(answer.returncode)}"
+    return " ".join(lines[0].split())
+
+
+def _torch_distributed() -> str:
+    if not torch.distributed.is_available():
+        return "not built into this torch"
+    names = [name for name in ("gloo", "nccl", "mpi") if getattr(torch.distributed, f"is_{name}_available")()]
+    return ", ".join(names)
+
+
+def _gpus() -> str:
+    if not torch.cuda.is_available():
+        return f"none (torch built for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'the CPU'})"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{len(names)}: {', '.join(sorted(set(names)))}, CUDA {torch.version.cuda}"
+
+
+def _allocator() -> str:
+    if malloc.keep_freed_memory():
+        return "glibc's, set to keep freed memory in workers (GRIDWISE_MALLOC=off leaves it alone)"
+    return "left alone (GRIDWISE_MALLOC=off, or not glibc)"
+
+
+def _settings() -> str:
+    names = sorted(name for name in os.environ if name.startswith(("GRIDWISE_", "OMP_NUM_THREADS", "MPIR_CVAR_")))
+    return ", ".join(f"{name}={os.environ[name]}" for name in names) or "no variables set"
+
+
+def _two_workers(transport: str) -> str:
+    missing = start.mpi_missing() if transport == "mpi" else None
+    if missing:
+        return f"not possible: {missing}"
+    began = time.perf_counter()
+    first, _ = gridwise.launch(_talk, workers=2, transport=transport, timeout=SECONDS)
+    return f"{first}, started in {time.perf_counter() - began:.1f} s"
+
+
+def _talk() -> str:
+    """Runs on two workers: an exchange that is checked, its speed, and an adjoint test."""
+    transport = find.current()
+    small, large = _round_trip(SMALL, 200), _round_trip(LARGE, 10)
+    total = transport.all_sum(torch.tensor([1.0 + transport.rank]), transport.everyone)
+    if total.item() != 3.0:
+        raise RuntimeError(f"1 + 2 over two workers is {total.item()}")
+    speed = f"latency {small * 1e6:.0f} us, bandwidth {LARGE / large / 1e9:.2f} GB/s each way"
+    return f"{speed}, {_adjoint_test()}"
+
+
+def _round_trip(size: int, repeats: int) -> float:
+    """Seconds for one exchange of `size` bytes in both directions; raises if what arrives is not what was sent."""
+    transport = find.current()
+    peer = 1 - transport.rank
+    sent = torch.full((size,), transport.rank, dtype=torch.uint8)
+    arrived = torch.empty_like(sent)
+    transport.exchange([(peer, sent)], [(peer, arrived)], "the doctor's exchange")
+    if not bool((arrived == peer).all()):
+        raise RuntimeError(f"an exchange of {size} bytes brought something else than was sent")
+    transport.barrier()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        transport.exchange([(peer, sent)], [(peer, arrived)], "the doctor's exchange")
+    return (time.perf_counter() - began) / repeats
+
+
+def _adjoint_test() -> str:
+    world = gridwise.world()
+    layer = gridwise.nn.HaloExchange(world.create_cartesian_topology_partition([world.size]), [(1, 1)])
+    error = gridwise.testing.check_adjoint(layer, torch.zeros(1000))
+    return f"adjoint test passed (relative error {error:.0e})"

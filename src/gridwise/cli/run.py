@@ -1,0 +1,44 @@
+"""`gridwise run -n 4 script.py [args]`: mpiexec or torchrun with the right arguments, which then take this one's place.
+
+There is nothing here that they do not do. What it saves is knowing which mpiexec belongs to mpi4py's library, how many
+threads each worker should have, and what makes MPI's waiting bearable when workers share cores.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ..comm.start import choose, environment_for, mpiexec_command
+from ..errors import GridwiseError
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="The Python script that every worker runs.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 4,
+    transport: Annotated[str, typer.Option(help="How they talk: auto, mpi or gloo.")] = "auto",
+) -> None:
+    """Run a script on several workers of this machine, by mpiexec or torchrun."""
+    try:
+        chosen = choose(transport, workers)
+        command = command_for(chosen, workers, [script, *(arguments or [])])
+        environment = environment_for(workers, chosen)
+    except GridwiseError as error:
+        print(f"gridwise run: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if not os.path.exists(script):
+        print(f"gridwise run: there is no script {script!r}.", file=sys.stderr)
+        raise typer.Exit(2)
+    os.execvpe(command[0], command, environment)
+
+
+def command_for(transport: str, workers: int, script: list[str]) -> list[str]:
+    """The command line that starts `workers` processes of a Python script over the transport."""
+    if transport == "mpi":
+        return [*mpiexec_command(workers), sys.executable, *script]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    return [*torchrun, *script]

@@ -1,0 +1,148 @@
+"""Shared memory between MPI workers of one node: large parcels and sums without MPI's own copies.
+
+A message between processes of a node is copied twice, into shared memory and out of it, and with packing and unpacking
+four times. Here the sender packs straight into a shared outbox, piece by piece, and the receiver unpacks straight out of
+it while the piece is still in the cache. Empty MPI messages say when a piece is ready; two slots for each pair of workers
+let one piece be packed while the last is unpacked.
+
+    round k    pack piece k into slot k mod 2 ──► tell the peer, hear from it ──► unpack its piece k
+
+Hearing of round k + 1 means that the peer has unpacked round k, so slot k mod 2 is free again at round k + 2; the count of
+rounds goes on from call to call. Sums work the same way, with a barrier instead of messages: everyone adds all slots in
+the same order, so the sum is bitwise the same on all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from .parcels import Views, chunks, parts, put
+from .transport import Team
+
+LARGE = 1 << 18
+"""Bytes from which a parcel or a sum takes this road; below, a plain message is as fast."""
+CHUNK = 1 << 19
+"""Bytes of a slot: small enough for the cache, large enough to make the notes about it cheap."""
+MOST = 4
+"""The largest team that sums this way: everyone reads everyone's slots."""
+TAG = 8
+
+Moves = Sequence[tuple[int, Views]]
+
+
+class SharedMemory:
+    """The slots of the workers of this node, numbered by their ranks in the world."""
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._node = MPI.Intracomm(world.Split_type(MPI.COMM_TYPE_SHARED))
+        mine = [int(rank) for rank in self._node.allgather(world.Get_rank())]
+        self._places = {rank: place for place, rank in enumerate(mine)}
+        self._world, self._me = world, world.Get_rank()
+        self._window = MPI.Win.Allocate_shared(2 * CHUNK * (len(mine) + 1), 1, comm=self._node)
+        self._window.Lock_all()
+        self._slots = [_slots(self._window, place, len(mine) + 1) for place in range(len(mine))]
+        self._rounds = dict.fromkeys(mine, 0)
+
+    def reaches(self, peer: int) -> bool:
+        return peer in self._places
+
+    def sums_for(self, team: Team) -> bool:
+        return len(team) <= MOST and all(rank in self._places for rank in team)
+
+    def all_sum(self, total: Tensor, x: Tensor, team: Team, comm: MPI.Intracomm) -> None:
+        """Write the sum of the contiguous `x` over the team into `total`, which may be `x` itself."""
+        size = CHUNK // x.element_size()
+        box = len(self._places)
+        slots = [self._slots[self._places[rank]][box] for rank in team]
+        mine = self._slots[self._places[self._me]][box]
+        flat, out = x.view(-1), total.view(-1)
+        for turn, start in enumerate(range(0, x.numel(), size)):
+            piece, place = flat[start : start + size], out[start : start + size]
+            _typed(mine[turn % 2], piece).copy_(piece)
+            self._sync(comm.Barrier)
+            first, second, *others = (_typed(slot[turn % 2], piece) for slot in slots)
+            torch.add(first, second, out=place)
+            for other in others:
+                place.add_(other)
+        comm.Barrier()  # nobody leaves, and writes for another team, while others still read
+
+    def move(self, sends: Moves, receives: Moves, add: bool) -> None:
+        """Send and receive all parcels; the peers call this at the same time."""
+        there = {peer: list(self._cut(views)) for peer, views in sends}
+        back = {peer: list(self._cut(views)) for peer, views in receives}
+        pairs = {peer: list(zip_longest(there.get(peer, ()), back.get(peer, ()))) for peer in sorted({*there, *back})}
+        for k in range(max(map(len, pairs.values()))):
+            now = {peer: rounds[k] for peer, rounds in pairs.items() if k < len(rounds)}
+            for peer, (out, _) in now.items():
+                if out:
+                    self._pack(out, self._slot(self._me, peer))
+            self._sync(lambda peers=tuple(now): self._tell(peers))
+            for peer, (_, into) in now.items():
+                if into:
+                    self._unpack(into, self._slot(peer, self._me), add)
+                self._rounds[peer] += 1
+
+    def close(self) -> None:
+        self._window.Unlock_all()
+        self._window.Free()
+        self._node.Free()
+
+    def _cut(self, views: Views) -> list[list[Tensor]]:
+        return list(chunks(views, CHUNK // views[0].element_size()))
+
+    def _slot(self, owner: int, other: int) -> Tensor:
+        """The slot for this round in the outbox of `owner` for `other`."""
+        turn = self._rounds[other if owner == self._me else owner] % 2
+        return self._slots[self._places[owner]][self._places[other]][turn]
+
+    def _pack(self, views: Views, slot: Tensor) -> None:
+        for view, part in zip(views, parts(_typed(slot, views), views), strict=True):
+            part.copy_(view)
+
+    def _unpack(self, views: Views, slot: Tensor, add: bool) -> None:
+        for view, part in zip(views, parts(_typed(slot, views), views), strict=True):
+            put(view, part, add)
+
+    def _tell(self, peers: tuple[int, ...]) -> None:
+        requests = [self._world.Irecv(_NOTE, peer, TAG) for peer in peers]
+        requests += [self._world.Isend(_NOTE, peer, TAG) for peer in peers]
+        MPI.Request.Waitall(requests)
+
+    def _sync(self, talk: object) -> None:
+        self._window.Sync()
+        talk()  # type: ignore[operator]
+        self._window.Sync()
+
+
+_NOTE = bytearray(0)
+
+
+def _slots(window: MPI.Win, place: int, boxes: int) -> list[tuple[Tensor, Tensor]]:
+    """The outboxes of the worker at `place`, two slots each, as bytes."""
+    memory = torch.frombuffer(window.Shared_query(place)[0], dtype=torch.uint8).view(boxes, 2, CHUNK)
+    return [(box[0], box[1]) for box in memory]
+
+
+def _typed(slot: Tensor, like: Tensor | Views) -> Tensor:
+    """The start of a slot as a flat tensor of the size and dtype of `like`."""
+    views = (like,) if isinstance(like, Tensor) else like
+    return slot.view(views[0].dtype)[: sum(view.numel() for view in views)]
+
+
+def shared_memory(world: MPI.Intracomm) -> SharedMemory | None:
+    """The shared memory of this node's workers, or None if there is none to be had; the same answer on all of them."""
+    if world.Get_size() == 1 or os.environ.get("GRIDWISE_SHARED_MEMORY", "on").lower() == "off":
+        return None
+    try:
+        shared = SharedMemory(world)
+    except (MPI.Exception, OSError):
+        shared = None
+    if world.allreduce(shared is not None, MPI.LAND):
+        return shared
+    return None

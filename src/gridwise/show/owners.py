@@ -1,0 +1,107 @@
+"""Pictures of who owns what: the blocks of layouts, side by side, one colour per worker.
+
+Drawn from geometry alone, so a grid of any size can be drawn by one process. matplotlib is imported when needed
+(`pip install 'gridwise[viz]'`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import PartitionError, UnsupportedError
+from ..grid import Box, Layout
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#ee8866")
+
+
+def owners(
+    layouts: Layout | Mapping[str, Layout],
+    path: str | Path | None = None,
+    dims: Sequence[int] | None = None,
+    image: np.ndarray | None = None,
+    needs: Mapping[str, Mapping[int, Box]] | None = None,
+    title: str = "",
+) -> Figure:
+    """Draw which worker owns which part of each tensor; save it as `path` if given.
+
+    Parameters
+    ----------
+    layouts : one layout, or several by name, drawn side by side
+    path : where to save the picture
+    dims : the two dims to draw (rows, columns); default: the last two. A 1-D tensor is drawn as one row.
+    image : something to see through the blocks, of the shape of the drawn dims
+    needs : per name, boxes that workers need beyond their blocks, drawn as dashed outlines
+
+    Examples
+    --------
+    >>> from gridwise.grid import Grid, Layout
+    >>> layout = Layout.balanced(Grid((0, 1, 2, 3), (2, 2)), (5, 7))
+    >>> figure = gridwise.show.owners({"a 5 x 7 tensor": layout})
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError("pictures need matplotlib.\n  fix: pip install 'gridwise[viz]'.") from error
+    named = {"": layouts} if isinstance(layouts, Layout) else dict(layouts)
+    if not named:
+        raise PartitionError("`layouts` is empty: there is nothing to draw.")
+    figure = Figure(figsize=(3.4 * len(named) + 0.4, 3.9), layout="constrained")
+    axes = figure.subplots(1, len(named), squeeze=False)[0]
+    for ax, (name, layout) in zip(axes, named.items(), strict=True):
+        _draw(ax, name, layout, dims, image, (needs or {}).get(name, {}))
+    if title:
+        figure.suptitle(title)
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160)
+    return figure
+
+
+def _draw(
+    ax: Axes, name: str, layout: Layout, dims: Sequence[int] | None, image: np.ndarray | None, needs: Mapping[int, Box]
+) -> None:
+    from matplotlib.patches import Rectangle
+
+    shape = layout.global_shape
+    rows, columns = dims if dims is not None else (len(shape) - 2, len(shape) - 1)
+    height = shape[rows] if rows >= 0 else 1
+    width = shape[columns]
+    if image is not None:
+        ax.imshow(image, cmap="gray", extent=(0, width, height, 0), aspect="auto")
+    drawn: dict[tuple[Any, ...], list[int]] = {}
+    for rank, box in layout.blocks():
+        drawn.setdefault(_rectangle(box, rows, columns), []).append(rank)
+    for (left, top, wide, high), ranks in drawn.items():
+        if not wide or not high:
+            continue
+        colour = COLOURS[ranks[0] % len(COLOURS)]
+        ax.add_patch(
+            Rectangle((left, top), wide, high, facecolor=colour, alpha=0.35 if image is not None else 0.8, lw=0)
+        )
+        ax.add_patch(Rectangle((left, top), wide, high, fill=False, edgecolor="white", lw=1.5))
+        if len(drawn) <= 64:
+            words = ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
+            ax.text(left + wide / 2, top + high / 2, words, ha="center", va="center", color="black", fontsize=9)
+    for rank, box in needs.items():
+        left, top, wide, high = _rectangle(box, rows, columns)
+        colour = COLOURS[rank % len(COLOURS)]
+        ax.add_patch(Rectangle((left, top), wide, high, fill=False, edgecolor=colour, ls="--", lw=1.8, zorder=3))
+    ax.set_xlim(0, max(width, 1))
+    ax.set_ylim(max(height, 1), 0)
+    ax.set_xlabel(f"dim {columns}")
+    ax.set_ylabel(f"dim {rows}" if rows >= 0 else "")
+    grid = " x ".join(map(str, layout.grid.shape))
+    ax.set_title(f"{name}\n{' x '.join(map(str, shape))} on {grid}".strip(), fontsize=9)
+
+
+def _rectangle(box: Box, rows: int, columns: int) -> tuple[int, int, int, int]:
+    top, high = (box.start[rows], box.shape[rows]) if rows >= 0 else (0, 1)
+    return box.start[columns], top, box.shape[columns], high

@@ -1,0 +1,199 @@
+"""What can go wrong between three workers, one function each: `python faults.py NAME` is one worker of it.
+
+Whoever goes says "gone" before, whoever raises says what. As `python faults.py zygote` it imports torch once and forks
+three workers for each scenario that it reads from standard input, because a fresh import costs seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from gridwise.comm import find
+from gridwise.comm.transport import Transport
+
+PATIENCE = 25.0
+
+
+def tell(kind: str, **facts: object) -> None:
+    print(json.dumps({"kind": kind, "time": time.time(), **facts}), flush=True)
+
+
+def die() -> None:
+    time.sleep(0.4)
+    tell("gone")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def receive(transport: Transport, peer: int, what: str) -> None:
+    transport.exchange([], [(peer, torch.empty(4))], what)
+
+
+def collective(transport: Transport) -> None:
+    if transport.rank == 2:
+        die()
+    transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
+
+
+def big_collective(transport: Transport) -> None:
+    x = torch.ones(8_000_000)
+    while True:
+        if transport.rank == 1:
+            die()
+        transport.all_sum(x, transport.everyone, "AllSumReduce")
+
+
+def exchange(transport: Transport) -> None:
+    if transport.rank == 2:
+        die()
+    receive(transport, 2, "HaloExchange")
+
+
+def chain(transport: Transport) -> None:
+    """0 waits for 1, which is healthy and waits for 2, which dies."""
+    if transport.rank == 2:
+        die()
+    receive(transport, transport.rank + 1, "HaloExchange")
+
+
+def long_computation(transport: Transport) -> None:
+    """2 waits for 1, which computes and knows nothing; worker 0 dies."""
+    if transport.rank == 0:
+        die()
+    if transport.rank == 1:
+        time.sleep(1.5)
+        transport.all_sum(torch.ones(4), (1, 2), "AllSumReduce")
+    receive(transport, 1, "HaloExchange")
+
+
+def new_group(transport: Transport) -> None:
+    """The others are making a group with the one that dies."""
+    if transport.rank == 1:
+        die()
+    team = (0, 1) if transport.rank == 0 else (1, 2)
+    transport.all_sum(torch.ones(4), team, "AllSumReduce")
+
+
+def exception(transport: Transport) -> None:
+    if transport.rank == 1:
+        tell("gone")
+        raise ValueError("the pressure is negative")
+    transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
+
+
+def early_exit(transport: Transport) -> None:
+    if transport.rank == 1:
+        tell("gone")
+        sys.exit(0)
+    transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
+
+
+def early_exit_of_worker_0(transport: Transport) -> None:
+    if transport.rank == 0:
+        tell("gone")
+        sys.exit(3)
+    receive(transport, 0, "HaloExchange")
+
+
+def missing(transport: Transport) -> None:
+    """1 waits for nobody; with a small GRIDWISE_TIMEOUT the others give up."""
+    if transport.rank == 1:
+        time.sleep(6.0)
+        return
+    transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
+
+
+def different_operators(transport: Transport) -> None:
+    """All wait, for different things."""
+    if transport.rank == 1:
+        receive(transport, 0, "HaloExchange")
+    transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
+
+
+def nothing(transport: Transport) -> None:
+    transport.barrier()
+
+
+def forked_child(transport: Transport) -> None:
+    """A child of the worker that dies, a data loader's say, lives on: the death must be seen all the same."""
+    if transport.rank == 2:
+        if os.fork() == 0:
+            time.sleep(6.0)
+            os._exit(0)
+        die()
+    transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
+
+
+def worker(name: str) -> None:
+    scenario: Callable[[Transport], None] = globals()[name]
+    transport = find.current()
+    transport.barrier()
+    try:
+        scenario(transport)
+        tell("done")
+    except Exception as error:
+        workers = getattr(error, "workers", ())
+        tell("raised", error=type(error).__name__, text=str(error), workers=workers)
+        raise
+
+
+def forked(name: str, count: int) -> list[str]:
+    """What each of `count` workers over gloo printed."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    folder = Path(tempfile.mkdtemp())
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            with open(folder / str(rank), "wb") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            place = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ.update({key: str(value) for key, value in place.items()})
+            raise Forked(name)
+        children.append(child)
+    deadline = time.monotonic() + PATIENCE
+    while children:
+        for child in list(children):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                children.remove(child)
+            elif time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.02)
+    return [(folder / str(rank)).read_text() for rank in range(count)]
+
+
+class Forked(BaseException):
+    """Leaves the zygote's loop in a child, so that it ends like any other program: hooks, atexit and all."""
+
+
+def zygote() -> None:
+    gc.freeze()  # the children's end is then three times faster
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.environ.update(request["environment"])
+        print(json.dumps(forked(request["name"], 3)), flush=True)
+        for key in request["environment"]:
+            del os.environ[key]
+
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    if name == "zygote":
+        try:
+            zygote()
+        except Forked as child:
+            name = str(child)
+    if name != "zygote":
+        worker(name)

@@ -169,16 +169,16 @@ def _tuple(y: Any) -> tuple[Tensor, ...]:
 
 
 class _count_messages(list):
-    """Every message that the transport posts while this watches, to see that a refusal comes before any."""
+    """Every movement that the transport makes while this watches, to see that a refusal comes before any."""
 
     def __init__(self, transport: Any) -> None:
         super().__init__()
-        self.transport, self.post = transport, transport.post
-        transport.post = self._counted
+        self.transport, self.move = transport, transport.move
+        transport.move = self._counted
 
-    def _counted(self, sends: Any, receives: Any, what: str = "") -> Any:
-        self.append(what)
-        return self.post(sends, receives, what)
+    def _counted(self, *args: Any) -> Any:
+        self.append(args)
+        return self.move(*args)
 
     def stop(self) -> None:
-        del self.transport.post
+        del self.transport.move

@@ -189,7 +189,9 @@ class Windowed(Layer):
             return None, mine
         plan = route(source, needs, rank)
         margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
-        return Fetch(self._transport, self._team, self._says, plan, nothing, margins, fill), mine
+        return Fetch(
+            self._transport, self._team, self._says, plan, nothing, margins, fill, self._fresh_gradients
+        ), mine
 
     # Calling
 
@@ -227,6 +229,8 @@ class Windowed(Layer):
         return x
 
     _pad_mode = "constant"
+    _fresh_gradients = True
+    """Whether what is fetched always goes to a function of torch that makes a new gradient for it."""
 
     @abstractmethod
     def _local(self, x: Tensor, share: Share) -> Any:

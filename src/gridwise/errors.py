@@ -50,6 +50,14 @@ class TransportError(FaultError):
     """No way to talk to the other workers was found, or the one that was asked for does not work here."""
 
 
+class FakeTensorError(GridwiseError, RuntimeError):
+    """A fake tensor was asked for something that only a tensor with data can give."""
+
+
+class DeferredInitError(GridwiseError, RuntimeError):
+    """A deferred tensor or module cannot be recorded or made as asked."""
+
+
 def describe(asked: str, offenders: Iterable[str] = (), fix: str = "") -> str:
     """One message in the house form: what was asked, who offends and with what, what to do."""
     lines = [asked]
@@ -57,3 +65,27 @@ def describe(asked: str, offenders: Iterable[str] = (), fix: str = "") -> str:
     if fix:
         lines.append(f"  fix: {fix}")
     return "\n".join(lines)
+
+
+class CheckpointError(GridwiseError, RuntimeError):
+    """A checkpoint could not be written or read. The message says whether anything was changed."""
+
+
+class CheckpointNotFound(CheckpointError):
+    """There is no committed checkpoint at the path: nothing, or only what an interrupted save has left."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """The bytes are not those that were saved: a checksum, a size, a name or the structure is wrong. Nothing was changed."""
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """What is to be filled does not fit what was saved, or the workers disagree. Nothing was changed."""
+
+
+class CheckpointBusy(CheckpointError):
+    """Another save is writing at the same path."""
+
+
+class CheckpointWriteFailed(CheckpointError):
+    """A worker could not write its part: nothing was committed, the previous checkpoint stands."""

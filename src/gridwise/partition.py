@@ -78,7 +78,7 @@ class Partition:
     @property
     def team(self) -> Team:
         """The workers in the order in which the transport knows them."""
-        return tuple(sorted(self.grid.ranks))
+        return self.grid.members
 
     # Making others
 

@@ -209,3 +209,12 @@ def spelt_exit(code: int) -> str:
         with contextlib.suppress(ValueError):
             return f"signal {-code} ({signal.Signals(-code).name})"
     return f"exit status {code}"
+
+
+def shared_memory_files() -> list[str]:
+    """The files of this process's shared memory for MPICH, which removes them at its end, but not when it is killed."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/dev/shm/mpich" in line}
+    return sorted(path for path in paths if os.path.exists(path))

@@ -10,6 +10,7 @@ from .cuts import cuts_from_extents as cuts_from_extents
 from .grid import Grid as Grid
 from .grid import Index as Index
 from .grid import resolve_axes as resolve_axes
+from .grid import union_of as union_of
 from .groups import group_runs as group_runs
 from .groups import groups_of as groups_of
 from .layout import Boxes as Boxes

@@ -66,6 +66,7 @@ class ConvTranspose(Windowed):
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
     def __init__(
@@ -114,6 +115,12 @@ class ConvTranspose(Windowed):
         assert self._transport is not None
         if 0 in shape[2:]:
             raise PartitionError(f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}.")
+        for extra, stride, dilation in zip(self.output_padding, self.stride, self.dilation, strict=True):
+            if extra >= max(stride, dilation):
+                raise PartitionError(
+                    f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the dilation "
+                    f"(={dilation})."
+                )
         rank, target = self._transport.rank, Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]

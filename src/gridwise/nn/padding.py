@@ -24,6 +24,7 @@ class Pad(Windowed):
     """What all padding layers do; see `DistributedZeroPad2d`."""
 
     mode: ClassVar[str]
+    _fresh_gradients = False  # what is fetched may be the output itself
     sequential: ClassVar[Any]
     padding: tuple[int, ...]
 

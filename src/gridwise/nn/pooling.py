@@ -68,8 +68,15 @@ class DistributedPoolingBase(PoolingMixin, Windowed):
         lines = []
         for outputs in pairwise(cuts):
             need = hull_then_pad(window_need(outputs, kernel, stride, padding, dilation), extent, "constant")
-            lines.append(Rows(need.hull, margin=(0, max(0, need.after - need.before)), native=need.before))
+            if need.hull[1] - need.hull[0] < self._least_rows(d):
+                lines.append(Rows.padded(need, by_margin=True))
+            else:
+                lines.append(Rows(need.hull, margin=(0, max(0, need.after - need.before)), native=need.before))
         return lines
+
+    def _least_rows(self, d: int) -> int:
+        """How many rows torch wants to see, besides those that it pads."""
+        return 1
 
     def _local(self, x: Tensor, share: Share) -> Any:
         assert share.outputs is not None
@@ -150,6 +157,9 @@ class AvgPool(DistributedPoolingBase):
             self._divisor, self._divisors = 1, torch.ones((), dtype=torch.float64)
             for line in counts:
                 self._divisors = self._divisors.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64)
+
+    def _least_rows(self, d: int) -> int:
+        return self._window[0][d] if self.dims == 3 else 1  # avg_pool3d refuses less than its kernel, padded or not
 
     def _counts(self, d: int, outputs: Interval) -> list[int]:
         """How many rows of dim `d` count in each output's average: those of the tensor, or of the padded tensor."""

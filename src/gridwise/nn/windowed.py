@@ -13,6 +13,7 @@ Torch decides what is refused, too: whatever it says to the global shape is rais
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,7 +153,8 @@ class Windowed(Layer):
             dtype = self._planned_dtypes[0] if mixed else dtype
         x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
         try:
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about how torch would compute it, which it does not
                 y = template(x)
         except (RuntimeError, ValueError, IndexError) as error:
             asked = f"{self._says} cannot take a global input of shape {tuple(x.shape)}, {dtype}"
@@ -187,7 +189,9 @@ class Windowed(Layer):
             return None, mine
         plan = route(source, needs, rank)
         margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
-        return Fetch(self._transport, self._team, self._says, plan, nothing, margins, fill), mine
+        return Fetch(
+            self._transport, self._team, self._says, plan, nothing, margins, fill, self._fresh_gradients
+        ), mine
 
     # Calling
 
@@ -215,7 +219,7 @@ class Windowed(Layer):
             x = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
             x = apply(x, share.fetch, self._ticket, records)
-        if share.outputs is None or not share.outputs.volume:
+        if not x.numel():
             return x
         if any(any(rows.pad) for rows in share.rows):
             x = F.pad(x, [n for rows in reversed(share.rows) for n in rows.pad], self._pad_mode)
@@ -225,6 +229,8 @@ class Windowed(Layer):
         return x
 
     _pad_mode = "constant"
+    _fresh_gradients = True
+    """Whether what is fetched always goes to a function of torch that makes a new gradient for it."""
 
     @abstractmethod
     def _local(self, x: Tensor, share: Share) -> Any:

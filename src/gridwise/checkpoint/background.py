@@ -1,0 +1,244 @@
+"""Save while training goes on: the state is copied once, the rest happens in a thread.
+
+    async_save    agree and lock as `save` does; copy this worker's part into memory that is kept for the next time
+    thread        write and sync the data file; leave a note `w3.part` in the data folder that says what is in it
+    first worker  its thread waits for all notes, compares, commits
+
+The threads do not talk to one another, because training may be using the transport: the notes in the folder tell the
+first worker all it needs, so a checkpoint is committed as soon as the last worker has written, without anybody's call.
+One save is in flight at a time. The next call of `save`, `async_save`, `load` or `Pending.wait` on the same workers waits
+for it, and raises what went wrong, on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.transport import Transport
+from ..comm.watch import timeout
+from ..errors import CheckpointError, CheckpointWriteFailed
+from ..log import logger
+from ..partition import Partition
+from . import disk
+from .datafile import ALIGNMENT
+from .folder import Saving
+from .held import Held, Part
+from .saving import NOTHING_COMMITTED, Message, commit, start, write_part
+from .share import Shares
+from .state import Flat, flatten
+from .talk import Talk, collector_paused, in_flight
+
+POLL = 0.01
+"""Seconds between two looks for the other workers' notes."""
+
+AT_THE_END = 60.0
+"""Seconds for which a program that is over waits for the other workers' notes."""
+
+
+def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -> Pending | None:
+    """Save like `save`, but return as soon as the state is copied; training may go on and change it.
+
+    Returns an object whose `wait()` returns when the checkpoint is committed, or raises; None on workers outside of `P`.
+    A failure that nobody has waited for is raised by the next call of this module on the same workers.
+
+    Notes
+    -----
+    Memory: one copy of this worker's part of the state, allocated at the first call and used again by later ones.
+
+    Examples
+    --------
+    >>> pending = checkpoint.async_save(path, {"model": model, "step": 100})
+    >>> pending.wait()
+    """
+    if P is not None and not P.active:
+        return None
+    talk = Talk(P, "saving", Path(path))
+    talk.settle()
+    with collector_paused():
+        pending = _started(talk, Path(path), state)
+    in_flight[talk.transport] = pending
+    pending.start()
+    return pending
+
+
+def _started(talk: Talk, path: Path, state: Any) -> Pending:
+    flat, shares, saving, save_id = start(talk, path, partial(flatten, state, talk.rank, talk.place))
+    try:
+        staged = talk.together(lambda: copied(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
+    except BaseException:
+        if saving is not None:
+            saving.abandon()
+        raise
+    return Pending(talk, path / f"data-{save_id}", save_id, staged, shares, saving)
+
+
+class Pending:
+    """A save in flight."""
+
+    def __init__(
+        self, talk: Talk, folder: Path, save_id: str, flat: Flat, shares: Shares, saving: Saving | None
+    ) -> None:
+        self.talk = talk
+        self._folder, self._id, self._flat, self._shares, self._saving = folder, save_id, flat, shares, saving
+        self._written = threading.Event()
+        self._given_up = threading.Event()
+        self._write_error: Exception | None = None
+        self._commit_error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"gridwise-save-{save_id[:8]}")
+        self._settled = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def done(self) -> bool:
+        """Whether this worker has nothing left to do; on the first worker: whether it is committed, or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when the checkpoint is committed; raise on all workers if it is not. All workers call this together."""
+        if self._settled:
+            return
+        self._written.wait()
+        try:
+            self.talk.agree(self._write_error, CheckpointWriteFailed, NOTHING_COMMITTED)
+            self._thread.join()
+            self.talk.agree(self._commit_error, CheckpointWriteFailed)
+        except BaseException:
+            # Only now is nobody writing into the data folder any more.
+            self._given_up.set()
+            self._thread.join()
+            if self._saving is not None:
+                self._saving.abandon()
+            raise
+        finally:
+            self._settled = True
+            if in_flight.get(self.talk.transport) is self:
+                del in_flight[self.talk.transport]
+
+    # In the thread
+
+    def _run(self) -> None:
+        message = self._write()
+        if self._saving is None:
+            return
+        try:
+            if message is None:
+                raise CheckpointError("this worker could not write its part.")
+            messages = [message, *self._notes_of_others()]
+            commit(self._saving, messages, self._flat, self._shares, self.talk)
+        except Exception as error:
+            self._commit_error = error
+            logger.error("%s failed: %s", self.talk.what, error)
+            if _program_ends():  # nobody will call `wait`
+                print(f"gridwise: {self.talk.what} failed: {error}", file=sys.stderr)
+
+    def _write(self) -> Message | None:
+        place = self.talk.place
+        message: Message | None = None
+        try:
+            message = write_part(self._folder, self._id, place, self._flat, self._shares, self.talk.size)
+            if place:
+                _leave_note(self._folder, place, message)
+        except Exception as error:
+            self._write_error = error
+            message = None
+            if place:
+                _leave_failure(self._folder, place)
+        self._written.set()
+        return message
+
+    def _notes_of_others(self) -> list[Message]:
+        """What the other workers have written, as soon as all have."""
+        deadline = time.monotonic() + timeout()
+        notes = []
+        for place in range(1, self.talk.size):
+            note = self._folder / f"w{place}.part"
+            while not note.exists():
+                if (self._folder / f"w{place}.failed").exists():
+                    raise CheckpointError(f"worker {self.talk.P.ranks[place]} could not write its part.")
+                if _program_ends():
+                    deadline = min(deadline, time.monotonic() + AT_THE_END)
+                if self._given_up.is_set() or time.monotonic() > deadline:
+                    raise CheckpointError(f"worker {self.talk.P.ranks[place]} has not written its part.")
+                time.sleep(POLL)
+            notes.append(json.loads(note.read_bytes()))
+        for place in range(1, self.talk.size):
+            (self._folder / f"w{place}.part").unlink()
+        return notes
+
+
+def _program_ends() -> bool:
+    """Whether the main program is over: Python still waits for this thread, so that the checkpoint is not lost."""
+    return not threading.main_thread().is_alive()
+
+
+def _leave_note(folder: Path, place: int, message: Message) -> None:
+    draft = folder / f"w{place}.part.tmp"
+    draft.write_bytes(json.dumps(message, separators=(",", ":")).encode())
+    disk.rename(draft, folder / f"w{place}.part")
+
+
+def _leave_failure(folder: Path, place: int) -> None:
+    """Tell the first worker not to wait. If not even that can be written, `wait` tells it."""
+    try:
+        (folder / f"w{place}.failed").touch()
+    except OSError:
+        return
+
+
+# The copy
+
+_memory: dict[Transport, Tensor] = {}
+
+
+def copied(flat: Flat, transport: Transport) -> Flat:
+    """The same state in memory of our own, which is kept with the transport and used again."""
+    shares = [x for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values()]
+    parts = [part for x in shares for part in x.parts]
+    size = sum(_room(part.data) for part in parts)
+    memory = _memory.get(transport)
+    if memory is None or memory.numel() < size:
+        if memory is None:
+            transport.on_close.append(lambda: forget(transport))
+        _memory.pop(transport, None)
+        memory = _memory[transport] = torch.empty(
+            size, dtype=torch.uint8, pin_memory=any(p.data.is_cuda for p in parts)
+        )
+    offset = 0
+
+    def copy(part: Part) -> Part:
+        nonlocal offset
+        data = part.data
+        nbytes = data.numel() * data.element_size()
+        place = memory[offset : offset + nbytes].view(data.dtype).view(data.shape)
+        place.copy_(data)
+        offset += _room(data)
+        return Part(part.box, place, part.owned)
+
+    def copy_all(tensors: dict[str, Held]) -> dict[str, Held]:
+        return {
+            key: Held(x.code, x.shape, [copy(part) for part in x.parts], x.everywhere) for key, x in tensors.items()
+        }
+
+    return replace(flat, tensors=copy_all(flat.tensors), own_tensors=copy_all(flat.own_tensors))
+
+
+def _room(data: Tensor) -> int:
+    return math.ceil(data.numel() * data.element_size() / ALIGNMENT) * ALIGNMENT
+
+
+def forget(transport: Transport) -> None:
+    """Free the memory that is kept for copies."""
+    _memory.pop(transport, None)

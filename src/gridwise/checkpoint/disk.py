@@ -1,0 +1,112 @@
+"""The only calls that change files: write, sync, rename, remove. One place to read, and one place to inject faults.
+
+A file is safe when it *and* the folder that names it are synced; a rename is safe when the folder is synced after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import CheckpointBusy
+from ..log import logger
+
+MOST_BUFFERS = 512
+"""Buffers in one system call: half of the limit of Linux, all that some systems take."""
+
+NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+
+
+def create(path: Path) -> int:
+    """A new file, open for writing; an existing one is an error."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def write(fd: int, buffers: Sequence[memoryview]) -> None:
+    """Write all bytes of all buffers, in order, from the current position on."""
+    for first in range(0, len(buffers), MOST_BUFFERS):
+        left = list(buffers[first : first + MOST_BUFFERS])
+        while left:
+            written = os.writev(fd, left)
+            while left and written >= len(left[0]):
+                written -= len(left.pop(0))
+            if written:
+                left[0] = left[0][written:]
+
+
+def sync(fd: int) -> None:
+    """Return when the file is on the disk."""
+    os.fsync(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Return when the names in the folder are on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Put `source` in the place of `target`, at once: everybody sees the one or the other."""
+    os.replace(source, target)
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder as far as possible; what stays is a left-over for next time, no error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+@contextlib.contextmanager
+def writing_alone(path: Path) -> Iterator[None]:
+    """Hold the lock of a checkpoint's folder; raise `CheckpointBusy` when another save holds it.
+
+    The kernel drops the lock with the process, so a killed save never blocks the next one.
+    """
+    lock = Lock(path)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Lock:
+    """The lock of a folder, held from its making until `release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._fd: int | None = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise CheckpointBusy(
+                f"another save is writing to {folder}: two at once are refused.\n"
+                "  fix: wait for it, or save to another path; `Series` gives every step its own."
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS_HERE:
+                os.close(self._fd)
+                raise
+            logger.warning("%s: this file system has no locks, a second writer cannot be noticed (%s)", folder, error)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            # Unlocked first: a forked child may hold a copy of the descriptor, and with it the lock.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,149 @@
+"""What a worker holds of a global tensor: the shape of the whole, and the blocks that lie here.
+
+| the tensor | the whole | what lies here |
+|---|---|---|
+| has `.layout` (a `grid.Layout`) | the layout's global shape | the block of this worker in it; if this worker is not in the |
+|                                 |                           | layout's grid, a replica of the box `.block`, or nothing     |
+| ShardedTensor, DTensor of torch | its own global shape      | its local shards                                             |
+| any other                       | its shape                 | everything, the same on all workers                          |
+
+The one question behind saving ("which of this do I write?") and loading ("which of this do I need?").
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointMismatch, describe
+from ..grid import Box, Layout, Shape
+from .manifest import CODES
+
+try:
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed.tensor import DTensor
+except ImportError:  # a torch that was built without torch.distributed
+    ShardedTensor = DTensor = None  # type: ignore[assignment, misc]
+
+
+class Part(NamedTuple):
+    """A block that lies here: its box in the whole, its values, and whether it is this worker's to write."""
+
+    box: Box | None
+    """None: the whole tensor."""
+    data: Tensor
+    owned: bool
+
+
+@dataclass(slots=True)
+class Held:
+    """This worker's share of a global tensor; `everywhere` says that all workers hold the whole of it."""
+
+    code: str
+    shape: Shape
+    parts: list[Part]
+    everywhere: bool = False
+
+
+def held(x: Any, key: str, rank: int) -> Held:
+    """This worker's share of the tensor `x`, of which `key` is the name."""
+    code = CODES.get(x.dtype)
+    if code is not None and type(x) in PLAIN and x.layout is torch.strided:
+        return Held(code, tuple(x.shape), [Part(None, x.detach() if x.requires_grad else x, False)], everywhere=True)
+    if code is None:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
+        raise CheckpointMismatch(f"{key!r} has the dtype {x.dtype}, which cannot be stored.\n  fix: one of {known}.")
+    if DTensor is not None and isinstance(x, DTensor):
+        return _held_of_dtensor(x, key, code)
+    if ShardedTensor is not None and isinstance(x, ShardedTensor):
+        return _held_of_sharded(x, code)
+    layout = layout_of(x)
+    check_dense(x, key)
+    data = x.detach()
+    if layout is None:
+        return Held(code, tuple(data.shape), [Part(None, data, False)], everywhere=True)
+    return Held(code, layout.global_shape, _parts_of_layout(x, data, layout, key, rank))
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Types that say nothing about a grid: most tensors of a state, by far."""
+
+
+def layout_of(x: Any) -> Layout | None:
+    """The layout that a split tensor carries. Torch's own attribute of that name is no layout of ours."""
+    layout = getattr(x, "layout", None)
+    return layout if isinstance(layout, Layout) else None
+
+
+def _parts_of_layout(x: Tensor, data: Tensor, layout: Layout, key: str, rank: int) -> list[Part]:
+    owned = rank in layout.grid
+    box = layout.block(rank) if owned else getattr(x, "block", None)
+    if box is None or box.volume == 0:
+        return []
+    if tuple(data.shape) != box.shape:
+        raise CheckpointMismatch(
+            describe(
+                f"{key!r} has a layout that does not fit it: its block here is {list(box.start)} to {list(box.stop)}.",
+                [f"worker {rank}: shape {tuple(data.shape)}, the block has {box.shape}"],
+                "set `.layout` again after changing a parameter's shape.",
+            )
+        )
+    return [Part(box, data, owned)]
+
+
+def _held_of_sharded(x: Any, code: str) -> Held:
+    parts = []
+    for shard in x.local_shards():
+        start = tuple(shard.metadata.shard_offsets)
+        stop = tuple(a + n for a, n in zip(start, shard.metadata.shard_sizes, strict=True))
+        if shard.tensor.numel():
+            parts.append(Part(Box(start, stop), shard.tensor.detach(), True))
+    return Held(code, tuple(x.size()), parts)
+
+
+def _held_of_dtensor(x: Any, key: str, code: str) -> Held:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(placement.is_partial() for placement in x.placements):
+        raise CheckpointMismatch(f"{key!r} is a DTensor of partial sums: redistribute it to Shard or Replicate first.")
+    shape, start = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    local = x.to_local().detach()
+    if not local.numel() or x.device_mesh.get_coordinate() is None:
+        return Held(code, tuple(x.shape), [])
+    replicated = [
+        place for place, how in zip(x.device_mesh.get_coordinate(), x.placements, strict=True) if how.is_replicate()
+    ]
+    box = Box(tuple(start), tuple(a + n for a, n in zip(start, shape, strict=True)))
+    return Held(code, tuple(x.shape), [Part(box, local, not any(replicated))])
+
+
+def is_tensor(x: object) -> bool:
+    return isinstance(x, Tensor) or (ShardedTensor is not None and isinstance(x, ShardedTensor))
+
+
+def check_dense(x: Tensor, key: str) -> None:
+    """Raise for tensors that are no plain array of numbers."""
+    if x.is_quantized or (not is_deferred(x) and _torch_layout(x) is not torch.strided):
+        raise CheckpointMismatch(
+            f"{key!r} is a sparse or quantized tensor, which cannot be stored.\n  fix: save its parts."
+        )
+
+
+def _torch_layout(x: Tensor) -> torch.layout:
+    """What torch says: strided or sparse. A split parameter has hidden it behind its own `.layout`."""
+    return torch.Tensor.layout.__get__(x)  # type: ignore[attr-defined]
+
+
+def is_deferred(x: object) -> bool:
+    """Whether a tensor has no memory yet: on the meta device, or deferred by `gridwise.deferred_init`."""
+    return isinstance(x, Tensor) and (x.is_meta or _is_pending(x))
+
+
+def _is_pending(x: Tensor) -> bool:
+    """Whether `gridwise.deferred_init` has deferred this tensor; if nobody has imported it, it has deferred none."""
+    deferring = sys.modules.get("gridwise.deferred_init")
+    return deferring is not None and bool(deferring.is_deferred(x))

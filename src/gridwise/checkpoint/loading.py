@@ -1,0 +1,146 @@
+"""Load a checkpoint onto any grid and any number of workers; verify one without loading it.
+
+    manifest    the first worker reads it and hands it on, so all load the same save
+    plan        which boxes this worker needs, and whether they fit; nothing is read yet
+    check       the bytes of these boxes, and only these, against their checksums
+    fill        values into place
+
+An error up to and including the check is raised on all workers, and nothing has been changed on any.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import CheckpointDamaged
+from ..partition import Partition
+from .fit import Plan
+from .manifest import MANIFEST, Manifest
+from .parse import from_bytes, read_manifest, read_manifest_bytes
+from .reader import MissingFile, Progress, Reader
+from .restore import plan_load
+from .talk import Talk, collector_paused
+from .units import all_units, units_of
+
+ATTEMPTS = 5
+"""Times that a checkpoint is opened anew when a save replaces it at just that moment."""
+
+
+def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = None, *, cast: bool = False) -> Any:
+    """Fill `into` from the checkpoint at `path`, and return it.
+
+    Parameters
+    ----------
+    path : where the checkpoint was saved, on any number of workers and any grid
+    into : the state to fill, as it was given to `save`, or a part of it: tensors and parameters in place, plain values
+        put back into their dicts. Without it, all that was saved comes back as a nested dict of whole tensors.
+    P : the workers that load together, default `gridwise.world()`. All of them call this; others do nothing.
+    cast : convert tensors whose dtype differs, instead of raising
+
+    Raises
+    ------
+    CheckpointNotFound : nothing is committed there
+    CheckpointMismatch : names, shapes, dtypes or counts do not fit
+    CheckpointDamaged : bytes are not those that were saved; the message names the file and the tensor
+
+    Notes
+    -----
+    Each worker reads the chunks (1 MiB) that hold elements of its own blocks and no others. Nothing is changed, on any
+    worker, before all of them have checked everything that they need.
+
+    Examples
+    --------
+    >>> checkpoint.load(path, into={"model": model, "optim": optimiser})
+    """
+    if P is not None and not P.active:
+        return into
+    talk = Talk(P, "loading", Path(path))
+    talk.settle()
+    with collector_paused():
+        return _load(talk, Path(path), into, cast)
+
+
+def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
+    for attempt in range(1, ATTEMPTS + 1):
+        manifest = shared_manifest(talk, path)
+        plan = talk.together(partial(plan_load, manifest, into, talk.rank, talk.place, talk.size, cast))
+        reader = _opened(talk, path, manifest, plan, last=attempt == ATTEMPTS)
+        if reader is not None:
+            break
+    assert reader is not None
+    with reader:
+        talk.together(reader.check)
+        talk.together(
+            partial(_fill, reader, plan), tail="\n  the state may be partly filled: load again before using it."
+        )
+    return plan.result
+
+
+def shared_manifest(talk: Talk, path: Path) -> Manifest:
+    """The manifest, read by the first worker and the same on all."""
+    data = talk.on_root(lambda: read_manifest_bytes(path))
+    data = talk.from_root(data)
+    return talk.together(lambda: from_bytes(data, path / MANIFEST))
+
+
+def _opened(talk: Talk, path: Path, manifest: Manifest, plan: Plan, last: bool) -> Reader | None:
+    """The data files, open; None if another save has replaced them meanwhile, on any worker."""
+    reader: Reader | None = None
+    error: Exception | None = None
+    try:
+        reader = Reader(path, manifest, [unit for want in plan.wants for unit in units_of(want)])
+    except Exception as caught:
+        error = caught
+    replaced = isinstance(error, MissingFile) and not last and _id_now(path) not in (None, manifest.id)
+    flag = np.array([replaced], dtype=np.int64)
+    talk.transport.all_max(flag, talk.team, talk.what)
+    try:
+        if flag[0]:
+            if reader is not None:
+                reader.close()
+            return None
+        talk.agree(error)
+    except BaseException:
+        if reader is not None:
+            reader.close()
+        raise
+    return reader
+
+
+def _id_now(path: Path) -> str | None:
+    try:
+        return read_manifest(path).id
+    except CheckpointDamaged:
+        return None
+
+
+def _fill(reader: Reader, plan: Plan) -> None:
+    reader.fill()
+    changed = [want.target for want in plan.wants if not want.fresh]
+    if changed:
+        torch.autograd.graph.increment_version(changed)
+    with torch.no_grad():
+        for finish in plan.finish:
+            finish()
+
+
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Manifest:
+    """Check every byte of the checkpoint at `path` against its checksums; return its manifest.
+
+    Raises `CheckpointDamaged`, naming the files and tensors that are wrong. One process does it; no state is needed.
+
+    Examples
+    --------
+    >>> checkpoint.verify(path).tensors.keys()
+    """
+    where = Path(path)
+    manifest = read_manifest(where)
+    with Reader(where, manifest, all_units(manifest)) as reader:
+        reader.check(progress)
+    return manifest

@@ -1,0 +1,250 @@
+"""Read a manifest that may be damaged or hostile: every claim is checked before anything is allocated or opened.
+
+Names cannot leave the folder; sizes, offsets, blocks and checksums must fit one another; the blocks of a file follow one
+another without overlap or gap, and those of a tensor fill it exactly once. So nothing larger than the files themselves
+is ever allocated. Anything that does not fit is a `CheckpointDamaged` that names the file. Deliberate forgery, with
+checksums made to fit, can put other numbers into tensors, but cannot run code or leave these bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
+from ..grid import Box, Shape
+from .chunks import CHUNK, DIGITS, checksum, number_of_chunks
+from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
+from .tiling import tiling_problem
+
+LARGEST_MANIFEST = 256 << 20
+MOST_DIMS = 64
+
+_HEAD = re.compile(rb'\{\s*"format"\s*:\s*"gridwise-checkpoint"\s*,\s*"format_version"\s*:\s*(\d{1,9})\s*,')
+_TAIL = re.compile(rb'"checksum":"([0-9a-f]{16})"\}\n\Z')
+_ID_LINE = re.compile(rb'\n"id":"([0-9a-f]{32})"')
+_ID = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(r"w[0-9]{1,7}\.safetensors")
+_SUMS = re.compile(r"[0-9a-f]*").fullmatch
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint at `path`, checked."""
+    return from_bytes(read_manifest_bytes(path), path / MANIFEST)
+
+
+def read_manifest_bytes(path: Path) -> bytes:
+    """The bytes of the manifest of the checkpoint at `path`, unchecked."""
+    name = path / MANIFEST
+    try:
+        if not name.is_file():
+            raise CheckpointNotFound(_nothing_at(path))
+        if name.stat().st_size > LARGEST_MANIFEST:
+            raise CheckpointDamaged(f"{name} has {name.stat().st_size} bytes: more than a manifest may have.")
+        return name.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointNotFound(_nothing_at(path)) from None
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {error}.") from error
+
+
+def _nothing_at(path: Path) -> str:
+    if not path.exists():
+        return f"there is no checkpoint at {path}: nothing exists there."
+    if path.is_dir() and any(path.glob("data-*")):
+        return f"there is no checkpoint at {path}: no {MANIFEST}, only data of a save that was interrupted before its commit."
+    return f"there is no checkpoint at {path}: it has no {MANIFEST}."
+
+
+def from_bytes(data: bytes, name: Path) -> Manifest:
+    """The manifest in `data`; anything that does not fit is a `CheckpointDamaged` naming the file `name`."""
+    check_sum(data, name)
+    try:
+        return _parsed(data)
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(f"{name} is damaged: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
+        raise CheckpointDamaged(f"{name} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def id_of(data: bytes, name: Path) -> str:
+    """The id of the save, without reading all of its manifest; the checksum is checked all the same."""
+    check_sum(data, name)
+    found = _ID_LINE.search(data, 0, 1000)
+    if found is None:
+        raise CheckpointDamaged(f"{name} is damaged: it has no id.")
+    return found[1].decode()
+
+
+def check_sum(data: bytes, name: Path) -> None:
+    """Raise unless this is a whole manifest of a version that can be read."""
+    head = _HEAD.match(data)
+    if head is None:
+        raise CheckpointDamaged(f"{name} is no manifest of a Gridwise checkpoint: it does not start like one.")
+    if int(head[1]) > FORMAT_VERSION:
+        raise CheckpointDamaged(
+            f"{name} has format_version {int(head[1])}, this Gridwise reads up to {FORMAT_VERSION}.\n"
+            "  fix: a newer Gridwise."
+        )
+    tail = _TAIL.search(data, max(0, len(data) - 64))
+    if tail is None:
+        raise CheckpointDamaged(f"{name} is damaged: it does not end with its checksum (cut short, or edited).")
+    found = checksum(memoryview(data)[: tail.start()])
+    if found != tail[1].decode():
+        raise CheckpointDamaged(f"{name} is damaged: its checksum is {found}, saved was {tail[1].decode()}.")
+
+
+def _parsed(data: bytes) -> Manifest:
+    tree = json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant)
+    version = tree["format_version"]
+    _must(type(version) is int and 1 <= version <= FORMAT_VERSION, f"format_version is {version!r}")
+    identity = tree["id"]
+    _must(isinstance(identity, str) and _ID.fullmatch(identity), "`id` must be 32 hexadecimal digits")
+    workers = _natural(tree["workers"], "workers")
+    _must(workers >= 1, "`workers` must be at least 1")
+    files = tuple(_stored_file(item) for item in _list(tree["files"], "files"))
+    _must(len({file.name for file in files}) == len(files), "a data file is listed twice")
+    tensors = {key: _stored_tensor(key, item, files) for key, item in _dict(tree["tensors"], "tensors").items()}
+    _check_bytes(tensors, files)
+    values = _dict(tree["values"], "values")
+    twice = values.keys() & tensors.keys()
+    _must(not twice, f"{next(iter(twice), '')!r} is both a tensor and a value")
+    per_worker = {key: _natural(count, key) for key, count in _dict(tree["per_worker"], "per_worker").items()}
+    for key, count in per_worker.items():
+        _must(count == workers, f"{key!r} has values of {count} workers, saved were {workers}")
+    return Manifest(
+        identity, workers, files, tensors, values, per_worker, str(tree["written_by"]), str(tree["written_at"]), version
+    )
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        twin = next(name for name in names if names.count(name) > 1)
+        raise CheckpointDamaged(f"the name {twin[:100]!r} stands twice.")
+    return result
+
+
+def _no_constant(text: str) -> Any:
+    raise CheckpointDamaged(f"{text} is no number of JSON.")
+
+
+def _must(holds: object, problem: str) -> None:
+    if not holds:
+        raise CheckpointDamaged(f"{problem}.")
+
+
+def _natural(value: Any, what: str) -> int:
+    _must(type(value) is int and 0 <= value < 2**63, f"{what!r} must be a whole number, not {str(value)[:50]!r}")
+    return int(value)
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    _must(isinstance(value, list), f"{what!r} must be a list")
+    return value
+
+
+def _dict(value: Any, what: str) -> dict[str, Any]:
+    _must(isinstance(value, dict), f"{what!r} must be an object")
+    return value
+
+
+def _stored_file(item: Any) -> StoredFile:
+    name, size, header, header_sum = _list(item, "files")
+    _must(isinstance(name, str) and _FILE.fullmatch(name), f"{str(name)[:100]!r} is no name of a data file")
+    _must(_is_sums(header_sum, 1), f"{name}: the checksum of the header must be {DIGITS} hexadecimal digits")
+    file = StoredFile(name, _natural(size, name), _natural(header, name), header_sum)
+    _must(8 < file.header <= file.size, f"{name}: a header of {file.header} bytes does not fit {file.size} bytes")
+    return file
+
+
+def _is_sums(text: Any, count: int) -> bool:
+    return isinstance(text, str) and len(text) == count * DIGITS and _SUMS(text) is not None
+
+
+def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> StoredTensor:
+    code, extents, blocks = item
+    plain = _plain_tensor(code, extents, blocks, files)
+    if plain is not None:
+        return plain
+    if not isinstance(code, str) or code not in ITEMSIZE:
+        raise CheckpointDamaged(f"{key!r} has the unknown dtype {str(code)[:50]!r}.")
+    shape = tuple(extents)
+    if len(shape) > MOST_DIMS:
+        raise CheckpointDamaged(f"{key!r} has {len(shape)} dims, at most {MOST_DIMS} are allowed.")
+    for extent in shape:
+        if type(extent) is not int or not 0 <= extent < 2**63:
+            raise CheckpointDamaged(f"{key!r} has the shape {str(extents)[:100]}.")
+    stored = tuple([_stored_block(key, block, shape, ITEMSIZE[code], files) for block in blocks])
+    if not (len(stored) == 1 and stored[0].box is None) and not (0 in shape and not stored):
+        problem = tiling_problem(shape, [block.box or Box.of_shape(shape) for block in stored])
+        _must(problem is None, f"the blocks of {key!r} {problem}")
+    return StoredTensor(code, shape, stored)
+
+
+def _plain_tensor(code: Any, extents: Any, blocks: Any, files: tuple[StoredFile, ...]) -> StoredTensor | None:
+    """A tensor of at most one chunk in one block, as most are, if nothing is wrong with it; else None: look closer."""
+    if type(blocks) is not list or len(blocks) != 1 or len(blocks[0]) != 3 or type(code) is not str:
+        return None
+    nbytes = ITEMSIZE.get(code, 0)
+    for extent in extents:
+        if type(extent) is not int or not 0 < extent <= CHUNK:
+            return None
+        nbytes *= extent
+    file, offset, sums = blocks[0]
+    if not 0 < nbytes <= CHUNK or len(extents) > MOST_DIMS or type(file) is not int or not 0 <= file < len(files):
+        return None
+    if type(offset) is not int or offset < files[file].header or offset + nbytes > files[file].size:
+        return None
+    if type(sums) is not str or len(sums) != DIGITS or _SUMS(sums) is None:
+        return None
+    return StoredTensor(code, tuple(extents), (StoredBlock(file, offset, sums, None),))
+
+
+def _stored_block(key: str, item: Any, shape: Shape, itemsize: int, files: tuple[StoredFile, ...]) -> StoredBlock:
+    box = None
+    if len(item) == 5:
+        file, offset, sums, start, stop = item
+        box = _box(key, start, stop, shape)
+        volume = box.volume
+    else:
+        file, offset, sums = item
+        volume = math.prod(shape)
+    if type(file) is not int or not 0 <= file < len(files):
+        raise CheckpointDamaged(f"{key!r} lies in file number {str(file)[:20]}, there are {len(files)}.")
+    nbytes = volume * itemsize
+    if type(offset) is not int or offset < files[file].header or offset + nbytes > files[file].size:
+        raise CheckpointDamaged(
+            f"{key!r} has {nbytes} bytes at {str(offset)[:50]} of {files[file].name}, which has {files[file].size}."
+        )
+    if type(sums) is not str or len(sums) != DIGITS * number_of_chunks(nbytes) or not _SUMS(sums):
+        raise CheckpointDamaged(f"{key!r} needs {number_of_chunks(nbytes)} checksums of {DIGITS} hexadecimal digits.")
+    return StoredBlock(file, offset, sums, box)
+
+
+def _box(key: str, start: Any, stop: Any, shape: Shape) -> Box:
+    ends = [*_list(start, key), *_list(stop, key)]
+    fits = len(start) == len(stop) == len(shape) and all(type(end) is int for end in ends)
+    fits = fits and all(0 <= a < b <= n for a, b, n in zip(start, stop, shape, strict=True))
+    _must(fits, f"{key!r} has a block {str(start)[:100]} to {str(stop)[:100]} outside its shape {list(shape)}")
+    return Box(tuple(start), tuple(stop))
+
+
+def _check_bytes(tensors: dict[str, StoredTensor], files: tuple[StoredFile, ...]) -> None:
+    """The blocks of a file follow one another from the end of its header to its end: no overlap, nothing hidden."""
+    ranges: list[list[tuple[int, int, str]]] = [[] for _ in files]
+    for key, tensor in tensors.items():
+        itemsize = ITEMSIZE[tensor.code]
+        for block in tensor.blocks:
+            volume = math.prod(tensor.shape) if block.box is None else block.box.volume
+            ranges[block.file].append((block.offset, block.offset + volume * itemsize, key))
+    for file, found in zip(files, ranges, strict=True):
+        end = file.header
+        for start, stop, key in sorted(found):
+            _must(start == end, f"{key!r} starts at byte {start} of {file.name}, where byte {end} comes next")
+            end = stop
+        _must(end == file.size, f"{file.name} has {file.size} bytes, its tensors end at {end}")

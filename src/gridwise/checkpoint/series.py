@@ -1,0 +1,132 @@
+"""A series of checkpoints of one run: a folder with one checkpoint per step, of which the useful ones are kept.
+
+folder/step-0000000100/manifest.json ...
+folder/step-0000000200/manifest.json ...
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, describe
+from ..log import logger
+from ..partition import Partition, world
+from .background import Pending, async_save
+from .folder import remove_checkpoint
+from .loading import load
+from .manifest import MANIFEST
+from .saving import save
+from .talk import Talk
+
+_STEP = re.compile(r"step-([0-9]{1,18})")
+
+
+class Series:
+    """The checkpoints of a run, by step.
+
+    Parameters
+    ----------
+    folder : where they are; made by the first save
+    keep_last : how many of the newest are kept; None keeps all
+    keep_every : besides these, every step that this divides is kept
+    P : the workers that save and load together, default `gridwise.world()`
+
+    Examples
+    --------
+    >>> series = checkpoint.Series(folder, keep_last=3, keep_every=1000)
+    >>> series.save({"model": model, "optim": optimiser}, step=100)
+    >>> start = series.load({"model": model, "optim": optimiser})      # 100
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        keep_last: int | None = 3,
+        keep_every: int | None = None,
+        P: Partition | None = None,
+    ) -> None:
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise CheckpointMismatch(f"`{name}` (={value!r}) must be None or a whole number of at least 1.")
+        self.folder = Path(folder)
+        self.keep_last, self.keep_every = keep_last, keep_every
+        self.P = P
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        if type(step) is not int or step < 0:
+            raise CheckpointMismatch(f"`step` (={step!r}) must be a whole number of at least 0.")
+        return self.folder / f"step-{step:010d}"
+
+    def steps(self) -> list[int]:
+        """The steps that have a committed checkpoint, in order. What an interrupted save has left is not among them."""
+        if not self.folder.is_dir():
+            return []
+        found = ((_STEP.fullmatch(item.name), item) for item in self.folder.iterdir())
+        return sorted(int(match[1]) for match, item in found if match and (item / MANIFEST).is_file())
+
+    def latest(self) -> int | None:
+        """The newest step that has a committed checkpoint; None if there is none."""
+        return max(self.steps(), default=None)
+
+    def save(self, state: Any, step: int) -> None:
+        """Save the state of a step, then remove the checkpoints that are no longer to be kept."""
+        save(self.path(step), state, self.P)
+        self.prune()
+
+    def async_save(self, state: Any, step: int) -> Pending | None:
+        """Like `save`, in the background. Older checkpoints are removed when a later call finds this one committed."""
+        pending = async_save(self.path(step), state, self.P)
+        self.prune()
+        return pending
+
+    def load(self, into: Any, step: int | None = None, *, cast: bool = False) -> int:
+        """Fill `into` from the checkpoint of `step`, default the newest, and return the step. See `checkpoint.load`."""
+        P = self.P if self.P is not None else world()
+        if not P.active:
+            return -1
+        talk = Talk(P, "loading from", self.folder)
+        found = talk.on_root(lambda: self._step_to_load(step))
+        chosen = int(talk.from_root(None if found is None else str(found).encode()))
+        try:
+            load(self.path(chosen), into, P, cast=cast)
+        except CheckpointError as error:
+            others = [number for number in self.steps() if number != chosen]
+            if others:
+                newest = ", ".join(map(str, others[-5:]))
+                error.add_note(f"  other steps of this series: {newest}; `load(into, step=...)` takes one.")
+            raise
+        return chosen
+
+    def _step_to_load(self, step: int | None) -> int:
+        steps = self.steps()
+        if step is None and steps:
+            return steps[-1]
+        if step in steps:
+            return int(step)
+        asked = "the newest" if step is None else f"step {step}"
+        there = f"there are {', '.join(map(str, steps[-10:]))}" if steps else "nothing has been saved there yet"
+        raise CheckpointNotFound(describe(f"{self.folder} has no checkpoint for {asked}: {there}."))
+
+    def kept(self, steps: list[int]) -> set[int]:
+        """Which of these steps are to be kept."""
+        last = steps if self.keep_last is None else steps[-self.keep_last :]
+        every = [step for step in steps if self.keep_every is not None and step % self.keep_every == 0]
+        return {*last, *every}
+
+    def prune(self) -> list[int]:
+        """Remove the checkpoints that are not to be kept; the first worker does it. Returns the steps removed here."""
+        P = self.P if self.P is not None else world()
+        if P.rank != 0:
+            return []
+        steps = self.steps()
+        gone = sorted(set(steps) - self.kept(steps))
+        for step in gone:
+            try:
+                remove_checkpoint(self.path(step))
+            except (OSError, CheckpointError) as error:
+                logger.warning("the checkpoint of step %d could not be removed: %s", step, error)
+        return gone

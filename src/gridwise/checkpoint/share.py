@@ -1,0 +1,175 @@
+"""Who writes what, and do the workers agree? What all workers hold is written once, spread over them.
+
+A tensor that everybody holds is one block, written by the worker with the least to write so far; a large one is cut into
+as many rows of blocks as there are workers. Everybody computes the same answer from the same names and shapes, so
+nothing is asked. That the names, shapes and values *are* the same is agreed first, by one checksum of them all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import CheckpointMismatch, describe
+from ..grid import Box, balanced_cuts
+from .chunks import checksum
+from .datafile import Block
+from .held import Held
+from .manifest import ITEMSIZE
+from .state import Flat
+from .talk import Talk
+
+CUT_FROM = 8 << 20
+"""Bytes from which on a tensor that everybody holds is cut between the workers."""
+
+Shares = dict[str, list[tuple[int, Box | None]]]
+"""Key -> (writer, box) of every block of a tensor that everybody holds; the writer is a place among the workers."""
+
+MOST_NAMED = 8
+"""Offending keys in one message."""
+
+
+def shares_of(tensors: dict[str, Held], workers: int) -> Shares:
+    """Which worker writes which block of the tensors that everybody holds."""
+    everywhere = [(key, x) for key, x in tensors.items() if x.everywhere and 0 not in x.shape]
+    if workers == 1:
+        return {key: [(0, None)] for key, _ in everywhere}
+    loads = [(0, place) for place in range(workers)]
+    shares: Shares = {}
+    for key, x in sorted(everywhere, key=lambda item: -_nbytes(item[1])):
+        if _nbytes(x) >= CUT_FROM and x.shape[0] >= workers:
+            cuts = balanced_cuts(x.shape[0], workers)
+            rest = x.shape[1:]
+            shares[key] = [
+                (place, Box((cuts[place], *(0 for _ in rest)), (cuts[place + 1], *rest))) for place in range(workers)
+            ]
+        else:
+            load, place = heapq.heappop(loads)
+            heapq.heappush(loads, (load + _nbytes(x), place))
+            shares[key] = [(place, None)]
+    return shares
+
+
+def _nbytes(x: Held) -> int:
+    return math.prod(x.shape) * ITEMSIZE[x.code]
+
+
+def blocks_to_write(flat: Flat, shares: Shares, place: int) -> list[Block]:
+    """The blocks that the worker at `place` writes."""
+    blocks = []
+    for key, x in flat.tensors.items():
+        if x.everywhere:
+            for writer, box in shares.get(key, ()):
+                if writer == place:
+                    blocks.append(Block(key, x.code, box, rows(x.parts[0].data, box)))
+        else:
+            blocks += _owned(key, x)
+    for key, x in flat.own_tensors.items():
+        blocks += _owned(key, x)
+    return blocks
+
+
+def _owned(key: str, x: Held) -> Iterable[Block]:
+    return (Block(key, x.code, part.box, part.data) for part in x.parts if part.owned and part.data.numel())
+
+
+def rows(data: Tensor, box: Box | None) -> Tensor:
+    return data if box is None else data[box.start[0] : box.stop[0]]
+
+
+def agree_on_structure(talk: Talk, flat: Flat) -> None:
+    """Raise on all workers unless all have the same names, dtypes, global shapes and plain values."""
+    if talk.size == 1:
+        return
+    mine = _listing(flat)
+    number = int(checksum(json.dumps(mine).encode()), 16) >> 1
+    pair = np.array([number, -number], dtype=np.int64)
+    talk.transport.all_max(pair, talk.team, talk.what)
+    if pair[0] == -pair[1]:
+        return
+    everyone = dict(zip(talk.team, talk.say_all(mine), strict=True))
+    raise CheckpointMismatch(_disagreement(talk.what, everyone))
+
+
+def _listing(flat: Flat) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for key, x in flat.tensors.items():
+        shown[key] = f"a tensor {x.code} {list(x.shape)}{' on every worker' if x.everywhere else ' in blocks'}"
+    for key, value in flat.values.items():
+        text = json.dumps(value)
+        shown[key] = f"the value {text}" if len(text) <= 60 else f"the value {text[:40]}... ({checksum(text.encode())})"
+    for key in flat.per_worker:
+        shown[key] = "a PerWorker"
+    return shown
+
+
+def _disagreement(what: str, everyone: dict[int, dict[str, str]]) -> str:
+    keys = dict.fromkeys(key for listing in everyone.values() for key in listing)
+    wrong = [key for key in keys if len({listing.get(key) for listing in everyone.values()}) > 1]
+    if not wrong:
+        return f"{what}: the workers hold the same, but in different orders: build the state alike on all of them."
+    lines = []
+    for key in wrong[:MOST_NAMED]:
+        lines += [
+            f"{key!r} on {_who(ranks)}: {text or 'is missing'}" for text, ranks in _grouped(everyone, key).items()
+        ]
+    if len(wrong) > MOST_NAMED:
+        lines.append(f"... and {len(wrong) - MOST_NAMED} more keys")
+    return describe(
+        f"{what}: the workers hold different states, the first difference is {wrong[0]!r}.",
+        lines,
+        "what lies on one worker only goes into `checkpoint.PerWorker(value)`; a block of a global tensor needs its "
+        "`.layout`: save the module itself, or `module.state_dict(keep_vars=True)`.",
+    )
+
+
+def _grouped(everyone: dict[int, dict[str, str]], key: str) -> dict[str | None, list[int]]:
+    groups: dict[str | None, list[int]] = {}
+    for rank, listing in everyone.items():
+        groups.setdefault(listing.get(key), []).append(rank)
+    return groups
+
+
+def _who(ranks: list[int]) -> str:
+    return f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
+
+
+def same_sums(
+    flat: Flat, shares: Shares, known: dict[tuple[str, int], str], sums: Callable[[Tensor], str]
+) -> list[str]:
+    """For each tensor that everybody holds, one checksum of it as this worker has it; `known` are those just written."""
+    result = []
+    for key, blocks in shares.items():
+        data = flat.tensors[key].parts[0].data
+        texts = [known.get((key, writer)) or sums(rows(data, box)) for writer, box in blocks]
+        result.append(checksum("".join(texts).encode()))
+    return result
+
+
+def check_same(shares: Shares, everyone: list[list[str]], ranks: tuple[int, ...], what: str) -> None:
+    """Raise unless the tensors that everybody holds are equal on all workers."""
+    wrong = [key for place, key in enumerate(shares) if len({sums[place] for sums in everyone}) > 1]
+    if not wrong:
+        return
+    places = {key: place for place, key in enumerate(shares)}
+    lines = []
+    for key in wrong[:MOST_NAMED]:
+        groups: dict[str, list[int]] = {}
+        for rank, sums in zip(ranks, everyone, strict=True):
+            groups.setdefault(sums[places[key]], []).append(rank)
+        lines += [f"{key!r}, checksum {text}: {_who(members)}" for text, members in groups.items()]
+    if len(wrong) > MOST_NAMED:
+        lines.append(f"... and {len(wrong) - MOST_NAMED} more tensors")
+    raise CheckpointMismatch(
+        describe(
+            f"{wrong[0]!r} is taken to be the same on all workers, but it is not.",
+            lines,
+            "`checkpoint.PerWorker(value)` keeps one for each worker; `gridwise.nn.Broadcast` makes them equal.",
+        )
+    )

@@ -1,0 +1,177 @@
+"""gridwise checkpoint ls | show | verify | convert | prune: look after checkpoints from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from ..checkpoint import Manifest, Series, convert, read_manifest, verify
+from ..checkpoint.disk import writing_alone
+from ..checkpoint.folder import leftovers, remove_leftovers
+from ..checkpoint.interchange import is_checkpoint
+from ..checkpoint.reader import Progress as Report
+from ..errors import CheckpointError
+
+app = typer.Typer(help="List, inspect, verify, convert and prune checkpoints.", no_args_is_help=True)
+
+Where = Annotated[Path, typer.Argument(help="A checkpoint, or a folder of them.")]
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True)
+
+
+@app.command("ls")
+def ls(folder: Where = Path()) -> None:
+    """List the checkpoints in a folder, and what interrupted saves have left."""
+    table = Table("checkpoint", "written", "workers", "tensors", "data", "left-overs", box=None, pad_edge=False)
+    for path in _candidates(folder):
+        name = path.relative_to(folder).as_posix() if path != folder else path.name
+        try:
+            manifest = read_manifest(path) if is_checkpoint(path) else None
+            left = len(list(leftovers(path)))
+        except CheckpointError as error:
+            table.add_row(name, f"[red]{str(error).splitlines()[0]}[/red]")
+            continue
+        if manifest is not None:
+            facts = [manifest.written_at, str(manifest.workers), str(len(manifest.tensors)), decimal(manifest.nbytes)]
+            table.add_row(name, *facts, str(left or ""))
+        elif left:
+            table.add_row(name, "not committed", "", "", "", str(left))
+    if table.row_count == 0:
+        _console().print(f"no checkpoints in {folder}")
+        raise typer.Exit(1)
+    _console().print(table)
+
+
+@app.command("show")
+def show(path: Where, values: Annotated[bool, typer.Option(help="Show plain values too.")] = True) -> None:
+    """Show what a checkpoint holds: tensors with their shapes and blocks, and plain values."""
+    with _readable_errors():
+        manifest = read_manifest(path)
+    _console().print(
+        f"{path}: {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)} in {len(manifest.files)} files, "
+        f"by {manifest.workers} workers of {manifest.written_by}, {manifest.written_at}, id {manifest.id}"
+    )
+    _console().print(_tensors(manifest))
+    if values and manifest.values:
+        table = Table("value", "", box=None, pad_edge=False)
+        for key, value in manifest.values.items():
+            text = json.dumps(value)
+            table.add_row(key, text if len(text) <= 100 else text[:97] + "...")
+        _console().print(table)
+
+
+def _tensors(manifest: Manifest) -> Table:
+    table = Table("tensor", "dtype", "global shape", "blocks", "bytes", box=None, pad_edge=False)
+    for key, stored in manifest.tensors.items():
+        shape = " x ".join(map(str, stored.shape)) or "number"
+        table.add_row(
+            key, str(stored.dtype).removeprefix("torch."), shape, str(len(stored.blocks)), decimal(stored.nbytes)
+        )
+    return table
+
+
+@app.command("verify")
+def verify_command(paths: Annotated[list[Path], typer.Argument(help="Checkpoints, or folders of them.")]) -> None:
+    """Check every byte against its checksum; the exit status is 1 if anything is damaged."""
+    found = [path for folder in paths for path in _candidates(folder) if is_checkpoint(path)]
+    if not found:
+        _console().print(f"no checkpoints in {', '.join(map(str, paths))}")
+        raise typer.Exit(1)
+    damaged = 0
+    for path in found:
+        try:
+            with _progress(path.name, read_manifest(path).nbytes) as report:
+                manifest = verify(path, report)
+            _console().print(
+                f"[green]whole[/green]    {path}  {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)}"
+            )
+        except CheckpointError as error:
+            damaged += 1
+            _console().print(f"[red]damaged[/red]  {path}\n{error}", markup=True)
+    raise typer.Exit(1 if damaged else 0)
+
+
+@app.command("convert")
+def convert_command(
+    source: Annotated[
+        Path, typer.Argument(help="A checkpoint, a safetensors file, a torch.save file, or a DCP folder.")
+    ],
+    target: Annotated[Path, typer.Argument(help="A new checkpoint, or a file that ends in .safetensors.")],
+    prefix: Annotated[str, typer.Option(help="Export only what lies below this key.")] = "",
+    trust: Annotated[bool, typer.Option(help="Allow unpickling, which runs code in the file.")] = False,
+) -> None:
+    """Convert between formats."""
+    with _readable_errors(), _progress(source.name, _bytes_of(source)) as report:
+        convert(source, target, trust=trust, prefix=prefix, progress=report)
+    _console().print(f"{target} written")
+
+
+@app.command("prune")
+def prune(
+    folder: Where,
+    keep_last: Annotated[int, typer.Option(help="How many of the newest stay.", min=1)] = 3,
+    keep_every: Annotated[
+        int, typer.Option(help="Besides these, every step that this divides stays; 0: none.", min=0)
+    ] = 0,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+) -> None:
+    """Remove older checkpoints of a series, and what interrupted saves have left."""
+    series = Series(folder, keep_last=keep_last, keep_every=keep_every or None)
+    steps = series.steps()
+    gone = sorted(set(steps) - series.kept(steps))
+    verb = "would remove" if dry_run else "removed"
+    with _readable_errors():
+        if not dry_run:
+            gone = series.prune()
+        for step in gone:
+            _console().print(f"{verb} {series.path(step).name}")
+        for path in _candidates(folder):
+            left = list(leftovers(path))
+            if left and not dry_run:
+                with writing_alone(path):
+                    remove_leftovers(path)
+            if left:
+                _console().print(f"{verb} {len(left)} left-overs in {path.name}")
+    _console().print(f"{len(steps) - len(gone)} checkpoints stay")
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    """The folder itself if it is a checkpoint, or started to be one; else those in it."""
+    if is_checkpoint(folder) or any(folder.glob("data-*")):
+        yield folder
+    elif folder.is_dir():
+        yield from (path for path in sorted(folder.iterdir()) if path.is_dir())
+
+
+def _bytes_of(source: Path) -> int | None:
+    if is_checkpoint(source):
+        return read_manifest(source).nbytes
+    return source.stat().st_size if source.is_file() else None
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        _console().print(f"[red]{type(error).__name__}[/red]: {error}")
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _progress(name: str, total: int | None) -> Iterator[Report]:
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, transient=True, console=_console()) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda done: progress.advance(task, done)

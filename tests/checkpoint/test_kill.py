@@ -1,0 +1,26 @@
+"""kill -9 of a random worker at random moments of saves; see killing.py, which does it with real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def kills(folder: Path, first_seed: int, trials: int) -> str:
+    program = Path(__file__).with_name("killing.py")
+    command = [sys.executable, str(program), str(folder), str(first_seed), str(trials)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_a_killed_worker_never_costs_the_previous_checkpoint(tmp_path: Path) -> None:
+    assert "21 kills survived: 7 replace, 7 series, 7 background" in kills(tmp_path, 0, 21)
+
+
+@pytest.mark.soak
+def test_two_hundred_kills(tmp_path: Path) -> None:
+    assert "210 kills survived" in kills(tmp_path, 1000, 210)

@@ -1,0 +1,106 @@
+"""Series: the newest committed step is found, the rule of what is kept holds, partial ones are never listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from crew import crew
+
+from gridwise import checkpoint
+from gridwise.checkpoint import Series
+from gridwise.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotFound
+from gridwise.partition import Partition
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_save_latest_load(tmp_path: Path) -> None:
+    series = Series(tmp_path / "run", keep_last=2)
+    assert series.latest() is None
+    with pytest.raises(CheckpointNotFound, match="nothing has been saved there yet"):
+        series.load({})
+    for step in (10, 20, 30):
+        series.save({"x": torch.full((2,), step)}, step=step)
+    assert series.steps() == [20, 30]
+    assert series.latest() == 30
+    into = {"x": torch.zeros(2, dtype=torch.int64)}
+    assert series.load(into) == 30
+    assert series.load(into, step=20) == 20
+    assert into["x"].tolist() == [20, 20]
+    with pytest.raises(CheckpointNotFound, match="step 10: there are 20, 30"):
+        series.load(into, step=10)
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    series = Series(tmp_path, keep_last=2, keep_every=4)
+    for step in range(11):
+        series.save({"step": step}, step=step)
+    assert series.steps() == [0, 4, 8, 9, 10]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:010d}" for step in series.steps()]
+    everything = Series(tmp_path / "all", keep_last=None)
+    for step in range(5):
+        everything.save({"step": step}, step=step)
+    assert everything.steps() == list(range(5))
+
+
+def test_left_overs_are_not_listed_and_go_with_the_next_save(tmp_path: Path) -> None:
+    series = Series(tmp_path)
+    series.save({"x": 1}, step=1)
+    partial = series.path(2) / f"data-{'0' * 32}"
+    partial.mkdir(parents=True)
+    (partial / "w0.safetensors").write_bytes(b"half")
+    assert series.latest() == 1
+    series.save({"x": 2}, step=2)
+    assert not partial.exists()
+    assert series.latest() == 2
+
+
+def test_a_damaged_step_names_the_others(tmp_path: Path) -> None:
+    series = Series(tmp_path)
+    for step in (1, 2):
+        series.save({"x": torch.ones(1000) * step}, step=step)
+    (file,) = series.path(2).glob("data-*/*")
+    damage(file)
+    into = {"x": torch.zeros(1000)}
+    with pytest.raises(CheckpointDamaged) as caught:
+        series.load(into)
+    assert "other steps of this series: 1" in caught.value.__notes__[0]
+    assert series.load(into, step=1) == 1
+
+
+def test_in_the_background(tmp_path: Path) -> None:
+    series = Series(tmp_path, keep_last=1)
+    for step in range(4):
+        series.async_save({"x": torch.full((100,), step)}, step=step)
+    into = {"x": torch.zeros(100, dtype=torch.int64)}
+    checkpoint.async_save(tmp_path / "other", {"x": 1}).wait()
+    assert series.load(into) == 3
+    series.prune()
+    assert series.steps() == [3]
+
+
+def test_on_several_workers(tmp_path: Path) -> None:
+    def body(P: Partition) -> None:
+        series = Series(tmp_path, keep_last=1, P=P)
+        for step in range(3):
+            series.save({"own": checkpoint.PerWorker(10 * step + P.rank)}, step=step)
+        into = {"own": checkpoint.PerWorker(None)}
+        assert series.load(into) == 2
+        assert into["own"].value == 20 + P.rank
+
+    crew(3, body)
+    assert Series(tmp_path).steps() == [2]
+
+
+@pytest.mark.parametrize("options", [{"keep_last": 0}, {"keep_every": -1}, {"keep_last": 1.5}])
+def test_rules_that_make_no_sense(tmp_path: Path, options: dict[str, int]) -> None:
+    with pytest.raises(CheckpointMismatch, match="whole number"):
+        Series(tmp_path, **options)
+    with pytest.raises(CheckpointMismatch, match="step"):
+        Series(tmp_path).save({}, step=-1)

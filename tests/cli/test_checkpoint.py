@@ -1,0 +1,83 @@
+"""gridwise checkpoint ls | show | verify | convert | prune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gridwise import checkpoint
+from gridwise.cli.checkpoint import app
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def run(*words: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    series = checkpoint.Series(tmp_path / "run", keep_last=None)
+    for step in range(1, 5):
+        series.save({"model": torch.nn.Linear(3, 2), "step": step, "text": "x" * 200}, step=step)
+    left = series.path(5) / f"data-{'a' * 32}"
+    left.mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def test_ls(folder: Path) -> None:
+    text = run("ls", folder)
+    assert "step-0000000004" in text
+    assert "not committed" in text
+    assert "step-0000000004" in run("ls", folder / "step-0000000004")
+    (folder / "step-0000000004" / "manifest.json").write_text("{}")
+    assert "is no manifest" in run("ls", folder)
+    (folder / "empty").mkdir()
+    run("ls", folder / "empty", status=1)
+
+
+def test_show(folder: Path) -> None:
+    text = run("show", folder / "step-0000000002")
+    assert "model/weight" in text
+    assert "2 x 3" in text
+    assert "float32" in text
+    assert "step" in text
+    assert "no checkpoint" in run("show", folder, status=1)
+
+
+def test_verify(folder: Path) -> None:
+    assert run("verify", folder).count("whole") == 4
+    (file,) = folder.glob("step-0000000003/data-*/*.safetensors")
+    damage(file)
+    text = run("verify", folder, status=1)
+    assert text.count("whole") == 3
+    assert "damaged" in text
+    assert "w0.safetensors" in text
+    assert "model/" in text
+    run("verify", folder / "nothing", status=1)
+
+
+def test_convert(folder: Path, tmp_path: Path) -> None:
+    run("convert", folder / "step-0000000001", tmp_path / "m.safetensors", "--prefix", "model")
+    run("convert", tmp_path / "m.safetensors", tmp_path / "again")
+    assert set(checkpoint.load(tmp_path / "again")) == {"weight", "bias"}
+    torch.save({"x": object}, tmp_path / "s.pt")
+    assert "trust" in run("convert", tmp_path / "s.pt", tmp_path / "no", status=1)
+
+
+def test_prune(folder: Path) -> None:
+    text = run("prune", folder, "--keep-last", 1, "--keep-every", 2, "--dry-run")
+    assert text.count("would remove") == 3
+    assert checkpoint.Series(folder).steps() == [1, 2, 3, 4]
+    run("prune", folder, "--keep-last", 1, "--keep-every", 2)
+    assert checkpoint.Series(folder).steps() == [2, 4]
+    assert not list((folder / "step-0000000005").glob("data-*"))

@@ -114,7 +114,9 @@ class ConvTranspose(Windowed):
     def _plan(self, source: Layout, shape: Shape) -> None:
         assert self._transport is not None
         if 0 in shape[2:]:
-            raise PartitionError(f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}.")
+            raise PartitionError(
+                f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
+            )
         for extra, stride, dilation in zip(self.output_padding, self.stride, self.dilation, strict=True):
             if extra >= max(stride, dilation):
                 raise PartitionError(

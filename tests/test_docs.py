@@ -17,9 +17,7 @@ import gridwise
 from gridwise import checkpoint
 
 NEED_A_LAUNCHER = ("gridwise.comm.mpi", "gridwise.comm.shared", "gridwise.comm.worker")
-MODULES = [
-    name for _, name, _ in pkgutil.walk_packages(gridwise.__path__, "gridwise.") if name not in NEED_A_LAUNCHER
-]
+MODULES = [name for _, name, _ in pkgutil.walk_packages(gridwise.__path__, "gridwise.") if name not in NEED_A_LAUNCHER]
 
 
 def names_in_examples(folder: Path) -> dict[str, Any]:

@@ -47,8 +47,8 @@ class Layer(Module):
     ) -> torch.nn.Module:
         """Build torch's layer with `make` and keep this worker's blocks of its parameters and buffers.
 
-        Returns the layer on the meta device, for its attributes. `problem` is what the caller already knows to be wrong:
-        it, or what torch refuses, is raised on all workers of the layer.
+        Returns the layer on the meta device, for its attributes. `problem` is what the caller knows to be wrong: it, or
+        what torch refuses, is raised on all workers of the layer.
         """
         template: torch.nn.Module | None = None
         if problem is None:
@@ -166,8 +166,8 @@ def agree_build(
             transport.copy_from(state, team[0], team, what)
             generator.set_state(state)
         warnings.warn(
-            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of worker "
-            f"{team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
+            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of "
+            f"worker {team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
             stacklevel=4,
         )
 

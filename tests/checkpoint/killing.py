@@ -1,7 +1,7 @@
 """kill -9 of a random worker at random moments of saves, again and again; run by test_kill.py as a program of its own.
 
     python killing.py FOLDER FIRST_SEED TRIALS      at random moments
-    python killing.py FOLDER everywhere             before and after each single call that changes a file
+    python killing.py FOLDER everywhere VARIANT...  before and after each single call that changes a file
 
 Workers are forked from this process, which has imported torch once, and talk over a socket; nothing else is shared. In
 each trial they save version after version (replacing one path, in a series, or in the background) until one of them is
@@ -139,10 +139,11 @@ def die_at(call: int, after: bool) -> None:
     def deadly(real: Any) -> Any:
         def operation(*args: Any) -> Any:
             left[0] -= 1
-            if left[0] == 0 and not after:
+            this_one = left[0] == 0
+            if this_one and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
             result = real(*args)
-            if left[0] == 0:
+            if this_one:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
@@ -205,10 +206,10 @@ def trial(folder: Path, seed: int) -> str:
     return variant
 
 
-def everywhere(folder: Path) -> int:
+def everywhere(folder: Path, variants: Sequence[str]) -> int:
     """Kill each of two workers before and after each of its calls in the second save, until it survives that."""
     kills = 0
-    for variant in VARIANTS:
+    for variant in variants:
         for rank in range(2):
             for call in range(1, 1000):
                 alive = False
@@ -284,7 +285,7 @@ def check(folder: Path, variant: str, reported: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[2] == "everywhere":
-        print(f"{everywhere(Path(sys.argv[1]))} kills survived")
+        print(f"{everywhere(Path(sys.argv[1]), sys.argv[3:])} kills survived")
         sys.exit()
     place, first, trials = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     done = [trial(place / f"trial{seed}", seed) for seed in range(first, first + trials)]

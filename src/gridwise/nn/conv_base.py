@@ -229,9 +229,9 @@ class Conv(Windowed):
     def _convolved(self, x: Tensor, outputs: Box, rows: tuple[Rows, ...]) -> Tensor:
         assert self._transport is not None
         assert self._work is not None
-        weight, bias = self._parameter("weight"), None
-        if self.bias is not None and self._transport.rank in self._spreads["bias"].holders:
-            bias = self._parameter("bias")
+        weight, bias = self._weight_and_bias()
+        if bias is not None and self._transport.rank not in self._spreads["bias"].holders:
+            bias = None
         if not outputs.volume or not weight.shape[1]:
             return empty_output(outputs.shape, x, weight, bias)
         first, last = groups_of(self._work.outputs, self.out_channels // self.groups)

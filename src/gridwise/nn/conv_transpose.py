@@ -151,8 +151,7 @@ class ConvTranspose(Windowed):
     # Calling
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
-        weight = self._parameter("weight")
-        bias = None if self.bias is None else self._parameter("bias")
+        weight, bias = self._weight_and_bias()
         assert share.outputs is not None
         if not share.outputs.volume:
             return empty_output(share.outputs.shape, x, weight, bias)

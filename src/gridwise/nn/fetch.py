@@ -94,7 +94,7 @@ class FetchBack(MoveBack):
         forth = self.forth
         if forth.plan.needed is not None and forth.inner is not None:
             y = forth.inner(y)
-        if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES:
+        if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES or 0 in y.stride():
             return super().__call__(y)
         x = forth.kept[0][1](y)  # the own part of the gradient, in its place: what arrives is added there
         carry(self.transport, self.name, y, x, forth.receives, forth.sends, (), add=True)

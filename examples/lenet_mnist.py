@@ -1,9 +1,10 @@
 """LeNet-5 on MNIST digits, cut 2 x 2 over four workers, beside the sequential network: same losses, same accuracy.
 
-python examples/lenet_mnist.py                       starts four local workers
+python examples/lenet_mnist.py [steps]               starts four local workers
 mpiexec -n 4 python examples/lenet_mnist.py          uses the workers it is given (torchrun and srun likewise)
 """
 
+import sys
 import time
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 import gridwise
 from gridwise.grid import Layout
 
-BATCH, EPOCHS, TRAIN = 100, 4, 4000
+BATCH, TRAIN = 100, 4000
+STEPS = int(sys.argv[1]) if sys.argv[1:] else 160
 
 
 def lenet5() -> nn.Sequential:
@@ -29,16 +31,14 @@ def lenet5() -> nn.Sequential:
 def digits() -> tuple[Tensor, Tensor]:
     pixels, labels = mnist_data()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(pixels / 255.0).view(-1, 1, 28, 28)[order], torch.tensor(labels)[order]
+    return torch.tensor(pixels).view(-1, 1, 28, 28)[order] / 255, torch.tensor(labels)[order]
 
 
-def trained(model: nn.Module, loss_of: nn.Module, mine: tuple, title: str, shown: bool) -> tuple[list, int, float]:
-    """Losses of all steps, correct answers and seconds; `mine` cuts this worker's part of a batch and of its labels."""
-    (x, y), (image, label) = digits(), mine
-    batches = [(x[i : i + BATCH][image].clone(), y[i : i + BATCH][label]) for i in range(0, len(y), BATCH)]
+def trained(model: nn.Module, loss_of: nn.Module, batches: list, title: str, shown: bool) -> tuple[list, int, float]:
+    """Losses of all steps, correct answers and seconds, on this worker's part of each batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses, start = [], time.perf_counter()
-    for step in track(range(EPOCHS * TRAIN // BATCH), f"{title:>16}", disable=not shown):
+    for step in track(range(STEPS), f"{title:>16}", disable=not shown):
         images, labels = batches[step % (TRAIN // BATCH)]
         loss = loss_of(model(images), labels)
         optimizer.zero_grad()
@@ -51,20 +51,22 @@ def trained(model: nn.Module, loss_of: nn.Module, mine: tuple, title: str, shown
     return losses, right, seconds
 
 
-def main() -> list[tuple]:
+def main(x: Tensor, y: Tensor) -> list[tuple]:
     """What every worker does; worker 0 also trains the sequential network, and draws."""
     P_world = gridwise.world()
     P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 2])
     torch.manual_seed(1)
     sequential = lenet5()
     model = gridwise.nn.distribute(sequential, P_x)
-    mine = gridwise.local_slice(P_x, (BATCH, 1, 28, 28)), gridwise.local_slice(model.P_y, (BATCH, 10))[0]
+    image, label = gridwise.local_slice(P_x, (BATCH, 1, 28, 28)), gridwise.local_slice(model.P_y, (BATCH, 10))[0]
+    whole = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    mine = [(x[image].clone(), y[label]) for x, y in whole]
     loss = gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
     losses, right, seconds = trained(model, loss, mine, "on four workers", P_world.rank == 0)
     results = [(losses, int(P_world.allreduce_data(torch.tensor([right]).numpy())[0]), seconds)]
     if P_world.rank == 0:
         draw_owners(sequential, model)
-        results.append(trained(sequential, nn.CrossEntropyLoss(), (..., ...), "sequential", True))
+        results.append(trained(sequential, nn.CrossEntropyLoss(), whole, "sequential", True))
     return results
 
 
@@ -94,6 +96,7 @@ def report(grid: tuple, alone: tuple) -> None:
 
 
 if __name__ == "__main__":
-    results = gridwise.launch(main, workers=4)[0] if gridwise.world().size == 1 else main()
+    data = digits()
+    results = gridwise.launch(main, *data, workers=4)[0] if gridwise.world().size == 1 else main(*data)
     if len(results) > 1:
         report(*results)

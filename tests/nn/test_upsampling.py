@@ -69,7 +69,7 @@ def run_random_cases(first: int, cases: int) -> None:
 
 @workers(1, 2, 3, 4)
 def test_random_configurations(gridwise_setting: tuple[str, int]) -> None:
-    run_random_cases(100 * gridwise_setting[1], 12 if gridwise_setting[0] == "gloo" else 25)
+    run_random_cases(100 * gridwise_setting[1], 8 if gridwise_setting[0] == "gloo" else 25)
 
 
 @pytest.mark.soak

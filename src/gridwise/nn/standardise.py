@@ -127,9 +127,12 @@ class Standardised(torch.autograd.Function):
             name = f"the adjoint of {sets.name}"
             agree_call(sets.transport, sets.team, name, ctx.ticket.differentiated().number, False, None)
         r = (var + ctx.eps).rsqrt()
-        if x.numel():
+        if x.is_cuda and x.numel():
+            plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)
+            aligned = aligned * r
+        elif x.numel():
             _, aligned, plain = torch.ops.aten.native_batch_norm_backward(
-                dy, x, None, mean, var, mean, r, False, ctx.eps, [False, True, True]
+                dy, x, None, mean, var, None, None, False, ctx.eps, [False, True, True]
             )
         else:  # which torch's kernel divides by
             aligned = plain = torch.zeros_like(mean)

@@ -3,9 +3,9 @@
     python benchmarks/deferred_init.py            1.2 billion parameters
     python benchmarks/deferred_init.py --small    60 million
 
-Every row is a fresh process that does one thing; the best CPU time of `--repeats` processes counts. Peak memory is that of the
-process less what it has after `import torch, gridwise`. `recording, warm` repeats the construction in one process, because
-the first use of the meta device imports much of torch.
+Every row is a fresh process that does one thing; the best CPU time of `--repeats` processes counts. Peak memory is
+the process's highest, less what it held before the task (Linux). The warm rows repeat the construction in one
+process, because the first use of the meta device imports much of torch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def measure(task: str, size: tuple[int, int, int]) -> dict[str, float]:
     torch.manual_seed(0)
     if task.startswith("make"):
         model = deferred_init(Model, *size)
-    base = _peak()
+    base = _now()
     begun = time.process_time()
     if task == "eager":
         model = Model(*size)
@@ -98,6 +98,10 @@ def measure(task: str, size: tuple[int, int, int]) -> dict[str, float]:
 
 def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _now() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def best(task: str, size: str, repeats: int) -> dict[str, float]:

@@ -74,13 +74,26 @@ def rows(rounds: int) -> list[Row]:
         mine, *theirs = measured(sides, rounds, repeat=1 if x.numel() > 1 << 16 else 100)
         found.append((name, mine, min(theirs)))
 
-    conv, conv3d, pool, mean = nn.DistributedConv2d, nn.DistributedConv3d, nn.DistributedMaxPool2d, nn.DistributedAvgPool2d
+    conv, conv3d, pool, mean = (
+        nn.DistributedConv2d,
+        nn.DistributedConv3d,
+        nn.DistributedMaxPool2d,
+        nn.DistributedAvgPool2d,
+    )
     by_rows, by_columns = [1, 1, 2, 1], [1, 1, 1, 2]
     args = (16, 16, 3, 1, 1)
     row("conv2d (4,16,512,512) k3 p1, rows", by_rows, (4, 16, 256, 512), conv, args, torch.nn.Conv2d)
     row("conv2d (4,16,512,512) k3 p1, columns", by_columns, (4, 16, 512, 256), conv, args, torch.nn.Conv2d)
     block = (1, 8, 48, 96, 96)
-    row("conv3d (1,8,96,96,96) k3 p1, depth", [1, 1, 2, 1, 1], block, conv3d, (8, 8, 3, 1, 1), HandPadded, torch.nn.Conv3d)
+    row(
+        "conv3d (1,8,96,96,96) k3 p1, depth",
+        [1, 1, 2, 1, 1],
+        block,
+        conv3d,
+        (8, 8, 3, 1, 1),
+        HandPadded,
+        torch.nn.Conv3d,
+    )
     image = (4, 16, 256, 512)
     row("max pool (4,16,512,512) k2", by_rows, image, pool, (2,), torch.nn.MaxPool2d)
     row("max pool (4,16,512,512) k3 s2 p1", by_rows, image, pool, (3, 2, 1), torch.nn.MaxPool2d)
@@ -98,9 +111,17 @@ def main() -> None:
     options = parser.parse_args()
     with Pool(2, options.transport) as pool:
         found = pool.run(rows, options.rounds)[0]
-    table = Table("layer, forward + backward", "ours", "limit", "ratio", "on top", title=f"2 workers, {options.transport}")
+    table = Table(
+        "layer, forward + backward", "ours", "limit", "ratio", "on top", title=f"2 workers, {options.transport}"
+    )
     for name, mine, limit in found:
-        table.add_row(name, f"{mine * 1e3:.2f} ms", f"{limit * 1e3:.2f} ms", f"{mine / limit:.2f}", f"{(mine - limit) * 1e6:.0f} us")
+        table.add_row(
+            name,
+            f"{mine * 1e3:.2f} ms",
+            f"{limit * 1e3:.2f} ms",
+            f"{mine / limit:.2f}",
+            f"{(mine - limit) * 1e6:.0f} us",
+        )
     Console(width=120).print(table)
 
 

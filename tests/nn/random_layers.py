@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 from equality import Case
@@ -57,7 +58,7 @@ def _grid(rng: random.Random, axes: int, workers: int) -> tuple[int, ...]:
 
 def _uneven(rng: random.Random, extent: int, blocks: int) -> tuple[int, ...]:
     ends = [0, *sorted(rng.randint(0, extent) for _ in range(blocks - 1)), extent]
-    return tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+    return tuple(b - a for a, b in pairwise(ends))
 
 
 def _sizes(rng: random.Random, dims: int, low: int, high: int) -> int | tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Convolutions equal torch's on every grid: forward, input gradient, parameter gradients; peers' failing cases by name."""
+"""Convolutions equal torch's on every grid, forward and backward; the cases in which peers fail, by name."""
 
 from __future__ import annotations
 

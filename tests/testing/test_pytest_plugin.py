@@ -108,6 +108,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         timeout=200,
         env={
             **os.environ,
+            "COLUMNS": "200",
             "PYTHONPATH": os.pathsep.join([str(_source()), *filter(None, [os.environ.get("PYTHONPATH")])]),
         },
     )

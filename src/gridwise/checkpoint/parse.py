@@ -21,6 +21,7 @@ from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock,
 from .tiling import tiling_problem
 
 LARGEST_MANIFEST = 256 << 20
+LARGEST_HEADER = 128 << 20
 MOST_DIMS = 64
 
 _HEAD = re.compile(rb'\{\s*"format"\s*:\s*"gridwise-checkpoint"\s*,\s*"format_version"\s*:\s*(\d{1,9})\s*,')
@@ -158,7 +159,8 @@ def _stored_file(item: Any) -> StoredFile:
     _must(isinstance(name, str) and _FILE.fullmatch(name), f"{str(name)[:100]!r} is no name of a data file")
     _must(_is_sums(header_sum, 1), f"{name}: the checksum of the header must be {DIGITS} hexadecimal digits")
     file = StoredFile(name, _natural(size, name), _natural(header, name), header_sum)
-    _must(8 < file.header <= file.size, f"{name}: a header of {file.header} bytes does not fit {file.size} bytes")
+    fits = 8 < file.header <= min(file.size, LARGEST_HEADER)
+    _must(fits, f"{name}: a header of {file.header} bytes does not fit {file.size} bytes, or is too large")
     return file
 
 

@@ -3,7 +3,7 @@
 It is a process of its own because a launcher that sees one worker die kills the others within a millisecond: a thread
 in one of them lost that race in 3 of 10 trials, and nobody said who had died. The hub is in no launcher's list, says it
 when all are gone, and ends when the last connection closes. Worker 0 starts it (see `watch`) as a plain script: it
-imports nothing of Gridwise, so it is there in 30 ms and needs 10 MB.
+imports nothing of Gridwise, so it is there in 0.1 s and needs 17 MB.
 
 Both sides say one JSON object per line.
 

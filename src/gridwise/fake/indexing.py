@@ -37,9 +37,9 @@ def put(tensor: Tensor, index: Any, value: Any) -> None:
     """`tensor[index] = value`, where the index makes a view."""
     target = take(tensor, index)
     if isinstance(value, Tensor):
-        target.copy_(value)
+        torch.ops.aten.copy_.default(target, value)
     else:
-        target.fill_(value)
+        torch.ops.aten.fill_.Scalar(target, value)
 
 
 def _without_ellipsis(items: list[Any], dims: int) -> list[Any]:

@@ -1,11 +1,11 @@
 """The operator of windowed layers: bring the box that a worker needs, with room around it, in one copy.
 
-    forward   y = E A x      A moves pieces to the needed box (`move`); E sets it into a larger one, filled at the margins
+    forward   y = E A x      A moves pieces to the needed box (`move`); E sets it into a larger one, with filled margins
     adjoint   x = A' E' y    the margins are dropped, the rest goes back and is added
     bytes     what the route sends; the margins cost nothing
 
 Padding with zeros would be a second copy of the whole block after the movement: here messages and the own block land in
-the padded tensor directly. A worker that needs just what it owns, without margins, gets its own tensor and no copy at all.
+the padded tensor directly. A worker that needs just what it owns, without margins, gets its own tensor and no copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Margins = tuple[tuple[int, int], ...]
 class Fetch(Move):
     """Move along a route into a box with `margins`, filled with `fill` (which is not part of the linear map).
 
-    `fresh_gradients` promises that the result goes to a torch function which makes a new gradient for it, seen by nobody
-    else: the adjoint then adds in place and returns a view, without a copy of the block.
+    `fresh_gradients` promises that the result goes to a torch function which makes a new gradient for it, seen by
+    nobody else: the adjoint then adds in place and returns a view, without a copy of the block.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class FetchBack(MoveBack):
         forth = self.forth
         if forth.plan.needed is not None and forth.inner is not None:
             y = forth.inner(y)
-        if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES:
+        if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES or 0 in y.stride():
             return super().__call__(y)
         x = forth.kept[0][1](y)  # the own part of the gradient, in its place: what arrives is added there
         carry(self.transport, self.name, y, x, forth.receives, forth.sends, (), add=True)

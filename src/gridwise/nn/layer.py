@@ -24,7 +24,7 @@ from ..errors import MismatchError, PartitionError, describe
 from .agreement import key_of, tell
 from .module import Module
 from .operator import Ticket, apply
-from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread
+from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, shared_together
 
 
 class Layer(Module):
@@ -47,8 +47,8 @@ class Layer(Module):
     ) -> torch.nn.Module:
         """Build torch's layer with `make` and keep this worker's blocks of its parameters and buffers.
 
-        Returns the layer on the meta device, for its attributes. `problem` is what the caller already knows to be wrong:
-        it, or what torch refuses, is raised on all workers of the layer.
+        Returns the layer on the meta device, for its attributes. `problem` is what the caller knows to be wrong: it, or
+        what torch refuses, is raised on all workers of the layer.
         """
         template: torch.nn.Module | None = None
         if problem is None:
@@ -84,6 +84,19 @@ class Layer(Module):
             title = f"{name} of {self._says}"
             key = key_of(f"{self._ticket.key} {name}")
             self._shared[name] = (Shared(transport, sharers, title), key)
+
+    def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
+        held, weight, bias = self._shared, self._parameters["weight"], self._parameters["bias"]
+        assert weight is not None
+        if bias is None or not ("weight" in held and "bias" in held and torch.is_grad_enabled()):
+            return self._parameter("weight"), None if bias is None else self._parameter("bias")
+        (operator, key), (other, _) = held["weight"], held["bias"]
+        alike = weight.requires_grad and bias.requires_grad and weight.dtype == bias.dtype
+        if not alike or operator.team != other.team:
+            return self._parameter("weight"), self._parameter("bias")
+        both = shared_together((weight, bias), operator, Ticket(key, self._ticket.call))
+        return both[0], both[1]
 
     def _parameter(self, name: str) -> Tensor:
         """A parameter for use in `forward`: its gradient is summed over its sharers on the way back."""
@@ -166,8 +179,8 @@ def agree_build(
             transport.copy_from(state, team[0], team, what)
             generator.set_state(state)
         warnings.warn(
-            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of worker "
-            f"{team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
+            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of "
+            f"worker {team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
             stacklevel=4,
         )
 

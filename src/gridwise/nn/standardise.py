@@ -126,9 +126,10 @@ class Standardised(torch.autograd.Function):
         if ctx.guarded and is_on():
             name = f"the adjoint of {sets.name}"
             agree_call(sets.transport, sets.team, name, ctx.ticket.differentiated().number, False, None)
+        r = (var + ctx.eps).rsqrt()
         if x.numel():
             _, aligned, plain = torch.ops.aten.native_batch_norm_backward(
-                dy, x, None, mean, var, None, None, False, ctx.eps, [False, True, True]
+                dy, x, None, mean, var, mean, r, False, ctx.eps, [False, True, True]
             )
         else:  # which torch's kernel divides by
             aligned = plain = torch.zeros_like(mean)
@@ -139,7 +140,6 @@ class Standardised(torch.autograd.Function):
         pulls = sums * scale if ctx.shared is not None else sets.unfold(sets.all_sum(sets.fold(sums * scale)))
         dx = None
         if ctx.needs_input_grad[0]:
-            r = (var + ctx.eps).rsqrt()
             m1, m2 = pulls * (r / sets.count)
             dx = torch.native_batch_norm(x, -m2, -m1, mean, var, False, 0.0, ctx.eps)[0]
             dx.addcmul_(dy, (scale * r).view(1, -1, *(1,) * (x.dim() - 2)))

@@ -13,7 +13,8 @@ Both sides say one JSON object per line.
                     deserted what, team, by     it waits for a worker that has finished
                     state    what, team, since  (the answer to ask; no `what` if it does not wait)
                     goodbye                     it ends in good order
-    hub -> worker   ask
+    hub -> worker   welcome                     from here on its death is noticed
+                    ask
                     finished workers
                     news     kind, text, workers   kind = died | failed | timeout; the first one is the cause
 """
@@ -125,6 +126,7 @@ class Hub:
             self.workers[message["rank"]] = caller
             if message["host"] == socket.gethostname():
                 self.litter.update(message["litter"])
+            caller.send({"say": "welcome"})
             if self.finished:  # before this one was here
                 caller.send({"say": "finished", "workers": self.finished})
             if self.verdict:

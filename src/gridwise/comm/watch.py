@@ -73,6 +73,8 @@ def watch(transport: Transport) -> Watch | None:
         logger.warning("worker 0 cannot be reached: deaths will not be named (%s)", error)
         return None
     found = Watch(transport, connection, json.loads(address)["token"])
+    if not found.welcomed.wait(CONNECT_SECONDS):
+        logger.warning("the watch does not answer: deaths may not be named")
     transport.watch = found
     transport.on_close.append(found.leave)
     return found
@@ -137,6 +139,7 @@ class Watch:
         self._finished: dict[int, float] = {}
         self._complained: Waiting | None = None
         self._left = False
+        self.welcomed = threading.Event()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         host, litter = socket.gethostname(), shared_memory_files()
         self._say("hello", token=token, rank=transport.rank, process=self._process, host=host, litter=litter)
@@ -198,7 +201,9 @@ class Watch:
             self._look_at_the_clock()
 
     def _take(self, message: hub.Message) -> None:
-        if message["say"] == "ask":
+        if message["say"] == "welcome":
+            self.welcomed.set()
+        elif message["say"] == "ask":
             waiting = self._transport.waiting
             self._say("state", **(_spelt(waiting) if waiting else {}))
         elif message["say"] == "finished":

@@ -50,6 +50,14 @@ class TransportError(FaultError):
     """No way to talk to the other workers was found, or the one that was asked for does not work here."""
 
 
+class FakeTensorError(GridwiseError, RuntimeError):
+    """A fake tensor was asked for something that only a tensor with data can give."""
+
+
+class DeferredInitError(GridwiseError, RuntimeError):
+    """A deferred tensor or module cannot be recorded or made as asked."""
+
+
 def describe(asked: str, offenders: Iterable[str] = (), fix: str = "") -> str:
     """One message in the house form: what was asked, who offends and with what, what to do."""
     lines = [asked]

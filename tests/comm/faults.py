@@ -6,6 +6,7 @@ three workers for each scenario that it reads from standard input, because a fre
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -178,6 +179,7 @@ class Forked(BaseException):
 
 
 def zygote() -> None:
+    gc.freeze()  # the children's end is then three times faster
     for line in sys.stdin:
         request = json.loads(line)
         os.environ.update(request["environment"])

@@ -180,7 +180,7 @@ def assembled(save_id: str, messages: list[Message], flat: Flat, workers: int) -
     if workers > 1 or any(not x.everywhere for x in flat.tensors.values()):
         _check_whole(tensors)
         _check_replicas(tensors, messages)
-    from .. import __version__
+    from ..version import __version__
 
     return Manifest(
         save_id,

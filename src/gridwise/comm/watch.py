@@ -35,6 +35,7 @@ from typing import Any
 from ..errors import CommTimeout, GridwiseError, PartitionError, WorkerDied
 from ..log import logger
 from . import hub
+from .start import shared_memory_files
 from .transport import Transport, Waiting
 
 NEWS_SECONDS = 3.0
@@ -137,7 +138,8 @@ class Watch:
         self._complained: Waiting | None = None
         self._left = False
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._say("hello", token=token, rank=transport.rank, process=self._process, host=socket.gethostname())
+        host, litter = socket.gethostname(), shared_memory_files()
+        self._say("hello", token=token, rank=transport.rank, process=self._process, host=host, litter=litter)
         threading.Thread(target=self._listen, name="gridwise watch", daemon=True).start()
         atexit.register(self.leave)
         # a forked child must not hold the connection open when its parent dies
@@ -150,7 +152,7 @@ class Watch:
             verdict, by = self._verdict, self._deserter()
         waiting = self._transport.waiting
         me = f"worker {self._transport.rank} of {self._transport.size}"
-        while_ = f" while {me} waited for {waiting.what} with workers {waiting.team}" if waiting else ""
+        while_ = f" while {me} waited for {waiting.what} with workers {tuple(waiting.team)}" if waiting else ""
         if verdict is None:
             if by is None:
                 return None
@@ -239,4 +241,4 @@ class Watch:
 
 
 def _spelt(waiting: Waiting) -> dict[str, Any]:
-    return {"what": waiting.what, "team": waiting.team, "since": time.monotonic() - waiting.since}
+    return {"what": waiting.what, "team": list(waiting.team), "since": time.monotonic() - waiting.since}

@@ -24,6 +24,7 @@ from ..errors import GridwiseError, PartitionError
 from . import find
 from .line import Line, LineClosed, dial
 from .messages import AskStacks, Failure, Hello, Overdue, Result, Stacks, Stop, Task
+from .start import shared_memory_files
 from .transport import Transport
 from .watch import tick, timeout
 
@@ -39,6 +40,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._worlds: dict[int, Transport] = {}
         self._era = 0
+        self._litter: list[str] = []
         self._uses_mpi = os.environ["GRIDWISE_TRANSPORT"] == "mpi"
 
     def tell(self, message: object) -> None:
@@ -49,7 +51,8 @@ class Worker:
         if self._uses_mpi:
             from mpi4py import MPI
 
-            self.tell(Hello(MPI.COMM_WORLD.Get_rank(), os.getpid(), litter=_shared_memory_files()))
+            self._litter = shared_memory_files()
+            self.tell(Hello(MPI.COMM_WORLD.Get_rank(), os.getpid(), litter=self._litter))
         else:
             from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
 
@@ -92,6 +95,8 @@ class Worker:
                 else:
                     self._inbox.put(message)
         except LineClosed:
+            for path in self._litter:
+                Path(path).unlink(missing_ok=True)
             os._exit(1)
 
     def _run(self, task: Task) -> Result | Failure:
@@ -149,7 +154,7 @@ def stacks() -> str:
     """What every thread of the user is doing at this moment, and what the worker waits for."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     waiting = find.waiting()
-    parts = [f"waits for {waiting.what} with workers {waiting.team}" if waiting else "waits for no other worker"]
+    parts = [f"waits for {waiting.what} with workers {tuple(waiting.team)}" if waiting else "waits for no other worker"]
     for ident, frame in sys._current_frames().items():
         name = names.get(ident, "a thread of a library")
         if not name.startswith(OWN_THREADS):
@@ -158,15 +163,6 @@ def stacks() -> str:
             shown = traceback.format_list(frames[ours[-1] + 1 if ours else 0 :])
             parts.append(f"  {name}:\n" + "".join(shown).rstrip())
     return "\n".join(parts)
-
-
-def _shared_memory_files() -> list[str]:
-    """The files of MPICH's shared memory, which it removes at its end, but not when it is killed."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return []
-    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/dev/shm/mpich" in line}
-    return sorted(path for path in paths if os.path.exists(path))
 
 
 def main() -> None:

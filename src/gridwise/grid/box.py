@@ -8,6 +8,7 @@ Everything above the geometry slices tensors with `Box.slices`; nothing in here 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -28,6 +29,12 @@ class Box:
     def of_shape(cls, shape: Shape) -> Box:
         """The box at the origin with the given extents."""
         return cls((0,) * len(shape), tuple(shape))
+
+    @classmethod
+    def of_intervals(cls, ends: Iterable[tuple[int, int]]) -> Box:
+        """The product of the given intervals."""
+        pairs = tuple(ends)
+        return cls(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
 
     @property
     def shape(self) -> Shape:

@@ -9,6 +9,7 @@ Workers stand in row-major order. Axes belong to the grid, dims to tensors.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,17 @@ class Grid:
     @cached_property
     def _places(self) -> dict[int, int]:
         return {rank: place for place, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """The workers in the order of their ranks, whatever their places."""
+        return tuple(sorted(self.ranks))
+
+    @cached_property
+    def digest(self) -> str:
+        """A short text that stands for the workers and their shape, the same in every process."""
+        workers = ",".join(map(str, self.ranks)).encode()
+        return f"{self.shape} {hashlib.blake2b(workers, digest_size=8).hexdigest()}"
 
     @property
     def dim(self) -> int:
@@ -122,3 +134,9 @@ def resolve_axes(dim: int, axes: int | Iterable[int], name: str = "axes") -> tup
             f"`{name}` (={given}) names axis {wrong[0]}, but the grid has {dim} axes: valid are {-dim} to {dim - 1}."
         )
     return tuple(sorted({axis % dim for axis in given}))
+
+
+def union_of(grids: Sequence[Grid]) -> tuple[int, ...]:
+    """The workers of all grids, in the order of their ranks."""
+    teams = {grid.members for grid in grids}
+    return teams.pop() if len(teams) == 1 else tuple(sorted({rank for team in teams for rank in team}))

@@ -89,3 +89,58 @@ def hull_then_pad(need: Interval, extent: int, mode: str) -> Padding:
     if after:
         low, high = min(low, extent - 1 - mirrored), extent
     return Padding((low, high), before, after, (start - low + before, stop - low + before))
+
+
+def leave_to_torch(padding: Padding, outputs: Interval, kernel: int, stride: int, dilation: int) -> int | None:
+    """The symmetric padding with which torch makes just these outputs from the hull of zero padding; None if none does.
+
+    Then nothing has to be padded by hand: torch pads `before` rows on either side, and no window sees those at the end.
+
+    >>> leave_to_torch(hull_then_pad((-1, 9), 8, "zeros"), (0, 8), kernel=3, stride=1, dilation=1)
+    1
+    >>> leave_to_torch(hull_then_pad((-1, 5), 8, "zeros"), (0, 4), kernel=3, stride=1, dilation=1) is None
+    True
+    """
+    rows = padding.hull[1] - padding.hull[0]
+    made = (rows + 2 * padding.before - dilation * (kernel - 1) - 1) // stride + 1
+    return padding.before if rows and made == outputs[1] - outputs[0] else None
+
+
+def adaptive_need(outputs: Interval, extent: int, size: int) -> Interval:
+    """The inputs, out of `extent`, that the outputs ``[o0, o1)``, out of `size`, of adaptive pooling see.
+
+    >>> adaptive_need((1, 3), extent=10, size=4)
+    (2, 8)
+    """
+    first, last = outputs
+    start = first * extent // size if size else 0
+    return (start, -(-last * extent // size)) if first < last else (start, start)
+
+
+def adaptive_runs(outputs: Interval, extent: int, size: int) -> list[Interval]:
+    """`outputs` in runs, each of which torch's adaptive pooling makes from just its own inputs.
+
+    Pooling restarts its coordinates on a block, so windows in the middle of a tensor come out shifted in general. Cut
+    where they would: a single output is always right, and whole blocks are wherever `size` divides evenly.
+
+    >>> adaptive_runs((0, 4), extent=8, size=4), adaptive_runs((1, 4), extent=10, size=4)
+    ([(0, 4)], [(1, 3), (3, 4)])
+    """
+    runs, (first, last) = [], outputs
+    while first < last:
+        stop = last
+        while not _restarts_alike((first, stop), extent, size):
+            stop -= 1
+        runs.append((first, stop))
+        first = stop
+    return runs
+
+
+def _restarts_alike(outputs: Interval, extent: int, size: int) -> bool:
+    start, stop = adaptive_need(outputs, extent, size)
+    count = outputs[1] - outputs[0]
+    for i in range(count):
+        here = adaptive_need((outputs[0] + i, outputs[0] + i + 1), extent, size)
+        if adaptive_need((i, i + 1), stop - start, count) != (here[0] - start, here[1] - start):
+            return False
+    return True

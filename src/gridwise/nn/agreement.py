@@ -78,12 +78,12 @@ def agree_call(transport: Transport, team: Team, what: str, key: int, changed: b
         raise MismatchError(
             describe(
                 "the workers called different operators, or the same ones in another order.",
-                _told(transport, team, f"called {what}"),
+                tell(transport, team, f"called {what}"),
                 "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
             )
         )
     if votes[3]:
-        raise PartitionError(describe(f"{what} got an input that it cannot take.", _told(transport, team, problem)))
+        raise PartitionError(describe(f"{what} got an input that it cannot take.", tell(transport, team, problem)))
     return bool(votes[2])
 
 
@@ -233,11 +233,11 @@ def _refuse(
     transport: Transport, team: Team, asked: str, mine: Structure, holds: bool, index: Sequence[int] = ()
 ) -> None:
     at = f" at {tuple(index)}" if index else ""
-    told = _told(transport, team, f"{mine}{at}" if holds else "holds no part of it")
+    told = tell(transport, team, f"{mine}{at}" if holds else "holds no part of it")
     raise PartitionError(describe(asked, told, "give all workers blocks of one global tensor before the call."))
 
 
-def _told(transport: Transport, team: Team, line: str | None) -> list[str]:
+def tell(transport: Transport, team: Team, line: str | None) -> list[str]:
     """What each worker has to say, those with the same words together, at most a screenful."""
     parts = transport.gather_bytes(json.dumps(line).encode(), team, "the text of an error")
     said: dict[str, list[int]] = {}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..comm.transport import Team, Transport
+from ..grid import union_of
 from ..partition import Partition
 from .agreement import Structure, agree_call, key_of
 from .operator import Operator, Ticket, apply
@@ -56,10 +57,10 @@ class Module(torch.nn.Module):
         """Name the partitions of this layer; `signature` tells it from others of its class (its arguments)."""
         transport = partitions[0].transport
         self._transport = transport
-        self._team = tuple(sorted({rank for partition in partitions for rank in partition.ranks}))
+        self._team = union_of([partition.grid for partition in partitions])
         grids = " -> ".join(f"{partition.shape} of {_short(partition.ranks)}" for partition in partitions)
         self._says = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
-        text = f"{type(self).__name__} {[(p.ranks, p.shape) for p in partitions]} {signature}"
+        text = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
         self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
 
     @property
@@ -107,16 +108,21 @@ class Module(torch.nn.Module):
         """What is wrong with the input on this worker; said by all workers before anything is sent."""
         return None
 
-    # For layers that are one operator
+    # For layers that apply operators
 
-    def _move(self, x: Tensor, operator: Operator, records: bool) -> Tensor:
-        return apply(x, operator, self._ticket, records)
+    def _move(self, x: Tensor, operator: Operator, records: bool, step: int = 0) -> Tensor:
+        """``operator(x)``; `step` tells the operators of one call apart, so that none can pass for another."""
+        ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
+        return apply(x, operator, ticket, records)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _outside_of_graphs(module: Module, *args: Any, **kwargs: Any) -> Any:
     """A clean graph break under torch.compile: messages are no tensor code."""
-    return module(*args, **kwargs)
+    return torch.compiler.disable(torch.nn.Module.__call__)(module, *args, **kwargs)
+
+
+# What `torch.compiler.disable` sets when it decorates; decorating would import the compiler, seconds for every worker.
+_outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _structures(input: tuple) -> tuple[Structure, ...]:

@@ -72,7 +72,7 @@ class Move(Operator):
             y = self.nothing(x)
         else:
             y = torch.empty(self.plan.needed.shape, dtype=x.dtype, device=x.device)
-        _carry(self.transport, self.name, x, y, self.sends, self.receives, self.kept, add=False)
+        carry(self.transport, self.name, x, y, self.sends, self.receives, self.kept, add=False)
         return y
 
 
@@ -103,11 +103,11 @@ class MoveBack(Operator):
                 x.copy_(kept.pop()[0](y))
             else:
                 x.zero_()
-        _carry(self.transport, self.name, y, x, forth.receives, forth.sends, kept, add=not plan.exact)
+        carry(self.transport, self.name, y, x, forth.receives, forth.sends, kept, add=not plan.exact)
         return x if x.dtype == y.dtype else x.to(y.dtype)
 
 
-def _carry(
+def carry(
     transport: Transport,
     what: str,
     x: Tensor,

@@ -58,13 +58,13 @@ class Operator(ABC):
 class _Applied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor | None, operator: Operator, ticket: Ticket) -> Tensor:
-        ctx.operator, ctx.ticket, ctx.shape = operator, ticket, x.shape
+        ctx.operator, ctx.ticket, ctx.shape, ctx.guarded = operator, ticket, x.shape, is_on()
         return operator(_plain(x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         operator, ticket = ctx.operator.adjoint, ctx.ticket.differentiated()
-        if is_on():
+        if ctx.guarded and is_on():  # inside a model, its output was guarded for all of it
             agree_call(operator.transport, operator.team, operator.name, ticket.number, False, None)
         x = apply(gradient, operator, ticket, torch.is_grad_enabled())
         if x.shape != ctx.shape:  # a worker that holds no part of x may have brought a tensor of any shape

@@ -1,0 +1,161 @@
+"""Each primitive, forward + backward on 2 workers, against the raw transport call in the same run.
+
+    python benchmarks/primitives.py [--transport mpi|gloo] [--rounds 15]
+
+Every row interleaves ours and its limit, sample by sample, so that noise hits both; medians, and the ratio of medians.
+The limit is what no library can avoid: the raw call, and fresh memory for the result. Both sides run under the same
+allocator setting, and each setting has its own table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import gridwise
+from gridwise import nn
+from gridwise.comm.pool import Pool
+
+Row = tuple[str, float, float, str]
+
+
+def measured(
+    ours: Callable[[], object], limit: Callable[[], object], rounds: int, repeat: int = 1
+) -> tuple[float, float]:
+    """Medians in seconds of the slower worker, the two sides taking turns."""
+    world = gridwise.world()
+    samples: tuple[list[float], list[float]] = ([], [])
+    for k in range(rounds + 3):
+        for side, call in enumerate((ours, limit)):
+            world.barrier()
+            start = time.perf_counter()
+            for _ in range(repeat):
+                call()
+            spent = torch.tensor((time.perf_counter() - start) / repeat, dtype=torch.float64)
+            slower = max(float(t) for t in _everybody(spent))
+            if k >= 3:
+                samples[side].append(slower)
+    return median(samples[0]), median(samples[1])
+
+
+def _everybody(value: torch.Tensor) -> list[float]:
+    world = gridwise.world()
+    parts = world.transport.gather_bytes(value.numpy().tobytes(), world.team)
+    return [float(torch.frombuffer(bytearray(part), dtype=torch.float64)) for part in parts]
+
+
+def both_ways(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
+    dy = torch.ones_like(layer(x)).contiguous()
+    return lambda: torch.autograd.grad(layer(x), x, dy)
+
+
+def raw_sum(x: torch.Tensor) -> Callable[[], object]:
+    """The raw all-reduce of the library, in place on warm memory."""
+    transport = gridwise.world().transport
+    warm = x.detach().clone()
+    return lambda: transport._all_sum(warm, transport.everyone)
+
+
+def raw_exchange(nbytes: int) -> Callable[[], object]:
+    transport = gridwise.world().transport
+    peer = 1 - transport.rank
+    out, into = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
+    return lambda: transport._post([(peer, out)], [(peer, into)]).wait()
+
+
+def around(raw: Callable[[], object]) -> Callable[[], object]:
+    """A raw exchange with what torch needs around it, at the least: pack, make the result, place the block and the halo."""
+    block = torch.randn(1, 8, 32, 32)
+
+    def call() -> torch.Tensor:
+        strip = block.narrow(2, 0, 1).contiguous()
+        raw()
+        return torch.cat([block, strip], 2)
+
+    return call
+
+
+def twice(call: Callable[[], object]) -> Callable[[], object]:
+    return lambda: (call(), call())
+
+
+def rows(rounds: int) -> list[Row]:
+    """What each worker runs."""
+    torch.set_num_threads(1)
+    world = gridwise.world()
+    line = world.create_cartesian_topology_partition([2])
+    tall, wide = (world.create_cartesian_topology_partition(shape) for shape in ([2, 1], [1, 2]))
+    one = world.create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    big = torch.randn(16 << 20, requires_grad=True)
+    block = torch.randn(2048, 8192, requires_grad=True)
+    found: list[Row] = []
+
+    def row(name: str, ours: Callable[[], object], against: str, limit: Callable[[], object], repeat: int = 1) -> None:
+        mine, theirs = measured(ours, limit, rounds, repeat)
+        found.append((name, mine, theirs, against))
+
+    summed = both_ways(nn.AllSumReduce(line, (0,)), big)
+    raw = raw_sum(big)
+    row("AllSumReduce 64 MB", summed, "2 raw all-reduces, in place", twice(raw))
+    row("AllSumReduce 64 MB", summed, "... and 2 fresh copies", twice(lambda: (raw(), big.detach().clone())))
+    moved = both_ways(nn.Repartition(tall, wide), block)
+    row("Repartition 64 MB [2,1] -> [1,2]", moved, "2 clones of the block", twice(lambda: block.detach().clone()))
+    gathered = both_ways(nn.AllGather(tall, (0,)), block)
+    raw = raw_exchange(64 << 20)
+    row("AllGather 64 MB", gathered, "2 raw exchanges of 64 MB", twice(raw))
+    scattered = both_ways(nn.ReduceScatter(tall, (0,)), block)
+    raw = raw_exchange(32 << 20)
+    row("ReduceScatter 64 MB", scattered, "2 raw exchanges of 32 MB", twice(raw))
+    copied = nn.Broadcast(one, line)
+    x = big if world.rank == 0 else gridwise.zero_volume_tensor(requires_grad=True)
+    raw = raw_exchange(64 << 20)
+    row("Broadcast 64 MB", both_ways(copied, x), "2 raw exchanges of 64 MB", twice(raw))
+
+    image = world.create_cartesian_topology_partition([1, 1, 2, 1])
+    small = torch.randn(1, 8, 32, 32, requires_grad=True)
+    halo = nn.HaloExchange(image, [(0, 0), (0, 0), (1, 1), (0, 0)])
+    raw = raw_exchange(8 * 32 * 4)
+    moves = halo(small) is not None and halo._operator
+    row("HaloExchange (1,8,32,32): the movement", lambda: moves(small.detach()), "raw exchange", raw, 50)
+    row("HaloExchange (1,8,32,32): the movement", lambda: moves(small.detach()), "... and pack, cat", around(raw), 50)
+    with gridwise.agreement(False):
+        row("... as a layer, no agreement", lambda: halo(small.detach()), "raw exchange", raw, 50)
+    row("... as a layer, with agreement", lambda: halo(small.detach()), "raw exchange", raw, 50)
+    with gridwise.agreement(False):
+        row("... both ways, no agreement", both_ways(halo, small), "2 raw exchanges", twice(raw), 50)
+    row("... both ways, with agreement", both_ways(halo, small), "2 raw exchanges", twice(raw), 50)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transport", choices=["mpi", "gloo"], action="append")
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args()
+    console = Console(width=120)
+    for transport in options.transport or ["mpi", "gloo"]:
+        for malloc in ("on", "off"):
+            with Pool(2, transport=transport, env={"GRIDWISE_MALLOC": malloc, "OMP_NUM_THREADS": "1"}) as pool:
+                found = pool.run(rows, options.rounds)[0]
+            table = Table(
+                "primitive, forward + backward", "ours", "limit", "ratio", "the limit is", title_justify="left"
+            )
+            table.title = f"2 workers, {transport}, GRIDWISE_MALLOC={malloc}, {os.cpu_count()} cores"
+            for name, ours, limit, against in found:
+                table.add_row(name, _time(ours), _time(limit), f"{ours / limit:.2f}", against)
+            console.print(table)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Build a model without its data, and make the data later: all of it, a part of it, or one worker's blocks of it.
+
+    model = deferred_init(BigModel)                   # any size, no memory
+    materialize_module(model)                         # everything, or
+    materialize_module(model, layout=my_blocks)       # only what this worker owns
+
+With the same seed every tensor equals eager construction bit for bit, whatever is made and in whatever order.
+
+    recording      `recording.py` writes a tape (`tape.py`) of what happens to fake tensors; `marking.py` and
+                   `streams.py` note where random operators begin to draw
+    replaying      `replaying.py` runs the part of the tape that is needed; `materializing.py` puts the results in place
+    blocks         `blocks.py` replays on a block alone; `filling.py` makes a block of a random fill; `sharding.py`
+                   reads slices and layouts
+    the generator  `generator.py` and `jump.py` know the Mersenne Twister, `draws.py` how many numbers an operator takes
+"""
+
+from gridwise.deferred_init.api import deferred_init as deferred_init
+from gridwise.deferred_init.api import is_deferred as is_deferred
+from gridwise.deferred_init.api import materialize_module as materialize_module
+from gridwise.deferred_init.api import materialize_shard as materialize_shard
+from gridwise.deferred_init.api import materialize_tensor as materialize_tensor
+from gridwise.deferred_init.api import reason_for_whole as reason_for_whole
+
+__all__ = [
+    "deferred_init",
+    "is_deferred",
+    "materialize_tensor",
+    "materialize_module",
+    "materialize_shard",
+    "reason_for_whole",
+]

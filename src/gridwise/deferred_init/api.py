@@ -1,0 +1,236 @@
+"""The functions of `gridwise.deferred_init`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gridwise.deferred_init.blocks import reason_for_whole as block_reason
+from gridwise.deferred_init.filling import Ranges
+from gridwise.deferred_init.materializing import (
+    block_for,
+    check_ours,
+    is_pending,
+    make_blocks,
+    make_real,
+    real_of,
+    uninitialized,
+)
+from gridwise.deferred_init.progress import progress_bar
+from gridwise.deferred_init.recording import RECORDER
+from gridwise.deferred_init.sharding import Layout, Slices, ranges_of, slices_for
+from gridwise.deferred_init.streams import Ledger, watched
+from gridwise.errors import PartitionError, describe
+from gridwise.fake.mode import FakeFactories
+from gridwise.fake.parameters import FakeUninitialized, parameters_of
+from gridwise.fake.tensor import FakeTensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_recording = threading.RLock()  # one constructor at a time: they share the default generator
+
+
+def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `module_fn(*args, **kwargs)` gives, with fake tensors that remember how to become real.
+
+    Notes
+    -----
+    Nothing is drawn, but the generators end where running `module_fn` would have left them, and what is materialised
+    later equals what it would have made, bit for bit, whatever the order. What is done to the tensors afterwards
+    (`.half()`, `.to()`, in-place operators) is recorded too. Where the constructor reads data (`item()`, `tolist()`,
+    `if tensor.any()`), the tensors that this needs are computed at once, for the moment.
+
+    Inside a constructor the default CPU generator is watched through `torch` (`torch.get_rng_state`,
+    `torch.manual_seed`, `torch.random.fork_rng`, `torch.default_generator`, ...). A reference to the generator object
+    that was taken before sees it standing still until `deferred_init` returns.
+
+    Examples
+    --------
+    >>> model = deferred_init(torch.nn.Linear, 10, 20)
+    >>> model.weight
+    Parameter containing:
+    tensor(..., size=(20, 10), requires_grad=True, fake=True)
+    >>> materialize_module(model)
+    """
+    with _recording:
+        if RECORDER.ledger is not None:
+            return module_fn(*args, **kwargs)
+        RECORDER.ledger = ledger = Ledger()
+        try:
+            with watched(ledger), parameters_of(RECORDER), FakeFactories(RECORDER):
+                return module_fn(*args, **kwargs)
+        finally:
+            RECORDER.ledger = None
+            ledger.settle()
+
+
+def is_deferred(obj: Tensor | nn.Module) -> bool:
+    """Whether a tensor, or any parameter or buffer of a module, is still to be materialised."""
+    if isinstance(obj, nn.Module):
+        return any(is_pending(t) for m in obj.modules() for t in (*m._parameters.values(), *m._buffers.values()))
+    if isinstance(obj, Tensor):
+        return is_pending(obj) and real_of(obj) is obj
+    raise ValueError("`obj` must be of type `Tensor` or `Module`.")
+
+
+def materialize_tensor(tensor: Tensor) -> Tensor:
+    """The real tensor of a deferred one, the same object at every call; a real tensor is returned as it is.
+
+    The deferred tensor's own object becomes real, so that every other reference to it sees the real tensor. Where
+    torch does not allow that (a weak reference, a view or an autograd graph holds it) a new tensor is returned.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`tensor` has to be a `Tensor`, it is a {type(tensor).__name__}.")
+    check_ours(tensor)
+    if isinstance(tensor, FakeUninitialized):
+        return uninitialized(tensor)
+    make_real([tensor])
+    return real_of(tensor)
+
+
+def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
+    """The block `slices` of a deferred tensor, bitwise what that slice of the eagerly made tensor holds.
+
+    Parameters
+    ----------
+    tensor
+        A deferred tensor, which stays deferred; of a real one the block is copied.
+    slices
+        One slice of step 1 per dim, or a box of `gridwise.grid`; dims at the end may be left out.
+
+    Notes
+    -----
+    Memory: the block, a scratch of 4 MiB (float32), and the same block of every other tensor that it was computed
+    from. Initialisers that need all of the tensor (orthogonal_, sparse_, a strided or complex fill, anything on CUDA)
+    make it whole for a moment; `reason_for_whole` tells which and why.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`tensor` has to be a `Tensor`, it is a {type(tensor).__name__}.")
+    check_ours(tensor)
+    tensor = real_of(tensor)
+    ranges = ranges_of(slices, tensor.shape, "the tensor")
+    if isinstance(tensor, FakeTensor):
+        return block_for(tensor, ranges)
+    block = tensor.detach()[tuple(slice(*r) for r in ranges)].clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(block, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else block
+
+
+def reason_for_whole(tensor: Tensor) -> str | None:
+    """Why the blocks of a deferred tensor cannot be made alone, but only from the whole tensor; None when they can."""
+    check_ours(tensor)
+    return block_reason(tensor.value) if isinstance(tensor, FakeTensor) else None
+
+
+def materialize_module(
+    module: nn.Module,
+    buffers_only: bool = False,
+    check_fn: Callable[[nn.Module], bool] | None = None,
+    *,
+    layout: Layout | None = None,
+    rank: Any = None,
+    progress: bool | None = None,
+) -> None:
+    """Make the parameters and buffers of a module, and of all its children, real, in place.
+
+    Parameters
+    ----------
+    module
+        A module from `deferred_init`; what is real already stays as it is.
+    buffers_only
+        Leave the parameters deferred.
+    check_fn
+        Asked for each module whether its own tensors are to be made; its children are asked for themselves.
+    layout
+        Make only a block of each tensor: a function of its name and shape that gives slices (None: all of it), or a
+        mapping from names to layouts of `gridwise.grid`, of which `rank`'s block is made.
+    rank
+        The worker whose blocks are made, for a mapping.
+    progress
+        Show a bar when it takes longer than a second; by default where standard error is a terminal.
+    """
+    chosen = [m for m in _children_first(module) if check_fn is None or check_fn(m)]
+    targets = [(m, place, name) for m in chosen for place, name in _deferred_places(m, buffers_only)]
+    for owner, place, name in targets:
+        check_ours(place[name], f"{type(owner).__qualname__}.{name}")
+    tensors = [place[name] for _, place, name in targets]
+    blocks = [] if layout is None else _blocks(module, tensors, layout, rank)
+    cut = {id(fake) for fake, _ in blocks}
+    with progress_bar(progress) as bar:
+        make_blocks(blocks, step=bar.steps("blocks", len(blocks)))
+        make_real([t for t in tensors if id(t) not in cut], progress=bar.report)
+    for _, place, name in targets:
+        tensor = place[name]
+        place[name] = uninitialized(tensor) if isinstance(tensor, FakeUninitialized) else real_of(tensor)
+    for owner in chosen:
+        if isinstance(owner, nn.RNNBase) and not buffers_only:
+            owner._init_flat_weights()  # it keeps weak references to its parameters
+
+
+def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: Any) -> list[tuple[FakeTensor, Ranges]]:
+    """What `layout` cuts of the deferred parameters and buffers among `tensors`."""
+    wanted = {id(tensor) for tensor in tensors}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    cut: dict[int, tuple[str, FakeTensor, Ranges]] = {}
+    for name, tensor in named:
+        if id(tensor) not in wanted or not isinstance(tensor, FakeTensor):
+            continue
+        slices = slices_for(layout, rank, name, tensor.shape)
+        whole = tuple((0, n) for n in tensor.shape)
+        ranges = whole if slices is None else ranges_of(slices, tensor.shape, name)
+        first, _, agreed = cut.setdefault(id(tensor), (name, tensor, ranges))
+        if ranges != agreed:
+            raise PartitionError(
+                describe(
+                    f"materialize_module: {first} and {name} are one tensor, and `layout` cuts it in two ways:",
+                    [f"{first}: {agreed}", f"{name}: {ranges}"],
+                    fix="give tied tensors the same slices.",
+                )
+            )
+    blocks = {k: c for k, c in cut.items() if any(r != (0, n) for r, n in zip(c[2], c[1].shape, strict=True))}
+    _refuse_views(blocks, {id(t): t for t in tensors if isinstance(t, FakeTensor)})
+    return [(tensor, ranges) for _, tensor, ranges in blocks.values()]
+
+
+def _refuse_views(blocks: dict[int, tuple[str, FakeTensor, Ranges]], tensors: dict[int, FakeTensor]) -> None:
+    """A tensor that shares its storage with another one cannot be cut without parting the two."""
+    owners: dict[Any, int] = {}
+    for key, tensor in tensors.items():
+        other = owners.setdefault(tensor.value.cell, key)
+        if other != key and (key in blocks or other in blocks) and tensor.grad_fn is None:
+            name = blocks[key if key in blocks else other][0]
+            raise PartitionError(
+                describe(
+                    f"materialize_module: {name} shares its storage with another tensor of the module, so that a block "
+                    "of it alone would part the two.",
+                    fix="let `layout` give None for it, or do not make views of parameters in the constructor.",
+                )
+            )
+
+
+def _children_first(module: nn.Module) -> Iterator[nn.Module]:
+    seen: set[int] = set()
+
+    def walk(m: nn.Module) -> Iterator[nn.Module]:
+        if id(m) not in seen:
+            seen.add(id(m))
+            for child in m.children():
+                yield from walk(child)
+            yield m
+
+    return walk(module)
+
+
+def _deferred_places(module: nn.Module, buffers_only: bool) -> Iterator[tuple[Any, Any]]:
+    """Where a module keeps deferred tensors: (container, key). Plain attributes and lists in them count as well."""
+    places: list[Any] = [module._buffers] if buffers_only else [module._parameters, module._buffers, module.__dict__]
+    if not buffers_only:
+        places += [a for a in module.__dict__.values() if isinstance(a, list)]
+    for place in places:
+        for key, item in list(place.items() if isinstance(place, dict) else enumerate(place)):
+            if is_pending(item) or (isinstance(item, Tensor) and not buffers_only and hasattr(item, "keeper")):
+                yield place, key

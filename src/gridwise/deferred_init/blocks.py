@@ -1,0 +1,277 @@
+"""One block of a deferred tensor, made without the rest of it.
+
+The tape of the tensor's storage is replayed on the block alone. This is possible when every step that touched it is
+either
+
+    a fill that does not depend on position (constants) or can be cut (`filling.py`),
+    elementwise, with ingredients of which the same block can be made,
+    a write to a part of it (a row, a slice), which then meets the block in a smaller block, or not at all.
+
+Anything else needs the whole tensor: `NeedsWhole` says which operator, and `make_block` makes the whole tensor, takes
+the block and frees the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gridwise.deferred_init.filling import Fill, Ranges, fill_block, fills_are_known
+from gridwise.deferred_init.marking import FACTORIES, FILLS
+from gridwise.deferred_init.recording import literal
+from gridwise.deferred_init.replaying import real, replay, replaying
+from gridwise.deferred_init.tape import External, Node, Value
+from gridwise.fake.dispatch import operator
+
+aten = torch.ops.aten
+
+SMALL = 4096  # elements: an ingredient of up to this size is made whole
+
+_CONSTANTS: dict[Any, Callable[[Node], Any]] = {
+    aten.zeros.default: lambda node: 0,
+    aten.zeros_like.default: lambda node: 0,
+    aten.new_zeros.default: lambda node: 0,
+    aten.ones.default: lambda node: 1,
+    aten.ones_like.default: lambda node: 1,
+    aten.new_ones.default: lambda node: 1,
+    aten.full.default: lambda node: node.args[1],
+    aten.full_like.default: lambda node: node.args[1],
+    aten.new_full.default: lambda node: node.args[2],
+}
+_EMPTY = (aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default)
+_COPIES = (aten.clone.default, aten._to_copy.default)
+# The same bits whether torch takes its vector or its scalar path.
+_EXACT = (
+    aten.fill_.Scalar, aten.zero_.default, aten.copy_.default, aten.mul_.Tensor, aten.mul_.Scalar, aten.div_.Tensor,
+    aten.neg_.default, aten.abs_.default, aten.clamp_.default,
+)  # fmt: skip
+
+
+class Session:
+    """One call of `make_block`: what it has made already. Steps that share an ingredient make it once."""
+
+    def __init__(self, dry: bool = False) -> None:
+        self.dry = dry  # find out whether it can be done, on empty blocks
+        self.made: dict[tuple[Value, Ranges, float], Tensor] = {}
+
+
+class NeedsWhole(Exception):
+    """The block cannot be made alone; the text says why."""
+
+
+def make_block(value: Value, ranges: Ranges) -> Tensor:
+    """The block `ranges` of a value, contiguous and on its own storage."""
+    try:
+        with replaying():
+            return block_of(value, ranges, math.inf, Session())
+    except NeedsWhole:
+        whole = replay([value])[0].detach()
+        return whole[tuple(slice(*r) for r in ranges)].clone(memory_format=torch.contiguous_format)
+
+
+def reason_for_whole(value: Value) -> str | None:
+    """Why the blocks of a value cannot be made alone; None when they can. Makes no data."""
+    try:
+        with replaying():
+            block_of(value, tuple((0, 0) for _ in value.meta.shape), math.inf, Session(dry=True))
+    except NeedsWhole as reason:
+        return str(reason)
+    return None
+
+
+def block_of(value: Value, ranges: Ranges, before: float, session: Session) -> Tensor:
+    """The block of a value as it was at a time."""
+    if value.meta.numel() == 0:
+        return torch.empty([stop - start for start, stop in ranges], dtype=value.meta.dtype)
+    root = value.cell.writes[0].outputs[0]
+    if len(value.cell.writes[0].outputs) != 1 or root is None or not _is_whole(root.meta):
+        raise NeedsWhole(f"{_name(value.cell.writes[0])} gives more than one tensor, or a strided one")
+    dims = _dims_in(value.meta, root.meta)
+    start = _unravel(int(value.meta.storage_offset()), root.meta.shape)
+    wanted = [(s, s + 1) for s in start]
+    for dim, (first, last) in zip(dims, ranges, strict=True):
+        if dim is not None:
+            wanted[dim] = (start[dim] + first, start[dim] + last)
+    block = _replay_block(value, root, tuple(wanted), before, session)
+    return _as_view(block, dims)
+
+
+def _replay_block(value: Value, root: Value, box: Ranges, before: float, session: Session) -> Tensor:
+    writes = []
+    for node in reversed(value.cell.writes):
+        if node.time < before:
+            writes.append(node)
+            if node.overwrites:
+                break
+    created = value.cell.writes[0]
+    extents = [stop - start for start, stop in box]
+    if writes[-1] is created:
+        writes.pop()
+        block = _create(created, root, box, extents, session)
+    else:
+        block = torch.empty(extents, dtype=root.meta.dtype)
+    for node in reversed(writes):
+        _write(node, root, box, block, session)
+    return block
+
+
+def _create(node: Node, root: Value, box: Ranges, extents: list[int], session: Session) -> Tensor:
+    """The block of a tensor as the node that made it left it."""
+    meta, func = root.meta, node.func
+    if not all(k != "device" or str(v) == "cpu" for k, v in node.kwargs.items()):
+        raise NeedsWhole(f"{_name(node)} is on another device than the CPU")
+    if func in _EMPTY:
+        return torch.empty(extents, dtype=meta.dtype)
+    if func in _CONSTANTS:
+        return torch.full(extents, _CONSTANTS[func](node), dtype=meta.dtype)
+    if func in FACTORIES and FACTORIES[func] != "permutation":
+        block = torch.empty(extents, dtype=meta.dtype)
+        fill_block(_fill(node, FACTORIES[func], meta), meta.shape, box, block)
+        return block
+    if func is literal:
+        tensor = real(node.args[0], {})
+        return tensor[tuple(slice(*r) for r in box)].clone(memory_format=torch.contiguous_format)
+    if func not in _COPIES and torch.Tag.pointwise not in getattr(func, "tags", ()):
+        raise NeedsWhole(f"{_name(node)} is not elementwise")
+    if node.mark is not None or operator(func).written:
+        raise NeedsWhole(f"{_name(node)} cannot be cut")
+    args = [_ingredient(arg, meta, box, node, session) for arg in node.args]
+    kwargs = {k: _ingredient(v, meta, box, node, session) for k, v in node.kwargs.items()}
+    made = func(*args, **kwargs)
+    if func in _COPIES and made is args[0]:
+        made = made.clone()
+    return made.expand(extents).contiguous()
+
+
+def _write(node: Node, root: Value, box: Ranges, block: Tensor, session: Session) -> None:
+    """Let a node that writes in place act on the block of `root` that is at hand."""
+    target = node.args[0] if node.args else None
+    if type(target) is not Value or target.cell is not root.cell or len(operator(node.func).written) != 1:
+        raise NeedsWhole(f"{_name(node)} writes in an unusual way")
+    meta = target.meta
+    if meta.numel() == 0:
+        return
+    dims = _dims_in(meta, root.meta)
+    start = _unravel(int(meta.storage_offset()), root.meta.shape)
+    part: list[tuple[int, int]] = [(0, n) for n in meta.shape]  # of the target, in its own coordinates
+    inside: list[slice] = []  # of the block
+    shape_at = {dim: meta.shape[i] for i, dim in enumerate(dims) if dim is not None}
+    for dim, (first, last) in enumerate(box):
+        low, high = max(first, start[dim]), min(last, start[dim] + shape_at.get(dim, 1))
+        if high <= low and not session.dry:
+            return
+        inside.append(slice(low - first, max(high - first, low - first)))
+        if dim in dims:
+            part[dims.index(dim)] = (low - start[dim], max(high, low) - start[dim])
+    view = _as_view(block[tuple(inside)], dims)
+    work = view if view.is_contiguous() else torch.empty(view.shape, dtype=view.dtype)
+    if node.func in FILLS:
+        fill_block(_fill(node, FILLS[node.func], meta), meta.shape, tuple(part), work)
+    else:
+        if torch.Tag.pointwise not in node.func.tags and node.func not in _EXACT:
+            raise NeedsWhole(f"{_name(node)} is not elementwise")
+        if not meta.is_contiguous() and node.func not in _EXACT:
+            raise NeedsWhole(f"{_name(node)} acts on a strided tensor, where torch may round otherwise")
+        if node.mark is not None:
+            raise NeedsWhole(f"{_name(node)} draws random numbers in an order that cannot be cut")
+        if work is not view:
+            work.copy_(view)
+        args = [_ingredient(arg, meta, tuple(part), node, session) for arg in node.args[1:]]
+        kwargs = {k: _ingredient(v, meta, tuple(part), node, session) for k, v in node.kwargs.items()}
+        node.func(work, *args, **kwargs)
+    if work is not view:
+        view.copy_(work)
+
+
+def _fill(node: Node, kind: Any, meta: Tensor) -> Fill:
+    mark = node.mark
+    if mark is None or mark.device is not None or mark.end is None or not fills_are_known():
+        raise NeedsWhole(f"{_name(node)} is not known to be cut on this device")
+    if not meta.is_contiguous() or meta.is_complex():
+        raise NeedsWhole(f"{_name(node)} fills a strided or complex tensor")
+    given = [*node.args[1:], *(node.kwargs[k] for k in ("from", "to", "mean", "std") if k in node.kwargs)]
+    low, high = (*given, *(0.0, 1.0)[len(given) :]) if node.func in FILLS else (0.0, 1.0)
+    return Fill(kind, meta.numel(), meta.dtype, mark, (low, high))
+
+
+def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: Node, session: Session) -> Any:
+    """An argument of an elementwise node, cut to what the block `ranges` of its result needs."""
+    if isinstance(arg, list | tuple) and any(type(item) in (Value, External) for item in arg):
+        raise NeedsWhole(f"{_name(node)} takes a list of tensors")
+    if type(arg) is External:
+        tensor = real(arg, {})
+        cut = _broadcast(tensor.shape, result.shape, ranges)
+        return tensor[tuple(slice(*r) for r in cut)]
+    if type(arg) is not Value:
+        return arg
+    if session.dry and arg.meta.numel() <= SMALL:
+        return torch.empty([0 if n > 1 else 1 for n in arg.meta.shape], dtype=arg.meta.dtype)
+    cut = _broadcast(arg.meta.shape, result.shape, ranges)
+    if arg.meta.numel() <= SMALL:
+        whole = replay([arg], before=node.time)[0].detach()
+        return whole[tuple(slice(*r) for r in cut)]
+    if operator(node.func).written and arg.cell is node.args[0].cell:
+        raise NeedsWhole(f"{_name(node)} reads what it writes")
+    key = (arg, cut, max(write.time for write in arg.cell.writes if write.time < node.time))
+    if key not in session.made:
+        session.made[key] = block_of(arg, cut, node.time, session)
+    return session.made[key]
+
+
+# -- geometry: a view of a contiguous storage as a box of it
+
+
+def _is_whole(meta: Tensor) -> bool:
+    whole = meta.numel() * meta.element_size() == meta.untyped_storage().nbytes()
+    return meta.is_contiguous() and meta.storage_offset() == 0 and whole
+
+
+def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
+    """Which dim of the storage each dim of a view runs along; None for a dim of size 1 that runs along none."""
+    if meta.dtype != root.dtype:
+        raise NeedsWhole("a view with another dtype")
+    if meta.shape == root.shape and meta.stride() == root.stride():
+        return list(range(meta.dim()))
+    start = _unravel(int(meta.storage_offset()), root.shape)
+    by_stride = {stride: dim for dim, stride in enumerate(root.stride()) if root.shape[dim] > 1}
+    dims: list[int | None] = []
+    for size, stride in zip(meta.shape, meta.stride(), strict=True):
+        dim = None if size == 1 else by_stride.get(stride)
+        if size != 1 and (dim is None or dim in dims or start[dim] + size > root.shape[dim]):
+            raise NeedsWhole("a view that is no box of the tensor it views")
+        dims.append(dim)
+    return dims
+
+
+def _unravel(offset: int, shape: torch.Size) -> list[int]:
+    index = []
+    for size in reversed(shape):
+        offset, at = divmod(offset, size) if size else (0, 0)
+        index.append(at)
+    return index[::-1]
+
+
+def _as_view(block: Tensor, dims: list[int | None]) -> Tensor:
+    """A block of the storage, seen with the dims of the view."""
+    kept = [dim for dim in dims if dim is not None]
+    dropped = [dim for dim in range(block.dim()) if dim not in kept]
+    view = block.permute(*kept, *dropped)
+    for _ in dropped:
+        view = view.squeeze(-1)
+    for at, dim in enumerate(dims):
+        if dim is None:
+            view = view.unsqueeze(at)
+    return view
+
+
+def _broadcast(shape: torch.Size, result: torch.Size, ranges: Ranges) -> Ranges:
+    lead = len(result) - len(shape)
+    return tuple((0, 1) if n == 1 else ranges[lead + d] for d, n in enumerate(shape))
+
+
+def _name(node: Node) -> str:
+    return str(getattr(node.func, "__name__", node.func))

@@ -1,0 +1,190 @@
+"""Materialising: deferred tensors and modules become real, and keep who they are.
+
+The fake's own Python object becomes the real tensor (`torch.utils.swap_tensors`), so every list, optimiser and
+attribute that holds it sees the real one, and tied weights stay tied. Where torch does not allow it (a weak reference
+or an autograd graph holds the fake) a new tensor takes its place in the module, and the fake answers with that tensor
+from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from gridwise.deferred_init.blocks import make_block
+from gridwise.deferred_init.filling import Ranges
+from gridwise.deferred_init.recording import RECORDER
+from gridwise.deferred_init.replaying import replay
+from gridwise.deferred_init.tape import Cell, Value
+from gridwise.errors import DeferredInitError, describe
+from gridwise.fake.dispatch import geometry, with_geometry
+from gridwise.fake.parameters import FakeUninitialized
+from gridwise.fake.tensor import FakeTensor
+
+_OWN = (
+    "keeper",
+    "meta",
+    "given_device",
+    "value",
+    "became",
+    "parameter_class",
+    "_is_param",
+)  # attributes of the fake, not of the user
+
+
+def _nothing() -> None:
+    pass
+
+
+def is_pending(tensor: object) -> bool:
+    """Whether `tensor` is a deferred tensor that is not real yet."""
+    return isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.keeper is RECORDER
+
+
+def check_ours(tensor: Tensor, name: str = "") -> None:
+    if isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.keeper is not RECORDER:
+        raise DeferredInitError(
+            describe(
+                f"{name or 'The tensor'} is a fake tensor that was not constructed in a deferred-init context: "
+                "how to make it real was never recorded.",
+                fix="build the module with gridwise.deferred_init.deferred_init instead of fake_mode.",
+            )
+        )
+
+
+def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
+    """Make these deferred tensors real, all in one replay; `real_of` tells what each has become."""
+    pending: dict[int, FakeTensor] = {}
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor) and "became" not in tensor.__dict__:
+            for fake in (*_leaves_behind(tensor), tensor):
+                pending[id(fake)] = fake
+    fakes = [fake for fake in pending.values() if "became" not in fake.__dict__]
+    storages = _storages([fake.value for fake in fakes if fake.grad_fn is None], progress)
+    made: dict[Value, Tensor] = {}
+    reals: list[Tensor] = []
+    for fake in fakes:
+        if fake.grad_fn is None:
+            real = _leaf(fake, storages[fake.value.cell])
+            if fake.requires_grad or fake.value not in made:  # a parameter and its `detach()` share their value
+                made[fake.value] = real
+        else:
+            real = replay([fake.value], given=made)[0]
+        reals.append(_dressed(real, fake))
+    _adopt(fakes, reals)
+
+
+def make_blocks(wanted: Iterable[tuple[FakeTensor, Ranges]], step: Callable[[], None] = _nothing) -> None:
+    """Make one block of each of these deferred tensors; the block takes the tensor's place, as in `make_real`."""
+    for fake, ranges in wanted:
+        block = block_for(fake, ranges)
+        _adopt([fake], [_dressed(block, fake)])
+        step()
+
+
+def block_for(fake: FakeTensor, ranges: Ranges) -> Tensor:
+    """One block of a deferred tensor, which stays deferred."""
+    return _as_parameter(make_block(fake.value, ranges), fake)
+
+
+def real_of(tensor: Any) -> Any:
+    """What a tensor that went through `make_real` is now: itself, or the one that took its place."""
+    return tensor.__dict__.get("became", tensor) if isinstance(tensor, FakeTensor) else tensor
+
+
+def _leaves_behind(fake: FakeTensor) -> Iterator[FakeTensor]:
+    """The deferred parameters that the autograd graph of `fake` ends in."""
+    waiting, seen = [fake.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, FakeTensor):
+            yield leaf
+        waiting += [following for following, _ in node.next_functions]
+
+
+def _storages(values: list[Value], progress: Any) -> dict[Cell, Tensor]:
+    """A real tensor on the storage of every cell; a storage that is real already is found again, not made twice."""
+    found: dict[Cell, Tensor] = {}
+    missing: dict[Cell, Value] = {}
+    for value in values:
+        cell = value.cell
+        storage = None if cell.made is None else torch.UntypedStorage._new_with_weak_ptr(cell.made.cdata)
+        if storage is not None:
+            found[cell] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        else:
+            missing[cell] = value
+    for value, real in zip(missing.values(), replay(list(missing.values()), progress=progress), strict=True):
+        found[value.cell] = real
+        value.cell.made = StorageWeakRef(real.untyped_storage())
+    return found
+
+
+def _leaf(fake: FakeTensor, real: Tensor) -> Tensor:
+    return _as_parameter(with_geometry(real.detach(), geometry(fake.meta)), fake)
+
+
+def _as_parameter(real: Tensor, fake: FakeTensor) -> Tensor:
+    """`real` in the class that the fake stands for."""
+    if getattr(fake, "_is_param", False):
+        cls = fake.__dict__.get("parameter_class", nn.Parameter)
+        return torch.Tensor._make_subclass(cls, real, fake.requires_grad)
+    return real.requires_grad_(fake.requires_grad and fake.grad_fn is None)
+
+
+def _dressed(real: Tensor, fake: FakeTensor) -> Tensor:
+    """`real` with the attributes and hooks that the user gave to the fake."""
+    for name, attribute in fake.__dict__.items():
+        if name not in _OWN:
+            setattr(real, name, attribute)
+    if fake._backward_hooks is not None and fake.grad_fn is None:
+        real._backward_hooks = fake._backward_hooks
+    return real
+
+
+def _adopt(fakes: list[FakeTensor], reals: list[Tensor]) -> None:
+    """Let each fake's object become its real tensor. A view holds on to its base, so those that fail try again."""
+    pairs = list(zip(fakes, reals, strict=True))
+    fakes.clear()
+    reals.clear()
+    before, refused = len(pairs) + 1, pairs
+    while pairs:
+        refused = []
+        while pairs:
+            fake, real = pairs.pop()
+            if not _swap(fake, real):
+                refused.append((fake, real))
+        if len(refused) == before:
+            break
+        pairs, before = refused, len(refused)
+    for fake, real in refused:
+        fake.became = real
+
+
+def _swap(fake: FakeTensor, real: Tensor) -> bool:
+    if real._use_count() > 1:  # type: ignore[attr-defined]  # an autograd graph holds it: swapping would spoil the graph
+        return False
+    try:
+        torch.utils.swap_tensors(fake, real)
+    except RuntimeError:
+        return False
+    return True
+
+
+def uninitialized(lazy: Any) -> Tensor:
+    """The real counterpart of a Lazy module's parameter that has no shape yet, the same at every call."""
+    if not hasattr(lazy, "became"):
+        options = (lazy.requires_grad, lazy.pretended, lazy.data.dtype)
+        if hasattr(lazy, "persistent"):
+            lazy.became = UninitializedBuffer(*options, lazy.persistent)  # type: ignore[call-arg]
+        else:
+            lazy.became = UninitializedParameter(*options)  # type: ignore[call-arg]
+    return lazy.became

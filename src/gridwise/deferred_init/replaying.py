@@ -1,0 +1,155 @@
+"""Replaying: run the part of the tape that some values need, in the order of recording, on real tensors.
+
+    content(cell, t)   the nodes that wrote to the cell before t, back to the last one that overwrote all of it
+    value              the node that made it, and so on through its arguments, each with its content at that node's time
+
+The nodes run once each, in order of time, so in-place operators and views meet the storages as they were. Random ones
+start from their mark. Whatever is not asked for is dropped after its last use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gridwise.deferred_init.streams import DEFAULT, Mark
+from gridwise.deferred_init.tape import Cell, External, Node, Value, values_in
+from gridwise.errors import DeferredInitError, describe
+
+
+def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[Node]:
+    """Every node that must run to have these values as they were at a time, with the `given` ones there, in order."""
+    filled = {value.cell for value in given}  # storages that need no filling any more
+    chosen: set[Node] = set()
+    seen: set[tuple[Cell, float]] = set()
+    waiting: list[tuple[Value, float]] = [(value, before) for value in values if value not in given]
+    nodes: list[Node] = []
+
+    def choose(node: Node) -> None:
+        if node not in chosen:
+            chosen.add(node)
+            nodes.append(node)
+
+    while waiting or nodes:
+        if nodes:
+            node = nodes.pop()
+            arguments = values_in(node.args) + values_in(node.kwargs.values())
+            made_here = {output.cell for output in node.outputs if output is not None}
+            for position, value in enumerate(arguments):
+                # a view looks at no data, and an overwrite not at what it overwrites
+                blind = value.cell in made_here or (node.overwrites and position == 0)
+                if value not in given:
+                    waiting.append((value, -math.inf if blind else node.time))
+            continue
+        value, time = waiting.pop()
+        choose(value.node)
+        if time > 0 and value.cell not in filled and (value.cell, time) not in seen:
+            seen.add((value.cell, time))
+            for write in reversed(value.cell.writes):
+                if write.time < time:
+                    choose(write)
+                    if write.overwrites:
+                        break
+    return sorted(chosen, key=lambda node: node.time)
+
+
+@contextmanager
+def replaying() -> Iterator[None]:
+    """No modes, no autocast, and the default generator as it was before."""
+    with _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
+        saved = DEFAULT.get_state()
+        try:
+            yield
+        finally:
+            DEFAULT.set_state(saved)
+
+
+def replay(
+    values: Sequence[Value],
+    given: dict[Value, Tensor] | None = None,
+    before: float = math.inf,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Tensor]:
+    """The real tensors of these values. `given` holds those that exist already."""
+    env: dict[Value, Tensor] = dict(given or {})
+    nodes = nodes_for(values, env, before)
+    uses = Counter(v for node in nodes for v in values_in(node.args) + values_in(node.kwargs.values()))
+    uses.update(values)
+    with replaying():
+        for done, node in enumerate(nodes):
+            _run(node, env)
+            for value in values_in(node.args) + values_in(node.kwargs.values()):
+                uses[value] -= 1
+                if not uses[value]:
+                    env.pop(value, None)
+            if progress is not None:
+                progress(done + 1, len(nodes))
+    return [env[value] for value in values]
+
+
+def _run(node: Node, env: dict[Value, Tensor]) -> None:
+    args = real(node.args, env)
+    kwargs = {k: real(v, env) for k, v in node.kwargs.items()} if node.kwargs else {}
+    with torch.set_grad_enabled(node.grad_enabled), _default_dtype(node.default_dtype):
+        result = node.func(*args, **kwargs) if node.mark is None else run_at(node.mark, node.func, args, kwargs)[0]
+    results = iter(_flat(result))
+    for output in node.outputs:
+        made = next(results)
+        if output is not None:
+            env[output] = made
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def run_at(mark: Mark, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
+    """The result of a random operator run from its mark, and the generator's state after it. Leaves the CPU's default
+    generator there (`replaying` puts it back), and CUDA's as it was."""
+    generator = DEFAULT if mark.device is None else torch.cuda.default_generators[mark.device.index]
+    before = generator.get_state() if mark.device is not None else None
+    generator.set_state(mark.state())
+    result = func(*args, **kwargs)
+    after = generator.get_state()
+    if mark.end is not None:
+        mark.stream.reached(mark.end, after)
+    if before is not None:
+        generator.set_state(before)
+    return result, after
+
+
+def real(arg: Any, env: dict[Value, Tensor]) -> Any:
+    if type(arg) is Value:
+        return env[arg]
+    if type(arg) is External:
+        if arg.tensor._version != arg.version:
+            raise DeferredInitError(
+                describe(
+                    f"A tensor of size {tuple(arg.tensor.shape)} that the constructor used was updated in-place: "
+                    f"version {arg.version} then, {arg.tensor._version} now. Materialization cannot be performed.",
+                    fix="give the constructor a clone of it, or materialise before changing it.",
+                )
+            )
+        return arg.tensor
+    if isinstance(arg, tuple | list):
+        return type(arg)([real(item, env) for item in arg]) if type(arg) in (tuple, list) else arg
+    return arg
+
+
+def _flat(result: Any) -> list[Any]:
+    if isinstance(result, list | tuple):
+        return [leaf for item in result for leaf in _flat(item)]
+    return [result]

@@ -1,0 +1,307 @@
+"""What an operator gives when some of its tensors are fake: the meta kernel's geometry, on the device eager would use.
+
+    explicit `device` argument  ->  device of the first tensor that is no 0-dim CPU one  ->  cpu
+
+A `Keeper` answers for the fakes it made. The plain one only pretends; the one of `gridwise.deferred_init` derives from
+it, writes down what it sees, and can run it for real where data is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from gridwise.errors import FakeTensorError, describe
+from gridwise.fake.tensor import FakeTensor, make_fake
+
+aten = torch.ops.aten
+
+FILLS = (aten.uniform_.default, aten.normal_.default, aten.fill_.Scalar, aten.zero_.default)
+CPU = torch.device("cpu")
+META = torch.device("meta")
+_NEEDS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+# Running mean and variance are changed, though the schema does not say so.
+_UNDECLARED_WRITES = (
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the schema of an ATen operator says, read once."""
+
+    name: str
+    written: tuple[int | str, ...]  # arguments that it changes: positions, or names of keyword-only ones
+    returns_written: bool  # it returns them, and nothing else
+    random: bool
+    needs_data: bool
+    has_device: bool
+    reshapes: bool  # it changes the geometry of what it writes to
+
+
+@cache
+def operator(func: Any) -> Operator:
+    schema = func._schema
+    written: list[int | str] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(argument.name if argument.kwarg_only else position)
+    if func in _UNDECLARED_WRITES:
+        written = [3, 4]
+    returned = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
+    return Operator(
+        name=str(func),
+        written=tuple(written),
+        returns_written=bool(returned) and all(returned),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        needs_data=any(tag in func.tags for tag in _NEEDS_DATA),
+        has_device=any(a.name == "device" for a in schema.arguments),
+        reshapes=torch.Tag.inplace_view in func.tags
+        or func.__name__.split(".")[0] in ("resize_", "resize_as_", "set_"),
+    )
+
+
+class Keeper:
+    """Makes fakes and answers for every operator on them."""
+
+    pretends_devices = True  # a device need not be there
+
+    def __init__(self, fake_cuda: bool = False) -> None:
+        self.fake_cuda = fake_cuda
+
+    # -- operators
+
+    def shortcuts(self) -> dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]:
+        """Faster ways for what constructors do most; each may answer NotImplemented."""
+        return {aten.empty.memory_format: self.empty} | dict.fromkeys(FILLS, self.fill)
+
+    def empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device = kwargs.get("device") or CPU
+        if device.type == "meta" or kwargs.get("memory_format") is not None or kwargs.get("layout") is not None:
+            return NotImplemented
+        self.check_device(device)
+        return self.new(torch.empty(args[0], dtype=kwargs.get("dtype"), device=META), device, func, args, kwargs)
+
+    def new(self, meta: Tensor, device: torch.device, func: Any, args: Any, kwargs: Any) -> FakeTensor:
+        return make_fake(self, meta, device)
+
+    def fill(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fake = args[0]
+        if not isinstance(fake, FakeTensor) or not fake.meta.is_floating_point():
+            return NotImplemented
+        check_fill(func, args)
+        return fake
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator in which at least one tensor is fake, or of a factory in the mode."""
+        op = operator(func)
+        if needs_data(func, op, args):
+            self.refuse(op, "needs the data of a fake tensor, and a fake has none")
+        device = self.device_of(op, args, kwargs)
+        try:
+            result = self.on_meta(func, op, args, kwargs)
+        except NotImplementedError as error:
+            self.refuse(op, "has no meta kernel in this torch, so its result cannot be pretended", error)
+        if op.returns_written:
+            return returned(op, args, kwargs)
+        return self.wrap(result, device)
+
+    def run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator that has real tensors only."""
+        return func(*args, **kwargs)
+
+    def device_of(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+        """Where the result lives; raises where eager would."""
+        found: torch.device | None = None
+        is_scalar = False
+        if op.has_device:
+            explicit = kwargs.get("device")
+            if explicit is not None:
+                self.check_device(explicit)
+                if args and isinstance(args[0], FakeTensor) and args[0].device == explicit:
+                    return args[0].given_device
+                return explicit
+            if not args or not isinstance(args[0], Tensor):
+                return CPU
+        for tensor in tensors_in(args, kwargs):
+            device = tensor.given_device if isinstance(tensor, FakeTensor) else tensor.device
+            if found is None or (found.type == "cpu" and is_scalar):
+                found, is_scalar = device, tensor.dim() == 0
+            elif device != found and tensor.dim() != 0 and _same(device) != _same(found) and "copy" not in op.name:
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device, but found at least two devices, "
+                    f"{found} and {device}! ({op.name}{self.place()})"
+                )
+        return found or CPU
+
+    def check_device(self, device: torch.device) -> None:
+        if device.type == "cuda" and not self.fake_cuda and not torch.cuda.is_available():
+            raise FakeTensorError(
+                describe(
+                    f"A fake tensor on `device` (={str(device)!r}) was asked for, and this machine has no CUDA.",
+                    fix="use fake_mode(fake_cuda=True) to pretend that it has.",
+                )
+            )
+
+    def on_meta(self, func: Any, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if op.reshapes and isinstance(args[0], FakeTensor):
+            self.part_from_aliases(args[0])
+        meta_args = tuple([to_meta(a) if isinstance(a, Tensor | list | tuple) else a for a in args])
+        meta_kwargs = {k: to_meta(v) for k, v in kwargs.items()} if kwargs else {}
+        if op.has_device and (meta_kwargs.get("device") is not None or not args or not isinstance(args[0], Tensor)):
+            meta_kwargs["device"] = META
+        if meta_kwargs.get("pin_memory"):
+            meta_kwargs["pin_memory"] = False
+        if op.random and meta_kwargs.get("generator") is not None:
+            meta_kwargs["generator"] = None
+        for tensor in tensors_in(written_by(op, args, kwargs)):
+            if not isinstance(tensor, FakeTensor):
+                self.refuse(op, "would write fake values into a real tensor")
+        result = func(*meta_args, **meta_kwargs)
+        if op.reshapes:
+            fake = args[0]
+            fake.take_geometry(make_fake(self, fake.meta, fake.given_device, fake.value))
+        return result
+
+    def wrap(self, result: Any, device: torch.device) -> Any:
+        if isinstance(result, Tensor):
+            return make_fake(self, result, device)
+        if isinstance(result, list | tuple):
+            return type(result)(self.wrap(item, device) for item in result)
+        return result
+
+    def part_from_aliases(self, fake: FakeTensor) -> None:
+        """Give a fake a meta tensor of its own before its geometry changes: `detach` shares them."""
+        fake.meta = fake.meta.detach()
+
+    # -- what reaches a fake without an operator
+
+    def read(self, fake: FakeTensor, asked: str) -> Tensor:
+        """The real values of `fake`; a plain fake has none."""
+        raise FakeTensorError(
+            describe(
+                f"{asked} of a fake tensor of size {tuple(fake.shape)}{self.place()}: a fake has no data.",
+                fix="use a real tensor here, or gridwise.deferred_init, which computes the values when they are read.",
+            )
+        )
+
+    def constant(self, real: Tensor) -> FakeTensor:
+        """A fake of a literal such as `torch.tensor([1, 2])`."""
+        return make_fake(self, to_meta(real), real.device)
+
+    def copy_storage(self, fake: FakeTensor) -> FakeTensor:
+        """A fake of the whole storage behind `fake`, copied."""
+        return make_fake(self, storage_copy(fake.meta), fake.given_device)
+
+    def restride(self, whole: FakeTensor, like: FakeTensor) -> FakeTensor:
+        """A view of `whole`'s storage with the geometry of `like`."""
+        return make_fake(self, with_geometry(whole.meta, geometry(like.meta)), like.given_device)
+
+    # -- errors
+
+    def refuse(self, op: Operator, why: str, cause: BaseException | None = None) -> NoReturn:
+        # No NotImplementedError: torch.nn.utils.parametrize takes that for an answer and goes on.
+        raise FakeTensorError(
+            describe(
+                f"{op.name}{self.place()} {why}.",
+                fix="keep this operator out of the mode, or give it real tensors only.",
+            )
+        ) from cause
+
+    @staticmethod
+    def place() -> str:
+        """`, called in Linear.reset_parameters,`: the innermost module at work, for messages."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module):
+                return f", called in {type(owner).__qualname__}.{frame.f_code.co_name},"
+            frame = frame.f_back
+        return ""
+
+
+PLAIN = Keeper()
+PLAIN_CUDA = Keeper(fake_cuda=True)
+
+Geometry = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
+
+
+def geometry(tensor: Tensor) -> Geometry:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype
+
+
+def with_geometry(tensor: Tensor, target: Geometry) -> Tensor:
+    """Another name for the storage behind `tensor`."""
+    size, stride, offset, dtype = target
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), offset, size, stride)
+
+
+def storage_copy(tensor: Tensor) -> Tensor:
+    """A tensor of the same geometry on a copy of the whole storage."""
+    storage = tensor.untyped_storage()
+    new = torch.UntypedStorage(storage.nbytes(), device=tensor.device)
+    if tensor.device.type != "meta":
+        new.copy_(storage)
+    size, stride, offset, dtype = geometry(tensor)
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(new, offset, size, stride)
+
+
+def needs_data(func: Any, op: Operator, args: tuple[Any, ...]) -> bool:
+    """Whether the result, or its shape, depends on values. `tensor[index]` does only where the index is a mask."""
+    if func is aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return op.needs_data
+
+
+def written_by(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an operator writes to."""
+    found = [(args[w] if w < len(args) else None) if isinstance(w, int) else kwargs.get(w) for w in op.written]
+    return [argument for argument in found if argument is not None]
+
+
+def returned(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator that returns what it wrote to returns."""
+    written = written_by(op, args, kwargs)
+    return written[0] if len(written) == 1 else tuple(written)
+
+
+def tensors_in(args: Any, kwargs: dict[str, Any] | None = None) -> Iterator[Tensor]:
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, list | tuple):
+            yield from tensors_in(arg)
+    if kwargs:
+        yield from tensors_in(kwargs.values())
+
+
+def to_meta(arg: Any) -> Any:
+    if isinstance(arg, FakeTensor):
+        return arg.meta
+    if isinstance(arg, Tensor):
+        return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=META)
+    if isinstance(arg, list | tuple):
+        return type(arg)([to_meta(item) for item in arg])
+    return arg
+
+
+def _same(device: torch.device) -> tuple[str, int]:
+    return device.type, device.index or 0
+
+
+def check_fill(func: Any, args: tuple[Any, ...]) -> None:
+    """Refuse the parameters that torch's kernels refuse."""
+    first, second = (*args[1:], *(0.0, 1.0)[len(args) - 1 :]) if len(args) < 3 else args[1:3]
+    if func is aten.uniform_.default and not first <= second:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={first} > to={second}")
+    if func is aten.normal_.default and not second >= 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {second}")

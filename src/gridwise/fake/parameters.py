@@ -1,0 +1,111 @@
+"""What torch decides by the class of a parameter, kept for fakes.
+
+`torch.nn.LazyLinear` and its kin make an `UninitializedParameter` in their constructor and turn it into a Parameter
+at the first forward; a subclass of `nn.Parameter` is remembered by its class. Both happen in torch's constructors
+without asking the dispatcher, so while a mode is on these constructors are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from gridwise.fake.tensor import FakeTensor
+
+if TYPE_CHECKING:
+    from gridwise.fake.dispatch import Keeper
+
+
+class FakeUninitialized:
+    """What the two kinds below share; a mixin for `torch.nn.parameter.UninitializedTensorMixin`."""
+
+    is_fake = True
+    keeper: Keeper
+    pretended: torch.device
+
+    def materialize(self, shape: Any, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        """Become a fake Parameter (or buffer) of this shape, under the same name."""
+        tensor: Any = self
+        target = torch.device(device) if device is not None else self.pretended
+        with torch.no_grad():
+            fake = self.keeper.run(
+                torch.ops.aten.empty.memory_format,
+                (list(shape),),
+                {"dtype": dtype or tensor.data.dtype, "device": target},
+            )
+        fake = fake.requires_grad_(tensor.requires_grad)
+        for flag in ("_is_buffer", "persistent"):
+            if hasattr(self, flag):
+                setattr(fake, flag, getattr(self, flag))
+        if isinstance(tensor, UninitializedParameter):
+            fake._is_param = True
+        torch.utils.swap_tensors(tensor, fake)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        tensor: Any = self
+        if id(self) not in memo:
+            persistent = vars(self).get("persistent")
+            memo[id(self)] = make_uninitialized(
+                self.keeper, type(self), tensor.requires_grad, self.pretended, tensor.data.dtype, persistent
+            )
+        return memo[id(self)]
+
+
+class FakeUninitializedParameter(FakeUninitialized, UninitializedParameter):
+    """An `UninitializedParameter` that will be fake."""
+
+
+class FakeUninitializedBuffer(FakeUninitialized, UninitializedBuffer):
+    """An `UninitializedBuffer` that will be fake."""
+
+
+def make_uninitialized(
+    keeper: Keeper, cls: Any, requires_grad: bool, device: Any, dtype: torch.dtype | None, persistent: bool | None
+) -> Any:
+    if device is None:
+        device = torch.empty(0).given_device  # type: ignore[attr-defined]  # what the mode makes of no device
+    with torch.utils._python_dispatch._disable_current_modes():
+        data = torch.empty(0, dtype=dtype, device="cpu")
+        made = torch.Tensor._make_subclass(cls, data, requires_grad)
+    made.keeper = keeper
+    made.pretended = torch.device(device)
+    if persistent is not None:
+        made.persistent, made._is_buffer = persistent, True
+    return made
+
+
+@contextmanager
+def parameters_of(keeper: Keeper) -> Iterator[None]:
+    """While inside, torch's parameter classes make what this file describes."""
+
+    def parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        made = before[nn.Parameter](cls, data, requires_grad)
+        if type(made) is FakeTensor and cls is not nn.Parameter:
+            made.parameter_class = cls
+        return made
+
+    def lazy_parameter(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+        return make_uninitialized(keeper, FakeUninitializedParameter, requires_grad, device, dtype, None)
+
+    def lazy_buffer(
+        cls: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, persistent: bool = True
+    ) -> Any:
+        return make_uninitialized(keeper, FakeUninitializedBuffer, requires_grad, device, dtype, persistent)
+
+    ours = {nn.Parameter: parameter, UninitializedParameter: lazy_parameter, UninitializedBuffer: lazy_buffer}
+    before: dict[Any, Any] = {cls: cls.__new__ for cls in ours}
+    _install(ours)
+    try:
+        yield
+    finally:
+        _install(before)
+
+
+def _install(constructors: dict[Any, Any]) -> None:
+    for cls, new in constructors.items():
+        cls.__new__ = staticmethod(new)

@@ -1,0 +1,218 @@
+"""The fake tensor: a tensor's geometry without its data.
+
+A fake is a torch wrapper subclass with the size, strides, dtype and device that it pretends to have, beside a *meta*
+tensor of the same geometry on which torch's shape rules run. Two fakes are views of one another when their meta tensors
+share a storage. Each fake belongs to a *keeper* (see dispatch.py) that answers for every operator it meets.
+
+Torch's own FakeTensor is not used: it cannot be swapped (casts of modules, channels_last), made lazily (Lazy modules)
+or filled at random on a CUDA device that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from gridwise.errors import FakeTensorError, describe
+from gridwise.fake import indexing
+
+if TYPE_CHECKING:
+    from gridwise.fake.dispatch import Keeper
+
+_native_data = torch.Tensor.data  # the C++ property
+
+
+class FakeTensor(Tensor):
+    """A tensor without data. Made by `fake_mode` and by `gridwise.deferred_init`, never by hand."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # all arrives below autograd
+
+    is_fake = True
+    keeper: Keeper
+    meta: Tensor
+    given_device: torch.device  # as the user wrote it: `cuda`, where `device` says `cuda:0`
+    value: Any  # what the keeper knows of it
+    parameter_class: type[Tensor]  # a subclass of nn.Parameter that it is to be
+    became: Tensor  # the real tensor that took its place, where it could not become real itself
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        first = next(_fakes_in((args, kwargs)))
+        return first.keeper.run(func, args, kwargs or {})
+
+    # -- what a fake looks like
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        parts = [f"size={tuple(self.shape)}"]
+        if self.dtype != torch.get_default_dtype():
+            parts.append(f"dtype={self.dtype}")
+        if self.device.type != "cpu":
+            parts.append(f"device={self.given_device}")
+        if self.requires_grad:
+            parts.append("requires_grad=True")
+        heading = "Parameter containing:\n" if getattr(self, "_is_param", False) else ""
+        return f"{heading}tensor(..., {', '.join(parts)}, fake=True)"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    # -- what torch does without asking the dispatcher
+
+    def detach(self) -> Tensor:
+        """Another fake of the same storage. `nn.Parameter` asks for one every time, so this takes no detour."""
+        return make_fake(self.keeper, self.meta, self.given_device, self.value)
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        if not isinstance(other, FakeTensor) or other.keeper is not self.keeper:
+            raise FakeTensorError(
+                describe(
+                    f"`.data` of a fake tensor was set to a tensor of another kind ({type(other).__name__}).",
+                    fix="set it to a fake made in the same mode, or make the real tensor first.",
+                )
+            )
+        self.take_geometry(other)
+
+    def take_geometry(self, other: FakeTensor) -> None:
+        """Become another name of `other`'s storage, as `self.data = other` does."""
+        _native_data.__set__(self, other)  # type: ignore[attr-defined]
+        self.meta, self.given_device, self.value = other.meta, other.given_device, other.value
+
+    def tolist(self) -> Any:
+        return self.keeper.read(self, "tolist()").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.keeper.read(self, "numpy()").numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        array = self.keeper.read(self, "__array__()").numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def new(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        if len(args) == 1 and isinstance(args[0], list | tuple) and not isinstance(args[0], torch.Size):
+            return self.new_tensor(args[0], **kwargs)
+        return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args, **kwargs)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return indexing.take(self, index) if self._has_no_driver() else super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self._has_no_driver():
+            indexing.put(self, index, value)
+        else:
+            super().__setitem__(index, value)
+
+    def _has_no_driver(self) -> bool:
+        return self.is_cuda and not torch.cuda.is_available()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol."
+            )
+        with torch.no_grad():
+            copy = self._copy_for(memo)
+        copy.requires_grad_(self.requires_grad)
+        for name, attribute in self.__dict__.items():
+            if name not in ("keeper", "meta", "given_device", "value"):
+                copy.__dict__[name] = attribute
+        memo[id(self)] = copy
+        return copy
+
+    def _copy_for(self, memo: dict[int, Any]) -> Tensor:
+        if getattr(self, "_is_param", False):
+            return self.detach().clone(memory_format=torch.preserve_format)
+        # A plain tensor's copy is a copy of its storage, once for all the views of it that are copied together.
+        storage = self.meta.untyped_storage()._cdata
+        if storage not in memo:
+            memo[storage] = self.keeper.copy_storage(self)
+        whole = memo[storage]
+        return self.keeper.restride(whole, self)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise FakeTensorError(
+            describe(
+                f"A fake tensor of size {tuple(self.shape)} cannot be pickled or saved: it has no data.",
+                fix="materialise it first (gridwise.deferred_init.materialize_module), or keep its shape and dtype.",
+            )
+        )
+
+    def data_ptr(self) -> int:
+        return 0  # as of a meta tensor; torch.nn.LSTM asks, to see whether its weights share a storage
+
+    def untyped_storage(self) -> NoReturn:
+        self._no_storage("untyped_storage()")
+
+    def storage(self) -> NoReturn:
+        self._no_storage("storage()")
+
+    def _typed_storage(self) -> NoReturn:
+        self._no_storage("storage()")
+
+    def _no_storage(self, asked: str) -> NoReturn:
+        raise FakeTensorError(
+            describe(
+                f"{asked} of a fake tensor of size {tuple(self.shape)}: there is no storage behind it.",
+                fix="materialise the tensor first; `gridwise.fake.meta_like` gives a meta tensor of the same geometry.",
+            )
+        )
+
+
+def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = None) -> FakeTensor:
+    """A fake of `meta`'s geometry that says it lives on `device`."""
+    fake: FakeTensor = torch.Tensor._make_wrapper_subclass(
+        FakeTensor,
+        meta.shape,
+        meta.stride(),
+        meta.storage_offset(),
+        dtype=meta.dtype,
+        device=device if device.type == "cpu" else _with_index(device),
+    )
+    fake.keeper = keeper
+    fake.meta = meta
+    fake.given_device = device
+    fake.value = value
+    if meta.is_complex() and meta.is_conj():
+        torch._C._set_conj(fake, True)
+    if meta.is_neg():
+        torch._C._set_neg(fake, True)
+    return fake
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Torch's own code asks for an index, and asks a driver that may not be there when it finds none."""
+    if device.index in range(256):  # an index is there
+        return device
+    index = torch.cuda.current_device() if device.type == "cuda" and torch.cuda.is_initialized() else 0
+    return torch.device(device.type, index)
+
+
+def _fakes_in(nested: Any) -> Iterator[FakeTensor]:
+    if isinstance(nested, FakeTensor):
+        yield nested
+    elif isinstance(nested, list | tuple | dict):
+        for item in nested.values() if isinstance(nested, dict) else nested:
+            yield from _fakes_in(item)
+
+
+def is_fake(tensor: object) -> bool:
+    """Whether `tensor` is a fake tensor."""
+    return hasattr(type(tensor), "is_fake")
+
+
+def meta_like(fake: Tensor) -> Tensor:
+    """A detached meta tensor with the size, strides and dtype of `fake`."""
+    if not isinstance(fake, FakeTensor):
+        raise ValueError("`fake` was expected to be a fake tensor.")
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")

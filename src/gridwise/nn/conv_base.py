@@ -1,0 +1,259 @@
+"""How convolutions are spread over batch x channel x space grids.
+
+    y[n, o] = b[o] + sum_c w[o, c] * x[n, c]        * the windowed sum over space
+
+Two ways to spread the work:
+
+    only P_x         a worker makes its block of the output (batch, channels, space) from all input channels of its
+                     groups, with the weight's rows for that block
+    P_x, P_y, P_w    P_w (p_co, p_ci, *space): worker (i, j) holds block (i, j) of the weight and makes a part of output
+                     block i from input block j; the parts are summed over j, to the blocks on P_y
+
+Weights are not sent in forward; their gradients are summed over the workers that hold the same block (`parameter`).
+With groups, P_w's second axis cuts the channels inside each group. `conv` has the classes that users see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..grid import (
+    Box,
+    Copies,
+    Cuts,
+    Grid,
+    Interval,
+    Layout,
+    Shape,
+    balanced_cuts,
+    group_runs,
+    groups_of,
+    hull_then_pad,
+    leave_to_torch,
+    window_need,
+)
+from ..grid.cuts import interval
+from ..partition import Partition
+from .agreement import key_of
+from .copy import Copy, Sum
+from .operator import Ticket, apply
+from .parameter import Spread
+from .windowed import Rows, Share, Size, Windowed, empty_output, nothing
+
+SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
+FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+@dataclass(frozen=True)
+class Channels:
+    """What a worker makes of the channels: these outputs, from these inputs of each of their groups."""
+
+    outputs: Interval
+    inputs: Interval
+
+
+class Conv(Windowed):
+    """What all convolutions do; see `DistributedConv2d` for the arguments."""
+
+    splits_sums: ClassVar[bool | None] = None
+    """Whether the family has `P_y` and `P_w`; None for either."""
+
+    in_channels: int
+    out_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    padding_mode: str
+
+    def __init__(
+        self,
+        P_x: Partition,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        P_y: Partition | None = None,
+        P_w: Partition | None = None,
+        buffer_manager: object = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(P_x)
+        self.P_y, self.P_w = P_y, P_w
+        arguments = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+        self._takes_part(*(p for p in (P_x, P_y, P_w) if p is not None), signature=", ".join(map(repr, arguments)))
+
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
+
+        template = self._build(make, self._spreads_of, device, self._problem_with_partitions())
+        self._imitates(template)
+        self._pad_mode = self.padding_mode
+        self._work: Channels | None = None
+        self._sum: tuple[Sum, int] | None = None
+
+    def _problem_with_partitions(self) -> str | None:
+        if (self.P_w is None) != (self.P_y is None):
+            return "needs both `P_y` and `P_w`, or neither"
+        if self.splits_sums is not None and self.splits_sums != (self.P_w is not None):
+            return f"{'needs' if self.splits_sums else 'takes no'} `P_y` and `P_w`"
+        if self.P_w is None or self.P_y is None:
+            return None
+        y, w = self._grid_of(self.P_y, "P_y").shape, self.P_w.shape
+        if len(w) != self.dims + 2:
+            return f"`P_w` (={w}) needs {self.dims + 2} axes: output channels, input channels and {self.dims} of space"
+        if y != (1, w[0], *w[2:]):
+            return (
+                f"`P_y` (={y}) must be {(1, w[0], *w[2:])}: one batch, and output channels and space as in `P_w` (={w})"
+            )
+        return None
+
+    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+        weight, bias, whole = tuple(template.weight.shape), (template.out_channels,), (None,) * self.dims
+        if self.P_w is None:
+            return {"weight": Spread(self._grid_x, (1, None, *whole), weight), "bias": Spread(self._grid_x, (1,), bias)}
+        grid = self.P_w.grid
+        adders = tuple(rank for rank in grid.ranks if grid.index_of(rank)[1] == 0)  # the bias is added once
+        firsts = Grid(adders, (grid.shape[0], 1, *grid.shape[2:]))
+        return {"weight": Spread(grid, (0, 1, *whole), weight), "bias": Spread(firsts, (0,), bias)}
+
+    # Planning
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        assert self._transport is not None
+        grid, batch, work, space = self._spread_work(source, shape)
+        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
+        channels, wraps = [self._channels_for(part) for part in work], self.padding_mode == "circular"
+        fetch, mine = self._fetch_rows(source, grid, list(pairwise(batch)), channels, rows, wraps)
+        outputs = None
+        if (rank := self._transport.rank) in grid:
+            at, part, *index = grid.index_of(rank)
+            self._work = work[part]
+            blocks = [interval(cuts, i) for cuts, i in zip(space, index, strict=True)]
+            outputs = Box.of_intervals([interval(batch, at), self._work.outputs, *blocks])
+        self._share = Share(outputs, fetch, mine)
+        self._sum = self._sum_to_blocks(outputs, shape)
+
+    def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
+        """The grid that computes, on axes (batch, channels, *space), and how each axis cuts the output."""
+        per_group = self.in_channels // self.groups
+        if self.P_w is None:
+            batch, channels, *space = Layout.balanced(source.grid, shape).cuts
+            return source.grid, batch, [Channels(outputs, (0, per_group)) for outputs in pairwise(channels)], space
+        made, summed, *extents = self.P_w.shape
+        outputs, inputs = pairwise(balanced_cuts(shape[1], made)), balanced_cuts(per_group, summed)
+        work = [Channels(output, each) for output in outputs for each in pairwise(inputs)]
+        space = [balanced_cuts(n, p) for n, p in zip(shape[2:], extents, strict=True)]
+        # output and input channels on one axis: what a worker needs depends on its place along both
+        return Grid(self.P_w.ranks, (1, made * summed, *extents)), (0, shape[0]), work, space
+
+    def _channels_for(self, work: Channels) -> Interval:
+        """The input channels to fetch: those in use of a single group, all of several."""
+        per_group = self.in_channels // self.groups
+        first, last = groups_of(work.outputs, self.out_channels // self.groups)
+        if first == last or work.inputs[0] == work.inputs[1]:
+            return 0, 0
+        if last - first == 1:
+            return first * per_group + work.inputs[0], first * per_group + work.inputs[1]
+        return first * per_group, last * per_group
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        """Per place along dim `d` of space, the rows that its outputs see."""
+        kernel, stride, dilation = self.kernel_size[d], self.stride[d], self.dilation[d]
+        before = self.padding[d] if not isinstance(self.padding, str) else 0
+        if self.padding == "same":
+            before = dilation * (kernel - 1) // 2
+        lines = []
+        for outputs in pairwise(cuts):
+            need = window_need(outputs, kernel, stride, before, dilation)
+            if self.padding_mode == "circular":
+                lines.append(Rows(need))
+                continue
+            padding = hull_then_pad(need, extent, self.padding_mode)
+            native = None
+            # torch's padded conv3d has a weight gradient twice as slow as one whose depth was padded by hand
+            if self.padding_mode == "zeros" and not (self.dims == 3 and d == 0):
+                native = leave_to_torch(padding, outputs, kernel, stride, dilation)
+            if native is not None:
+                lines.append(Rows(padding.hull, native=native))
+            else:
+                lines.append(Rows.padded(padding, by_margin=self.padding_mode == "zeros"))
+        return lines
+
+    def _sum_to_blocks(self, outputs: Box | None, shape: Shape) -> tuple[Sum, int] | None:
+        """The sum of parts over the input channels, to the blocks on P_y; None where each part is a block already."""
+        if self.P_w is None or self.P_y is None:
+            return None
+        assert self._transport is not None
+        made, summed, *extents = self.P_w.shape
+        turned = (summed, made, *extents)
+        ranks = [self.P_w.grid.rank_at((i, j, *at)) for j, i, *at in product(*map(range, turned))]
+        target = self._grid_of(self.P_y, "P_y")
+        copies = Copies(target, Grid(tuple(ranks), turned))
+        if copies.is_identity:
+            return None
+        rank = self._transport.rank
+        block = Layout.balanced(target, shape).block(rank).shape if rank in target else None
+        part = None if outputs is None else outputs.shape
+        name = f"the adjoint of the sum of {self._says}"
+        back = Copy(self._transport, self._team, name, copies, part, nothing, block)
+        forth = back.adjoint
+        forth.name = f"the sum of {self._says}"
+        return forth, key_of(f"{self._ticket.key} sum")
+
+    # Calling
+
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        assert self._agreed is not None
+        y = x if share.outputs is None else self._convolved(x, share.outputs, share.rows)
+        if self._sum is None:
+            return y
+        operator, key = self._sum
+        wants = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters(recurse=False))
+        return apply(y, operator, Ticket(key, self._ticket.call), wants or self._agreed.requires_grad)
+
+    def _convolved(self, x: Tensor, outputs: Box, rows: tuple[Rows, ...]) -> Tensor:
+        assert self._transport is not None
+        assert self._work is not None
+        weight, bias = self._weight_and_bias()
+        if bias is not None and self._transport.rank not in self._spreads["bias"].holders:
+            bias = None
+        if not outputs.volume or not weight.shape[1]:
+            return empty_output(outputs.shape, x, weight, bias)
+        first, last = groups_of(self._work.outputs, self.out_channels // self.groups)
+        start, stop = self._work.inputs
+        if x.shape[1] != (last - first) * (stop - start):
+            x = x.unflatten(1, (last - first, -1)).narrow(2, start, stop - start).flatten(1, 2)
+        return self._in_groups(x, weight, bias, tuple(line.native for line in rows))
+
+    def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
+        """One call of torch for whole groups, one for each part of a group at the block's ends."""
+        assert self._work is not None
+        convolve, (offset, _) = FUNCTION[self.dims], self._work.outputs
+        per_group = self.out_channels // self.groups
+        runs = group_runs(self._work.outputs, per_group)
+        if len(runs) == 1:
+            (_, (first, last)) = runs[0]
+            return convolve(x, weight, bias, self.stride, padding, self.dilation, last - first)
+        parts, base = [], groups_of(self._work.outputs, per_group)[0]
+        for (a, b), (first, last) in runs:
+            seen = x.narrow(1, (first - base) * weight.shape[1], (last - first) * weight.shape[1])
+            some = None if bias is None else bias[a - offset : b - offset]
+            parts.append(
+                convolve(seen, weight[a - offset : b - offset], some, self.stride, padding, self.dilation, last - first)
+            )
+        return torch.cat(parts, 1)

@@ -1,0 +1,218 @@
+"""Transposed convolutions on batch x channel x space grids.
+
+    full[s i + d k] += w[k] x[i]        y = full[p : p + outputs]
+
+Outputs [o0, o1) see the inputs [a, b) of `grid.transposed_need`. From these torch makes the rows s a, ... of `full`, of
+which o0 + p, ... are wanted. Its own padding q and output padding r cut these rows out exactly in most cases:
+
+    rows before o0 + p to drop     j = o0 + p - s a                               =  q
+    rows to drop at the end        s (b - a - 1) + d (k - 1) + 1 - j - (o1 - o0)  =  q - r,   0 <= r < max(s, d)
+
+What is left over is cropped, or padded with the bias alone, where no input reaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import PartitionError
+from ..grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
+from ..partition import Partition
+from .parameter import Spread
+from .windowed import Rows, Share, Size, Windowed, empty_output
+
+SEQUENTIAL: dict[int, Any] = {
+    1: torch.nn.ConvTranspose1d,
+    2: torch.nn.ConvTranspose2d,
+    3: torch.nn.ConvTranspose3d,
+}
+FUNCTION: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the outputs of one dim are cut out: by torch, and by `crop` rows (negative: padded) before and after."""
+
+    padding: int
+    output_padding: int
+    crop: Interval
+
+
+def cut_out(drop: Interval, stride: int, dilation: int) -> Cut:
+    """How to drop so many rows before and after; rows that no input reaches count as negative.
+
+    >>> cut_out((1, 0), stride=2, dilation=1), cut_out((1, 3), stride=1, dilation=1)
+    (Cut(padding=1, output_padding=1, crop=(0, 0)), Cut(padding=1, output_padding=0, crop=(0, 2)))
+    """
+    before, after = drop
+    most = max(stride, dilation) - 1
+    padding = min(max(before, 0), max(after, 0) + most)  # more would drop rows at the end that are wanted
+    missing = min(max(padding - after, 0), most)
+    return Cut(padding, missing, (before - padding, after - padding + missing))
+
+
+class ConvTranspose(Windowed):
+    """What all transposed convolutions do; see `DistributedConvTranspose2d` for the arguments."""
+
+    in_channels: int
+    out_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def __init__(
+        self,
+        P_x: Partition,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "zeros",
+        *,
+        buffer_manager: object = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(P_x)
+        arguments = (
+            in_channels, out_channels, kernel_size, stride, padding,
+            output_padding, groups, bias, dilation, padding_mode,
+        )  # fmt: skip
+        self._takes_part(P_x, signature=", ".join(map(repr, arguments)))
+
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
+
+        self._imitates(self._build(make, self._spreads_of, device))
+        self._channels: Interval = (0, 0)
+        self._cuts: tuple[Cut, ...] = ()
+
+    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+        """The weight (in, out / groups, *kernel) is cut along out without groups, along in where groups stay whole."""
+        workers, whole = self._grid_x.shape[1], (None,) * self.dims
+        axes: tuple[int | None, ...] = (None, None)
+        if template.groups == 1:
+            axes = (None, 1)
+        elif template.groups % workers == 0:
+            axes = (1, None)
+        weight = Spread(self._grid_x, (*axes, *whole), tuple(template.weight.shape))
+        return {"weight": weight, "bias": Spread(self._grid_x, (1,), (template.out_channels,))}
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        assert self._transport is not None
+        if 0 in shape[2:]:
+            raise PartitionError(
+                f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
+            )
+        for extra, stride, dilation in zip(self.output_padding, self.stride, self.dilation, strict=True):
+            if extra >= max(stride, dilation):
+                raise PartitionError(
+                    f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
+                    f"dilation (={dilation})."
+                )
+        rank, target = self._transport.rank, Layout.balanced(source.grid, shape)
+        batch, channels, *space = target.cuts
+        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
+        per_group = self.in_channels // self.groups
+        touched = [groups_of(outputs, self.out_channels // self.groups) for outputs in pairwise(channels)]
+        inputs = [(first * per_group, last * per_group) for first, last in touched]
+        fetch, mine = self._fetch_rows(source, source.grid, list(pairwise(batch)), inputs, rows)
+        outputs = target.block(rank)
+        self._channels = (outputs.start[1], outputs.stop[1])
+        self._cuts = tuple(
+            self._cut(d, (outputs.start[2 + d], outputs.stop[2 + d]), line.hull) for d, line in enumerate(mine)
+        )
+        self._share = Share(outputs, fetch, mine)
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        window = self.kernel_size[d], self.stride[d], self.padding[d], self.dilation[d]
+        return [Rows(transposed_need(outputs, *window, extent)) for outputs in pairwise(cuts)]
+
+    def _cut(self, d: int, outputs: Interval, inputs: Interval) -> Cut:
+        stride, dilation = self.stride[d], self.dilation[d]
+        before = outputs[0] + self.padding[d] - stride * inputs[0]
+        made = stride * (inputs[1] - inputs[0] - 1) + dilation * (self.kernel_size[d] - 1) + 1
+        return cut_out((before, made - before - (outputs[1] - outputs[0])), stride, dilation)
+
+    # Calling
+
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        weight, bias = self._weight_and_bias()
+        assert share.outputs is not None
+        if not share.outputs.volume:
+            return empty_output(share.outputs.shape, x, weight, bias)
+        if not x.numel():  # no input reaches these outputs: they are the bias
+            y = empty_output(share.outputs.shape, x, weight)
+            return y if bias is None else y + bias.view(-1, *(1,) * self.dims)
+        crops = [n for cut in reversed(self._cuts) for n in cut.crop]
+        pads = any(n < 0 for n in crops)
+        y = self._in_groups(x, weight, None if pads else bias)
+        if any(crops):
+            y = F.pad(y, [-n for n in crops])
+        return y + bias.view(-1, *(1,) * self.dims) if pads and bias is not None else y
+
+    def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """One call of torch for whole groups, one for each part of a group at the block's ends."""
+        convolve = FUNCTION[self.dims]
+        padding = tuple(cut.padding for cut in self._cuts)
+        extra = tuple(cut.output_padding for cut in self._cuts)
+        per_group, per_input = self.out_channels // self.groups, self.in_channels // self.groups
+        base = groups_of(self._channels, per_group)[0]
+        held = self._spreads["weight"]
+        parts = []
+        for (a, b), (first, last) in group_runs(self._channels, per_group):
+            seen = x.narrow(1, (first - base) * per_input, (last - first) * per_input)
+            some = None if bias is None else bias[a - self._channels[0] : b - self._channels[0]]
+            kernel = weight
+            if held.axes[:2] == (None, None):
+                kernel = weight[first * per_input : last * per_input]
+                kernel = kernel[:, a - first * per_group : b - first * per_group] if last - first == 1 else kernel
+            parts.append(convolve(seen, kernel, some, self.stride, padding, extra, last - first, self.dilation))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class DistributedConvTranspose1d(ConvTranspose):
+    """`torch.nn.ConvTranspose1d` on a grid; see `DistributedConvTranspose2d`."""
+
+    dims = 1
+
+
+class DistributedConvTranspose2d(ConvTranspose):
+    """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    in_channels, ..., padding_mode : as in torch
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConvTranspose2d(P_x, 8, 3, kernel_size=3, stride=2, padding=1, output_padding=1)
+    >>> layer(torch.ones(2, 8, 4, 4)).shape
+    torch.Size([2, 3, 8, 8])
+    """
+
+    dims = 2
+
+
+class DistributedConvTranspose3d(ConvTranspose):
+    """`torch.nn.ConvTranspose3d` on a grid; see `DistributedConvTranspose2d`."""
+
+    dims = 3

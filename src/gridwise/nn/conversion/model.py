@@ -1,0 +1,145 @@
+"""A converted model: one graph of distributed layers that agrees once per call, not once per layer.
+
+call      one all-reduce: same model, same step, same structure of input, modes and frozen parameters on all workers?
+          unchanged since the last call: the layers inside trust their plans and send no agreement of their own
+          changed anywhere: every layer agrees and plans anew, once
+backward  one all-reduce where the cotangent enters; the operators inside follow in the graph's order
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...grid import Layout
+from ...partition import Partition
+from ..agreement import Structure, agree_call, agree_layout, agreement, is_on, key_of
+from ..module import Module
+from ..operator import Operator, Ticket, apply
+from ..repartition import Repartition
+
+
+class Passed(Operator):
+    """The identity, both ways: a place in the graph where the workers meet."""
+
+    @property
+    def adjoint(self) -> Passed:
+        return self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+class DistributedModel(torch.fx.GraphModule):
+    """A model on a grid; made by `distribute`.
+
+    Attributes
+    ----------
+    P_x : the partition of the input; blocks that are not balanced are moved first
+    P_y : the partition of the output, or a tuple of them. Where the model gathers space (a flatten before a classifier),
+        the batch is cut instead: then `P_y` is not `P_x`
+    """
+
+    P_x: Partition
+    P_y: Any
+
+    def start(self, model: torch.nn.Module, P_x: Partition, P_y: Any, name: str) -> None:
+        """Take over the model's modules and say where it lives; called once, after it is built.
+
+        The modules keep their containers and their order: optimisers number parameters by it.
+        """
+        for kind in ("_modules", "_parameters", "_buffers"):
+            getattr(self, kind).clear()
+            getattr(self, kind).update(getattr(model, kind))
+        self.P_x, self.P_y = P_x, P_y
+        self._says = f"the distributed {name} on {P_x.shape}"
+        self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} #{P_x.transport.ordinal(self._says)}"), 0)
+        self._seen: Any = None
+        self._balance: list[Repartition | None] = []
+        self._meet = Passed(P_x.transport, P_x.team, self._says)
+
+    def __call__(self, *inputs: Any) -> Any:
+        if not self.P_x.active:
+            return self._nothing(inputs)
+        here = self._structure(inputs)
+        self._ticket = Ticket(self._ticket.key, self._ticket.call + 1)
+        transport, team = self.P_x.transport, self.P_x.team
+        changed = agree_call(transport, team, self._says, self._ticket.number, here != self._seen, None)
+        if changed:
+            self._seen = None
+            self._balance = [self._balancing(x) for x in inputs]
+        inputs = tuple(x if move is None else move(x) for x, move in zip(inputs, self._balance, strict=True))
+        with agreement(is_on() and changed):
+            y = super().__call__(*inputs)
+        self._seen = here
+        return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
+
+    def _structure(self, inputs: tuple) -> Any:
+        """All that the layers' plans depend on, as far as this worker can see."""
+        return (
+            tuple(Structure.of(x) if isinstance(x, Tensor) else x for x in inputs),
+            tuple(module.training for module in self.modules()),
+            tuple((p.requires_grad, p.dtype) for p in self.parameters()),
+            tuple(
+                (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+            ),
+        )
+
+    def _balancing(self, x: Any) -> Repartition | None:
+        """The movement to balanced blocks, which layers that keep blocks and layers that make them share; if needed."""
+        if not isinstance(x, Tensor):
+            return None
+        P_x = self.P_x
+        layout, _ = agree_layout(P_x.transport, P_x.team, self._says, P_x.grid, x)
+        return None if layout == Layout.balanced(P_x.grid, layout.global_shape) else Repartition(P_x, P_x)
+
+    def _nothing(self, inputs: tuple) -> Tensor:
+        """A worker outside holds no part, and can call `backward` all the same."""
+        parts = [
+            x.flatten()[:0] for x in (*inputs, *self.parameters()) if isinstance(x, Tensor) and x.is_floating_point()
+        ]
+        return torch.cat(parts)
+
+
+class GlobalShape(Module):
+    """The shape of the whole tensor of which each worker has a block: what ``x.shape`` says in the sequential model."""
+
+    def __init__(self, P_x: Partition) -> None:
+        super().__init__()
+        self.P_x = P_x
+        self._takes_part(P_x)
+
+    def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
+        assert self._transport is not None
+        self.layout, _ = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+
+    def forward(self, x: Tensor) -> torch.Size:
+        return torch.Size(self.layout.global_shape)
+
+
+class MadeAtCall(torch.nn.Module):
+    """A function of the model as a layer, made for each set of arguments that it is called with."""
+
+    def __init__(self, make: Any, P: Partition, follows_mode: bool = True) -> None:
+        super().__init__()
+        self.make, self.P, self.follows_mode = make, P, follows_mode
+        self.layers = torch.nn.ModuleDict()
+        self._names: dict[str, str] = {}
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        key = repr((args, sorted(kwargs.items())))
+        if key not in self._names:
+            self._names[key] = f"call{len(self._names)}"
+            self.layers[self._names[key]] = self.make(self.P, *args, **kwargs)
+        layer = self.layers[self._names[key]]
+        return layer.train(self.training or not self.follows_mode)(x)
+
+
+def _mapped(y: Any, change: Any) -> Any:
+    if isinstance(y, Tensor):
+        return change(y)
+    if isinstance(y, dict):
+        return type(y)((key, _mapped(value, change)) for key, value in y.items())
+    return type(y)(_mapped(value, change) for value in y) if isinstance(y, tuple | list) else y

@@ -1,0 +1,42 @@
+"""A model's graph, as torch.fx sees it, and where in the user's code each node comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from ...errors import UnsupportedError
+
+
+class _Tracer(torch.fx.Tracer):
+    record_stack_traces = True
+
+
+def traced(model: torch.nn.Module) -> Graph:
+    training = [(module, module.training) for module in model.modules()]
+    graphs = []
+    try:
+        for mode in (True, False):
+            model.train(mode)
+            graphs.append(_Tracer().trace(model))
+    except Exception as error:
+        raise UnsupportedError(
+            f"distribute: the forward of {type(model).__name__} cannot be traced by torch.fx: {error}\n"
+            "  fix: no branches or loops that depend on tensors, and no tensors made from sizes, in `forward`."
+        ) from error
+    finally:
+        for module, mode in training:
+            module.training = mode
+    kinds = [[(node.op, str(node.target)) for node in graph.nodes] for graph in graphs]
+    if kinds[0] != kinds[1]:
+        raise UnsupportedError(f"distribute: {type(model).__name__} runs another graph in training than in evaluation.")
+    return graphs[0]
+
+
+def code_of(node: Any) -> str:
+    """The line of the user's code that made a node; empty if unknown."""
+    lines = (node.stack_trace or "").strip().splitlines()
+    places = [i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith("File") and "torch/fx" not in line]
+    return lines[places[-1] + 1].strip() if places else ""

@@ -1,0 +1,193 @@
+"""The base of distributed layers with parameters: torch's own layer is built, cut into blocks, saved and loaded.
+
+    layer = torch.nn.Conv2d(...)            on every worker, from one agreed state of the random generator
+    block = layer.weight[my block]          all that is kept
+
+So names, initial values and global shapes are torch's, whatever the grid, and every worker's generator, also outside
+the grid, has moved as that of a sequential program. `load_state_dict` takes the torch layer's state (global
+tensors, of which each worker takes its block) as well as the worker's own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from ..comm.transport import Team, Transport
+from ..errors import MismatchError, PartitionError, describe
+from .agreement import key_of, tell
+from .module import Module
+from .operator import Ticket, apply
+from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, shared_together
+
+
+class Layer(Module):
+    """A distributed layer with parameters, buffers, or both, in blocks.
+
+    A subclass names its partitions (`_takes_part`), then calls `_build`. In `forward` it asks for `_parameter(name)`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spreads: dict[str, Spread] = {}
+        self._shared: dict[str, tuple[Shared, int]] = {}
+
+    def _build(
+        self,
+        make: Make,
+        spreads: Callable[[torch.nn.Module], Mapping[str, Spread]],
+        device: torch.device | str | None = None,
+        problem: str | None = None,
+    ) -> torch.nn.Module:
+        """Build torch's layer with `make` and keep this worker's blocks of its parameters and buffers.
+
+        Returns the layer on the meta device, for its attributes. `problem` is what the caller knows to be wrong: it, or
+        what torch refuses, is raised on all workers of the layer.
+        """
+        template: torch.nn.Module | None = None
+        if problem is None:
+            try:
+                template = make("meta")
+            except (ValueError, TypeError, RuntimeError) as error:
+                problem = str(error)
+        assert self._transport is not None
+        agree_build(self._transport, self._team, self._says, problem, device)
+        assert template is not None
+        whole, where = make(device), spreads(template)
+        for name, value in whole.named_parameters():
+            self._hold(name, value.data, where[name], torch.nn.Parameter)
+        for name, buffer in whole.named_buffers():
+            self._hold(name, buffer, where[name], Tensor)
+        for name in (name for name, value in template._parameters.items() if value is None):
+            self.register_parameter(name, None)
+        for name in (name for name, value in template._buffers.items() if value is None):
+            self.register_buffer(name, None)
+        return template
+
+    def _hold(self, name: str, value: Tensor, spread: Spread, kind: type[Tensor]) -> None:
+        """Keep this worker's block of a global value, as a parameter or as a buffer."""
+        assert self._transport is not None
+        transport, block = self._transport, spread.cut(value, self._transport.rank).clone()
+        self._spreads[name] = spread
+        if kind is torch.nn.Parameter:
+            self.register_parameter(name, BlockParameter(block, value.dtype.is_floating_point or value.is_complex()))
+        else:
+            self.register_buffer(name, block)
+        self._label()
+        if transport.rank in spread.holders and len(sharers := spread.sharers(transport.rank)) > 1:
+            title = f"{name} of {self._says}"
+            key = key_of(f"{self._ticket.key} {name}")
+            self._shared[name] = (Shared(transport, sharers, title), key)
+
+    def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
+        held, weight, bias = self._shared, self._parameters["weight"], self._parameters["bias"]
+        assert weight is not None
+        if bias is None or not ("weight" in held and "bias" in held and torch.is_grad_enabled()):
+            return self._parameter("weight"), None if bias is None else self._parameter("bias")
+        (operator, key), (other, _) = held["weight"], held["bias"]
+        alike = weight.requires_grad and bias.requires_grad and weight.dtype == bias.dtype
+        if not alike or operator.team != other.team:
+            return self._parameter("weight"), self._parameter("bias")
+        both = shared_together((weight, bias), operator, Ticket(key, self._ticket.call))
+        return both[0], both[1]
+
+    def _parameter(self, name: str) -> Tensor:
+        """A parameter for use in `forward`: its gradient is summed over its sharers on the way back."""
+        value = getattr(self, name)
+        if name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
+            return value
+        operator, key = self._shared[name]
+        return apply(value, operator, Ticket(key, self._ticket.call), True)
+
+    # Conversion, saving and loading
+
+    def _label(self) -> None:
+        """Make every held tensor a labelled one, after whatever may have replaced it."""
+        assert self._transport is not None
+        for name, spread in self._spreads.items():
+            value = getattr(self, name)
+            if name in self._parameters:
+                if not isinstance(value, BlockParameter):
+                    value = self._parameters[name] = BlockParameter(value.data, value.requires_grad)
+            elif not isinstance(value, BlockTensor):
+                value = self._buffers[name] = value.as_subclass(BlockTensor)
+            spread.label(value, self._transport)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
+        super()._apply(fn, recurse)
+        self._label()
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        assert self._transport is not None
+        for name, spread in self._spreads.items():
+            value = destination.get(prefix + name)
+            if value is not None and not isinstance(value, BlockParameter | BlockTensor):
+                value = destination[prefix + name] = value.as_subclass(BlockTensor)
+                spread.label(value, self._transport)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
+    ) -> None:
+        assert self._transport is not None
+        mine = dict(state_dict)
+        for name, spread in self._spreads.items():
+            value = mine.get(prefix + name)
+            if isinstance(value, Tensor) and value.shape == spread.shape != getattr(self, name).shape:
+                mine[prefix + name] = spread.cut(value, self._transport.rank)
+        super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
+        self._label()
+
+
+def agree_build(
+    transport: Transport, team: Team, says: str, problem: str | None, device: torch.device | str | None = None
+) -> None:
+    """Agree that all workers of a layer build it, and from which state of the random generators: the first worker's.
+
+    Workers whose generators differ from it are set to it, and all warn. A problem of any worker is raised on all.
+    """
+    if transport.rank not in team or len(team) == 1:
+        if problem is not None:
+            raise PartitionError(f"{says}: {problem}")
+        return
+    generators = _generators(device)
+    states = [generator.get_state() for generator in generators]
+    key, drawn = key_of(says), xxhash.xxh3_64_intdigest(torch.cat(states).numpy().tobytes()) >> 2
+    votes = np.array([key, -key, drawn, -drawn, problem is not None], dtype=np.int64)
+    what = f"the construction of {says}"
+    transport.all_max(votes, team, what)
+    if votes[0] != -votes[1]:
+        raise MismatchError(
+            describe(
+                "the workers construct different layers, or the same ones in another order.",
+                tell(transport, team, f"constructs {says}"),
+                "construct the same layers with the same arguments in the same order on all workers.",
+            )
+        )
+    if votes[4]:
+        raise PartitionError(describe(f"{says} cannot be constructed.", tell(transport, team, problem)))
+    if votes[2] != -votes[3]:
+        for generator, state in zip(generators, states, strict=True):
+            transport.copy_from(state, team[0], team, what)
+            generator.set_state(state)
+        warnings.warn(
+            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of "
+            f"worker {team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
+            stacklevel=4,
+        )
+
+
+def _generators(device: torch.device | str | None) -> list[torch.Generator]:
+    place = torch.get_default_device() if device is None else torch.device(device)
+    if place.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if place.index is None else place.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]

@@ -1,0 +1,9 @@
+"""Which inputs one output of a convolution sees: the same as for pooling (`pooling_mixin`)."""
+
+from __future__ import annotations
+
+from .pooling_mixin import PoolingMixin
+
+
+class ConvMixin(PoolingMixin):
+    """The ends of convolution windows."""

@@ -1,0 +1,302 @@
+"""Pooling on batch x channel x space grids, every argument as in torch.
+
+    max    y[o] = max of x over the window of o        the first largest, so gradients and indices are torch's
+    avg    y[o] = sum of x over the window / divisor   the divisor counts the window's rows by *global* index
+
+A window at a seam is an ordinary window: its worker has fetched all of it. Only at the edges of the global tensor are
+there rows that do not exist. Torch pads those before the first row itself, and outputs too many are cropped; those
+after the last are filled in (0, or -inf, which never wins). With `ceil_mode` or without `count_include_pad`, an average
+over an edge has another divisor than torch would find on a block, so sums are made and divided by our own counts.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import PartitionError
+from ..grid import Box, Cuts, Interval, Layout, Shape, hull_then_pad, window_need
+from ..partition import Partition
+from .mixins import PoolingMixin
+from .move import HALVES
+from .windowed import Rows, Share, Size, Windowed, empty_output
+
+MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+AVG_POOL: dict[int, Any] = {2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+class DistributedPoolingBase(PoolingMixin, Windowed):
+    """What all pooling layers do: fetch the windows of the own outputs, and pool them with torch.
+
+    The output lies on `P_x` in balanced blocks; the input may come in any blocks.
+    """
+
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        super().__init__(P_x)
+        self._takes_part(P_x, signature=template.extra_repr())
+        self._imitates(template)
+        self._window = tuple(
+            self._each(getattr(template, name, default))
+            for name, default in (("kernel_size", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
+        )
+
+    def _each(self, size: Any) -> tuple[int, ...]:
+        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
+        return sizes * self.dims if len(sizes) == 1 else sizes
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        assert self._transport is not None
+        target = Layout.balanced(source.grid, shape)
+        batch, channels, *space = target.cuts
+        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
+        fill = _least(self._agreed.dtype) if self._fills_with_least and self._agreed else 0.0
+        blocks = list(pairwise(batch)), list(pairwise(channels))
+        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, fill=fill)
+        self._share = Share(target.block(self._transport.rank), fetch, mine)
+        self._extents = source.global_shape[2:]
+
+    _fills_with_least = False
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        kernel, stride, padding, dilation = (values[d] for values in self._window)
+        lines = []
+        for outputs in pairwise(cuts):
+            need = hull_then_pad(window_need(outputs, kernel, stride, padding, dilation), extent, "constant")
+            if need.hull[1] - need.hull[0] < self._least_rows(d):
+                lines.append(Rows.padded(need, by_margin=True))
+            else:
+                lines.append(Rows(need.hull, margin=(0, max(0, need.after - need.before)), native=need.before))
+        return lines
+
+    def _least_rows(self, d: int) -> int:
+        """How many rows torch wants to see, besides those that it pads."""
+        return 1
+
+    def _local(self, x: Tensor, share: Share) -> Any:
+        assert share.outputs is not None
+        if not share.outputs.volume:
+            return self._empty(share.outputs.shape, x)
+        native = tuple(line.native for line in share.rows)
+        return self._pooled(x, share, native)
+
+    def _empty(self, shape: Shape, x: Tensor) -> Any:
+        return empty_output(shape, x)
+
+    @abstractmethod
+    def _pooled(self, x: Tensor, share: Share, padding: tuple[int, ...]) -> Any: ...
+
+
+class MaxPool(DistributedPoolingBase):
+    """What all maximum pooling layers do; see `DistributedMaxPool2d` for the arguments."""
+
+    return_indices: bool
+    _fills_with_least = True
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
+        layer: Any = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}[self.dims]
+        super().__init__(P_x, layer(kernel_size, stride, padding, dilation, return_indices, ceil_mode))
+
+    def _empty(self, shape: Shape, x: Tensor) -> Any:
+        y = empty_output(shape, x)
+        return (y, torch.empty(shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        kernel, stride, padding, dilation = (values[d] for values in self._window)
+        for start in range(-padding, 0, stride):
+            first = start % dilation
+            if (start + padding) // stride < cuts[-1] and not first < min(extent, start + dilation * (kernel - 1) + 1):
+                raise PartitionError(
+                    f"{self._says}: dim {2 + d} of extent {extent} has a window without any input (it starts at {start} "
+                    f"with {kernel} rows at distance {dilation}): its maximum is undefined.\n"
+                    "  fix: less padding or dilation."
+                )
+        return super()._rows(d, cuts, extent)
+
+    def _pooled(self, x: Tensor, share: Share, padding: tuple[int, ...]) -> Any:
+        assert share.outputs is not None
+        kernel, stride, _, dilation = self._window
+        y = MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
+        if not self.return_indices:
+            return cropped(y, share.outputs)
+        starts = tuple(line.hull[0] for line in share.rows)
+        indices = global_indices(cropped(y[1], share.outputs), x.shape[2:], starts, self._extents)
+        return cropped(y[0], share.outputs), indices
+
+
+class AvgPool(DistributedPoolingBase):
+    """What all average pooling layers do; see `DistributedAvgPool2d` for the arguments."""
+
+    count_include_pad: bool
+    divisor_override: int | None = None
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        super()._plan(source, shape)
+        assert self._share is not None
+        assert self._share.outputs is not None
+        block = self._share.outputs
+        counts = [self._counts(d, (block.start[2 + d], block.stop[2 + d])) for d in range(self.dims)]
+        self._divisor = self.divisor_override or math.prod(line[0] if line else 1 for line in counts)
+        self._divisors: Tensor | None = None
+        if self.divisor_override is None and any(len(set(line)) > 1 for line in counts):
+            self._divisor, self._divisors = 1, torch.ones((), dtype=torch.float64)
+            for line in counts:
+                self._divisors = self._divisors.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64)
+
+    def _least_rows(self, d: int) -> int:
+        return self._window[0][d] if self.dims == 3 else 1  # avg_pool3d refuses less than its kernel, padded or not
+
+    def _counts(self, d: int, outputs: Interval) -> list[int]:
+        """How many rows of dim `d` count in each output's average: those of the tensor, or of the padded tensor."""
+        kernel, stride, padding, _ = (values[d] for values in self._window)
+        low, high = (-padding, self._extents[d] + padding) if self.count_include_pad else (0, self._extents[d])
+        starts = [stride * o - padding for o in range(*outputs)]
+        return [min(start + kernel, high) - max(start, low) for start in starts]
+
+    def _pooled(self, x: Tensor, share: Share, padding: tuple[int, ...]) -> Tensor:
+        assert share.outputs is not None
+        kernel, stride, _, _ = self._window
+        dtype = x.dtype
+        if self._divisors is not None and dtype in HALVES:
+            x = x.float()  # the sum of a window is rounded once, after the division
+        if self.dims == 1:  # torch's 1-d average has no divisor to set
+            y = F.avg_pool2d(
+                x.unsqueeze(2), (1, *kernel), (1, *stride), (0, *padding), divisor_override=self._divisor
+            ).squeeze(2)
+        else:
+            y = AVG_POOL[self.dims](x, kernel, stride, padding, divisor_override=self._divisor)
+        y = cropped(y, share.outputs)
+        if self._divisors is None:
+            return y
+        whole = None if y.dtype.is_floating_point else "trunc"
+        return torch.div(y, self._divisors.to(y), rounding_mode=whole).to(dtype)
+
+
+def cropped(y: Tensor, outputs: Box) -> Tensor:
+    """The outputs wanted, without those that torch makes beyond them where it pads both ends alike."""
+    if y.shape == outputs.shape:
+        return y
+    for d, n in enumerate(outputs.shape[2:], 2):
+        y = y.narrow(d, 0, n)
+    return y.contiguous()
+
+
+def global_indices(flat: Tensor, local: Shape, starts: Shape, extents: Shape) -> Tensor:
+    """Flat indices into a block of shape `local` at `starts`, as flat indices into the global tensor."""
+    total, scale = torch.zeros_like(flat), 1
+    for size, start, extent in zip(reversed(local), reversed(starts), reversed(extents), strict=True):
+        total = total + (flat % size + start) * scale
+        flat, scale = flat // size, scale * extent
+    return total
+
+
+def _least(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+class DistributedMaxPool1d(MaxPool):
+    """`torch.nn.MaxPool1d` on a grid; see `DistributedMaxPool2d`."""
+
+    dims = 1
+
+
+class DistributedMaxPool2d(MaxPool):
+    """`torch.nn.MaxPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, ..., ceil_mode : as in torch; `stride` is `kernel_size` unless given
+    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedMaxPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
+
+    dims = 2
+
+
+class DistributedMaxPool3d(MaxPool):
+    """`torch.nn.MaxPool3d` on a grid; see `DistributedMaxPool2d`."""
+
+    dims = 3
+
+
+class DistributedAvgPool1d(AvgPool):
+    """`torch.nn.AvgPool1d` on a grid; see `DistributedAvgPool2d`. There is no `divisor_override`, as in torch."""
+
+    dims = 1
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
+        layer: Any = torch.nn.AvgPool1d
+        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
+
+
+class DistributedAvgPool2d(AvgPool):
+    """`torch.nn.AvgPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, ..., divisor_override : as in torch; `stride` is `kernel_size` unless given
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAvgPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
+
+    dims = 2
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
+        layer: Any = {2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}[self.dims]
+        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override))
+
+
+class DistributedAvgPool3d(DistributedAvgPool2d):
+    """`torch.nn.AvgPool3d` on a grid; see `DistributedAvgPool2d`."""
+
+    dims = 3

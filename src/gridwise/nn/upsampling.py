@@ -1,0 +1,271 @@
+"""Upsampling and downsampling on a grid: each worker interpolates its block of the global output.
+
+    nearest    y_o = x_i               i from torch's own kernel, asked about the global dim
+    linear     y_o = (1 - w) x_i + w x_j     i = floor(s), j = min(i + 1, n - 1), w = s - i
+
+with s the source coordinate of output o, from *global* coordinates, in the arithmetic of ATen: float64 for float64 and
+float32 for all else. A kernel called on a block would count its coordinates from the block's edge, and be wrong. The
+range of i and j over a worker's outputs is what it needs: one movement fetches it. Then, dim by dim:
+
+    whole      the dim is not cut: ATen's kernel is right
+    shifted    the ratio of rows is a power of two: the kernel is right on a block that starts where a row of the output
+               and one of the input start together, a little before the first row that is wanted; that is cropped
+    by rows    otherwise: rows are selected and mixed by their global indices, and the kernel leaves the dim as it is
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import PartitionError, UnsupportedError
+from ..grid import Interval, Layout, Needs, balanced_cuts, route
+from ..partition import Partition
+from .agreement import agree_layout
+from .fetch import memory_format_of
+from .module import Module
+from .move import HALVES, Move
+
+NEAREST = {
+    "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    "nearest-exact": ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+}
+LINEAR = {
+    "linear": ("upsample_linear1d", "", ""),
+    "bilinear": ("", "upsample_bilinear2d", ""),
+    "trilinear": ("", "", "upsample_trilinear3d"),
+}
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Along one dim, the sources of each output: row `first`, and for linear modes `second` with weight `weight`."""
+
+    first: Tensor
+    second: Tensor | None = None
+    weight: Tensor | None = None
+
+    def need(self, outputs: Interval) -> Interval:
+        """The range of sources of the outputs ``[o0, o1)``; sources never decrease."""
+        start, stop = outputs
+        if start >= stop:
+            return 0, 0
+        last = self.first if self.second is None else self.second
+        return int(self.first[start]), int(last[stop - 1]) + 1
+
+    def cut(self, outputs: Interval, origin: int, device: torch.device) -> Taps:
+        """The taps of the outputs ``[o0, o1)``, with sources counted from `origin`."""
+        rows = slice(*outputs)
+        if self.second is None or self.weight is None:
+            return Taps((self.first[rows] - origin).to(device))
+        return Taps(
+            (self.first[rows] - origin).to(device),
+            (self.second[rows] - origin).to(device),
+            self.weight[rows].to(device),
+        )
+
+    def take(self, x: Tensor, dim: int) -> Tensor:
+        """Interpolate `x` along `dim`."""
+        start = x.index_select(dim, self.first)
+        if self.second is None or self.weight is None:
+            return start
+        weight = self.weight.to(x.dtype).view([-1] + [1] * (x.dim() - dim - 1))
+        return torch.lerp(start, x.index_select(dim, self.second), weight)
+
+
+def nearest_taps(mode: str, n_in: int, n_out: int, scale: float | None, x: Tensor) -> Taps:
+    """The sources that torch's kernel takes for tensors like `x`: it interpolates the row numbers themselves."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if n_in > 2**24 and dtype == torch.float32:
+        raise UnsupportedError(f"mode {mode!r} of a dim of {n_in} rows needs float64: float32 cannot number them.")
+    rows = torch.arange(n_in, dtype=dtype, device=x.device).view(1, 1, n_in)
+    return Taps(getattr(torch.ops.aten, NEAREST[mode][0])(rows, [n_out], scale).view(n_out).long().cpu())
+
+
+def linear_taps(n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype) -> Taps:
+    """Sources and weights as ATen computes them (UpSample.h: area_pixel_compute_scale and what follows it)."""
+    outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    if n_in == n_out:
+        rows = torch.arange(n_out)
+        return Taps(rows, rows, torch.zeros_like(outputs))
+    if align_corners:
+        ratio = _divided(n_in - 1, n_out - 1, outputs) if n_out > 1 else outputs.new_zeros(())
+        at = ratio * outputs
+    else:
+        ratio = outputs.new_tensor(1.0 / scale) if scale is not None and scale > 0 else _divided(n_in, n_out, outputs)
+        at = (ratio * (outputs + 0.5) - 0.5).clamp(min=0)
+    first = at.floor().long().clamp(max=n_in - 1)
+    return Taps(first, (first + 1).clamp(max=n_in - 1), (at - first).clamp(0, 1))
+
+
+@dataclass(frozen=True)
+class Dim:
+    """How one worker makes its rows of one dim: fetch `need`, perhaps mix rows, and let the kernel make `made` rows.
+
+    `scale` is the kernel's; of what it makes, the first `extra` rows are dropped.
+    """
+
+    need: Interval
+    taps: Taps | None
+    made: int
+    scale: float | None
+    extra: int = 0
+
+
+def shifted(outputs: Interval, taps: Taps, ratio: float) -> Dim:
+    """Rows `outputs` by the kernel on a block, for a `ratio` of input to output rows that is a power of two."""
+    start, stop = outputs
+    period = max(1, int(1 / ratio))
+    first, last = taps.need(outputs)
+    at = start - start % period
+    while at > 0 and int(at * ratio) > first:  # the kernel would take its first row for the tensor's
+        at -= period
+    return Dim((int(at * ratio), last), None, stop - at, 1 / ratio, start - at)
+
+
+def _divided(a: int, b: int, like: Tensor) -> Tensor:
+    return like.new_tensor(a) / like.new_tensor(b)
+
+
+class DistributedUpsample(Module):
+    """`torch.nn.Upsample` of tensors ``(batch, channel, *space)`` on `P_x`, up or down.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output; every axis may be longer than 1
+    size, scale_factor, mode, align_corners, recompute_scale_factor : as in `torch.nn.Upsample`; `size` is that of the
+        global output. Modes: nearest, nearest-exact, linear, bilinear, trilinear.
+
+    Notes
+    -----
+    Forward: fetch the rows that the own outputs need, interpolate. Adjoint: by autograd, the fetched rows' cotangents go
+    back to their owners and are added. Bytes: the fetched rows. The output is balanced along space.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedUpsample(P_x, scale_factor=2)(torch.tensor([[[1.0, 2.0]]]))
+    tensor([[[1., 1., 2., 2.]]])
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        size: int | Sequence[int] | None = None,
+        scale_factor: float | Sequence[float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if mode not in NEAREST and mode not in LINEAR:
+            raise UnsupportedError(
+                f"`mode` (={mode!r}) is not offered.\n  fix: one of {', '.join(map(repr, (*NEAREST, *LINEAR)))}."
+            )
+        self.P_x, self.mode, self.align_corners = P_x, mode, align_corners
+        self.size = tuple(size) if isinstance(size, Sequence) else size
+        self.scale_factor = tuple(map(float, scale_factor)) if isinstance(scale_factor, Sequence) else scale_factor
+        self.recompute_scale_factor = recompute_scale_factor
+        self._takes_part(P_x, signature=self.extra_repr())
+
+    def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
+        assert self._transport is not None
+        x, me = input[0], self._transport.rank
+        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, x)
+        shape = self._output_shape(layout.global_shape)
+        cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
+        self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
+        plans = [self._planned(d, layout.cuts[d], line, x) for d, line in enumerate(cuts, 2)]
+        own = Needs.of_layout(layout)
+        rows = tuple(tuple(dim.need for dim in line) for line in plans)
+        needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
+        self._fetch = None
+        if needs.intervals != own.intervals:
+            self._fetch = Move(self._transport, self._team, self._says, route(layout, needs, me), torch.clone)
+        index = layout.grid.index_of(me)
+        self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
+        self._block = self.layout.block(me)
+        self._kernel = getattr(torch.ops.aten, (NEAREST | LINEAR)[self.mode][len(cuts) - 1])
+        self._records = agreed.requires_grad
+
+    def _planned(self, d: int, cuts: Sequence[int], target: Sequence[int], x: Tensor) -> list[Dim]:
+        """For each place along the axis, how its rows are made."""
+        n_in, n_out, scale = cuts[-1], target[-1], self._scale(d)
+        # ATen's backward of 'nearest' takes these for copies and doublings, its forward does not: its gradient is wrong.
+        disagrees = self.mode in NEAREST and scale is not None and n_out in (n_in, 2 * n_in) and scale * n_in != n_out
+        if len(target) == 2 and not disagrees:
+            return [Dim((0, n_in), None, n_out, scale)]
+        if self.mode in NEAREST:
+            taps = nearest_taps(self.mode, n_in, n_out, scale, x)
+        else:
+            taps = linear_taps(n_in, n_out, scale, bool(self.align_corners), x.dtype)
+        ratio = 1 / scale if scale else n_in / max(1, n_out)
+        shifts = math.frexp(ratio)[0] == 0.5 and not self.align_corners
+        return [self._at_place(outputs, taps, ratio if shifts else None, x) for outputs in pairwise(target)]
+
+    def _at_place(self, outputs: Interval, taps: Taps, ratio: float | None, x: Tensor) -> Dim:
+        if ratio is not None and outputs[0] < outputs[1]:
+            dim = shifted(outputs, taps, ratio)
+            if dim.made != dim.need[1] - dim.need[0]:  # ATen's linear kernel copies when it is to make as many rows
+                return dim
+        need = taps.need(outputs)
+        return Dim(need, taps.cut(outputs, need[0], x.device), outputs[1] - outputs[0], None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_outside:
+            return x.clone()
+        y = x if self._fetch is None else self._move(x, self._fetch, self._records)
+        if not self._block.volume:
+            return y.sum(dtype=y.dtype).expand(self._block.shape)
+        half = y.dtype in HALVES and self.mode in LINEAR and any(dim.taps for dim in self._local)
+        y = y.float() if half else y
+        for d, dim in enumerate(self._local, 2):
+            if dim.taps is not None:
+                y = dim.taps.take(y, d)
+        if any(dim.taps is None for dim in self._local):
+            corners = () if self.mode in NEAREST else (bool(self.align_corners),)
+            y = self._kernel(y, [dim.made for dim in self._local], *corners, *(dim.scale for dim in self._local))
+            for d, dim in enumerate(self._local, 2):
+                if dim.extra:
+                    y = y.narrow(d, dim.extra, dim.made - dim.extra)
+        return y.to(x.dtype).contiguous(memory_format=memory_format_of(x))
+
+    def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The global output's shape, and torch's own refusal of arguments that do not fit."""
+        try:
+            y = F.interpolate(
+                torch.empty(tuple(shape), device="meta"),
+                self.size,
+                self.scale_factor,
+                self.mode,
+                self.align_corners,
+                self.recompute_scale_factor,
+            )
+        except (ValueError, NotImplementedError, RuntimeError, AssertionError) as error:
+            raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)}: {error}") from error
+        return tuple(y.shape)
+
+    def _scale(self, d: int) -> float | None:
+        """The factor that torch's kernel would be given for a dim."""
+        factor = None if self.recompute_scale_factor else self.scale_factor
+        return float(factor[d - 2]) if isinstance(factor, tuple) else factor
+
+    def _problem_with(self, input: tuple) -> str | None:
+        if len(input) != 1 or not isinstance(input[0], Tensor):
+            return f"needs one tensor as its positional argument, got {len(input)} argument(s)"
+        x = input[0]
+        if not x.is_floating_point() and (self.mode in LINEAR or x.dtype != torch.uint8):
+            return f"interpolates floating-point tensors only in mode {self.mode!r}, got {x.dtype}"
+        return None
+
+    def extra_repr(self) -> str:
+        given = [f"size={self.size}" if self.scale_factor is None else f"scale_factor={self.scale_factor}"]
+        given += [f"mode={self.mode!r}"]
+        given += [] if self.align_corners is None else [f"align_corners={self.align_corners}"]
+        return ", ".join(given + ([] if not self.recompute_scale_factor else ["recompute_scale_factor=True"]))

@@ -1,0 +1,50 @@
+"""Optimisers that look at a tensor as a whole refuse blocks of one.
+
+Elementwise optimisers (SGD, Adam and most others) give each worker the numbers of its block, as the sequential one would.
+LBFGS takes inner products over all parameters, Adafactor row means, Muon an orthogonal factor: of a block these are
+other numbers, silently. A hook that torch runs before every step of every optimiser refuses that, and nobody has to
+remember to ask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..errors import UnsupportedError
+from .parameter import BlockParameter
+
+OF_ALL_PARAMETERS = {"LBFGS"}
+OF_ONE_PARAMETER = {
+    "Adafactor",
+    "Muon",
+    "LAMB",
+    "Lamb",
+    "LARS",
+    "Lars",
+    "NovoGrad",
+    "Shampoo",
+    "DistributedShampoo",
+    "SOAP",
+}
+
+
+def refuse_blocks(optimizer: torch.optim.Optimizer, args: Any = (), kwargs: Any = None) -> None:
+    """Raise `UnsupportedError` if `optimizer` needs whole tensors and has a parameter of which this worker holds a block."""
+    names = {kind.__name__ for kind in type(optimizer).__mro__}
+    if names.isdisjoint(OF_ALL_PARAMETERS | OF_ONE_PARAMETER):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            layout = parameter.layout if isinstance(parameter, BlockParameter) else None
+            if layout is not None and (layout.grid.size > 1 or not names.isdisjoint(OF_ALL_PARAMETERS)):
+                raise UnsupportedError(
+                    f"{type(optimizer).__name__} computes with whole tensors, but a parameter of global shape "
+                    f"{layout.global_shape} lies in blocks on workers {layout.grid.ranks}.\n"
+                    "  fix: an elementwise optimiser (SGD, Adam, AdamW, RMSprop), or a grid that leaves the parameters whole."
+                )
+
+
+register_optimizer_step_pre_hook(refuse_blocks)

@@ -1,0 +1,3 @@
+"""What optimisation needs beyond torch when parameters lie on a grid."""
+
+from .grad_scaler import GradScaler as GradScaler

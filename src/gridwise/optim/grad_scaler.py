@@ -1,0 +1,48 @@
+"""Loss scaling whose decision to skip a step is one decision of all workers.
+
+An overflow shows in the gradients of some workers only. If they skipped the step and others did not, replicas would part
+and the scales with them. Here, whether any gradient is infinite is agreed, with one message per step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..partition import Partition, world
+
+
+class GradScaler(torch.amp.GradScaler):
+    """`torch.amp.GradScaler` for models on a grid; all workers of `P` use one, with the same arguments.
+
+    Parameters
+    ----------
+    device, init_scale, growth_factor, backoff_factor, growth_interval, enabled : as in torch
+    P : the workers that train the model; default: the world
+
+    Examples
+    --------
+    >>> scaler = gridwise.optim.GradScaler("cpu", init_scale=8.0)
+    >>> scaler.scale(torch.ones(()))
+    tensor(8.)
+    """
+
+    def __init__(self, *args: Any, P: Partition | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._partition = P or world()
+
+    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, Tensor]:
+        found = super()._unscale_grads_(*args, **kwargs)
+        votes = np.array([any(bool(flag.item()) for flag in found.values())], dtype=np.int64)
+        partition = self._partition
+        if partition.active:
+            partition.transport.all_max(votes, partition.team, "GradScaler")
+        if not found:  # a worker without gradients of its own decides with the others all the same
+            assert self._scale is not None
+            found = {self._scale.device: torch.zeros((), device=self._scale.device)}
+        for flag in found.values():
+            flag.fill_(float(votes[0]))
+        return found

@@ -1,0 +1,188 @@
+"""`describe`: a table of a model's tensors and what they take, real or deferred, for one worker or for each of a grid.
+
+The table is data (`Description.rows`); it prints in a terminal through rich and shows itself in notebooks as HTML.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from gridwise.fake import is_fake
+
+COLUMNS = ("name", "kind", "shape", "dtype", "bytes")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter or buffer; `size` is None while a Lazy module does not know its shape, `tied` names its twin."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    size: int | None  # bytes of all of it
+    worker_size: int | None  # bytes of the block that a worker holds; the largest one
+    deferred: bool
+    tied: str | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model's tensors; prints as a table."""
+
+    title: str
+    rows: tuple[Row, ...]
+    workers: int | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, tied ones once."""
+        return sum(_elements(row) for row in self._own() if row.kind == "parameter")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all parameters and buffers, tied ones once."""
+        return sum(row.size or 0 for row in self._own())
+
+    @property
+    def bytes_per_worker(self) -> int:
+        """Bytes on the worker that holds most; every worker holds what is not cut."""
+        return sum(row.worker_size or 0 for row in self._own())
+
+    def _own(self) -> Iterator[Row]:
+        return (row for row in self.rows if row.tied is None)
+
+    def _cells(self) -> list[list[str]]:
+        columns = list(COLUMNS) + (["per worker"] if self.workers else [])
+        table = [columns]
+        for row in self.rows:
+            kind = f"{row.kind}, deferred" if row.deferred else row.kind
+            shape = "not known yet" if row.shape is None else str(tuple(row.shape))
+            size = f"= {row.tied}" if row.tied else _readable(row.size)
+            cells = [row.name, kind, shape, str(row.dtype).removeprefix("torch."), size]
+            table.append(cells + ([_readable(None if row.tied else row.worker_size)] if self.workers else []))
+        total = ["total", f"{self.parameters:,} parameters", "", "", _readable(self.bytes)]
+        table.append(total + ([_readable(self.bytes_per_worker)] if self.workers else []))
+        return table
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        header, *body, total = self._cells()
+        table = Table(title=self.title, title_justify="left", show_footer=True)
+        for at, (column, footer) in enumerate(zip(header, total, strict=True)):
+            table.add_column(column, footer=footer, justify="right" if at >= 4 else "left", overflow="fold")
+        for cells in body:
+            table.add_row(*cells)
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(
+            file=text, width=max(80, 4 + sum(max(map(len, c)) + 3 for c in zip(*self._cells(), strict=True)))
+        ).print(self)
+        return text.getvalue().rstrip()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        header, *body, total = self._cells()
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            style = ("left",) * 4 + ("right",) * 2
+            parts = (
+                f'<{tag} style="text-align:{side}">{html.escape(cell)}</{tag}>'
+                for side, cell in zip(style, cells, strict=False)
+            )
+            return f"<tr>{''.join(parts)}</tr>"
+
+        rows = "".join(line(cells, "td") for cells in body)
+        return (
+            f"<table><caption>{html.escape(self.title)}</caption><thead>{line(header, 'th')}</thead>"
+            f"<tbody>{rows}</tbody><tfoot>{line(total, 'th')}</tfoot></table>"
+        )
+
+
+def describe(
+    module: nn.Module,
+    layout: Callable[[str, torch.Size], Any] | Mapping[str, Any] | None = None,
+    workers: int | None = None,
+) -> Description:
+    """A table of a module's parameters and buffers, also of a deferred one.
+
+    Parameters
+    ----------
+    module
+        Any module.
+    layout
+        How tensors are cut: a function `(name, shape, rank) -> slices`, or a mapping from names to layouts of
+        `gridwise.grid`. What it does not cut (None, or no such name) is on every worker.
+    workers
+        The number of workers that `layout` is for.
+
+    Examples
+    --------
+    >>> table = gridwise.describe(torch.nn.Linear(3, 2))
+    >>> [(row.name, tuple(row.shape)) for row in table.rows]
+    [('weight', (2, 3)), ('bias', (2,))]
+    """
+    if (layout is None) != (workers is None):
+        raise ValueError("describe: `layout` and `workers` are given together, or neither is.")
+    rows: list[Row] = []
+    first: dict[int, str] = {}
+    named: list[tuple[str, tuple[str, Tensor]]] = [
+        ("parameter", p) for p in module.named_parameters(remove_duplicate=False)
+    ]
+    named += [("buffer", b) for b in module.named_buffers(remove_duplicate=False)]
+    for kind, (name, tensor) in named:
+        tied = first.get(id(tensor))
+        first.setdefault(id(tensor), name)
+        rows.append(_row(name, kind, tensor, tied, layout, workers or 0))
+    return Description(type(module).__qualname__, tuple(rows), workers)
+
+
+def _row(name: str, kind: str, tensor: Tensor, tied: str | None, layout: Any, workers: int) -> Row:
+    deferred = is_fake(tensor)
+    if is_lazy(tensor):
+        return Row(name, kind, None, tensor.dtype, None, None, deferred, tied)
+    size = tensor.numel() * tensor.element_size()
+    blocks = [_block_elements(layout, rank, name, tensor.shape) for rank in range(workers)]
+    largest = max(blocks) * tensor.element_size() if blocks else None
+    return Row(name, kind, tuple(tensor.shape), tensor.dtype, size, largest, deferred, tied)
+
+
+def _block_elements(layout: Any, rank: int, name: str, shape: torch.Size) -> int:
+    if callable(layout):
+        slices = layout(name, shape, rank)
+    else:
+        slices = layout[name].block(rank) if name in layout else None
+    slices = getattr(slices, "slices", slices)
+    elements = 1
+    for dim, size in enumerate(shape):
+        chosen = slices[dim] if slices is not None and dim < len(slices) else slice(None)
+        elements *= len(range(*chosen.indices(size)))
+    return elements
+
+
+def _elements(row: Row) -> int:
+    return 0 if row.size is None else row.size // row.dtype.itemsize
+
+
+def _readable(size: int | None) -> str:
+    if size is None:
+        return ""
+    amount, units = float(size), iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while amount >= 1024 and unit != "GiB":
+        amount, unit = amount / 1024, next(units)
+    return f"{size:,} B" if unit == "B" else f"{amount:,.1f} {unit}"

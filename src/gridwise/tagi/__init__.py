@@ -1,0 +1,27 @@
+"""TAGI: Bayesian neural networks by closed-form inference, with pytagi's names.
+
+Every weight and every hidden unit is a Gaussian. A batch is one forward pass of means and variances and one backward
+pass of innovations; there is no gradient descent and no learning rate. `gridwise.tagi.nn` has the layers;
+`Regressor`, `Classifier` and `Forecaster` are the short way from arrays to predictions with intervals.
+"""
+
+import torch as _torch
+
+from . import cuda as cuda
+from . import metric as metric
+from . import nn as nn
+from .classification import Classifier as Classifier
+from .classification import ClassPrediction as ClassPrediction
+from .estimator import Prediction as Prediction
+from .forecasting import Forecaster as Forecaster
+from .metric import HRCSoftmaxMetric as HRCSoftmaxMetric
+from .regression import Regressor as Regressor
+from .tagi_utils import HRCSoftmax as HRCSoftmax
+from .tagi_utils import Normalizer as Normalizer
+from .tagi_utils import Utils as Utils
+from .tagi_utils import exponential_scheduler as exponential_scheduler
+
+
+def manual_seed(seed: int) -> None:
+    """Seed torch's generators, from which the initial parameters are drawn."""
+    _torch.manual_seed(seed)

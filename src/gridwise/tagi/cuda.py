@@ -1,0 +1,61 @@
+"""What CUDA devices there are, under pytagi's names; without a driver the answers are False and 0, never an error."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from ..errors import PartitionError
+
+
+def is_available() -> bool:
+    """Whether a CUDA device can be used."""
+    return torch.cuda.is_available()
+
+
+def is_nccl_available() -> bool:
+    """Whether this torch can talk NCCL, and there is a device to talk for."""
+    return is_available() and dist.is_available() and dist.is_nccl_available()
+
+
+def get_device_count() -> int:
+    """How many CUDA devices there are."""
+    return torch.cuda.device_count() if is_available() else 0
+
+
+def get_current_device() -> int:
+    """The number of the device in use."""
+    _need_device(0)
+    return torch.cuda.current_device()
+
+
+def set_device(device_index: int) -> bool:
+    """Use this device from now on; False if it does not exist."""
+    if not is_device_available(device_index):
+        return False
+    torch.cuda.set_device(device_index)
+    return True
+
+
+def is_device_available(device_index: int) -> bool:
+    """Whether the device of this number exists."""
+    return 0 <= device_index < get_device_count()
+
+
+def get_device_properties(device_index: int) -> str:
+    """Name, compute capability and memory of a device, in one line."""
+    _need_device(device_index)
+    p = torch.cuda.get_device_properties(device_index)
+    return f"{p.name}, compute capability {p.major}.{p.minor}, {p.total_memory / 2**30:.1f} GiB"
+
+
+def get_device_memory(device_index: int) -> tuple[int, int]:
+    """(total, free) bytes of a device."""
+    _need_device(device_index)
+    free, total = torch.cuda.mem_get_info(device_index)
+    return total, free
+
+
+def _need_device(device_index: int) -> None:
+    if not is_device_available(device_index):
+        raise PartitionError(f"cuda: device {device_index} was asked for, there are {get_device_count()}.")

@@ -1,0 +1,142 @@
+"""Activation layers: they reshape nothing, have no parameters, and hand their Jacobian to the layer that follows.
+
+An activation has no work in backward: the innovations that arrive already speak of its input, because the consumer of
+its output multiplied them by the Jacobian (see gaussian.py). Activations in a row multiply their Jacobians; with
+`compat='cutagi'` the last one replaces the others, as in the original.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import PartitionError
+from . import moments
+from .base_layer import BaseLayer
+from .gaussian import Gaussian
+from .moments import Moments
+
+
+class Activation(BaseLayer):
+    """Base of the activations: subclasses give `moments(m, v)`."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        raise NotImplementedError
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        mu, var, jcb = self.moments(x.mu, x.variance())
+        if x.jcb is not None and self.compat != "cutagi":
+            jcb = jcb * x.jcb
+        return Gaussian(mu, var, jcb)
+
+
+class ReLU(Activation):
+    """max(z, 0), linearised at the mean."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.relu(m, v)
+
+
+class LeakyReLU(Activation):
+    """z for positive z, `alpha` z otherwise, linearised at the mean."""
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.leaky_relu(m, v, self.alpha)
+
+
+class Sigmoid(Activation):
+    """The logistic function, linearised at the mean."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.sigmoid(m, v)
+
+
+class Tanh(Activation):
+    """The hyperbolic tangent, linearised at the mean."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.tanh(m, v)
+
+
+class Softplus(Activation):
+    """log(1 + exp(z)), linearised at the mean."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.softplus(m, v)
+
+
+class MixtureReLU(Activation):
+    """max(z, 0) with exact moments."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.mixture_relu(m, v)
+
+
+class MixtureSigmoid(Activation):
+    """(1 + clip(z, -1, 1)) / 2 with exact moments."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.mixture_sigmoid(m, v)
+
+
+class MixtureTanh(Activation):
+    """clip(z, -1, 1) with exact moments."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.mixture_tanh(m, v)
+
+
+class Softmax(Activation):
+    """Softmax over the last dim, linearised at the means.
+
+    With `compat='cutagi'` the variance is the original's, which adds the variance of the largest unit to every unit.
+    """
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.softmax_cutagi(m, v) if self.compat == "cutagi" else moments.softmax(m, v)
+
+
+class Remax(Activation):
+    """max(z_i, 0) / sum max(z_j, 0) over the last dim: probabilities with closed-form moments."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.remax(m, v)
+
+
+class ClosedFormSoftmax(Activation):
+    """exp(z_i) / sum exp(z_j) over the last dim, with log-normal moments."""
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        return moments.closed_form_softmax(m, v)
+
+
+class EvenExp(Activation):
+    """exp(z) on the odd units 1, 3, ... and z itself on the even ones 0, 2, ...
+
+    The last layer of heteroscedastic regression: even units are means, odd ones the variances of the noise.
+    With `compat='cutagi'` the odd Jacobians are covariances, as in the original's released package (it corrected that
+    later).
+    """
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        if x.mu.shape[-1] % 2:
+            raise PartitionError(
+                f"EvenExp: the input of shape {tuple(x.mu.shape)} has an odd number of units.\n"
+                "  fix: two units for every observed quantity, its mean and the log of its noise variance."
+            )
+        odd = Gaussian(*(None if t is None else t[..., 1::2] for t in x))  # type: ignore[arg-type]
+        mu, var, jcb = moments.exponential(odd.mu, odd.variance())
+        jcb = odd.variance() * mu if self.compat == "cutagi" else jcb * odd.jacobian()
+        return Gaussian(
+            _interleave(x.mu[..., 0::2], mu),
+            _interleave(x.variance()[..., 0::2], var),
+            _interleave(x.jacobian()[..., 0::2], jcb),
+        )
+
+
+def _interleave(even: Tensor, odd: Tensor) -> Tensor:
+    return torch.stack((even, odd), -1).flatten(-2)

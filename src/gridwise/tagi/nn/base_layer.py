@@ -1,0 +1,250 @@
+"""What every TAGI layer is: a `torch.nn.Module` with closed-form moments forward and innovations backward.
+
+    forward(x)         moments of the output; in training mode the layer keeps what backward needs
+    backward(delta)    innovations of the input, from those of the output; the *raw sums* of the layer's parameters
+                       over the batch are left in `layer.sums`
+    step()             the capped update of the parameters from the sums (see update.py)
+
+A layer with parameters holds pairs (`mu_w`, `var_w`) and (`mu_b`, `var_b`): ordinary `Parameter`s with
+`requires_grad=False`, so `.to()`, `state_dict()`, checkpoints and deferred initialisation treat them like any other.
+`sums["w"]` and `sums["b"]` are pairs too. Whoever wants to add them over workers sets `on_sums`: it is called with the
+layer as soon as its sums are complete, before the innovations of its input are computed, so that both overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import GridwiseError, PartitionError
+from .gaussian import Gaussian, Innovation
+from .initial import frozen
+from .update import cap_factor, capped_update
+
+Sums = tuple[Tensor, Tensor]
+
+
+class BaseLayer(nn.Module):
+    """Base of all layers; on its own it passes everything through.
+
+    Attributes
+    ----------
+    compat : None or 'cutagi'
+        'cutagi' reproduces the deterministic quirks of cuTAGI 0.2.1 that the layer documents.
+    compute_dtype : torch.dtype or None
+        Precision of the large products; None means that of the parameters.
+    """
+
+    in_width: int = 0
+    in_height: int = 0
+    in_channels: int = 0
+    out_width: int = 0
+    out_height: int = 0
+    out_channels: int = 0
+    num_threads: int = 1
+
+    def __init__(self, input_size: int = 0, output_size: int = 0) -> None:
+        super().__init__()
+        self.input_size = input_size
+        self.output_size = output_size
+        self.compat: str | None = None
+        self.compute_dtype: torch.dtype | None = None
+        self._saved: tuple[Any, ...] | None = None
+        self._memory: dict[str, Tensor] = {}
+
+    # ---- the three verbs --------------------------------------------------------------------------------------------
+    def forward(self, x: Gaussian) -> Gaussian:
+        return x
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        """Innovations of the input; None when `need_input` is False and there is nothing to hand on."""
+        return delta
+
+    def step(self) -> None:
+        """Update the parameters from the sums that backward left; nothing to do without parameters."""
+
+    # ---- what a layer expects as input ------------------------------------------------------------------------------
+    def as_input(self, flat: Tensor) -> Tensor:
+        """A flat array as (batch, *the shape that this layer expects*)."""
+        if self.input_size <= 0:
+            return flat if flat.ndim > 1 else flat.reshape(flat.shape[0], 1)
+        if flat.numel() % self.input_size:
+            raise PartitionError(
+                f"{self.get_layer_info()}: an input of {flat.numel()} values is not a whole number of samples of "
+                f"`input_size` (={self.input_size}).\n  fix: pass (batch, {self.input_size}) values."
+            )
+        return flat.reshape(-1, self.input_size)
+
+    def children_layers(self) -> Iterator[BaseLayer]:
+        """The layers inside this one, in order; empty for a layer that contains none."""
+        return iter(())
+
+    def leaves(self) -> Iterator[BaseLayer]:
+        """This layer, or all the layers inside it that contain no others, in forward order."""
+        empty = True
+        for child in self.children_layers():
+            empty = False
+            yield from child.leaves()
+        if empty:
+            yield self
+
+    # ---- memory that is used again at every step --------------------------------------------------------------------
+    def _scratch(self, name: str, like: Tensor) -> Tensor | None:
+        """A tensor like `like`, the same one at every call: the first touch of fresh memory costs more than a product.
+
+        None while compiling, where the compiler plans the memory.
+        """
+        if torch.compiler.is_compiling():
+            return None
+        kept = self._memory.get(name)
+        if kept is None or kept.shape != like.shape or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self._memory[name] = torch.empty_like(like, requires_grad=False)
+        return kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles carry the parameters, not the memory of a step."""
+        return self.__dict__ | {"_saved": None, "_memory": {}}
+
+    # ---- what backward needs from forward ---------------------------------------------------------------------------
+    def _keep(self, *values: Any) -> None:
+        if self.training:
+            self._saved = values
+
+    def _recall(self) -> tuple[Any, ...]:
+        if self._saved is None:
+            raise GridwiseError(
+                f"{self.get_layer_info()}: backward() has no forward pass in training mode to go back through.\n"
+                "  fix: train(), then forward, update, backward, each once."
+            )
+        saved, self._saved = self._saved, None
+        return saved
+
+    # ---- names ------------------------------------------------------------------------------------------------------
+    def get_layer_name(self) -> str:
+        return type(self).__name__
+
+    def get_layer_info(self) -> str:
+        """The layer in one line, as the original prints it."""
+        return f"{self.get_layer_name()}()"
+
+    def get_max_num_states(self) -> int:
+        """The larger of the numbers of input and output units of one sample."""
+        return max(self.input_size, self.output_size)
+
+    def extra_repr(self) -> str:
+        info = self.get_layer_info()
+        return info[info.find("(") + 1 : -1]
+
+    @property
+    def device(self) -> str:
+        """Where the parameters are: 'cpu', 'cuda:0', ..."""
+        return str(next((p.device for p in self.parameters()), "cpu"))
+
+    def to_cuda(self) -> None:
+        self.to("cuda")
+
+
+class ParametricLayer(BaseLayer):
+    """A layer with weights and, perhaps, biases."""
+
+    mu_w: nn.Parameter
+    var_w: nn.Parameter
+    mu_b: nn.Parameter | None
+    var_b: nn.Parameter | None
+    neg_var_w: Tensor  # how many variances the steps had to put to the floor
+
+    def __init__(self, input_size: int = 0, output_size: int = 0, bias: bool = True) -> None:
+        super().__init__(input_size, output_size)
+        self.bias = bias
+        self.sums: dict[str, Sums] = {}
+        self.batch = 1  # samples behind the sums: all workers' samples when the sums are added over workers
+        self.cap: float | str | None = "batch"
+        self.on_sums: Callable[[ParametricLayer], None] | None = None
+        self.register_buffer("neg_var_w", torch.zeros((), dtype=torch.long), persistent=False)
+        self.register_parameter("mu_b", None)
+        self.register_parameter("var_b", None)
+
+    def init_weight_bias(self) -> None:
+        """Draw the initial means and set the initial variances; the layer forgets what it has learnt."""
+        drawn = self._initial()
+        for name, value in drawn.items():
+            old = getattr(self, name, None)
+            if old is None:
+                self.register_parameter(name, value)
+            else:
+                old.copy_(value)
+
+    def _initial(self) -> dict[str, nn.Parameter]:
+        raise NotImplementedError
+
+    def pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
+        """('w', mu_w, var_w) and, where there are biases, ('b', mu_b, var_b)."""
+        yield "w", self.mu_w, self.var_w
+        if self.mu_b is not None and self.var_b is not None:
+            yield "b", self.mu_b, self.var_b
+
+    # ---- sums and step ----------------------------------------------------------------------------------------------
+    def _sums_ready(self, batch: int, w: Sums, b: Sums | None) -> None:
+        self.sums = {"w": w} if b is None or not self.bias else {"w": w, "b": b}
+        self.batch = batch
+        if self.on_sums is not None:
+            self.on_sums(self)
+
+    def cap_value(self) -> float | None:
+        """The cap factor of the next step: by the batch, a number of the user's, or None for no cap."""
+        return cap_factor(self.batch) if isinstance(self.cap, str) else self.cap
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for name, mu, var in self.pairs():
+            if name in self.sums:
+                s1, s2 = self.sums[name]
+                negative = capped_update(mu, var, s1.reshape(mu.shape), s2.reshape(mu.shape), self.cap_value())
+                if name == "w" and not (isinstance(negative, int) and negative == 0):
+                    self.neg_var_w += negative
+        self.sums = {}
+
+    def _delta(self, name: str, power: int) -> Tensor | None:
+        pair = {n: var for n, _, var in self.pairs()}
+        if name not in self.sums or name not in pair:
+            return None
+        return pair[name] ** power * self.sums[name][power - 1].reshape(pair[name].shape)
+
+    @property
+    def delta_mu_w(self) -> Tensor | None:
+        """What the next step will add to `mu_w` before the cap; None when no backward is pending."""
+        return self._delta("w", 1)
+
+    @property
+    def delta_var_w(self) -> Tensor | None:
+        """What the next step will add to `var_w` before the cap; None when no backward is pending."""
+        return self._delta("w", 2)
+
+    @property
+    def delta_mu_b(self) -> Tensor | None:
+        """What the next step will add to `mu_b` before the cap; None when no backward is pending."""
+        return self._delta("b", 1)
+
+    @property
+    def delta_var_b(self) -> Tensor | None:
+        """What the next step will add to `var_b` before the cap; None when no backward is pending."""
+        return self._delta("b", 2)
+
+    @property
+    def num_weights(self) -> int:
+        return self.mu_w.numel()
+
+    @property
+    def num_biases(self) -> int:
+        return 0 if self.mu_b is None else self.mu_b.numel()
+
+
+def ones_and_zeros(n: int, var_w: float, var_b: float | None) -> dict[str, nn.Parameter]:
+    """The initial affine parameters of the normalisation layers: weights around one, biases around zero."""
+    out = {"mu_w": frozen(torch.ones(n)), "var_w": frozen(torch.full((n,), var_w))}
+    if var_b is not None:
+        out |= {"mu_b": frozen(torch.zeros(n)), "var_b": frozen(torch.full((n,), var_b))}
+    return out

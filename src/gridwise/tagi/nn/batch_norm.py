@@ -1,0 +1,145 @@
+"""Batch normalisation of Gaussian units.
+
+Per channel, over the N = batch x space units of the batch, the mean and the variance of the mixture of their Gaussians:
+
+    mean = sum(m) / N                    i = 1 / sqrt(variance + eps)
+    variance = (sum((m - mean)**2) + sum(v)) / (N - 1)
+
+    mu_z  = x W + mu_b                   x = i (m - mean)
+    var_z = i**2 v (W**2 + S) + x**2 S + var_b
+
+    delta_in = (i W J) delta             s1 = sum(x delta)             the statistics count as constants
+    Delta_in = (i W J)**2 Delta          s2 = sum(x**2 Delta)
+
+Running statistics keep `momentum` of their old value; the first batch replaces their initial 0 and 1 altogether.
+Sums over the batch go through `all_sum`, which a distributed network replaces by a sum over its workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import PartitionError
+from .base_layer import ParametricLayer, ones_and_zeros
+from .gaussian import Gaussian, Innovation
+
+
+class BatchNorm2d(ParametricLayer):
+    """Normalisation over the batch, after convolutions (batch, channel, h, w) and after Linear (batch, unit).
+
+    Parameters
+    ----------
+    num_features
+        Channels, or units.
+    eps
+        Added to the variance.
+    momentum
+        How much of the running statistics is kept at each batch (torch's momentum is one minus this).
+    bias
+        Whether there is an additive bias.
+
+    Notes
+    -----
+    `compat='cutagi'` lets the first batch move the running statistics by `1 - momentum` only, as the original does with
+    more than one thread.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.9,
+        bias: bool = True,
+        gain_weight: float = 1.0,
+        gain_bias: float = 1.0,
+    ) -> None:
+        super().__init__(bias=bias)
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.gain_weight, self.gain_bias = gain_weight, gain_bias
+        self.all_sum: Callable[[Tensor], Tensor] | None = None
+        self.batch_statistics: tuple[Tensor, Tensor] | None = None
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+        self.register_buffer("num_batches", torch.zeros((), dtype=torch.long))
+        self.init_weight_bias()
+
+    def _initial(self) -> dict[str, nn.Parameter]:
+        n = self.num_features
+        return ones_and_zeros(n, self.gain_weight**2 / n, self.gain_bias**2 / n if self.bias else None)
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        dim = 1 if x.mu.ndim == 4 else x.mu.ndim - 1
+        if x.mu.shape[dim] != self.num_features:
+            raise PartitionError(
+                f"BatchNorm2d: the input of shape {tuple(x.mu.shape)} has {x.mu.shape[dim]} channels, "
+                f"`num_features` (={self.num_features})."
+            )
+        mean, variance = self._statistics(x, dim) if self.training else (self.running_mean, self.running_var)
+        shape = [-1 if d == dim else 1 for d in range(x.mu.ndim)]
+        inverse = torch.rsqrt(variance + self.eps).view(shape)
+        normal = (x.mu - mean.view(shape)) * inverse
+        out = normalised_moments(self, normal, inverse, x.var, shape)
+        self._keep(normal, inverse, x.jcb, dim)
+        return out
+
+    def _statistics(self, x: Gaussian, dim: int) -> tuple[Tensor, Tensor]:
+        dims = [d for d in range(x.mu.ndim) if d != dim]
+        count = x.mu.numel() / self.num_features
+        total = x.mu.sum(dims)
+        if self.all_sum is not None:
+            gathered = self.all_sum(torch.cat((total, total.new_full((1,), count))))
+            mean, n = gathered[:-1] / gathered[-1], gathered[-1]
+            squares = self.all_sum(self._squares(x, mean, dims, dim))
+            variance = squares / (n - 1).clamp_min(1.0)
+        else:
+            mean = total / count
+            variance = self._squares(x, mean, dims, dim) / max(count - 1.0, 1.0)
+        self._note(mean, variance)
+        return mean, variance
+
+    def _squares(self, x: Gaussian, mean: Tensor, dims: list[int], dim: int) -> Tensor:
+        shape = [-1 if d == dim else 1 for d in range(x.mu.ndim)]
+        squares = (x.mu - mean.view(shape)).square().sum(dims)
+        return squares if x.var is None else squares + x.var.sum(dims)
+
+    def _note(self, mean: Tensor, variance: Tensor) -> None:
+        keep: Tensor | float = self.momentum
+        if self.compat != "cutagi":
+            keep = (self.num_batches > 0) * self.momentum
+        self.num_batches += 1
+        for running, now in ((self.running_mean, mean), (self.running_var, variance)):
+            running.copy_(running * keep + now * (1.0 - keep))
+        if not torch.compiler.is_compiling():
+            self.batch_statistics = (mean, variance)
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        normal, inverse, jcb, dim = self._recall()
+        d = delta.reshape(*normal.shape)
+        dims = [n for n in range(normal.ndim) if n != dim]
+        shape = [-1 if n == dim else 1 for n in range(normal.ndim)]
+        w = ((normal * d.mu).sum(dims), (normal * normal * d.var).sum(dims))
+        self._sums_ready(normal.shape[0], w, (d.mu.sum(dims), d.var.sum(dims)))
+        if not need_input:
+            return None
+        slope = inverse * self.mu_w.view(shape)
+        return d.through(slope if jcb is None else slope * jcb)
+
+
+def normalised_moments(
+    layer: ParametricLayer, normal: Tensor, inverse: Tensor, var: Tensor | None, shape: list[int]
+) -> Gaussian:
+    """Moments of W x + b for a normalised input: x = `normal`, its variance `inverse**2 var`."""
+    w, s = layer.mu_w.view(shape), layer.var_w.view(shape)
+    mu, variance = normal * w, normal * normal * s
+    if var is not None:
+        variance = torch.addcmul(variance, inverse * inverse * (w * w + s), var)
+    if layer.mu_b is not None and layer.var_b is not None:
+        mu, variance = mu + layer.mu_b.view(shape), variance + layer.var_b.view(shape)
+    return Gaussian(mu, variance)

@@ -1,0 +1,207 @@
+"""Convolution and its transpose, with Gaussian kernels and images of any shape.
+
+With `*` the cross-correlation (or its transpose), W, S the moments of the kernel, m, v those of the input:
+
+    mu_z  = m * W + mu_b
+    var_z = (v + m**2) * S + v * W**2 + var_b              zero padding adds neither mean nor variance
+
+    delta_in     = input adjoint(delta, W) J               s1 = kernel adjoint(m, delta)
+    delta_var_in = input adjoint(Delta, W**2) J**2         s2 = kernel adjoint(m**2, Delta)
+
+Both adjoints of one line are one call of torch's `convolution_backward`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import PartitionError
+from .base_layer import ParametricLayer
+from .gaussian import Gaussian, Innovation
+from .initial import gaussian_pair, scale_of
+
+Size2 = int | tuple[int, int]
+
+
+def pair(value: Size2) -> tuple[int, int]:
+    """(height, width) from one number or two."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+class Conv2d(ParametricLayer):
+    """A 2-d convolution with Gaussian kernels.
+
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, stride, padding, dilation, groups
+        As in `torch.nn.Conv2d`; sizes are one number or (height, width).
+    padding_type
+        1: `padding` on all sides; 2: `padding` at the bottom and on the right only; 0: none.
+    in_width, in_height
+        The size of the image, needed only where flat arrays come in (a network's first layer).
+    """
+
+    transposed = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size2,
+        bias: bool = True,
+        stride: Size2 = 1,
+        padding: Size2 = 0,
+        padding_type: int = 1,
+        in_width: int = 0,
+        in_height: int = 0,
+        gain_weight: float = 1.0,
+        gain_bias: float = 1.0,
+        init_method: str = "He",
+        *,
+        dilation: Size2 = 1,
+        groups: int = 1,
+    ) -> None:
+        super().__init__(bias=bias)
+        if in_channels % groups or out_channels % groups:
+            raise PartitionError(
+                f"{type(self).__name__}: `groups` (={groups}) must divide `in_channels` (={in_channels}) and "
+                f"`out_channels` (={out_channels})."
+            )
+        if padding_type not in (0, 1, 2):
+            raise PartitionError(f"{type(self).__name__}: `padding_type` (={padding_type}) is 0, 1 or 2.")
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride, self.dilation = pair(kernel_size), pair(stride), pair(dilation)
+        self.padding = pair(padding) if padding_type else (0, 0)
+        self.padding_type = padding_type
+        self.in_width, self.in_height = in_width, in_height
+        self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method
+        if in_width and in_height:
+            self._note_sizes((in_height, in_width))
+        self.init_weight_bias()
+
+    # ---- shapes -----------------------------------------------------------------------------------------------------
+    def weight_shape(self) -> tuple[int, ...]:
+        if self.transposed:
+            return (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+
+    def output_hw(self, hw: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the output for an input of height and width `hw`."""
+        sides = 2 if self.padding_type == 1 else 1
+        out = []
+        for n, k, s, p, d in zip(hw, self.kernel_size, self.stride, self.padding, self.dilation, strict=True):
+            span = d * (k - 1) + 1
+            out.append(s * (n - 1) + span - sides * p if self.transposed else (n + sides * p - span) // s + 1)
+        return out[0], out[1]
+
+    def _note_sizes(self, hw: tuple[int, int]) -> None:
+        self.in_height, self.in_width = hw
+        self.out_height, self.out_width = self.output_hw(hw)
+        self.input_size = self.in_channels * self.in_height * self.in_width
+        self.output_size = self.out_channels * self.out_height * self.out_width
+
+    def as_input(self, flat: Tensor) -> Tensor:
+        if flat.ndim == 4:
+            return flat
+        if not (self.in_width and self.in_height):
+            raise PartitionError(
+                f"{self.get_layer_info()}: flat values came in, and `in_width`, `in_height` were not given.\n"
+                "  fix: give both to the layer, or pass a tensor of shape (batch, channel, height, width)."
+            )
+        rows = super().as_input(flat)
+        return rows.reshape(-1, self.in_channels, self.in_height, self.in_width)
+
+    def _initial(self) -> dict[str, nn.Parameter]:
+        area = self.kernel_size[0] * self.kernel_size[1]
+        fans = area * self.in_channels // self.groups, area * self.out_channels // self.groups
+        scale = scale_of(self.init_method, *fans)
+        mu_w, var_w = gaussian_pair(self.weight_shape(), scale, self.gain_weight)
+        out = {"mu_w": mu_w, "var_w": var_w}
+        if self.bias:
+            out["mu_b"], out["var_b"] = gaussian_pair((self.out_channels,), scale, self.gain_bias)
+        return out
+
+    # ---- moments ----------------------------------------------------------------------------------------------------
+    def forward(self, x: Gaussian) -> Gaussian:
+        if x.mu.ndim != 4:
+            x = Gaussian(*(None if t is None else self.as_input(t) for t in x))  # type: ignore[arg-type]
+        if x.mu.shape[1] != self.in_channels:
+            raise PartitionError(
+                f"{self.get_layer_info()}: the input of shape {tuple(x.mu.shape)} has {x.mu.shape[1]} channels, "
+                f"`in_channels` (={self.in_channels})."
+            )
+        if not torch.compiler.is_compiling():
+            self._note_sizes((x.mu.shape[2], x.mu.shape[3]))
+        m, v = self._pad(x.mu), None if x.var is None else self._pad(x.var)
+        squares = self.mu_w * self.mu_w
+        second = m * m if v is None else torch.addcmul(v, m, m)
+        mu = self._convolve(m, self.mu_w, self.mu_b)
+        var = self._convolve(second, self.var_w, self.var_b)
+        if v is not None:
+            var = var + self._convolve(v, squares, None)
+        self._keep(m, squares, x.jcb, x.mu.shape)
+        return Gaussian(self._crop(mu), self._crop(var))
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        m, squares, jcb, shape = self._recall()
+        d = delta if delta.mu.ndim == 4 else delta.reshape(shape[0], self.out_channels, *self.output_hw(shape[2:]))
+        d = Innovation(self._uncrop(d.mu), self._uncrop(d.var))
+        mu_in, s1, b1 = self._adjoints(d.mu, m, self.mu_w, need_input)
+        var_in, s2, b2 = self._adjoints(d.var, m * m, squares, need_input)
+        self._sums_ready(shape[0], (s1, s2), (b1, b2))
+        if not need_input:
+            return None
+        return Innovation(self._unpad(mu_in, shape), self._unpad(var_in, shape)).through(jcb)
+
+    # ---- torch's kernels --------------------------------------------------------------------------------------------
+    def _symmetric(self) -> list[int]:
+        return list(self.padding) if self.padding_type == 1 else [0, 0]
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = self.compute_dtype
+        if dtype is not None and dtype != x.dtype:
+            out = self._kernel(x.to(dtype), weight.to(dtype), None).to(x.dtype)
+            return out if bias is None else out + bias[:, None, None]
+        return self._kernel(x, weight, bias)
+
+    def _kernel(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.ops.aten.convolution(
+            x, weight, bias, self.stride, self._symmetric(), self.dilation, self.transposed, [0, 0], self.groups
+        )
+
+    def _adjoints(self, d: Tensor, x: Tensor, weight: Tensor, need_input: bool) -> tuple[Tensor, Tensor, Tensor]:
+        own, dtype = d.dtype, self.compute_dtype or d.dtype
+        at_input, at_weight, _ = torch.ops.aten.convolution_backward(
+            d.to(dtype), x.to(dtype), weight.to(dtype), None, self.stride, self._symmetric(), self.dilation,
+            self.transposed, [0, 0], self.groups, [need_input, True, False],
+        )  # fmt: skip
+        return at_input.to(own) if need_input else d, at_weight.to(own), d.sum((0, 2, 3))
+
+    # ---- padding type 2: a convolution pads at the bottom and right, its transpose crops there --------------------
+    def _one_sided(self) -> bool:
+        return self.padding_type == 2 and self.padding != (0, 0)
+
+    def _pad(self, x: Tensor) -> Tensor:
+        if self.transposed or not self._one_sided():
+            return x
+        return F.pad(x, (0, self.padding[1], 0, self.padding[0]))
+
+    def _unpad(self, x: Tensor, shape: torch.Size) -> Tensor:
+        return x[:, :, : shape[2], : shape[3]]
+
+    def _crop(self, y: Tensor) -> Tensor:
+        if not self.transposed or not self._one_sided():
+            return y
+        return y[:, :, : y.shape[2] - self.padding[0], : y.shape[3] - self.padding[1]]
+
+    def _uncrop(self, d: Tensor) -> Tensor:
+        if not self.transposed or not self._one_sided():
+            return d
+        return F.pad(d, (0, self.padding[1], 0, self.padding[0]))
+
+    def get_layer_info(self) -> str:
+        k = self.kernel_size[0] if self.kernel_size[0] == self.kernel_size[1] else self.kernel_size
+        sizes = f"{self.out_width},{self.out_height},{k}"
+        return f"{self.get_layer_name()}({self.in_channels},{self.out_channels},{sizes})"

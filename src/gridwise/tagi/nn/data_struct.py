@@ -1,0 +1,186 @@
+"""The buffers that users of pytagi know: hidden states, innovations of the output, and the tree of classes.
+
+They hold torch tensors of shape (batch, units), on the device of the network; NumPy arrays and lists are accepted where
+they are set. `jcb` is one and the variances are zero until something else is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import PartitionError
+from .gaussian import Gaussian, Innovation
+
+
+def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
+    """A tensor from a tensor, an array or a list, with the device and the floating-point type of `like`."""
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()
+    out = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if like is None:
+        return out if out.is_floating_point() else out.to(torch.get_default_dtype())
+    return out.to(device=like.device, dtype=like.dtype)
+
+
+class BaseHiddenStates:
+    """Means `mu_a`, variances `var_a` and Jacobians `jcb` of a layer's units, for a batch of `block_size` samples."""
+
+    def __init__(self, size: int | None = None, block_size: int | None = None) -> None:
+        self.set_size(size or 0, block_size or 0)
+
+    def set_size(self, size: int, block_size: int) -> str:
+        """Make room for `size` values in `block_size` samples; all means and variances zero, all Jacobians one."""
+        shape = (block_size, size // block_size) if block_size else (0, 0)
+        self._value = Gaussian(torch.zeros(shape), torch.zeros(shape), torch.ones(shape))
+        return self.get_name()
+
+    def set_input_x(self, mu_x: Any, var_x: Any = None, block_size: int = 1) -> None:
+        """Take `block_size` samples of a network's input."""
+        mu = as_tensor(mu_x).reshape(block_size, -1)
+        self._value = Gaussian(mu, None if var_x is None else as_tensor(var_x, mu).reshape(mu.shape))
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """The states as the layers use them, in the shape of the layer's output."""
+        return self._value
+
+    @gaussian.setter
+    def gaussian(self, value: Gaussian) -> None:
+        self._value = value
+
+    def _flat(self, t: Tensor) -> Tensor:
+        return t.reshape(t.shape[0], -1)
+
+    def _like(self, value: Any) -> Tensor:
+        return as_tensor(value, self._value.mu).reshape(self._value.mu.shape)
+
+    @property
+    def mu_a(self) -> Tensor:
+        return self._flat(self._value.mu)
+
+    @mu_a.setter
+    def mu_a(self, value: Any) -> None:
+        self._value = self._value._replace(mu=self._like(value))
+
+    @property
+    def var_a(self) -> Tensor:
+        return self._flat(self._value.variance())
+
+    @var_a.setter
+    def var_a(self, value: Any) -> None:
+        self._value = self._value._replace(var=self._like(value))
+
+    @property
+    def jcb(self) -> Tensor:
+        return self._flat(self._value.jacobian())
+
+    @jcb.setter
+    def jcb(self, value: Any) -> None:
+        self._value = self._value._replace(jcb=self._like(value))
+
+    @property
+    def size(self) -> int:
+        return self._value.mu.numel()
+
+    @property
+    def block_size(self) -> int:
+        """Samples in the batch."""
+        return self._value.mu.shape[0]
+
+    @property
+    def actual_size(self) -> int:
+        """Units of one sample."""
+        return self.size // max(self.block_size, 1)
+
+    def get_name(self) -> str:
+        return type(self).__name__
+
+
+class BaseDeltaStates:
+    """Innovations `delta_mu` and `delta_var` of a layer's units, for a batch of `block_size` samples."""
+
+    def __init__(self, size: int | None = None, block_size: int | None = None) -> None:
+        self.set_size(size or 0, block_size or 0)
+
+    def set_size(self, size: int, block_size: int) -> str:
+        """Make room for `size` values in `block_size` samples, all zero."""
+        shape = (block_size, size // block_size) if block_size else (0, 0)
+        self._value = Innovation(torch.zeros(shape), torch.zeros(shape))
+        return self.get_name()
+
+    @property
+    def innovation(self) -> Innovation:
+        """The innovations as the layers use them, in the shape of the layer's output."""
+        return self._value
+
+    @innovation.setter
+    def innovation(self, value: Innovation) -> None:
+        self._value = value
+
+    def reset_zeros(self) -> None:
+        self._value = Innovation(torch.zeros_like(self._value.mu), torch.zeros_like(self._value.var))
+
+    def copy_from(self, source: BaseDeltaStates, num_data: int = -1) -> None:
+        """Take the first `num_data` values of `source`, or all of them."""
+        if num_data < 0:
+            self._value = Innovation(source._value.mu.clone(), source._value.var.clone())
+            return
+        if num_data > min(self.size, source.size):
+            raise PartitionError(
+                f"copy_from: `num_data` (={num_data}) is more than {self.size} values here or {source.size} there."
+            )
+        for mine, theirs in zip(self._value, source._value, strict=True):
+            mine.view(-1)[:num_data] = theirs.reshape(-1)[:num_data]
+
+    @property
+    def delta_mu(self) -> Tensor:
+        return self._value.mu.reshape(self._value.mu.shape[0], -1)
+
+    @delta_mu.setter
+    def delta_mu(self, value: Any) -> None:
+        self._value = Innovation(as_tensor(value, self._value.mu).reshape(self._value.mu.shape), self._value.var)
+
+    @property
+    def delta_var(self) -> Tensor:
+        return self._value.var.reshape(self._value.var.shape[0], -1)
+
+    @delta_var.setter
+    def delta_var(self, value: Any) -> None:
+        self._value = Innovation(self._value.mu, as_tensor(value, self._value.var).reshape(self._value.var.shape))
+
+    @property
+    def size(self) -> int:
+        return self._value.mu.numel()
+
+    @property
+    def block_size(self) -> int:
+        return self._value.mu.shape[0]
+
+    @property
+    def actual_size(self) -> int:
+        return self.size // max(self.block_size, 1)
+
+    def get_name(self) -> str:
+        return type(self).__name__
+
+
+class HRCSoftmax:
+    """The binary tree of classes: see `gridwise.tagi.hrc_softmax`.
+
+    Attributes
+    ----------
+    obs : (classes * num_obs,) array of +1 and -1, the turns from the root to each class
+    idx : (classes * num_obs,) array, the nodes on that way, counted from 1
+    num_obs : turns of one class
+    len : nodes of the tree = outputs of the network
+    """
+
+    def __init__(self) -> None:
+        self.obs: np.ndarray = np.zeros(0, np.float32)
+        self.idx: np.ndarray = np.zeros(0, np.int32)
+        self.num_obs: int = 0
+        self.len: int = 0

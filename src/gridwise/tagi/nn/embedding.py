@@ -1,0 +1,90 @@
+"""A table of Gaussian vectors, looked up by index.
+
+    forward   row i:  (W[i], S[i]);  zeros for `padding_idx`
+    sums      s1[i] = sum of delta,  s2[i] = sum of Delta     over the places where i was looked up
+
+The input is an index, not a Gaussian: nothing goes back to it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import PartitionError
+from .base_layer import ParametricLayer
+from .gaussian import Gaussian, Innovation
+from .initial import gaussian_pair
+
+
+class Embedding(ParametricLayer):
+    """Indices (batch, input_size) -> vectors (batch, input_size, embedding_dim).
+
+    Parameters
+    ----------
+    num_embeddings, embedding_dim
+        Rows and columns of the table.
+    input_size
+        Indices of one sample, for inputs that come in flat.
+    scale
+        Standard deviation of the initial means, and of the table itself.
+    padding_idx
+        The index that stands for nothing; -1 for none.
+
+    Notes
+    -----
+    `compat='cutagi'` reproduces the original: the innovation of the variance is multiplied by the variance, not by its
+    square, and sums are never put back to zero, so that rows once looked up move at every later step.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        input_size: int = 0,
+        scale: float = 1.0,
+        padding_idx: int = -1,
+    ) -> None:
+        super().__init__(input_size, input_size * embedding_dim, bias=False)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.scale, self.padding_idx = scale, padding_idx
+        self._piled: tuple[Tensor, Tensor] | None = None
+        self.init_weight_bias()
+
+    def _initial(self) -> dict[str, nn.Parameter]:
+        mu, var = gaussian_pair((self.num_embeddings, self.embedding_dim), self.scale, 1.0)
+        return {"mu_w": mu, "var_w": var}
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        index = x.mu.round().long()
+        if not torch.compiler.is_compiling() and not index.is_cuda and index.numel():
+            low, high = int(index.min()), int(index.max())
+            if low < min(0, self.padding_idx) or high >= self.num_embeddings:
+                raise PartitionError(
+                    f"Embedding: indices from {low} to {high} came in, `num_embeddings` (={self.num_embeddings})."
+                )
+        real = (index != self.padding_idx)[..., None]
+        row = index.clamp_min(0)
+        self._keep(row, real)
+        return Gaussian(self.mu_w[row] * real, self.var_w[row] * real)
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        row, real = self._recall()
+        sums = []
+        for d in delta:
+            d = (d.reshape(*row.shape, self.embedding_dim) * real).reshape(-1, self.embedding_dim)
+            sums.append(torch.zeros_like(self.mu_w).index_add_(0, row.reshape(-1), d))
+        if self.compat == "cutagi":
+            sums = self._pile(sums)
+        self._sums_ready(row.shape[0], (sums[0], sums[1]), None)
+        return Innovation(torch.zeros_like(row, dtype=delta.mu.dtype), torch.zeros_like(row, dtype=delta.mu.dtype))
+
+    def _pile(self, sums: list[Tensor]) -> list[Tensor]:
+        now = sums[0] * self.var_w, sums[1] * self.var_w
+        if self._piled is not None:
+            now = now[0] + self._piled[0], now[1] + self._piled[1]
+        self._piled = now
+        return [now[0] / self.var_w, now[1] / self.var_w**2]
+
+    def get_layer_info(self) -> str:
+        return f"Embedding({self.num_embeddings}->{self.embedding_dim})"

@@ -1,0 +1,65 @@
+"""The two values that travel through a TAGI network.
+
+    Gaussian     forward:   every hidden unit a ~ N(mu, var), independent of its neighbours
+    Innovation   backward:  what the observations add to what was known, divided by what was known
+
+        delta_mu  = (mu_posterior  - mu_prior)  / var_prior
+        delta_var = (var_posterior - var_prior) / var_prior**2
+
+Thanks to that division no layer needs the variance of its own output on the way back: a linear map y = W x has
+`delta_mu_x = W' delta_mu_y` and `delta_var_x = (W*W)' delta_var_y`, the adjoints of its forward moments.
+
+`jcb` is Cov(a, z) / Var(z) for a = activation(z). An activation sets it; the layer that consumes `a` multiplies its
+input innovations by `jcb` and `jcb**2`, so that they speak of z. `None` stands for an exact zero variance and for an
+exact Jacobian of one: both save work, the first a third of the forward products of a network's first layer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Gaussian(NamedTuple):
+    """Independent Gaussians: their means, their variances, and the Jacobian of the activation that made them."""
+
+    mu: Tensor
+    var: Tensor | None = None  # None: exactly zero
+    jcb: Tensor | None = None  # None: exactly one
+
+    def reshape(self, *shape: int) -> Gaussian:
+        """The same units under another shape."""
+        var = None if self.var is None else self.var.reshape(shape)
+        jcb = None if self.jcb is None else self.jcb.reshape(shape)
+        return Gaussian(self.mu.reshape(shape), var, jcb)
+
+    def variance(self) -> Tensor:
+        """The variances as a tensor, zeros where they are exactly zero."""
+        return torch.zeros_like(self.mu) if self.var is None else self.var
+
+    def jacobian(self) -> Tensor:
+        """The Jacobians as a tensor, ones where they are exactly one."""
+        return torch.ones_like(self.mu) if self.jcb is None else self.jcb
+
+
+class Innovation(NamedTuple):
+    """Normalised differences between posterior and prior, for the means and for the variances."""
+
+    mu: Tensor
+    var: Tensor
+
+    def reshape(self, *shape: int) -> Innovation:
+        return Innovation(self.mu.reshape(shape), self.var.reshape(shape))
+
+    def through(self, jcb: Tensor | None) -> Innovation:
+        """The innovation of z, from the innovation of a = activation(z) with Jacobian `jcb`."""
+        if jcb is None:
+            return self
+        return Innovation(self.mu * jcb, self.var * (jcb * jcb))
+
+
+def product_variance(a: Tensor, var_a: Tensor, b: Tensor, var_b: Tensor) -> Tensor:
+    """Var(AB) of independent A and B."""
+    return var_a * var_b + var_a * b * b + var_b * a * a

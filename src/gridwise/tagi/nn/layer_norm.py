@@ -1,0 +1,137 @@
+"""Normalisation of each sample by itself: LayerNorm and RMSNorm.
+
+LayerNorm, over the n units of a sample (the last dim, or channel x height x width):
+
+    mean = sum(m) / n       variance = (sum((m - mean)**2) + sum(v)) / (n - 1)       i = 1 / sqrt(variance + eps)
+
+and then the moments and innovations of batch_norm.py, with x = i (m - mean). RMSNorm has no mean and no bias:
+
+    r = sum(m**2 + v) / n = E[x**2]       i = 1 / sqrt(r + eps)
+    mu_z = i m W                          var_z = i**2 (v (W**2 + S) + m**2 S)
+    delta_in = (i W J) delta              s1 = sum(i m delta),  s2 = sum((i m)**2 Delta)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...errors import PartitionError
+from .base_layer import ParametricLayer, ones_and_zeros
+from .batch_norm import normalised_moments
+from .gaussian import Gaussian, Innovation
+
+
+class _SampleNorm(ParametricLayer):
+    """What LayerNorm and RMSNorm share: which dims are normalised, and the way back."""
+
+    def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float, bias: bool) -> None:
+        super().__init__(bias=bias)
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        if len(shape) not in (1, 3):
+            raise PartitionError(
+                f"{type(self).__name__}: `normalized_shape` (={list(shape)}) has {len(shape)} entries.\n"
+                "  fix: [units], or [channels, height, width] for images."
+            )
+        self.normalized_shape, self.eps = shape, eps
+        self.init_weight_bias()
+
+    def _initial(self) -> dict[str, nn.Parameter]:
+        n = self.normalized_shape[0]
+        return ones_and_zeros(n, 1.0 / n, 1.0 / n if self.bias else None)
+
+    def _dims(self, shape: torch.Size) -> tuple[list[int], list[int]]:
+        """The dims to normalise over, and the shape under which the affine parameters broadcast."""
+        k = len(self.normalized_shape)
+        if shape[-k:].numel() != torch.Size(self.normalized_shape).numel() or (k == 3 and len(shape) != 4):
+            raise PartitionError(
+                f"{type(self).__name__}: the input of shape {tuple(shape)} does not end in `normalized_shape` "
+                f"(={list(self.normalized_shape)})."
+            )
+        return list(range(-k, 0)), [-1] + [1] * (k - 1)
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        normal, inverse, jcb, shape = self._recall()
+        d = delta.reshape(*normal.shape)
+        dims = [n for n in range(normal.ndim) if n != normal.ndim - len(shape)]
+        w = ((normal * d.mu).sum(dims), (normal * normal * d.var).sum(dims))
+        self._sums_ready(normal.shape[0], w, (d.mu.sum(dims), d.var.sum(dims)))
+        if not need_input:
+            return None
+        slope = inverse * self.mu_w.view(shape)
+        return d.through(slope if jcb is None else slope * jcb)
+
+
+class LayerNorm(_SampleNorm):
+    """Normalisation of each sample over its units.
+
+    Parameters
+    ----------
+    normalized_shape
+        [units] with weights per unit, or [channels, height, width] with weights per channel.
+    eps
+        Added to the variance.
+    bias
+        Whether there is an additive bias.
+    """
+
+    def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float = 1e-4, bias: bool = True):
+        super().__init__(normalized_shape, eps, bias)
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        dims, shape = self._dims(x.mu.shape)
+        n = torch.Size(self.normalized_shape).numel()
+        centred = x.mu - x.mu.mean(dims, keepdim=True)
+        squares = centred.square() if x.var is None else torch.addcmul(x.var, centred, centred)
+        inverse = torch.rsqrt(squares.sum(dims, keepdim=True) / max(n - 1, 1) + self.eps)
+        normal = centred * inverse
+        self._keep(normal, inverse, x.jcb, shape)
+        return normalised_moments(self, normal, inverse, x.var, shape)
+
+
+class RMSNorm(_SampleNorm):
+    """Division of each sample by its root mean square.
+
+    Parameters
+    ----------
+    normalized_shape
+        [units].
+    eps
+        Added to the mean square.
+
+    Notes
+    -----
+    `compat='cutagi'` reproduces the original: the mean square of the means alone, a variance with one factor v too
+    many, innovations without the input's Jacobian, sums without the variances of the weights, and a cap factor of one.
+    """
+
+    def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float = 1e-6) -> None:
+        super().__init__(normalized_shape, eps, bias=False)
+        if len(self.normalized_shape) != 1:
+            raise PartitionError(
+                f"RMSNorm: `normalized_shape` (={list(self.normalized_shape)}) has one entry: [units]."
+            )
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        dims, shape = self._dims(x.mu.shape)
+        quirks = self.compat == "cutagi"
+        squares = x.mu * x.mu if x.var is None or quirks else torch.addcmul(x.var, x.mu, x.mu)
+        inverse = torch.rsqrt(squares.mean(dims, keepdim=True) + self.eps)
+        normal = x.mu * inverse
+        out = normalised_moments(self, normal, inverse, x.var, shape)
+        if quirks:
+            v = x.variance()
+            raw = v * (self.var_w + self.mu_w**2) + self.var_w * x.mu**2
+            out = Gaussian(out.mu, v * inverse**2 * raw)
+        self._keep(normal, inverse, None if quirks else x.jcb, shape)
+        return out
+
+    def cap_value(self) -> float | None:
+        return 1.0 if self.compat == "cutagi" else super().cap_value()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self.compat == "cutagi" and "w" in self.sums:
+            s1, s2 = self.sums["w"]
+            self.sums["w"] = (s1 / self.var_w, s2 / self.var_w**2)
+        super().step()

@@ -1,0 +1,118 @@
+"""The fully connected layer z = W a + b, with Gaussian W (out, in), b and a.
+
+    mu_z  = m W' + mu_b
+    var_z = (v + m**2) S' + v (W**2)' + var_b                W, S = mean and variance of the weights; m, v of the input
+
+    delta_in     = (delta W) J          sums   s1 = delta' m              s1_b = sum of delta over the batch
+    delta_var_in = (Delta W**2) J**2           s2 = Delta' m**2           s2_b = sum of Delta over the batch
+
+Seven matrix products a training step (back-propagation has three), four in a first layer whose input is certain.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import PartitionError
+from .base_layer import ParametricLayer
+from .gaussian import Gaussian, Innovation
+from .initial import gaussian_pair, scale_of
+
+
+class Linear(ParametricLayer):
+    """A fully connected layer with Gaussian weights.
+
+    Parameters
+    ----------
+    input_size, output_size
+        Units of one sample (or of one token, for inputs of shape (batch, token, unit)).
+    bias
+        Whether there is an additive bias.
+    gain_weight, gain_bias
+        Factors of the initial standard deviations.
+    init_method
+        'He' or 'Xavier'.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        gain_weight: float = 1.0,
+        gain_bias: float = 1.0,
+        init_method: str = "He",
+    ) -> None:
+        super().__init__(input_size, output_size, bias)
+        self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method
+        self.init_weight_bias()
+
+    def _initial(self) -> dict[str, nn.Parameter]:
+        scale = scale_of(self.init_method, self.input_size, self.output_size)
+        mu_w, var_w = gaussian_pair((self.output_size, self.input_size), scale, self.gain_weight)
+        out = {"mu_w": mu_w, "var_w": var_w}
+        if self.bias:
+            out["mu_b"], out["var_b"] = gaussian_pair((self.output_size,), scale, self.gain_bias)
+        return out
+
+    def _lead(self, shape: torch.Size) -> tuple[int, ...]:
+        """The dims of the input that are not units: (batch,) or (batch, token)."""
+        if shape[-1] == self.input_size and len(shape) != 4:
+            return tuple(shape[:-1])
+        if shape[1:].numel() == self.input_size:
+            return (shape[0],)
+        raise PartitionError(
+            f"{self.get_layer_info()}: the input of shape {tuple(shape)} has {shape[1:].numel()} units a sample.\n"
+            f"  fix: Linear({shape[1:].numel()}, {self.output_size}), or check the layer before."
+        )
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        lead = self._lead(x.mu.shape)
+        rows = x.reshape(-1, self.input_size)
+        squares = None
+        if rows.var is not None or self.training:
+            squares = torch.mul(self.mu_w, self.mu_w, out=self._scratch("squares", self.mu_w))
+        mu, var = linear_moments(self, rows, squares)
+        self._keep(rows, squares, x.mu.shape)
+        return Gaussian(mu.reshape(*lead, self.output_size), var.reshape(*lead, self.output_size))
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        x, squares, shape = self._recall()
+        d = delta.reshape(-1, self.output_size)
+        dtype = self.compute_dtype
+        w = (
+            product(d.mu.t(), x.mu, dtype, out=self._scratch("s1", self.mu_w)),
+            product(d.var.t(), x.mu * x.mu, dtype, out=self._scratch("s2", self.mu_w)),
+        )
+        self._sums_ready(shape[0], w, (d.mu.sum(0), d.var.sum(0)))
+        if not need_input:
+            return None
+        back = Innovation(product(d.mu, self.mu_w, dtype), product(d.var, squares, dtype))
+        return back.through(x.jcb).reshape(*shape)
+
+    def get_layer_info(self) -> str:
+        return f"{self.get_layer_name()}({self.input_size},{self.output_size})"
+
+
+def linear_moments(layer: ParametricLayer, x: Gaussian, squares: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and variance of W x + b for rows `x`; `squares` is W**2, needed where x has a variance."""
+    dtype = layer.compute_dtype
+    second = x.mu * x.mu if x.var is None else torch.addcmul(x.var, x.mu, x.mu)
+    mu = product(x.mu, layer.mu_w.t(), dtype, layer.mu_b)
+    var = product(second, layer.var_w.t(), dtype, layer.var_b)
+    if x.var is not None and squares is not None:
+        if dtype is None and not torch.compiler.is_compiling():
+            return mu, var.addmm_(x.var, squares.t())
+        var = product(x.var, squares.t(), dtype, var)
+    return mu, var
+
+
+def product(
+    a: Tensor, b: Tensor, dtype: torch.dtype | None, plus: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`."""
+    if dtype is None or dtype == a.dtype:
+        return torch.mm(a, b, out=out) if plus is None else torch.addmm(plus, a, b)
+    low = (a.to(dtype) @ b.to(dtype)).to(a.dtype)
+    return low if plus is None else low + plus

@@ -1,0 +1,134 @@
+"""The observations: what they say about the output units.
+
+For an output a ~ N(m, v) with Jacobian J and an observation y of a with noise variance s:
+
+    delta = J (y - m) / (v + s)          Delta = -J**2 / (v + s)
+
+and nothing where y is missing (NaN) or the sum of the variances is zero. With indices, only some units of each sample
+are observed. Heteroscedastic regression (AGVI) has the outputs (m0, v0) and (a, q) in turn: a mean, and the expected
+variance a = E[V**2] of the noise V on it, itself known up to a variance q:
+
+    S = v0 + a                                delta_0 = J0 (y - m0) / S            Delta_0 = -J0**2 / S
+    V    | y:  mean = a (y - m0) / S,         variance = a - a**2 / S
+    V**2 | y:  mean+ = mean**2 + variance,    variance+ = 2 variance**2 + 4 variance mean**2
+    V**2 before:  a,                          3 q + 2 a**2                         k = q / (3 q + 2 a**2)
+    delta_1 = (J1 / q) k (mean+ - a)          Delta_1 = (J1 / q)**2 k**2 (variance+ - 3 q - 2 a**2)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import PartitionError
+from .data_struct import BaseDeltaStates, BaseHiddenStates, as_tensor
+from .gaussian import Gaussian, Innovation
+
+
+def observe(out: Gaussian, y: Tensor, noise: Tensor) -> Innovation:
+    """Innovations of all output units, each observed once."""
+    y, noise = y.reshape(out.mu.shape), noise.reshape(out.mu.shape) if noise.numel() == out.mu.numel() else noise
+    return Innovation(*_gaussian_update(out.mu, out.variance(), out.jcb, y, noise))
+
+
+def observe_at(out: Gaussian, y: Tensor, noise: Tensor, index: Tensor) -> Innovation:
+    """Innovations where only the units `index` (counted from 1, a row for each sample) are observed."""
+    rows = out.reshape(out.mu.shape[0], -1)
+    at = index.reshape(rows.mu.shape[0], -1) - 1
+    y, noise = y.reshape(at.shape), noise.reshape(at.shape) if noise.numel() == at.numel() else noise
+    jcb = None if rows.jcb is None else rows.jcb.gather(1, at)
+    delta, delta_var = _gaussian_update(rows.mu.gather(1, at), rows.variance().gather(1, at), jcb, y, noise)
+    zeros = torch.zeros_like(rows.mu)
+    return Innovation(zeros.scatter(1, at, delta), zeros.scatter(1, at, delta_var)).reshape(*out.mu.shape)
+
+
+def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
+    """Innovations of outputs that are, in turn, a mean and the variance of the noise on it."""
+    mu, var, jcb = out.mu, out.variance(), out.jacobian()
+    m0, v0, j0 = mu[..., 0::2], var[..., 0::2], jcb[..., 0::2]
+    a, q, j1 = mu[..., 1::2], var[..., 1::2], jcb[..., 1::2]
+    y = y.reshape(m0.shape)
+    total = v0 + a
+    mean = a / total * (y - m0)
+    variance = a - a * a / total
+    before = 3.0 * q + 2.0 * a * a
+    k = q / before
+    jv = torch.nan_to_num(j1 / q, nan=0.0, posinf=0.0, neginf=0.0)
+    even = Innovation(j0 * (y - m0) / total, -j0 * j0 / total)
+    odd = Innovation(
+        jv * k * (mean * mean + variance - a),
+        (jv * k) ** 2 * (2.0 * variance * variance + 4.0 * variance * mean * mean - before),
+    )
+    seen = torch.isfinite(y)
+    pairs = (torch.stack((_where_finite(e, seen), _where_finite(o, seen)), -1) for e, o in zip(even, odd, strict=True))
+    return Innovation(*(p.reshape(mu.shape) for p in pairs))
+
+
+def _gaussian_update(m: Tensor, v: Tensor, jcb: Tensor | None, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    gain = torch.reciprocal(v + noise) if jcb is None else jcb / (v + noise)
+    usable = torch.isfinite(gain) & torch.isfinite(y)
+    delta_var = -gain if jcb is None else -gain * jcb
+    return _where_finite(gain * (y - m), usable), _where_finite(delta_var, usable)
+
+
+def _where_finite(value: Tensor, usable: Tensor) -> Tensor:
+    return value.masked_fill(~usable, 0.0)
+
+
+class OutputUpdater:
+    """Turns observations into the innovations with which `Sequential.backward` starts.
+
+    Parameters
+    ----------
+    model_device
+        Where the network is; observations are moved there.
+    """
+
+    def __init__(self, model_device: str = "cpu") -> None:
+        self.device = model_device
+
+    @torch.no_grad()
+    def update(self, output_states: BaseHiddenStates, mu_obs: Any, var_obs: Any, delta_states: BaseDeltaStates) -> None:
+        """Every output unit is observed as `mu_obs`, with noise variance `var_obs`; NaN where nothing is known."""
+        out = output_states.gaussian
+        y, noise = self._observations(out, mu_obs, var_obs, out.mu.numel())
+        delta_states.innovation = observe(out, y, noise)
+
+    @torch.no_grad()
+    def update_using_indices(
+        self,
+        output_states: BaseHiddenStates,
+        mu_obs: Any,
+        var_obs: Any,
+        selected_idx: Any,
+        delta_states: BaseDeltaStates,
+    ) -> None:
+        """Only the units `selected_idx` of each sample, counted from 1, are observed."""
+        out = output_states.gaussian
+        index = torch.as_tensor(selected_idx).to(out.mu.device, torch.long)
+        batch, units = out.mu.shape[0], out.mu[0].numel()
+        if index.numel() % batch or (index.numel() and not (1 <= int(index.min()) <= int(index.max()) <= units)):
+            raise PartitionError(
+                f"update_using_indices: {index.numel()} indices for {batch} samples of {units} units.\n"
+                f"  fix: as many for each sample, each from 1 to {units}."
+            )
+        y, noise = self._observations(out, mu_obs, var_obs, index.numel())
+        delta_states.innovation = observe_at(out, y, noise, index)
+
+    @torch.no_grad()
+    def update_heteros(self, output_states: BaseHiddenStates, mu_obs: Any, delta_states: BaseDeltaStates) -> None:
+        """Outputs are a mean and a noise variance in turn; `mu_obs` observes the means."""
+        out = output_states.gaussian
+        y, _ = self._observations(out, mu_obs, 0.0, out.mu.numel() // 2)
+        delta_states.innovation = observe_heteros(out, y)
+
+    def _observations(self, out: Gaussian, mu_obs: Any, var_obs: Any, wanted: int) -> tuple[Tensor, Tensor]:
+        y, noise = as_tensor(mu_obs, out.mu), as_tensor(var_obs, out.mu)
+        if y.numel() != wanted or noise.numel() not in (1, wanted):
+            raise PartitionError(
+                f"OutputUpdater: {y.numel()} observations with {noise.numel()} variances came in, {wanted} are needed "
+                f"for outputs of shape {tuple(out.mu.shape)}."
+            )
+        return y, noise

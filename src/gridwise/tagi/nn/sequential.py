@@ -1,0 +1,337 @@
+"""The network: layers in a row, trained by closed-form inference.
+
+    mu, var = net(x)                                            prior of the output
+    updater.update(net.output_z_buffer, y, noise, net.input_delta_z_buffer)
+    net.backward()                                              innovations of all units, sums of all parameters
+    net.step()                                                  posterior of the parameters
+
+There is no loss, no gradient and no learning rate. Tensors come back as tensors, on the network's device, in the shape
+that the last layer gives them; NumPy arrays come back as flat float arrays, as in pytagi.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import GridwiseError, PartitionError
+from . import serial
+from .base_layer import BaseLayer, ParametricLayer
+from .batch_norm import BatchNorm2d
+from .data_struct import BaseDeltaStates, BaseHiddenStates, as_tensor
+from .gaussian import Gaussian, Innovation
+from .layer_block import LayerBlock
+from .lstm import LSTM, LSTMStates
+from .slinear import SLinear
+from .slstm import SLSTM
+
+Array = np.ndarray | Tensor
+
+
+class Sequential(LayerBlock):
+    """Layers in a row, with pytagi's interface on top of `torch.nn.Module`'s.
+
+    Parameters
+    ----------
+    *layers
+        The layers, in forward order.
+    compat
+        'cutagi' reproduces the original's deterministic quirks, layer by layer (each documents its own).
+    """
+
+    def __init__(self, *layers: BaseLayer, compat: str | None = None) -> None:
+        if not layers:
+            raise PartitionError("Sequential: no layers were given.")
+        super().__init__(*layers)
+        self.input_state_update = False
+        self.num_samples = 0
+        self._output = BaseHiddenStates()
+        self._input_delta = BaseDeltaStates()
+        self._output_delta = BaseDeltaStates()
+        self._smoothed: Gaussian | None = None
+        self._z_buffer_size: int | None = None
+        self.set_compat(compat)
+
+    # ---- switches ---------------------------------------------------------------------------------------------------
+    def set_compat(self, compat: str | None) -> None:
+        """'cutagi' for the original's quirks in every layer, None for the corrected mathematics."""
+        if compat not in (None, "cutagi"):
+            raise PartitionError(f"Sequential: `compat` (={compat!r}) is None or 'cutagi'.")
+        for layer in self._all_layers():
+            layer.compat = compat
+
+    def set_precision(self, dtype: torch.dtype | None) -> None:
+        """Take the large products in `dtype` (torch.bfloat16, say) and all else in the parameters' own precision."""
+        for layer in self._all_layers():
+            layer.compute_dtype = dtype
+
+    def set_cap(self, cap: float | str | None) -> None:
+        """The cap of the parameters' steps: 'batch' (by the batch size), a factor, or None for no cap."""
+        for layer in self.parametric_layers():
+            layer.cap = cap
+
+    def _all_layers(self) -> Iterator[BaseLayer]:
+        return (m for m in self.modules() if isinstance(m, BaseLayer))
+
+    def parametric_layers(self) -> list[ParametricLayer]:
+        """Every layer with parameters, nested ones too, in forward order: where the raw sums are."""
+        return [layer for layer in self.leaves() if isinstance(layer, ParametricLayer)]
+
+    # ---- inference --------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+        """Mean and variance of the output for a batch of inputs.
+
+        Parameters
+        ----------
+        mu_x
+            Means: a tensor (batch, ...), or a NumPy array of that shape or flat.
+        var_x
+            Variances of the same shape; None for inputs that are certain.
+        """
+        if isinstance(mu_x, Gaussian):
+            return super().forward(mu_x)
+        out = self.infer(self._input(mu_x, var_x))
+        if isinstance(mu_x, Tensor):
+            return out.mu, out.variance()
+        return self.get_outputs()
+
+    def infer(self, x: Gaussian) -> Gaussian:
+        """The moments of the output, kept for the updater; `x` is on the network's device already."""
+        out = super().forward(x)
+        self._output.gaussian = out
+        return out
+
+    def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
+        like: Tensor = next(self.parameters(), torch.zeros(()))
+        mu = self.layers[0].as_input(as_tensor(mu_x, like))
+        if var_x is None:
+            return Gaussian(mu)
+        var = as_tensor(var_x, like)
+        if var.numel() != mu.numel():
+            raise PartitionError(f"Sequential: {mu.numel()} means came in with {var.numel()} variances.")
+        return Gaussian(mu, var.reshape(mu.shape))
+
+    @torch.no_grad()
+    def backward(self, delta: Innovation | None = None, need_input: bool | None = None) -> Innovation | None:
+        """Innovations of all layers from those of the output in `input_delta_z_buffer`; sums of all parameters."""
+        if delta is None:
+            delta = self._output_innovation()
+        back = super().backward(delta, self.input_state_update if need_input is None else need_input)
+        if back is not None and self.input_state_update:
+            self._output_delta.innovation = back
+        return back
+
+    def _output_innovation(self) -> Innovation:
+        delta, shape = self._input_delta.innovation, self._output.gaussian.mu.shape
+        if delta.mu.numel() != shape.numel():
+            raise GridwiseError(
+                f"backward: the innovations have {delta.mu.numel()} values, the last output has shape {tuple(shape)}.\n"
+                "  fix: call OutputUpdater.update after each forward."
+            )
+        return delta.reshape(*shape)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Apply the sums of the last backward to the parameters, capped; a sum is used once."""
+        super().step()
+
+    @torch.no_grad()
+    def smoother(self) -> tuple[np.ndarray, np.ndarray]:
+        """Smooth the hidden states of all SLSTM layers over the steps since the last reset; outputs by time step."""
+        hidden: list[Gaussian] = []
+        for layer in self.leaves():
+            if isinstance(layer, SLSTM):
+                hidden = layer.smoother()
+            elif isinstance(layer, SLinear) and hidden:
+                hidden = [layer.smoothed(h) for h in hidden]
+        if not hidden:
+            raise GridwiseError("smoother: there is no SLSTM layer with steps to smooth.")
+        var = torch.stack([h.variance() for h in hidden])
+        self._smoothed = Gaussian(torch.stack([h.mu for h in hidden]), var)
+        return self.get_outputs_smoother()
+
+    # ---- buffers ----------------------------------------------------------------------------------------------------
+    @property
+    def output_z_buffer(self) -> BaseHiddenStates:
+        """Moments and Jacobians of the last output."""
+        return self._output
+
+    @output_z_buffer.setter
+    def output_z_buffer(self, value: BaseHiddenStates) -> None:
+        self._output = value
+
+    @property
+    def input_delta_z_buffer(self) -> BaseDeltaStates:
+        """Where the updater puts the innovations of the output."""
+        return self._input_delta
+
+    @input_delta_z_buffer.setter
+    def input_delta_z_buffer(self, value: BaseDeltaStates) -> None:
+        self._input_delta = value
+
+    @property
+    def output_delta_z_buffer(self) -> BaseDeltaStates:
+        """Innovations of the network's input after backward, if `input_state_update`."""
+        return self._output_delta
+
+    @output_delta_z_buffer.setter
+    def output_delta_z_buffer(self, value: BaseDeltaStates) -> None:
+        self._output_delta = value
+
+    @property
+    def z_buffer_size(self) -> int:
+        """Units of the widest layer times the batch; nothing has to be that large here."""
+        if self._z_buffer_size is not None:
+            return self._z_buffer_size
+        return max(layer.get_max_num_states() for layer in self.leaves()) * max(self.z_buffer_block_size, 1)
+
+    @z_buffer_size.setter
+    def z_buffer_size(self, value: int) -> None:
+        self._z_buffer_size = value
+
+    @property
+    def z_buffer_block_size(self) -> int:
+        """Samples of the last batch."""
+        return self._output.block_size
+
+    def set_delta_z(self, delta_mu: Any, delta_var: Any) -> None:
+        """Set the innovations of the output by hand."""
+        like = self._output.gaussian.mu
+        mu, var = as_tensor(delta_mu, like), as_tensor(delta_var, like)
+        self._input_delta.innovation = Innovation(mu.reshape(like.shape), var.reshape(like.shape))
+
+    def get_outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of the last output, flat."""
+        return _flat(self._output.gaussian)
+
+    def get_outputs_smoother(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of the last smoothed output, flat, by time step."""
+        if self._smoothed is None:
+            raise GridwiseError("get_outputs_smoother: smoother() has not been called.")
+        return _flat(self._smoothed)
+
+    def get_input_states(self) -> tuple[np.ndarray, np.ndarray]:
+        """Innovations of the network's input, flat; needs `input_state_update = True` before backward."""
+        return _flat(Gaussian(*self._output_delta.innovation))
+
+    def output_to_host(self) -> list[float]:
+        """The means of the last output as a list."""
+        return self.get_outputs()[0].tolist()
+
+    def delta_z_to_host(self) -> list[float]:
+        """The innovations of the means of the output as a list."""
+        return self._input_delta.innovation.mu.reshape(-1).tolist()
+
+    # ---- recurrent states -------------------------------------------------------------------------------------------
+    def _recurrent(self) -> dict[int, LSTM]:
+        return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, LSTM)}
+
+    def reset_lstm_states(self) -> None:
+        """Every LSTM and SLSTM layer starts its next sequence from zero."""
+        for layer in self.leaves():
+            if isinstance(layer, LSTM):
+                layer.reset_states()
+
+    def get_lstm_states(self, time_step: int = -1) -> dict[int, tuple[np.ndarray, ...]]:
+        """{position: (mu_h, var_h, mu_c, var_c)} now, or smoothed at `time_step`."""
+        return {
+            i: tuple(t.reshape(-1).cpu().numpy() for t in layer.get_states(time_step))
+            for i, layer in self._recurrent().items()
+        }
+
+    def set_lstm_states(self, states: Mapping[int, Any]) -> None:
+        """Continue from states as `get_lstm_states` returns them."""
+        layers = self._recurrent()
+        if not states.keys() <= layers.keys():
+            raise PartitionError(f"set_lstm_states: layers {sorted(layers)} have states, not {sorted(states)}.")
+        for i, values in states.items():
+            rows = [as_tensor(v, layers[i].mu_w).reshape(-1, layers[i].output_size) for v in values]
+            layers[i].states = LSTMStates(*rows)
+
+    # ---- parameters in and out --------------------------------------------------------------------------------------
+    def pytagi_state_dict(self) -> dict[str, tuple[list[float], ...]]:
+        """{'Linear.0': (mu_w, var_w, mu_b, var_b)} with flat lists, as pytagi's `state_dict()`."""
+        return serial.to_pytagi(self.layers)
+
+    def pytagi_parameters(self) -> list[tuple[list[float], ...]]:
+        """[(mu_w, var_w, mu_b, var_b)] in forward order, as pytagi's `parameters()`."""
+        return list(self.pytagi_state_dict().values())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load torch's form (`Linear.0.mu_w`: tensor) or pytagi's (`Linear.0`: four lists)."""
+        if serial.is_pytagi(state_dict):
+            return serial.from_pytagi(self.layers, state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def params_from(self, other: Sequential) -> None:
+        """Copy all parameters and running statistics of `other`."""
+        self.load_state_dict(other.state_dict())
+
+    def save(self, filename: str) -> None:
+        """Write pytagi's binary file."""
+        serial.save_binary(self.layers, filename)
+
+    def load(self, filename: str) -> None:
+        """Read pytagi's binary file."""
+        serial.load_binary(self.layers, filename)
+
+    def save_csv(self, filename: str) -> None:
+        """Write `<filename>_1_mw.csv`, `_2_Sw.csv`, `_3_mb.csv` and `_4_Sb.csv`."""
+        serial.save_csv(self.layers, filename)
+
+    def load_csv(self, filename: str) -> None:
+        """Read what `save_csv` wrote."""
+        serial.load_csv(self.layers, filename)
+
+    # ---- where it runs, what it is ----------------------------------------------------------------------------------
+    def to_device(self, device: str) -> None:
+        """Move the network: 'cpu', 'cuda', 'cuda:1'."""
+        self.to(device)
+
+    def params_to_device(self) -> None:
+        self.to("cuda")
+
+    def params_to_host(self) -> None:
+        self.to("cpu")
+
+    def set_threads(self, num_threads: int) -> None:
+        """The number of CPU threads that torch uses, for this process."""
+        torch.set_num_threads(num_threads)
+        for layer in self._all_layers():
+            layer.num_threads = num_threads
+
+    def preinit_layer(self) -> None:
+        """Nothing is left to do: parameters exist from the start."""
+
+    def get_layer_stack_info(self) -> str:
+        """One line for each layer."""
+        return "".join(layer.get_layer_info() + "\n" for layer in self.layers)
+
+    def get_neg_var_w_counter(self) -> dict[str, int]:
+        """How often a step would have made a weight's variance negative, by layer."""
+        return {
+            f"{layer.get_layer_info()}_{i}": sum(
+                int(leaf.neg_var_w) for leaf in layer.leaves() if isinstance(leaf, ParametricLayer)
+            )
+            for i, layer in enumerate(self.layers)
+        }
+
+    def get_norm_mean_var(self) -> dict[str, tuple[list[np.ndarray], ...]]:
+        """{layer: (running means, running variances, batch means, batch variances)} of the layers with BatchNorm2d."""
+        out = {}
+        for i, layer in enumerate(self.layers):
+            norms = [leaf for leaf in layer.leaves() if isinstance(leaf, BatchNorm2d)]
+            if norms:
+                now = [n.batch_statistics or (n.running_mean, n.running_var) for n in norms]
+                columns = [n.running_mean for n in norms], [n.running_var for n in norms], *zip(*now, strict=True)
+                out[f"{layer.get_layer_info()}_{i}"] = tuple([t.cpu().numpy() for t in column] for column in columns)
+        return out
+
+
+def _flat(value: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+    return value.mu.reshape(-1).cpu().numpy(), value.variance().reshape(-1).cpu().numpy()

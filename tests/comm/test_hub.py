@@ -1,0 +1,124 @@
+"""The hub by itself, in a thread: what it tells to whom, without a single worker process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gridwise.comm.hub import Hub
+
+
+class Caller:
+    """A pretended worker."""
+
+    def __init__(self, port: int, rank: int, token: str = "secret") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+        self.file = self.socket.makefile("r")
+        self.say("hello", token=token, rank=rank, process=100 + rank, host="here", litter=[])
+
+    def say(self, say: str, **message: Any) -> None:
+        self.socket.sendall(json.dumps({"say": say, **message}).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any]:
+        return json.loads(self.file.readline())
+
+    def hang_up(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where a hub for three workers answers; it has ended when the test has."""
+    door = socket.create_server(("127.0.0.1", 0))
+    hub = Hub(door, size=3, token="secret", timeout=7.0, speaks=False)
+    thread = threading.Thread(target=hub.run, daemon=True)
+    thread.start()
+    yield door.getsockname()[1]
+    thread.join(10.0)
+    assert not thread.is_alive()
+    hub.selector.close()
+    door.close()
+
+
+def test_a_closed_connection_is_a_death_and_all_are_told(port: int) -> None:
+    callers = [Caller(port, rank) for rank in range(3)]
+    callers[0].say("goodbye")
+    assert {caller.hear()["say"] for caller in callers[1:]} == {"finished"}
+    callers[2].hang_up()
+    news = callers[1].hear()
+    assert (news["kind"], news["workers"]) == ("died", [2])
+    assert news["text"].startswith("worker 2 of 3 (process 102 on here) died")
+    for caller in callers[:2]:
+        caller.hang_up()
+
+
+def test_only_the_first_bad_news_is_told(port: int) -> None:
+    callers = [Caller(port, rank) for rank in range(3)]
+    callers[1].say("failed", text="ValueError: no")
+    assert callers[0].hear()["text"] == "worker 1 of 3 failed: ValueError: no"
+    callers[1].hang_up()
+    callers[2].hang_up()
+    callers[0].socket.shutdown(socket.SHUT_WR)
+    assert callers[0].file.read() == ""
+    callers[0].hang_up()
+
+
+def test_a_late_worker_hears_what_happened_before(port: int) -> None:
+    first = Caller(port, 0)
+    second = Caller(port, 1)
+    second.say("goodbye")
+    assert first.hear() == {"say": "finished", "workers": [1]}
+    late = Caller(port, 2)
+    assert late.hear() == {"say": "finished", "workers": [1]}
+    for caller in (first, second, late):
+        caller.say("goodbye")
+        caller.hang_up()
+
+
+def test_the_verdict_on_an_overdue_wait_names_who_is_elsewhere(port: int) -> None:
+    callers = [Caller(port, rank) for rank in range(3)]
+    wait = {"what": "AllSumReduce", "team": [0, 1, 2], "since": 8.0}
+    callers[2].say("goodbye")
+    for caller in callers[:2]:
+        assert caller.hear()["say"] == "finished"
+    callers[0].say("overdue", **wait)
+    assert callers[0].hear()["say"] == "ask"
+    callers[0].say("state", **wait)
+    callers[1].say("state", what="HaloExchange", team=[0, 1], since=6.0)
+    news = callers[0].hear()
+    assert (news["kind"], news["workers"]) == ("timeout", [1, 2])
+    assert "worker 0 of 3 has waited 8 s for AllSumReduce with workers (0, 1, 2)" in news["text"]
+    assert "worker 1 has waited 6 s for HaloExchange with workers (0, 1)" in news["text"]
+    assert "worker 2 has finished" in news["text"]
+    for caller in callers:
+        caller.hang_up()
+
+
+def test_a_stranger_is_not_heard(port: int) -> None:
+    friend = Caller(port, 0)
+    stranger = Caller(port, 1, token="guess")
+    assert stranger.file.readline() == ""
+    stranger.hang_up()
+    others = [Caller(port, rank) for rank in (1, 2)]
+    for caller in (friend, *others):
+        caller.say("goodbye")
+        caller.hang_up()
+
+
+def test_nonsense_does_no_harm(port: int) -> None:
+    friend = Caller(port, 0)
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"7\n8\n", b'{"say": "hello", "token": 3}\n'):
+        with socket.create_connection(("127.0.0.1", port), timeout=10.0) as stranger:
+            stranger.sendall(nonsense)
+            assert stranger.recv(10) == b""
+    others = [Caller(port, rank) for rank in (1, 2)]
+    others[1].hang_up()
+    assert friend.hear()["workers"] == [2]
+    for caller in (friend, others[0]):
+        caller.hang_up()

@@ -1,0 +1,266 @@
+"""The public functions: identity, what is refused and how it says so, what may happen after construction."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gridwise.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+from gridwise.errors import DeferredInitError, FakeTensorError
+from gridwise.fake import fake_mode, is_fake
+
+from .equality import assert_same
+
+
+def test_the_printed_form() -> None:
+    layer = deferred_init(nn.Linear, 10, 20)
+    assert repr(layer.weight) == "Parameter containing:\ntensor(..., size=(20, 10), requires_grad=True, fake=True)"
+    materialize_module(layer)
+    assert repr(layer.weight).startswith("Parameter containing:\ntensor([[")
+    assert repr(layer.weight).endswith("requires_grad=True)")
+
+
+class TestIdentity:
+    def test_a_real_tensor_is_returned_as_it_is(self) -> None:
+        t = torch.ones(3)
+        assert materialize_tensor(t) is t
+
+    def test_the_object_itself_becomes_real(self) -> None:
+        layer = deferred_init(nn.Linear, 3, 4)
+        weight = layer.weight
+        held = [weight]
+        optimiser = torch.optim.SGD(layer.parameters(), lr=0.1)
+        assert materialize_tensor(weight) is weight
+        assert type(weight) is nn.Parameter
+        assert held[0] is layer.weight
+        materialize_module(layer)
+        layer(torch.ones(2, 3)).sum().backward()
+        before = layer.weight.detach().clone()
+        optimiser.step()
+        assert not torch.equal(before, layer.weight)
+
+    def test_where_it_cannot_the_same_new_one_is_returned_each_time(self) -> None:
+        layer = deferred_init(nn.Linear, 3, 4)
+        fake = layer.weight
+        _ = weakref.ref(fake)  # torch does not swap what has weak references
+        keep = weakref.ref(fake)
+        real = materialize_tensor(fake)
+        assert real is not fake
+        assert materialize_tensor(fake) is real
+        materialize_module(layer)
+        assert layer.weight is real
+        assert keep() is fake
+        assert not is_deferred(fake)
+
+    def test_attributes_hooks_and_classes_come_along(self) -> None:
+        class Split(nn.Parameter):
+            pass
+
+        seen: list[Tensor] = []
+
+        def build() -> nn.Module:
+            net = nn.Module()
+            net.w = Split(torch.ones(3))
+            net.w.axis = 1
+            net.w.register_hook(seen.append)
+            return net
+
+        net = deferred_init(build)
+        materialize_module(net)
+        assert type(net.w) is Split
+        assert net.w.axis == 1
+        net.w.sum().backward()
+        assert len(seen) == 1
+
+    def test_non_leaf_tensors_have_their_graph(self) -> None:
+        def build() -> nn.Module:
+            layer = nn.Linear(2, 2)
+            layer.twice = layer.weight * 2
+            return layer
+
+        layer = deferred_init(build)
+        materialize_module(layer)
+        layer.twice.sum().backward()
+        assert torch.equal(layer.weight.grad, torch.full((2, 2), 2.0))
+
+
+class TestChoice:
+    def test_buffers_only(self) -> None:
+        net = deferred_init(nn.BatchNorm1d, 3)
+        materialize_module(net, buffers_only=True)
+        assert not is_deferred(net.running_mean)
+        assert is_deferred(net.weight)
+
+    def test_check_fn_gates_a_module_and_not_its_children(self) -> None:
+        net = deferred_init(lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))))
+        materialize_module(net, check_fn=lambda m: m is net[1][0])
+        assert is_deferred(net[0])
+        assert not is_deferred(net[1])
+
+    def test_is_deferred(self) -> None:
+        net = deferred_init(nn.Linear, 2, 2)
+        assert is_deferred(net)
+        assert is_deferred(net.bias)
+        assert not is_deferred(nn.Linear(2, 2))
+        with pytest.raises(ValueError, match="must be of type `Tensor` or `Module`"):
+            is_deferred(3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="has to be a `Tensor`"):
+            materialize_tensor(net)  # type: ignore[arg-type]
+
+
+class TestAfterConstruction:
+    @pytest.mark.parametrize(
+        "change", [nn.Module.half, nn.Module.double, lambda m: m.to(torch.bfloat16), copy.deepcopy]
+    )
+    def test_casts_are_recorded(self, change: object) -> None:
+        def build() -> nn.Module:
+            return nn.Sequential(nn.Linear(5, 6), nn.LSTM(3, 4), nn.BatchNorm1d(2))
+
+        torch.manual_seed(0)
+        eager = change(build())  # type: ignore[operator]
+        torch.manual_seed(0)
+        model = change(deferred_init(build))  # type: ignore[operator]
+        assert is_deferred(model)
+        materialize_module(model)
+        assert_same(eager, model)
+
+    def test_initialising_again_draws_from_the_generator_then(self) -> None:
+        torch.manual_seed(0)
+        eager = nn.Linear(50, 50)
+        nn.init.normal_(eager.weight)
+        expected = torch.rand(3)
+        torch.manual_seed(0)
+        layer = deferred_init(nn.Linear, 50, 50)
+        nn.init.normal_(layer.weight)
+        assert torch.equal(torch.rand(3), expected)
+        materialize_module(layer)
+        assert_same(eager, layer)
+
+    def test_a_real_model_computes(self) -> None:
+        model = deferred_init(nn.Transformer, 16, 2, 1, 1, 32, batch_first=True)
+        materialize_module(model)
+        model(torch.rand(2, 3, 16), torch.rand(2, 4, 16)).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+
+
+class TestRefused:
+    def test_arithmetic_with_a_real_tensor(self) -> None:
+        layer = deferred_init(nn.Linear, 3, 4)
+        with pytest.raises(DeferredInitError, match=r"(?s)aten\.\w+.*called in Linear\.forward.*materialize_module"):
+            layer(torch.ones(2, 3))
+
+    def test_a_fake_from_elsewhere(self) -> None:
+        with fake_mode():
+            stranger = torch.ones(3)
+            layer = nn.Linear(2, 2)
+        with pytest.raises(DeferredInitError, match=r"aten\.add\.Tensor.*not constructed in a deferred-init context"):
+            deferred_init(lambda: torch.ones(3) + stranger)
+        with pytest.raises(DeferredInitError, match="not constructed in a deferred-init context"):
+            materialize_tensor(stranger)
+        with pytest.raises(DeferredInitError, match=r"Linear\.weight is a fake tensor"):
+            materialize_module(layer)
+
+    def test_an_external_tensor_that_changed(self) -> None:
+        table = torch.ones(3)
+        t = deferred_init(lambda: table + torch.rand(3))
+        table.add_(1)
+        with pytest.raises(DeferredInitError, match=r"(?s)updated in-place.*Materialization cannot be performed"):
+            materialize_tensor(t)
+
+    def test_an_operator_that_cannot_be_recorded(self) -> None:
+        outside = torch.zeros(3)
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                outside.copy_(torch.rand(3))
+
+        with pytest.raises(DeferredInitError, match=r"aten\.copy_\.default, called in .*Net\.__init__.*real tensor"):
+            deferred_init(Net)
+
+    def test_a_custom_operator_without_a_meta_kernel_that_writes(self) -> None:
+        with torch.library._scoped_library("gridwise_test", "DEF") as library:
+            library.define("scramble_(Tensor(a!) x) -> ()")
+            library.impl("scramble_", lambda x: None, "CPU")
+            with pytest.raises(DeferredInitError, match=r"gridwise_test\.scramble_\.default.*no meta kernel"):
+                deferred_init(lambda: torch.ops.gridwise_test.scramble_(torch.ones(2)))
+
+    def test_an_inference_tensor(self) -> None:
+        with torch.inference_mode():
+            outside = torch.ones(2)
+        with pytest.raises(DeferredInitError, match="inference-mode"):
+            deferred_init(lambda: torch.rand(2) * outside)
+
+    def test_pickling(self) -> None:
+        with pytest.raises(FakeTensorError, match="cannot be pickled"):
+            pickle.dumps(deferred_init(nn.Linear, 2, 2))
+
+    def test_writing_to_a_view_of_what_is_real(self) -> None:
+        a, b = deferred_init(lambda: (lambda t: (t, t[1:]))(torch.rand(3)))
+        real = materialize_tensor(a)
+        with pytest.raises(DeferredInitError, match="real already"):
+            b.zero_()
+        assert materialize_tensor(b).data_ptr() == real[1:].data_ptr()
+
+    def test_wrong_parameters_of_a_fill_are_refused_at_once(self) -> None:
+        with pytest.raises(RuntimeError, match="std >= 0"):
+            deferred_init(lambda: torch.empty(3).normal_(0, -1))
+        with pytest.raises(RuntimeError, match=r"from=2\.0 > to=1\.0"):
+            deferred_init(lambda: torch.empty(3).uniform_(2, 1))
+        with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+            deferred_init(lambda: nn.Parameter(torch.empty(3)).normal_())
+
+
+class TestNesting:
+    def test_inside_itself(self) -> None:
+        def build() -> nn.Module:
+            return nn.Sequential(nn.Linear(3, 3), deferred_init(nn.Linear, 3, 3))
+
+        torch.manual_seed(0)
+        eager = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        torch.manual_seed(0)
+        model = deferred_init(build)
+        materialize_module(model)
+        assert_same(eager, model)
+
+    def test_an_exception_leaves_the_generator_where_eager_does_and_the_mode_off(self) -> None:
+        def build() -> None:
+            torch.rand(5)
+            raise KeyError("mine")
+
+        torch.manual_seed(0)
+        torch.rand(5)
+        expected = torch.get_rng_state()
+        torch.manual_seed(0)
+        with pytest.raises(KeyError, match="mine"):
+            deferred_init(build)
+        assert torch.equal(torch.get_rng_state(), expected)
+        assert not is_fake(torch.ones(1))
+        assert torch.default_generator is torch._C.default_generator
+
+    def test_two_threads(self) -> None:
+        models: list[nn.Module] = []
+        threads = [threading.Thread(target=lambda: models.append(deferred_init(nn.Linear, 40, 40))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(is_deferred(m) for m in models)
+        for model in models:
+            materialize_module(model)
+        assert len({m.weight[0, 0].item() for m in models}) == 4
+
+
+def test_memory_of_what_is_dropped_is_freed() -> None:
+    """The record keeps no storage alive: made again after all its tensors are gone, it has the same numbers."""
+    torch.manual_seed(0)
+    whole, part = deferred_init(lambda: (lambda t: (t, t[2:]))(torch.rand(5)))
+    first = materialize_tensor(whole).tolist()
+    del whole
+    assert materialize_tensor(part).tolist() == first[2:]

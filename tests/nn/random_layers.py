@@ -1,0 +1,104 @@
+"""Random configurations of windowed layers: arguments, sizes, grids, uneven and empty blocks. Seeded and endless."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+from equality import Case
+
+KINDS = (
+    "Conv",
+    "Conv",
+    "Conv",
+    "WorkConv",
+    "ConvTranspose",
+    "MaxPool",
+    "AvgPool",
+    "AdaptiveAvgPool",
+    "AdaptiveMaxPool",
+    "Pad",
+)
+
+
+def random_case(seed: int, workers: int) -> Case:
+    """A configuration for at most so many workers; small, so that thousands can be run."""
+    rng = random.Random(f"{seed} {workers}")
+    kind, dims = rng.choice(KINDS), rng.choice((1, 1, 2, 2, 2, 3))
+    groups = rng.choice((1, 1, 1, 2, 3)) if "Conv" in kind else 1
+    channels = groups * rng.randint(1, 3)
+    space = tuple(rng.randint(1, 12 if dims < 3 else 6) for _ in range(dims))
+    shape: tuple[int, ...] = (rng.choice((1, 2, 3)), channels, *space)
+    P_x = _grid(rng, dims + 2, workers)
+    P_w = None
+    if kind == "WorkConv":
+        kind, P_w = "Conv", _grid(rng, dims + 2, workers)
+    layer, args, kwargs = _arguments(rng, kind, dims, channels, groups, space)
+    if rng.random() < 0.15 and P_w is None and P_x[0] == 1:
+        shape = shape[1:]
+        P_x = rng.choice((P_x, P_x[1:]))
+    extents = None
+    if rng.random() < 0.4:
+        extents = tuple(
+            _uneven(rng, n, p) if rng.random() < 0.6 else None
+            for n, p in zip(shape, P_x[len(P_x) - len(shape) :], strict=True)
+        )
+    return Case(layer, P_x, shape, args, kwargs, P_w, extents, channels_last=len(shape) == 4 and rng.random() < 0.1)
+
+
+def _grid(rng: random.Random, axes: int, workers: int) -> tuple[int, ...]:
+    shape, left = [1] * axes, workers
+    for _ in range(rng.randint(1, 3)):
+        axis, extent = rng.choice((*range(axes), *range(2, axes), *range(2, axes))), rng.randint(min(2, left), left)
+        if shape[axis] == 1:
+            shape[axis], left = extent, left // extent
+    return tuple(shape)
+
+
+def _uneven(rng: random.Random, extent: int, blocks: int) -> tuple[int, ...]:
+    ends = [0, *sorted(rng.randint(0, extent) for _ in range(blocks - 1)), extent]
+    return tuple(b - a for a, b in pairwise(ends))
+
+
+def _sizes(rng: random.Random, dims: int, low: int, high: int) -> int | tuple[int, ...]:
+    sizes = tuple(rng.randint(low, high) for _ in range(dims))
+    return rng.choice((sizes[0], sizes))
+
+
+def _arguments(
+    rng: random.Random, kind: str, dims: int, channels: int, groups: int, space: tuple[int, ...]
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    kernel, stride = _sizes(rng, dims, 1, 5), _sizes(rng, dims, 1, 3)
+    if kind == "Conv":
+        mode = rng.choice(("zeros", "zeros", "reflect", "replicate", "circular"))
+        padding: Any = rng.choice((_sizes(rng, dims, 0, 4), _sizes(rng, dims, 0, 2), "same", "valid"))
+        stride = 1 if padding == "same" and rng.random() < 0.9 else stride
+        options = {"stride": stride, "padding": padding, "dilation": _sizes(rng, dims, 1, 2), "padding_mode": mode}
+        options |= {"groups": groups, "bias": rng.random() < 0.8}
+        return f"Conv{dims}d", (channels, groups * rng.randint(1, 4), kernel), options
+    if kind == "ConvTranspose":
+        options = {"stride": stride, "padding": _sizes(rng, dims, 0, 3), "output_padding": _sizes(rng, dims, 0, 1)}
+        options |= {"groups": groups, "bias": rng.random() < 0.8, "dilation": _sizes(rng, dims, 1, 2)}
+        return f"ConvTranspose{dims}d", (channels, groups * rng.randint(1, 4), kernel), options
+    if kind == "MaxPool":
+        options = {"padding": _sizes(rng, dims, 0, 2), "dilation": _sizes(rng, dims, 1, 2)}
+        options |= {"return_indices": rng.random() < 0.4, "ceil_mode": rng.random() < 0.4}
+        return f"MaxPool{dims}d", (kernel, rng.choice((None, stride))), options
+    if kind == "AvgPool":
+        options = {"padding": _sizes(rng, dims, 0, 2), "ceil_mode": rng.random() < 0.4}
+        options |= {"count_include_pad": rng.random() < 0.5}
+        if dims > 1 and rng.random() < 0.3:
+            options["divisor_override"] = rng.randint(1, 5)
+        return f"AvgPool{dims}d", (kernel, rng.choice((None, stride))), options
+    if kind.startswith("Adaptive"):
+        size: Any = tuple(rng.choice((1, 2, 3, 5, 7, None)) for _ in range(dims))
+        size = size[0] if size[0] and (dims == 1 or rng.random() < 0.3) else (size if dims > 1 else 4)
+        return (
+            f"{kind}{dims}d",
+            (size,),
+            {"return_indices": True} if kind.endswith("MaxPool") and rng.random() < 0.5 else {},
+        )
+    name = rng.choice(("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"))
+    padding = rng.choice((rng.randint(0, 3), tuple(rng.randint(-1, 4) for _ in range(2 * dims))))
+    return f"{name}{dims}d", (padding, 1.5) if name == "ConstantPad" else (padding,), {}

@@ -1,0 +1,264 @@
+"""Whole models: the same losses and gradients as the sequential ones, or a list of what cannot be converted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gridwise
+from gridwise.testing import workers
+
+
+class LeNet5(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(torch.tanh(self.conv1(x)), 2)
+        x = F.max_pool2d(torch.tanh(self.conv2(x)), 2)
+        x = x.view(x.size(0), -1)
+        return self.fc3(torch.tanh(self.fc2(torch.tanh(self.fc1(x)))))
+
+
+class Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.downsample = None
+        if stride != 1 or before != after:
+            self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += identity
+        return self.relu(out)
+
+
+class ResNet18(nn.Module):
+    def __init__(self, width: int = 8, classes: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        self.layers = nn.Sequential(
+            *(
+                Block(
+                    width * (max(1, 2**stage // 2) if first else 2**stage),
+                    width * 2**stage,
+                    2 if first and stage else 1,
+                )
+                for stage in range(4)
+                for first in (True, False)
+            )
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(8 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.flatten(self.avgpool(self.layers(self.stem(x))), 1))
+
+
+def double_conv(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(before, after, 3, padding=1),
+        nn.BatchNorm2d(after),
+        nn.ReLU(),
+        nn.Conv2d(after, after, 3, padding=1),
+        nn.ReLU(),
+    )
+
+
+class UNet(nn.Module):
+    """Two levels; odd sizes are padded to those of the skip connection, as the usual implementation does."""
+
+    def __init__(self, width: int = 4, bilinear: bool = False) -> None:
+        super().__init__()
+        w = width
+        self.inc, self.down1, self.down2 = double_conv(2, w), double_conv(w, 2 * w), double_conv(2 * w, 4 * w)
+        self.pool = nn.MaxPool2d(2)
+        if bilinear:
+            self.up2 = nn.Sequential(
+                nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(4 * w, 2 * w, 1)
+            )
+            self.up1 = nn.Sequential(
+                nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(2 * w, w, 1)
+            )
+        else:
+            self.up2, self.up1 = nn.ConvTranspose2d(4 * w, 2 * w, 2, 2), nn.ConvTranspose2d(2 * w, w, 2, 2)
+        self.conv2, self.conv1 = double_conv(4 * w, 2 * w), double_conv(2 * w, w)
+        self.outc = nn.Conv2d(w, 3, 1)
+
+    def joined(self, x: Tensor, skip: Tensor) -> Tensor:
+        dy, dx = skip.size()[2] - x.size()[2], skip.shape[3] - x.shape[3]
+        x = F.pad(x, [dx // 2, dx - dx // 2, dy // 2, dy - dy // 2])
+        return torch.cat([skip, x], dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x1 = self.inc(x)
+        x2 = self.down1(self.pool(x1))
+        x3 = self.down2(self.pool(x2))
+        y = self.conv2(self.joined(self.up2(x3), x2))
+        return self.outc(self.conv1(self.joined(self.up1(y), x1)))
+
+
+def train_both(sequential: nn.Module, P_x: Any, shape: tuple[int, ...], classes: int, steps: int) -> None:
+    """Some steps of SGD with momentum on both; losses, gradients, weights and statistics must stay equal."""
+    model = gridwise.nn.distribute(sequential, P_x)
+    loss_of = gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (sequential, model)]
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(shape, dtype=torch.float64, generator=generator)
+        y = sequential(x)
+        target = torch.randint(classes, (y.shape[0], *y.shape[2:]), generator=generator)
+        expected = F.cross_entropy(y, target)
+        actual = model(x[gridwise.local_slice(P_x, shape)].clone())
+        own = gridwise.local_slice(model.P_y, y.shape)
+        loss = loss_of(actual, target[own[:1] + own[2:]])
+        torch.testing.assert_close(loss, expected, rtol=1e-8, atol=1e-10)
+        for optimizer, value in zip(optimizers, (expected, loss), strict=True):
+            optimizer.zero_grad()
+            value.backward()
+        for (name, mine), whole in zip(model.named_parameters(), sequential.parameters(), strict=True):
+            block = mine.block.slices if mine.block is not None else ...
+            torch.testing.assert_close(
+                mine.grad, whole.grad[block], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+            )
+        for optimizer in optimizers:
+            optimizer.step()
+    for (name, mine), whole in zip(model.state_dict().items(), sequential.state_dict().values(), strict=True):
+        assert name in sequential.state_dict()
+        block = mine.block.slices if getattr(mine, "block", None) is not None else ...
+        torch.testing.assert_close(mine.as_subclass(Tensor).data, whole[block], rtol=1e-6, atol=1e-8)
+    gridwise.nn.check_replicas(model)
+
+
+@workers(4, transports=("mpi",))
+@pytest.mark.parametrize("grid", [(1, 1, 2, 2), (2, 1, 1, 2), (1, 2, 1, 2)])
+def test_lenet(grid: tuple[int, ...]) -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition(grid)
+    train_both(LeNet5().double(), P_x, (6, 1, 28, 28), 10, steps=10)
+
+
+@workers(4, transports=("mpi",))
+def test_resnet18() -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 2))
+    train_both(ResNet18().double(), P_x, (3, 3, 67, 45), 5, steps=10)
+
+
+@workers(4, transports=("mpi",))
+@pytest.mark.parametrize("bilinear", [False, True])
+def test_unet_on_uneven_sizes(bilinear: bool) -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 2))
+    train_both(UNet(bilinear=bilinear).double(), P_x, (2, 2, 23, 30), 3, steps=10)
+
+
+@workers(1, 2, 3, transports=("gloo",))
+def test_models_over_gloo() -> None:
+    size = gridwise.world().size
+    P_x = gridwise.world().create_cartesian_topology_partition((1, 1, size, 1))
+    train_both(LeNet5().double(), P_x, (4, 1, 28, 28), 10, steps=2)
+    train_both(UNet().double(), P_x, (1, 2, 13, 9), 3, steps=2)
+
+
+@workers(3)
+def test_a_worker_outside_and_unbalanced_blocks() -> None:
+    P_x = gridwise.world().create_partition_inclusive([0, 1]).create_cartesian_topology_partition((1, 1, 2, 1))
+    sequential = UNet().double()
+    model = gridwise.nn.distribute(sequential, P_x)
+    x = torch.randn(1, 2, 12, 8, dtype=torch.float64)
+    rows = {0: slice(0, 9), 1: slice(9, 12)}.get(gridwise.world().rank, slice(0, 0))
+    y = model(x[:, :, rows].clone() if P_x.active else gridwise.zero_volume_tensor(dtype=torch.float64))
+    y.square().sum().backward()
+    whole = sequential(x)
+    whole.square().sum().backward()
+    assert y.numel() == 0 or torch.allclose(y, whole[gridwise.local_slice(P_x, whole.shape)])
+    if P_x.active:
+        torch.testing.assert_close(model.inc[0].weight.grad, sequential.inc[0].weight.grad)
+
+
+@workers(2)
+def test_modes_dropout_and_agreement_once() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn, self.drop = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Dropout2d(0.4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.drop(self.bn(self.conv(x)))
+            return F.dropout(F.relu(x), 0.3, training=self.training).mean(dim=(2, 3))
+
+    P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
+    sequential = Net()
+    model = gridwise.nn.distribute(sequential, P_x)
+    x = torch.randn(4, 1, 8, 6)
+    mine = x[gridwise.local_slice(P_x, x.shape)]
+    first, second = model(mine), model(mine)
+    assert not torch.equal(first, second)
+    model.eval()
+    sequential.load_state_dict(model.state_dict())
+    sequential.eval()
+    y = sequential(x)
+    torch.testing.assert_close(model(mine), y[gridwise.local_slice(model.P_y, y.shape)])
+    model(mine)
+    calls = []
+    transport = gridwise.world().transport
+    counted = transport.all_max
+    transport.all_max = lambda values, team, what="": (calls.append(what), counted(values, team, what))[1]
+    try:
+        model(mine)
+    finally:
+        del transport.all_max
+    assert len(calls) == 1, calls
+
+
+@workers(2)
+def test_everything_that_does_not_fit_is_named() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 3, padding=1)
+            self.norm = nn.InstanceNorm2d(2)
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.conv2d(x, self.conv.weight, padding=1)
+            x = self.norm(self.conv(x)) * self.scale
+            x = torch.cat([x, x], dim=2)
+            x = x.permute(0, 1, 3, 2)
+            return x.softmax(2)
+
+    P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
+    with pytest.raises(gridwise.errors.UnsupportedError) as info:
+        gridwise.nn.distribute(Odd(), P_x)
+    text = str(info.value)
+    for part in (
+        "conv2d",
+        "InstanceNorm2d",
+        "'scale'",
+        "cat along dim 2",
+        "permute has no rule",
+        "softmax along dim 2",
+    ):
+        assert part in text, text
+    torch.manual_seed(gridwise.world().rank)
+    unlike = nn.Conv2d(1, 1, 3)
+    with pytest.raises(gridwise.errors.PartitionError, match="different replicas"):
+        gridwise.nn.distribute(unlike, P_x)

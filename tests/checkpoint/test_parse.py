@@ -236,9 +236,8 @@ atoms = (
     | st.just([])
     | st.just({})
 )
-junk = st.recursive(
-    atoms, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
-)
+shallow = atoms | st.lists(atoms, max_size=4) | st.dictionaries(st.text(max_size=5), atoms, max_size=4)
+junk = shallow | st.lists(shallow, max_size=3) | st.dictionaries(st.text(max_size=5), shallow, max_size=3)
 
 
 def places(tree: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

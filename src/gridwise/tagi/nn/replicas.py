@@ -30,6 +30,9 @@ from .sequential import Sequential
 BUCKET = 4 << 20
 """Bytes of a bucket: large enough for the wire's full speed, small enough that the first leaves early in backward."""
 
+SETTINGS = ("kernel_size", "stride", "padding", "padding_type", "dilation", "groups", "momentum", "eps", "cap", "compat")
+"""What makes layers with the same parameters compute something else."""
+
 Item = tuple[Tensor, Callable[[Tensor], None]]
 """A tensor to be summed, and what to do with its sum."""
 
@@ -155,7 +158,8 @@ class Replicas:
 # ---- one network on all workers -------------------------------------------------------------------------------------
 def _check_same_network(net: Sequential, transport: Transport, team: Team, name: str) -> None:
     text = " ".join(f"{key}: {tuple(t.shape)} {t.dtype}," for key, t in net.state_dict().items())
-    digest = key_of(text + net.get_layer_stack_info())
+    settings = [f"{type(m).__name__}{[getattr(m, name, None) for name in SETTINGS]}" for m in net.modules()]
+    digest = key_of(f"{text} {settings}")
     votes = np.array([digest, -digest], dtype=np.int64)
     transport.all_max(votes, team, name)
     if votes[0] != -votes[1]:

@@ -103,6 +103,10 @@ class TorchTransport(Transport):
         if x.numel():
             dist.all_reduce(x, group=self._for(x, team))
 
+    def _post_sum(self, x: Tensor, team: Team) -> Pending:
+        work = dist.all_reduce(x, group=self._for(x, team), async_op=True) if x.numel() else None
+        return _Works([] if work is None else [work], [x])
+
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
         if x.numel():
             dist.reduce(x, self._ranks[root], group=self._for(x, team))

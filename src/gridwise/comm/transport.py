@@ -152,6 +152,21 @@ class Transport(ABC):
         with self.waiting_for(what, team):
             return wire.summed(x, lambda total, part: self._all_sum_into(total, part, team), self.carries_cuda)
 
+    def post_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Pending:
+        """Start replacing the contiguous `x` by its sum over the team; not to be touched until `wait` has returned.
+
+        Runs while this worker computes where the library can (gloo, nccl); elsewhere it is done before this returns.
+        """
+        if len(team) == 1:
+            return _Nothing()
+        staged = x.is_cuda and not self.carries_cuda
+        if staged or wire.SUMMED_AS.get(x.dtype) != x.dtype:
+            x.copy_(self.all_sum(x, team, what))
+            return _Nothing()
+        waiting = self.waiting_for(what, team)
+        with waiting:
+            return _Guarded(self._post_sum(x, team), waiting)
+
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
         """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
         with self.waiting_for(what, team):
@@ -227,6 +242,11 @@ class Transport(ABC):
 
     @abstractmethod
     def _all_sum(self, x: Tensor, team: Team) -> None: ...
+
+    def _post_sum(self, x: Tensor, team: Team) -> Pending:
+        """Start `_all_sum`; a transport whose library sums in the background overrides this."""
+        self._all_sum_into(x, x, team)
+        return _Nothing()
 
     @abstractmethod
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None: ...

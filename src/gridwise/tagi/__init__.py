@@ -15,6 +15,8 @@ from .classification import ClassPrediction as ClassPrediction
 from .estimator import Prediction as Prediction
 from .forecasting import Forecaster as Forecaster
 from .metric import HRCSoftmaxMetric as HRCSoftmaxMetric
+from .partitioned import GridSequential as GridSequential
+from .partitioned import on_grid as on_grid
 from .regression import Regressor as Regressor
 from .tagi_utils import HRCSoftmax as HRCSoftmax
 from .tagi_utils import Normalizer as Normalizer

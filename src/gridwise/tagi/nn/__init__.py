@@ -20,6 +20,8 @@ from .convtranspose2d import ConvTranspose2d as ConvTranspose2d
 from .data_struct import BaseDeltaStates as BaseDeltaStates
 from .data_struct import BaseHiddenStates as BaseHiddenStates
 from .data_struct import HRCSoftmax as HRCSoftmax
+from .ddp import DDPConfig as DDPConfig
+from .ddp import DDPSequential as DDPSequential
 from .embedding import Embedding as Embedding
 from .gaussian import Gaussian as Gaussian
 from .gaussian import Innovation as Innovation

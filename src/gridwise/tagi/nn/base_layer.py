@@ -105,7 +105,7 @@ class BaseLayer(nn.Module):
         return kept
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles carry the parameters, not the memory of a step."""
+        """Copies and pickles carry the parameters, not the memory of a step; they belong to no team of workers."""
         return self.__dict__ | {"_saved": None, "_memory": {}}
 
     # ---- what backward needs from forward ---------------------------------------------------------------------------
@@ -166,6 +166,9 @@ class ParametricLayer(BaseLayer):
         self.register_buffer("neg_var_w", torch.zeros((), dtype=torch.long), persistent=False)
         self.register_parameter("mu_b", None)
         self.register_parameter("var_b", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"on_sums": None}
 
     def init_weight_bias(self) -> None:
         """Draw the initial means and set the initial variances; the layer forgets what it has learnt."""

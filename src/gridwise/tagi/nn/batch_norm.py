@@ -18,6 +18,7 @@ Sums over the batch go through `all_sum`, which a distributed network replaces b
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,9 @@ class BatchNorm2d(ParametricLayer):
         self.register_buffer("running_var", torch.ones(num_features))
         self.register_buffer("num_batches", torch.zeros((), dtype=torch.long))
         self.init_weight_bias()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"all_sum": None}
 
     def _initial(self) -> dict[str, nn.Parameter]:
         n = self.num_features

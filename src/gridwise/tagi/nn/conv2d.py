@@ -13,6 +13,8 @@ Both adjoints of one line are one call of torch's `convolution_backward`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from ...errors import PartitionError
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
 from .initial import gaussian_pair, scale_of
+from .windowed import Windowed
 
 Size2 = int | tuple[int, int]
 
@@ -30,7 +33,7 @@ def pair(value: Size2) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-class Conv2d(ParametricLayer):
+class Conv2d(Windowed, ParametricLayer):
     """A 2-d convolution with Gaussian kernels.
 
     Parameters
@@ -132,52 +135,62 @@ class Conv2d(ParametricLayer):
                 f"{self.get_layer_info()}: the input of shape {tuple(x.mu.shape)} has {x.mu.shape[1]} channels, "
                 f"`in_channels` (={self.in_channels})."
             )
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self.halo is None:
             self._note_sizes((x.mu.shape[2], x.mu.shape[3]))
-        m, v = self._pad(x.mu), None if x.var is None else self._pad(x.var)
+        m, v, _ = self._seen(x)
         squares = self.mu_w * self.mu_w
         second = m * m if v is None else torch.addcmul(v, m, m)
         mu = self._convolve(m, self.mu_w, self.mu_b)
         var = self._convolve(second, self.var_w, self.var_b)
         if v is not None:
             var = var + self._convolve(v, squares, None)
-        self._keep(m, squares, x.jcb, x.mu.shape)
-        return Gaussian(self._crop(mu), self._crop(var))
+        self._keep(m, squares, x.jcb, x.mu.shape, mu.shape)
+        return Gaussian(mu, var)
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
-        m, squares, jcb, shape = self._recall()
-        d = delta if delta.mu.ndim == 4 else delta.reshape(shape[0], self.out_channels, *self.output_hw(shape[2:]))
-        d = Innovation(self._uncrop(d.mu), self._uncrop(d.var))
-        mu_in, s1, b1 = self._adjoints(d.mu, m, self.mu_w, need_input)
-        var_in, s2, b2 = self._adjoints(d.var, m * m, squares, need_input)
-        self._sums_ready(shape[0], (s1, s2), (b1, b2))
-        if not need_input:
-            return None
-        return Innovation(self._unpad(mu_in, shape), self._unpad(var_in, shape)).through(jcb)
+        m, squares, jcb, shape, outputs = self._recall()
+        d = delta.reshape(*outputs)
+        mu_in, s1 = self._adjoints(self._uncrop(d.mu), m, self.mu_w, need_input)
+        var_in, s2 = self._adjoints(self._uncrop(d.var), m * m, squares, need_input)
+        self._sums_ready(shape[0], (s1, s2), (d.mu.sum((0, 2, 3)), d.var.sum((0, 2, 3))))
+        return self._seen_back(Innovation(mu_in, var_in), shape).through(jcb) if need_input else None
 
     # ---- torch's kernels --------------------------------------------------------------------------------------------
     def _symmetric(self) -> list[int]:
-        return list(self.padding) if self.padding_type == 1 else [0, 0]
+        return list(self.padding) if self.padding_type == 1 and self.halo is None else [0, 0]
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        dtype = self.compute_dtype
-        if dtype is not None and dtype != x.dtype:
-            out = self._kernel(x.to(dtype), weight.to(dtype), None).to(x.dtype)
-            return out if bias is None else out + bias[:, None, None]
-        return self._kernel(x, weight, bias)
+        dtype = self.compute_dtype or x.dtype
+        cuts = self.transposed and self.halo is not None  # may have to add rows that see the bias alone
+        if dtype == x.dtype and not cuts:
+            return self._crop(self._kernel(x, weight, bias))
+        out = self._crop(self._kernel(x.to(dtype), weight.to(dtype), None).to(x.dtype))
+        return out if bias is None else out + bias[:, None, None]
 
     def _kernel(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not x.numel() and self.halo is not None:  # torch refuses images without rows; a block may have none
+            return x.new_zeros(x.shape[0], self.out_channels, *self._made_of(x.shape[2:]))
         return torch.ops.aten.convolution(
             x, weight, bias, self.stride, self._symmetric(), self.dilation, self.transposed, [0, 0], self.groups
         )
 
-    def _adjoints(self, d: Tensor, x: Tensor, weight: Tensor, need_input: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _made_of(self, rows: Sequence[int]) -> list[int]:
+        """Rows that a kernel makes without padding; of no rows, a transposed one makes none."""
+        out = []
+        for n, k, s, d in zip(rows, self.kernel_size, self.stride, self.dilation, strict=True):
+            span = d * (k - 1) + 1
+            out.append((s * (n - 1) + span if n else 0) if self.transposed else max(0, (n - span) // s + 1))
+        return out
+
+    def _adjoints(self, d: Tensor, x: Tensor, weight: Tensor, need_input: bool) -> tuple[Tensor, Tensor]:
+        if self.halo is not None and not (d.numel() and x.numel()):
+            return torch.zeros_like(x), torch.zeros_like(weight)
         own, dtype = d.dtype, self.compute_dtype or d.dtype
         at_input, at_weight, _ = torch.ops.aten.convolution_backward(
             d.to(dtype), x.to(dtype), weight.to(dtype), None, self.stride, self._symmetric(), self.dilation,
             self.transposed, [0, 0], self.groups, [need_input, True, False],
         )  # fmt: skip
-        return at_input.to(own) if need_input else d, at_weight.to(own), d.sum((0, 2, 3))
+        return at_input.to(own) if need_input else d, at_weight.to(own)
 
     # ---- padding type 2: a convolution pads at the bottom and right, its transpose crops there --------------------
     def _one_sided(self) -> bool:
@@ -188,15 +201,19 @@ class Conv2d(ParametricLayer):
             return x
         return F.pad(x, (0, self.padding[1], 0, self.padding[0]))
 
-    def _unpad(self, x: Tensor, shape: torch.Size) -> Tensor:
+    def _unpad(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return x[:, :, : shape[2], : shape[3]]
 
     def _crop(self, y: Tensor) -> Tensor:
+        if self.halo is not None:
+            return self.halo.crop(y)
         if not self.transposed or not self._one_sided():
             return y
         return y[:, :, : y.shape[2] - self.padding[0], : y.shape[3] - self.padding[1]]
 
     def _uncrop(self, d: Tensor) -> Tensor:
+        if self.halo is not None:
+            return self.halo.uncrop(d)
         if not self.transposed or not self._one_sided():
             return d
         return F.pad(d, (0, self.padding[1], 0, self.padding[0]))

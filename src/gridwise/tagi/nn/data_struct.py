@@ -20,7 +20,10 @@ def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
     """A tensor from a tensor, an array or a list, with the device and the floating-point type of `like`."""
     if isinstance(value, np.ndarray) and not value.flags.writeable:
         value = value.copy()
-    out = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    exact = (
+        torch.float64 if isinstance(value, float) else None
+    )  # a Python number would lose digits on its way to `like`
+    out = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=exact if like is not None else None)
     if like is None:
         return out if out.is_floating_point() else out.to(torch.get_default_dtype())
     return out.to(device=like.device, dtype=like.dtype)

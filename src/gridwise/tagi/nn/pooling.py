@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base_layer import BaseLayer
 from .conv2d import Size2, pair
 from .gaussian import Gaussian, Innovation
+from .windowed import Windowed
 
 
-class _Pool2d(BaseLayer):
+class Pool2d(Windowed):
     """Window, stride and padding, and the sizes that follow from them."""
 
     outside = 0.0  # what stands beyond the image
@@ -38,12 +38,25 @@ class _Pool2d(BaseLayer):
         (h, w), before = self.padding, self.padding_type == 1
         return F.pad(x, (w * before, w, h * before, h), value=self.outside)
 
-    def _unpad(self, x: Tensor, shape: torch.Size) -> Tensor:
+    def _unpad(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         top, left = self.padding if self.padding_type == 1 else (0, 0)
         return x[..., top : top + shape[-2], left : left + shape[-1]]
 
+    def output_hw(self, hw: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the output for an input of height and width `hw`."""
+        sides = 2 if self.padding_type == 1 else 1
+        h, w = (
+            (n + sides * p - k) // s + 1
+            for n, k, s, p in zip(hw, self.kernel_size, self.stride, self.padding, strict=True)
+        )
+        return h, w
+
+    def _output_hw(self, seen: torch.Size) -> list[int]:
+        """Height and width of the output, from the shape of the rows seen."""
+        return [max(0, (n - k) // s + 1) for n, k, s in zip(seen[2:], self.kernel_size, self.stride, strict=True)]
+
     def _note_sizes(self, x: Tensor, y: Tensor) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self.halo is None:
             self.in_channels, self.in_height, self.in_width = x.shape[1:]
             self.out_channels, self.out_height, self.out_width = y.shape[1:]
             self.input_size, self.output_size = x.shape[1:].numel(), y.shape[1:].numel()
@@ -54,7 +67,7 @@ class _Pool2d(BaseLayer):
         return f"{self.get_layer_name()}({sizes})"
 
 
-class AvgPool2d(_Pool2d):
+class AvgPool2d(Pool2d):
     """Average pooling; `stride=-1` means the kernel size.
 
     Parameters
@@ -70,35 +83,35 @@ class AvgPool2d(_Pool2d):
 
     def forward(self, x: Gaussian) -> Gaussian:
         area = self.kernel_size[0] * self.kernel_size[1]
-        mu = F.avg_pool2d(self._pad(x.mu), self.kernel_size, self.stride)
-        var = None
-        if x.var is not None:
-            var = F.avg_pool2d(self._pad(x.var), self.kernel_size, self.stride, divisor_override=area * area)
+        seen = self._seen(x)
+        mu = self._average(seen.mu, area)
+        var = None if seen.var is None else self._average(seen.var, area * area)
         self._note_sizes(x.mu, mu)
-        self._keep(x.jcb, x.mu.shape)
+        self._keep(x.jcb, x.mu.shape, seen.mu.shape)
         return Gaussian(mu, var)
 
+    def _average(self, x: Tensor, divisor: int) -> Tensor:
+        if not x.numel():
+            return x.new_zeros(*x.shape[:2], *self._output_hw(x.shape))
+        return F.avg_pool2d(x, self.kernel_size, self.stride, divisor_override=divisor)
+
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
-        jcb, shape = self._recall()
+        jcb, shape, seen = self._recall()
         if not need_input:
             return None
         area = self.kernel_size[0] * self.kernel_size[1]
-        back = Innovation(self._spread(delta.mu, shape, area), self._spread(delta.var, shape, area * area))
-        return back.through(jcb)
+        back = Innovation(self._spread(delta.mu, seen, area), self._spread(delta.var, seen, area * area))
+        return self._seen_back(back, shape).through(jcb)
 
-    def _spread(self, d: Tensor, shape: torch.Size, divisor: int) -> Tensor:
-        like = self._pad(d.new_empty(1).expand(shape))
-        d = d.reshape(*shape[:2], *self._output_hw(like.shape)).contiguous()
-        spread = torch.ops.aten.avg_pool2d_backward(
-            d, like, self.kernel_size, self.stride, [0, 0], False, True, divisor
-        )
-        return self._unpad(spread, shape)
-
-    def _output_hw(self, shape: torch.Size) -> list[int]:
-        return [(n - k) // s + 1 for n, k, s in zip(shape[2:], self.kernel_size, self.stride, strict=True)]
+    def _spread(self, d: Tensor, seen: torch.Size, divisor: int) -> Tensor:
+        d = d.reshape(*seen[:2], *self._output_hw(seen)).contiguous()
+        if not d.numel():
+            return d.new_zeros(seen)
+        like = d.new_empty(1).expand(seen)
+        return torch.ops.aten.avg_pool2d_backward(d, like, self.kernel_size, self.stride, [0, 0], False, True, divisor)
 
 
-class MaxPool2d(_Pool2d):
+class MaxPool2d(Pool2d):
     """Pooling of the unit with the largest mean.
 
     Parameters
@@ -115,23 +128,26 @@ class MaxPool2d(_Pool2d):
         super().__init__(kernel_size, stride, padding, padding_type)
 
     def forward(self, x: Gaussian) -> Gaussian:
-        padded = self._pad(x.mu)
-        mu, index = F.max_pool2d(padded, self.kernel_size, self.stride, return_indices=True)
+        seen = self._seen(x)
+        if seen.mu.numel():
+            mu, index = F.max_pool2d(seen.mu, self.kernel_size, self.stride, return_indices=True)
+        else:
+            mu = seen.mu.new_zeros(*seen.mu.shape[:2], *self._output_hw(seen.mu.shape))
+            index = mu.long()
         var = None
-        if x.var is not None:
-            var = self._pad(x.var).flatten(2).gather(2, index.flatten(2)).reshape(mu.shape)
+        if seen.var is not None:
+            var = seen.var.flatten(2).gather(2, index.flatten(2)).reshape(mu.shape)
         self._note_sizes(x.mu, mu)
-        self._keep(index, x.jcb, x.mu.shape, padded.shape)
+        self._keep(index, x.jcb, x.mu.shape, seen.mu.shape)
         return Gaussian(mu, var)
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
-        index, jcb, shape, padded = self._recall()
+        index, jcb, shape, seen = self._recall()
         if not need_input:
             return None
 
         def scatter(d: Tensor) -> Tensor:
-            image = d.new_zeros(*padded[:2], padded[2] * padded[3])
-            image.scatter_add_(2, index.flatten(2), d.reshape(index.shape).flatten(2))
-            return self._unpad(image.reshape(padded), shape)
+            image = d.new_zeros(*seen[:2], seen[2] * seen[3])
+            return image.scatter_add_(2, index.flatten(2), d.reshape(index.shape).flatten(2)).reshape(seen)
 
-        return Innovation(scatter(delta.mu), scatter(delta.var)).through(jcb)
+        return self._seen_back(Innovation(scatter(delta.mu), scatter(delta.var)), shape).through(jcb)

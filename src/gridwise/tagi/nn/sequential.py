@@ -11,7 +11,7 @@ that the last layer gives them; NumPy arrays come back as flat float arrays, as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Sequential(LayerBlock):
             raise PartitionError("Sequential: no layers were given.")
         super().__init__(*layers)
         self.input_state_update = False
+        self.after_backward: Callable[[], None] | None = None  # set by a network on several workers
         self.num_samples = 0
         self._output = BaseHiddenStates()
         self._input_delta = BaseDeltaStates()
@@ -80,6 +81,9 @@ class Sequential(LayerBlock):
     def parametric_layers(self) -> list[ParametricLayer]:
         """Every layer with parameters, nested ones too, in forward order: where the raw sums are."""
         return [layer for layer in self.leaves() if isinstance(layer, ParametricLayer)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"after_backward": None}
 
     # ---- inference --------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -122,6 +126,8 @@ class Sequential(LayerBlock):
         if delta is None:
             delta = self._output_innovation()
         back = super().backward(delta, self.input_state_update if need_input is None else need_input)
+        if self.after_backward is not None:
+            self.after_backward()
         if back is not None and self.input_state_update:
             self._output_delta.innovation = back
         return back

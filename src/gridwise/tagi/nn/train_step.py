@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import PartitionError, UnsupportedError
 from .data_struct import as_tensor
 from .gaussian import Gaussian, Innovation
 from .layer_block import LayerBlock
@@ -55,6 +55,11 @@ class TrainStep:
     def __init__(self, net: Sequential, observe: str = "all", compile: bool = False) -> None:
         if observe not in ("all", "indices", "heteros"):
             raise PartitionError(f"TrainStep: `observe` (={observe!r}) is 'all', 'indices' or 'heteros'.")
+        if not isinstance(net, Sequential):
+            raise PartitionError(
+                f"TrainStep: `net` (={type(net).__name__}) must be a Sequential.\n"
+                "  fix: the `.model` of a DDPSequential; forward, backward and step of a GridSequential."
+            )
         self.net, self.observe, self.compile = net, observe, compile
         self._runner: Callable[[_Batch], Gaussian] | None = None
 
@@ -71,6 +76,10 @@ class TrainStep:
 
     def _run(self, batch: _Batch) -> Gaussian:
         if self._runner is None:
+            if self.compile and self.net.after_backward is not None:
+                raise UnsupportedError(
+                    "TrainStep: a step that talks to other workers cannot be compiled.\n  fix: compile=False."
+                )
             if not self.compile:
                 self._runner = self._plain
             elif batch.mu_x.is_cuda:
@@ -82,6 +91,8 @@ class TrainStep:
     def _plain(self, batch: _Batch) -> Gaussian:
         out = LayerBlock.forward(self.net, Gaussian(batch.mu_x, batch.var_x))
         LayerBlock.backward(self.net, self._innovation(out, batch), need_input=False)
+        if self.net.after_backward is not None:
+            self.net.after_backward()
         LayerBlock.step(self.net)
         return out
 

@@ -1,0 +1,164 @@
+"""Data-parallel training: every worker has the network and its own samples.
+
+    config = DDPConfig(device_ids=[], backend="gloo", rank=P.rank, world_size=P.size)
+    net = DDPSequential(model, config, average=False)
+    net(x)                                               my samples; batch norm sees everybody's
+    updater.update(net.output_z_buffer, y, noise, net.input_delta_z_buffer)
+    net.backward()                                       my innovations; the sums over all workers
+    net.step()
+
+With `average=False` this is TAGI with one large batch, to rounding, however many workers there are and however many
+samples each has, none included. The cap of a step goes by that large batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...errors import PartitionError
+from ...partition import world
+from .distributed import Distributed, problem_with_input
+from .replicas import Replicas
+from .sequential import Sequential
+
+BACKENDS = ("nccl", "gloo", "mpi")
+
+
+class DDPConfig:
+    """The settings of data-parallel training.
+
+    Parameters
+    ----------
+    device_ids
+        The GPUs of the workers: worker r takes the r-th, counted round. Read with backend 'nccl' only.
+    backend
+        'nccl' on GPUs; 'gloo' or 'mpi' wherever the network is, by how the workers were started.
+    rank, world_size
+        This worker, and how many there are: those of `gridwise.world()`.
+    """
+
+    def __init__(self, device_ids: Sequence[int], backend: str = "nccl", rank: int = 0, world_size: int = 1) -> None:
+        if backend not in BACKENDS:
+            raise PartitionError(f"DDPConfig: `backend` (={backend!r}) is one of {', '.join(map(repr, BACKENDS))}.")
+        if not 0 <= rank < world_size:
+            raise PartitionError(f"DDPConfig: `rank` (={rank}) is not one of 0 to {world_size - 1} (`world_size` - 1).")
+        self._device_ids, self._backend = [int(i) for i in device_ids], backend
+        self._rank, self._world_size = rank, world_size
+
+    @property
+    def device_ids(self) -> list[int]:
+        """The list of GPU device IDs."""
+        return self._device_ids
+
+    @property
+    def backend(self) -> str:
+        """The communication backend: 'nccl', 'gloo' or 'mpi'."""
+        return self._backend
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return self._world_size
+
+    def __repr__(self) -> str:
+        return (
+            f"DDPConfig(device_ids={self.device_ids}, backend={self.backend!r}, rank={self.rank}, "
+            f"world_size={self.world_size})"
+        )
+
+
+class DDPSequential(Distributed):
+    """A `Sequential` trained on all workers of the world, each with its own samples.
+
+    Parameters
+    ----------
+    model
+        The network, built alike on all workers; its parameters and running statistics become those of worker 0.
+    config
+        Who the workers are and how they talk.
+    average
+        Whether innovations of the parameters are averaged over the workers, as the original does by default. False adds
+        them up: TAGI with one large batch.
+
+    Notes
+    -----
+    `backward` synchronises: per step, one small agreement, and the sums in messages of some megabytes that leave while
+    backward goes on. Each `BatchNorm2d` sends two short vectors in forward. In training mode all workers call `forward`,
+    `backward` and `step` together, with an empty batch where one has run out of samples; in evaluation mode nothing is
+    sent. `TrainStep(net.model)` and the estimators work too, uncompiled.
+    """
+
+    def __init__(self, model: Sequential, config: DDPConfig, average: bool = True) -> None:
+        self.model, self.config, self.average = model, config, average
+        P_world = world()
+        transport = P_world.transport
+        scale = 1.0 / P_world.size if average else 1.0
+        problem = _problem_with(config, transport.name, P_world.rank, P_world.size)
+        if config.backend == "nccl" and problem is None:
+            ids = config.device_ids or list(range(torch.cuda.device_count()))
+            model.to(f"cuda:{ids[config.rank % len(ids)]}")
+        self._replicas = Replicas(model, transport, P_world.team, "DDPSequential", scale, problem)
+        self._tried: Any = None
+
+    @torch.no_grad()
+    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+        """Mean and variance of the output for this worker's samples: arrays for arrays, tensors for tensors.
+
+        Parameters
+        ----------
+        mu_x
+            Means of this worker's inputs: a tensor (batch, ...), or a NumPy array of that shape or flat.
+        var_x
+            Variances of the same shape; None for inputs that are certain.
+        """
+        if self.model.training:
+            self._agree_on_input(mu_x, var_x)
+        return self.model(mu_x, var_x)
+
+    def _agree_on_input(self, mu_x: Any, var_x: Any) -> None:
+        problem = None
+        try:
+            x = self.model._input(mu_x, var_x)
+        except (PartitionError, RuntimeError, TypeError) as error:
+            problem = str(error)
+        else:
+            kind = (x.mu.shape[1:], x.var is None)
+            if kind != self._tried and len(self._replicas.team) > 1:
+                problem = problem_with_input(self.model, x)
+            self._tried = kind if problem is None else None
+        self._replicas.agree("forward", problem)
+
+    @torch.no_grad()
+    def backward(self) -> None:
+        """Innovations of this worker's units; sums of the parameters' over all workers."""
+        problem = self._problem_with_backward()
+        self._replicas.begin(problem)
+        self.model.backward()
+        self._replicas.finish()
+
+    def get_device_with_index(self) -> str:
+        """The device of this worker's network: 'cpu', 'cuda:0', ..."""
+        device = torch.device(self.model.device)
+        return f"cuda:{device.index or 0}" if device.type == "cuda" else str(device)
+
+
+def _problem_with(config: DDPConfig, transport: str, rank: int, size: int) -> str | None:
+    if config.backend == "nccl" and not torch.cuda.is_available():
+        return "`backend` (='nccl') needs CUDA, and there is none here; fix: backend='gloo', or 'mpi' under mpiexec"
+    if (config.rank, config.world_size) != (rank, size):
+        return (
+            f"`rank` (={config.rank}) and `world_size` (={config.world_size}) are not those of this worker, "
+            f"{rank} of {size}; fix: P = gridwise.world(); DDPConfig(..., rank=P.rank, world_size=P.size)"
+        )
+    if size > 1 and config.backend not in transport.split("+"):
+        return f"`backend` (={config.backend!r}), but these workers were started over {transport!r}; fix: that backend"
+    wrong = [i for i in config.device_ids if config.backend == "nccl" and i >= torch.cuda.device_count()]
+    return f"`device_ids` (={config.device_ids}) names GPU {wrong[0]}, which is not here" if wrong else None

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .comm.find import current
+from .comm.find import begin, current
 from .comm.transport import Team, Transport
 from .errors import PartitionError
 from .grid import Copies, Grid, Index, Layout, resolve_axes
@@ -308,11 +308,11 @@ def _new_transport_over(comm: Any) -> Transport:
     if isinstance(comm, torch.distributed.ProcessGroup):
         from .comm.torchdist import TorchTransport
 
-        return TorchTransport(comm)
+        return begin(TorchTransport(comm))
     if hasattr(comm, "Get_rank"):
         from .comm.mpi import MPITransport
 
-        return MPITransport(comm)
+        return begin(MPITransport(comm))
     raise PartitionError(
         f"`comm` (={comm!r}) must be an mpi4py communicator, a torch.distributed process group or a transport."
     )

@@ -20,6 +20,7 @@ import xxhash
 from torch import Tensor
 
 from ..comm.transport import Team, Transport
+from ..deferred_init import is_deferred, materialize_shard
 from ..errors import MismatchError, PartitionError, describe
 from .agreement import key_of, tell
 from .module import Module
@@ -141,10 +142,19 @@ class Layer(Module):
         mine = dict(state_dict)
         for name, spread in self._spreads.items():
             value = mine.get(prefix + name)
-            if isinstance(value, Tensor) and value.shape == spread.shape != getattr(self, name).shape:
+            if isinstance(value, Tensor) and is_deferred(value):
+                mine[prefix + name] = _block_of_deferred(value, spread, self._transport.rank)
+            elif isinstance(value, Tensor) and value.shape == spread.shape != getattr(self, name).shape:
                 mine[prefix + name] = spread.cut(value, self._transport.rank)
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
+
+
+def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:
+    """This worker's block of a tensor that is not made yet: made alone, bit for bit that of the whole."""
+    box = spread.block(rank)
+    slices = box.slices if box is not None else (slice(0, 0),) * min(value.dim(), 1)
+    return materialize_shard(value, slices).detach()
 
 
 def agree_build(

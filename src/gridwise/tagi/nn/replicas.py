@@ -30,7 +30,18 @@ from .sequential import Sequential
 BUCKET = 4 << 20
 """Bytes of a bucket: large enough for the wire's full speed, small enough that the first leaves early in backward."""
 
-SETTINGS = ("kernel_size", "stride", "padding", "padding_type", "dilation", "groups", "momentum", "eps", "cap", "compat")
+SETTINGS = (
+    "kernel_size",
+    "stride",
+    "padding",
+    "padding_type",
+    "dilation",
+    "groups",
+    "momentum",
+    "eps",
+    "cap",
+    "compat",
+)
 """What makes layers with the same parameters compute something else."""
 
 Item = tuple[Tensor, Callable[[Tensor], None]]

@@ -16,6 +16,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python examples/picture_on_a_grid.py
+	$(BIN)/python examples/lenet_mnist.py
 
 check: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks

@@ -70,6 +70,18 @@ def raw_exchange(nbytes: int) -> Callable[[], object]:
     return lambda: transport._post([(peer, out)], [(peer, into)]).wait()
 
 
+def around(raw: Callable[[], object]) -> Callable[[], object]:
+    """A raw exchange with what torch needs around it, at the least: pack, make the result, place the block and the halo."""
+    block = torch.randn(1, 8, 32, 32)
+
+    def call() -> torch.Tensor:
+        strip = block.narrow(2, 0, 1).contiguous()
+        raw()
+        return torch.cat([block, strip], 2)
+
+    return call
+
+
 def twice(call: Callable[[], object]) -> Callable[[], object]:
     return lambda: (call(), call())
 
@@ -112,6 +124,7 @@ def rows(rounds: int) -> list[Row]:
     raw = raw_exchange(8 * 32 * 4)
     moves = halo(small) is not None and halo._operator
     row("HaloExchange (1,8,32,32): the movement", lambda: moves(small.detach()), "raw exchange", raw, 50)
+    row("HaloExchange (1,8,32,32): the movement", lambda: moves(small.detach()), "... and pack, cat", around(raw), 50)
     with gridwise.agreement(False):
         row("... as a layer, no agreement", lambda: halo(small.detach()), "raw exchange", raw, 50)
     row("... as a layer, with agreement", lambda: halo(small.detach()), "raw exchange", raw, 50)

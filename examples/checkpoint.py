@@ -23,7 +23,7 @@ ROWS, COLUMNS, STEPS = 10, 6, 5
 class Block(torch.nn.Parameter):
     """A worker's rows of a global weight: a parameter that carries its layout."""
 
-    layout: Layout  # type: ignore[assignment]
+    layout: Layout | None = None  # type: ignore[assignment]
 
 
 class Rows(torch.nn.Module):

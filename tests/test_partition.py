@@ -181,3 +181,20 @@ def test_zero_volume_tensors():
     x = gridwise.zero_volume_tensor(dtype=torch.float64, requires_grad=True)
     assert x.dtype == torch.float64
     assert x.requires_grad
+
+
+@workers(4)
+def test_a_communicator_of_the_users_own_can_be_the_world():
+    world = gridwise.world()
+    half = world.rank // 2
+    if world.transport.name == "mpi":
+        comm = world.transport._world.Split(color=half)
+    else:
+        ranks = [2 * half, 2 * half + 1]
+        comm = torch.distributed.new_group(ranks, use_local_synchronization=True)
+    mine = gridwise.world(comm)
+    assert gridwise.world(comm) is mine
+    assert (mine.size, mine.rank) == (2, world.rank % 2)
+    total = gridwise.nn.AllSumReduce(mine, (0,))(torch.tensor([float(world.rank)]))
+    assert float(total) == (1.0 if half == 0 else 5.0)
+    mine.transport.close()

@@ -1,4 +1,11 @@
-"""Gridwise: tensors on a Cartesian grid of workers; every movement is a linear operator with an exact adjoint."""
+"""Gridwise: tensors on a Cartesian grid of workers; every movement is a linear operator with an exact adjoint.
+
+What is used most stands here. The rest is one import away: `gridwise.nn` (primitives and layers), `gridwise.fake` and
+`gridwise.deferred_init`, `gridwise.checkpoint`, `gridwise.tagi`, `gridwise.optim`, `gridwise.testing`, `gridwise.show`.
+"""
+
+import importlib
+from types import ModuleType
 
 from . import errors as errors
 from . import grid as grid
@@ -6,12 +13,27 @@ from . import nn as nn
 from . import show as show
 from .comm.launch import launch as launch
 from .nn.agreement import agreement as agreement
+from .nn.conversion import distribute as distribute
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
+from .nn.replicas import check_replicas as check_replicas
 from .partition import CartesianPartition as CartesianPartition
 from .partition import Partition as Partition
 from .partition import local_slice as local_slice
 from .partition import world as world
 from .partition import zero_volume_tensor as zero_volume_tensor
+from .show.describe import describe as describe
+from .version import __version__ as __version__
 
-__version__ = "0.1.0"
+_ROOMS = ("checkpoint", "deferred_init", "fake", "optim", "tagi", "testing")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """The larger rooms are entered when they are first used."""
+    if name in _ROOMS:
+        return importlib.import_module(f"gridwise.{name}")
+    raise AttributeError(f"module 'gridwise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_ROOMS])

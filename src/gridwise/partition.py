@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .comm.find import current
+from .comm.find import begin, current
 from .comm.transport import Team, Transport
 from .errors import PartitionError
 from .grid import Copies, Grid, Index, Layout, resolve_axes
@@ -293,20 +293,29 @@ _over: dict[Any, Transport] = {}
 def _transport_over(comm: Any) -> Transport:
     if isinstance(comm, Transport):
         return comm
-    if comm not in _over:
-        if isinstance(comm, torch.distributed.ProcessGroup):
-            from .comm.torchdist import TorchTransport
+    key = getattr(comm, "handle", comm)  # mpi4py's communicators are not hashable, their handles are
+    if key not in _over:
+        _over[key] = _new_transport_over(comm)
+        _over[key].on_close.append(lambda: _forget_comm(key))
+    return _over[key]
 
-            _over[comm] = TorchTransport(comm)
-        elif hasattr(comm, "Get_rank"):
-            from .comm.mpi import MPITransport
 
-            _over[comm] = MPITransport(comm)
-        else:
-            raise PartitionError(
-                f"`comm` (={comm!r}) must be an mpi4py communicator, a torch.distributed process group or a transport."
-            )
-    return _over[comm]
+def _forget_comm(key: Any) -> None:
+    _over.pop(key, None)
+
+
+def _new_transport_over(comm: Any) -> Transport:
+    if isinstance(comm, torch.distributed.ProcessGroup):
+        from .comm.torchdist import TorchTransport
+
+        return begin(TorchTransport(comm))
+    if hasattr(comm, "Get_rank"):
+        from .comm.mpi import MPITransport
+
+        return begin(MPITransport(comm))
+    raise PartitionError(
+        f"`comm` (={comm!r}) must be an mpi4py communicator, a torch.distributed process group or a transport."
+    )
 
 
 def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...]:

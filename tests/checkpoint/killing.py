@@ -1,6 +1,7 @@
 """kill -9 of a random worker at random moments of saves, again and again; run by test_kill.py as a program of its own.
 
-    python killing.py FOLDER FIRST_SEED TRIALS
+    python killing.py FOLDER FIRST_SEED TRIALS      at random moments
+    python killing.py FOLDER everywhere VARIANT...  before and after each single call that changes a file
 
 Workers are forked from this process, which has imported torch once, and talk over a socket; nothing else is shared. In
 each trial they save version after version (replacing one path, in a series, or in the background) until one of them is
@@ -28,6 +29,7 @@ from blocks import line, split
 from torch import Tensor
 
 from gridwise import checkpoint
+from gridwise.checkpoint import disk
 from gridwise.comm.transport import Parcel, Pending, Team, Transport
 from gridwise.partition import Partition, world
 
@@ -127,7 +129,35 @@ def state(P: Partition, version: int) -> dict[str, Any]:
     }
 
 
-def work(rank: int, size: int, folder: Path, variant: str, report: int) -> None:
+OPERATIONS = ("create", "write", "sync", "sync_folder", "rename", "make_folder", "remove")
+
+
+def die_at(call: int, after: bool) -> None:
+    """From now on, kill this process before or after its so-manieth call that changes a file."""
+    left = [call]
+
+    def deadly(real: Any) -> Any:
+        def operation(*args: Any) -> Any:
+            left[0] -= 1
+            this_one = left[0] == 0
+            if this_one and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*args)
+            if this_one:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return operation
+
+    for name in OPERATIONS:
+        setattr(disk, name, deadly(getattr(disk, name)))
+
+
+Death = tuple[int, int, bool]
+"""Who dies, at which call, and whether after it."""
+
+
+def work(rank: int, size: int, folder: Path, variant: str, report: int, death: Death | None = None) -> None:
     """Save version after version; the first worker reports each that is safe."""
     P = world(StarTransport(rank, size, str(folder / "door")))
     series = checkpoint.Series(folder / "series", keep_last=2, P=P)
@@ -142,6 +172,10 @@ def work(rank: int, size: int, folder: Path, variant: str, report: int) -> None:
             pending.wait()
         if rank == 0:
             os.write(report, struct.pack("q", version))
+        if death is not None and version == 1 and death[0] == rank:
+            die_at(*death[1:])
+        if death is not None and version == 2:
+            os._exit(0)  # it has outlived the last call
 
 
 def version_of(path: Path) -> int:
@@ -162,6 +196,38 @@ def trial(folder: Path, seed: int) -> str:
     variant = VARIANTS[seed % len(VARIANTS)]
     size = choice.choice([1, 2, 3, 4])
     folder.mkdir()
+    workers, ear = forked(size, folder, variant)
+    reported = struct.unpack("q", os.read(ear, 8))[0]
+    time.sleep(choice.uniform(0, 0.08))
+    os.kill(workers[choice.randrange(size)], signal.SIGKILL)
+    ended(workers)
+    check(folder, variant, last_report(ear, reported))
+    shutil.rmtree(folder)
+    return variant
+
+
+def everywhere(folder: Path, variants: Sequence[str]) -> int:
+    """Kill each of two workers before and after each of its calls in the second save, until it survives that."""
+    kills = 0
+    for variant in variants:
+        for rank in range(2):
+            for call in range(1, 1000):
+                alive = False
+                for after in (False, True):
+                    place = folder / f"{variant}-{rank}-{call}-{after}"
+                    place.mkdir()
+                    workers, ear = forked(2, place, variant, (rank, call, after))
+                    alive = 0 in ended(workers)
+                    kills += not alive
+                    check(place, variant, last_report(ear, 0))
+                    shutil.rmtree(place)
+                if alive:
+                    break
+    return kills
+
+
+def forked(size: int, folder: Path, variant: str, death: Death | None = None) -> tuple[list[int], int]:
+    """The workers' processes, and where the first one reports what is safe."""
     ear, mouth = os.pipe()
     workers = []
     for rank in range(size):
@@ -170,26 +236,31 @@ def trial(folder: Path, seed: int) -> str:
             try:
                 os.close(ear)
                 sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-                work(rank, size, folder, variant, mouth)
+                work(rank, size, folder, variant, mouth, death)
             finally:
                 os._exit(1)
         workers.append(pid)
     os.close(mouth)
-    reported = struct.unpack("q", os.read(ear, 8))[0]
-    time.sleep(choice.uniform(0, 0.08))
-    victim = choice.randrange(size)
-    os.kill(workers[victim], signal.SIGKILL)
+    return workers, ear
+
+
+def ended(workers: list[int]) -> list[int]:
+    """How the workers have ended: one was killed, the others must notice by themselves."""
     begin = time.monotonic()
-    for pid in workers:  # the others notice by themselves
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
-            assert time.monotonic() - begin < 20, "a survivor hangs"
+    results = []
+    for pid in workers:
+        while (found := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+            assert time.monotonic() - begin < 30, "a survivor hangs"
             time.sleep(0.002)
+        results.append(found[1])
+    return results
+
+
+def last_report(ear: int, reported: int) -> int:
     while data := os.read(ear, 8):
         reported = struct.unpack("q", data)[0]
     os.close(ear)
-    check(folder, variant, reported)
-    shutil.rmtree(folder)
-    return variant
+    return reported
 
 
 def check(folder: Path, variant: str, reported: int) -> None:
@@ -213,6 +284,9 @@ def check(folder: Path, variant: str, reported: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if sys.argv[2] == "everywhere":
+        print(f"{everywhere(Path(sys.argv[1]), sys.argv[3:])} kills survived")
+        sys.exit()
     place, first, trials = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     done = [trial(place / f"trial{seed}", seed) for seed in range(first, first + trials)]
     print(f"{len(done)} kills survived: {', '.join(f'{done.count(v)} {v}' for v in VARIANTS)}")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 
-def kills(folder: Path, first_seed: int, trials: int) -> str:
+def kills(folder: Path, *how: object) -> str:
     program = Path(__file__).with_name("killing.py")
-    command = [sys.executable, str(program), str(folder), str(first_seed), str(trials)]
+    command = [sys.executable, str(program), str(folder), *map(str, how)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -19,6 +19,18 @@ def kills(folder: Path, first_seed: int, trials: int) -> str:
 
 def test_a_killed_worker_never_costs_the_previous_checkpoint(tmp_path: Path) -> None:
     assert "21 kills survived: 7 replace, 7 series, 7 background" in kills(tmp_path, 0, 21)
+
+
+def test_a_worker_killed_before_and_after_every_call_that_changes_a_file(tmp_path: Path) -> None:
+    said = kills(tmp_path, "everywhere", "replace")
+    assert int(said.split()[0]) > 30, said
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("variant", ["series", "background"])
+def test_the_same_in_a_series_and_in_the_background(tmp_path: Path, variant: str) -> None:
+    said = kills(tmp_path, "everywhere", variant)
+    assert int(said.split()[0]) > 30, said
 
 
 @pytest.mark.soak

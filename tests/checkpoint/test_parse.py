@@ -86,6 +86,9 @@ def hostile_cases() -> dict[str, Any]:
         "giant file": put("files", 0, 1, value=1 << 62),
         "negative file": put("files", 0, 1, value=-1),
         "giant header": put("files", 0, 2, value=1 << 40),
+        "giant header in a giant file": lambda t: put("files", 0, 2, value=1 << 39)(
+            put("files", 0, 1, value=1 << 40)(t)
+        ),
         "giant shape": put("tensors", "a", 1, value=[1 << 40, 1 << 20]),
         "overflowing shape": put("tensors", "a", 1, value=[1 << 62, 4]),
         "negative shape": put("tensors", "a", 1, value=[-4, -3]),
@@ -233,9 +236,8 @@ atoms = (
     | st.just([])
     | st.just({})
 )
-junk = st.recursive(
-    atoms, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
-)
+shallow = atoms | st.lists(atoms, max_size=4) | st.dictionaries(st.text(max_size=5), atoms, max_size=4)
+junk = shallow | st.lists(shallow, max_size=3) | st.dictionaries(st.text(max_size=5), shallow, max_size=3)
 
 
 def places(tree: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

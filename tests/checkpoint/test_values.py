@@ -22,11 +22,14 @@ from gridwise.errors import CheckpointDamaged, CheckpointMismatch
 
 names = st.text(max_size=6) | st.integers(-3, 10**12)
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
-trees = st.recursive(
-    leaves | st.sampled_from([torch.float32, torch.bfloat16, torch.device("cpu")]),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(names, inner),
-    max_leaves=12,
-)
+scalars = leaves | st.sampled_from([torch.float32, torch.bfloat16, torch.device("cpu")])
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return inner | st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(names, inner, max_size=4)
+
+
+trees = containers(containers(containers(scalars)))
 
 
 def same(a: Any, b: Any) -> bool:

@@ -248,3 +248,46 @@ def test_dtensors_with_their_optimiser(tmp_path: Path) -> None:
     checkpoint.load(tmp_path / "c", {"net": again, "opt": again_opt})
     step(again, again_opt)
     assert torch.equal(again.w.full_tensor(), expected)
+
+
+@workers(4)
+@pytest.mark.parametrize("shape", [(1, 2, 2, 1), (2, 1, 1, 2), (1, 1, 4, 1)])
+def test_distributed_layers_to_sequential_ones_and_back(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Channels split and the same on all workers of a row: owners write, replicas are compared."""
+    P = gridwise.world()
+    P_x = P.create_cartesian_topology_partition(shape)
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = nn.Sequential(gridwise.nn.DistributedConv2d(P_x, 4, 6, kernel_size=3, padding=1))
+        return net, torch.optim.Adam(net.parameters(), lr=0.1)
+
+    def step(net: nn.Module, opt: torch.optim.Optimizer) -> None:
+        whole = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8)
+        x = whole[gridwise.local_slice(P_x, tuple(whole.shape))]
+        opt.zero_grad()
+        net(x).square().sum().backward()
+        opt.step()
+
+    net, opt = build()
+    step(net, opt)
+    checkpoint.save(tmp_path / "c", {"net": net, "opt": opt})
+    checkpoint.save_state_dict(net.state_dict(), checkpoint.FileSystemWriter(tmp_path / "d"))
+    again, again_opt = build()
+    checkpoint.load(tmp_path / "c", {"net": again, "opt": again_opt})
+    step(net, opt)
+    step(again, again_opt)
+    for one, other in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one.detach(), other.detach())
+
+    plain = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1))
+    plain_opt = torch.optim.Adam(plain.parameters(), lr=0.1)
+    checkpoint.load(tmp_path / "c", {"net": plain, "opt": plain_opt})
+    assert torch.equal(checkpoint.load(tmp_path / "d")["0.weight"], plain[0].weight.detach())
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    checkpoint.save(tmp_path / "e", {"net": plain})  # a sequential model, the same on all workers
+    checkpoint.load(tmp_path / "e", {"net": net})
+    checkpoint.load(tmp_path / "c", {"net": again})
+    for one, other in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one.detach(), other.detach())

@@ -20,6 +20,7 @@ class Caller:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=10.0)
         self.file = self.socket.makefile("r")
         self.say("hello", token=token, rank=rank, process=100 + rank, host="here", litter=[])
+        assert token != "secret" or self.hear() == {"say": "welcome"}
 
     def say(self, say: str, **message: Any) -> None:
         self.socket.sendall(json.dumps({"say": say, **message}).encode() + b"\n")

@@ -168,6 +168,18 @@ def test_a_killed_worker_is_named_and_the_others_are_ended(pool: Pool) -> None:
     _check_gone(before)
 
 
+def test_a_fork_of_a_killed_worker_does_not_hide_its_death(pool: Pool) -> None:
+    def kill() -> None:
+        if find.current().rank == 2:
+            if os.fork() == 0:  # as a data loader would
+                time.sleep(8)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="worker 2 of 3 died"):
+        pool.run(kill, timeout=6)
+
+
 def test_a_hang_ends_with_every_stack(pool: Pool) -> None:
     def hang() -> None:
         transport = find.current()

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 from equality import Case
 
-KINDS = ("Conv", "Conv", "Conv", "WorkConv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "Pad")
+KINDS = (
+    "Conv",
+    "Conv",
+    "Conv",
+    "WorkConv",
+    "ConvTranspose",
+    "MaxPool",
+    "AvgPool",
+    "AdaptiveAvgPool",
+    "AdaptiveMaxPool",
+    "Pad",
+)
 
 
 def random_case(seed: int, workers: int) -> Case:
@@ -46,7 +58,7 @@ def _grid(rng: random.Random, axes: int, workers: int) -> tuple[int, ...]:
 
 def _uneven(rng: random.Random, extent: int, blocks: int) -> tuple[int, ...]:
     ends = [0, *sorted(rng.randint(0, extent) for _ in range(blocks - 1)), extent]
-    return tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+    return tuple(b - a for a, b in pairwise(ends))
 
 
 def _sizes(rng: random.Random, dims: int, low: int, high: int) -> int | tuple[int, ...]:
@@ -82,7 +94,11 @@ def _arguments(
     if kind.startswith("Adaptive"):
         size: Any = tuple(rng.choice((1, 2, 3, 5, 7, None)) for _ in range(dims))
         size = size[0] if size[0] and (dims == 1 or rng.random() < 0.3) else (size if dims > 1 else 4)
-        return f"{kind}{dims}d", (size,), {"return_indices": True} if kind.endswith("MaxPool") and rng.random() < 0.5 else {}
+        return (
+            f"{kind}{dims}d",
+            (size,),
+            {"return_indices": True} if kind.endswith("MaxPool") and rng.random() < 0.5 else {},
+        )
     name = rng.choice(("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"))
     padding = rng.choice((rng.randint(0, 3), tuple(rng.randint(-1, 4) for _ in range(2 * dims))))
     return f"{name}{dims}d", (padding, 1.5) if name == "ConstantPad" else (padding,), {}

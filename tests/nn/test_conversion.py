@@ -120,7 +120,7 @@ class UNet(nn.Module):
 
 def train_both(sequential: nn.Module, P_x: Any, shape: tuple[int, ...], classes: int, steps: int) -> None:
     """Some steps of SGD with momentum on both; losses, gradients, weights and statistics must stay equal."""
-    model = gridwise.nn.distribute(sequential, P_x)
+    model = gridwise.distribute(sequential, P_x)
     loss_of = gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (sequential, model)]
     for step in range(steps):
@@ -147,7 +147,7 @@ def train_both(sequential: nn.Module, P_x: Any, shape: tuple[int, ...], classes:
         assert name in sequential.state_dict()
         block = mine.block.slices if getattr(mine, "block", None) is not None else ...
         torch.testing.assert_close(mine.as_subclass(Tensor).data, whole[block], rtol=1e-6, atol=1e-8)
-    gridwise.nn.check_replicas(model)
+    gridwise.check_replicas(model)
 
 
 @workers(4, transports=("mpi",))
@@ -182,7 +182,7 @@ def test_models_over_gloo() -> None:
 def test_a_worker_outside_and_unbalanced_blocks() -> None:
     P_x = gridwise.world().create_partition_inclusive([0, 1]).create_cartesian_topology_partition((1, 1, 2, 1))
     sequential = UNet().double()
-    model = gridwise.nn.distribute(sequential, P_x)
+    model = gridwise.distribute(sequential, P_x)
     x = torch.randn(1, 2, 12, 8, dtype=torch.float64)
     rows = {0: slice(0, 9), 1: slice(9, 12)}.get(gridwise.world().rank, slice(0, 0))
     y = model(x[:, :, rows].clone() if P_x.active else gridwise.zero_volume_tensor(dtype=torch.float64))
@@ -207,7 +207,7 @@ def test_modes_dropout_and_agreement_once() -> None:
 
     P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
     sequential = Net()
-    model = gridwise.nn.distribute(sequential, P_x)
+    model = gridwise.distribute(sequential, P_x)
     x = torch.randn(4, 1, 8, 6)
     mine = x[gridwise.local_slice(P_x, x.shape)]
     first, second = model(mine), model(mine)
@@ -247,7 +247,7 @@ def test_everything_that_does_not_fit_is_named() -> None:
 
     P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
     with pytest.raises(gridwise.errors.UnsupportedError) as info:
-        gridwise.nn.distribute(Odd(), P_x)
+        gridwise.distribute(Odd(), P_x)
     text = str(info.value)
     for part in (
         "conv2d",
@@ -261,4 +261,4 @@ def test_everything_that_does_not_fit_is_named() -> None:
     torch.manual_seed(gridwise.world().rank)
     unlike = nn.Conv2d(1, 1, 3)
     with pytest.raises(gridwise.errors.PartitionError, match="different replicas"):
-        gridwise.nn.distribute(unlike, P_x)
+        gridwise.distribute(unlike, P_x)

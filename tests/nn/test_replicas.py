@@ -14,7 +14,7 @@ def test_replicas_are_compared() -> None:
     world = gridwise.world()
     P_x = world.create_cartesian_topology_partition([world.size, 1])
     model = torch.nn.Sequential(gridwise.nn.DistributedLinear(P_x, 3, 4), gridwise.nn.DistributedBatchNorm(P_x, 4))
-    gridwise.nn.check_replicas(model)
+    gridwise.check_replicas(model)
     if world.size == 1:
         return
     with torch.no_grad():
@@ -22,7 +22,7 @@ def test_replicas_are_compared() -> None:
     with pytest.raises(
         gridwise.errors.PartitionError, match=r"workers 0, 1: 1\.running_var has .*\n.*worker 2: 1\.running_var"
     ):
-        gridwise.nn.check_replicas(model)
+        gridwise.check_replicas(model)
 
 
 @workers(2)
@@ -31,6 +31,6 @@ def test_blocks_are_not_replicas() -> None:
     model = gridwise.nn.DistributedLinear(P_x, 3, 4)
     with torch.no_grad():
         model.weight += gridwise.world().rank
-    gridwise.nn.check_replicas(model)
+    gridwise.check_replicas(model)
     with pytest.raises(gridwise.errors.MismatchError, match="different names"):
-        gridwise.nn.check_replicas(torch.nn.Linear(2, 2, bias=gridwise.world().rank == 0))
+        gridwise.check_replicas(torch.nn.Linear(2, 2, bias=gridwise.world().rank == 0))

@@ -34,4 +34,4 @@ def test_blocks_are_refused_and_replicas_are_not() -> None:
         stepped(kind(whole.parameters()), whole, torch.ones(1, 4))
     for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
         stepped(kind(split.parameters(), lr=0.1), split, torch.ones(2, 2))
-    gridwise.nn.check_replicas(whole)
+    gridwise.check_replicas(whole)

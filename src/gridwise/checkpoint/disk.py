@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -41,7 +42,10 @@ def write(fd: int, buffers: Sequence[memoryview]) -> None:
 
 def sync(fd: int) -> None:
     """Return when the file is on the disk."""
-    os.fsync(fd)
+    if sys.platform == "darwin":
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # there, fsync leaves the bytes in the drive's own memory
+    else:
+        os.fsync(fd)
 
 
 def sync_folder(path: Path) -> None:

@@ -12,9 +12,8 @@ The one question behind saving ("which of this do I write?") and loading ("which
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +53,7 @@ def held(x: Any, key: str, rank: int) -> Held:
     """This worker's share of the tensor `x`, of which `key` is the name."""
     code = CODES.get(x.dtype)
     if code is not None and type(x) in PLAIN and x.layout is torch.strided:
-        return Held(code, tuple(x.shape), [Part(None, x.detach(), False)], everywhere=True)
+        return Held(code, tuple(x.shape), [Part(None, x.detach() if x.requires_grad else x, False)], everywhere=True)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
         raise CheckpointMismatch(f"{key!r} has the dtype {x.dtype}, which cannot be stored.\n  fix: one of {known}.")
@@ -141,13 +140,10 @@ def _torch_layout(x: Tensor) -> torch.layout:
 
 def is_deferred(x: object) -> bool:
     """Whether a tensor has no memory yet: on the meta device, or deferred by `gridwise.deferred_init`."""
-    return isinstance(x, Tensor) and (x.is_meta or _is_pending()(x))
+    return isinstance(x, Tensor) and (x.is_meta or _is_pending(x))
 
 
-@cache
-def _is_pending() -> Callable[[Tensor], bool]:
-    try:
-        from ..deferred_init import is_deferred as pending
-    except ImportError:
-        return lambda _: False
-    return pending
+def _is_pending(x: Tensor) -> bool:
+    """Whether `gridwise.deferred_init` has deferred this tensor; if nobody has imported it, it has deferred none."""
+    deferring = sys.modules.get("gridwise.deferred_init")
+    return deferring is not None and bool(deferring.is_deferred(x))

@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
 
     Examples
     --------
-    >>> checkpoint.load(path, into={"model": model, "optim": optimiser})
+    >>> state = checkpoint.load(path, into={"model": model, "optim": optimiser})
     """
     if P is not None and not P.active:
         return into
@@ -137,7 +137,8 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ma
 
     Examples
     --------
-    >>> checkpoint.verify(path).tensors.keys()
+    >>> sorted(checkpoint.verify(path).tensors)
+    ['model/bias', 'model/weight']
     """
     where = Path(path)
     manifest = read_manifest(where)

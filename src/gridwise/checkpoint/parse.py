@@ -16,11 +16,12 @@ from typing import Any
 
 from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ..grid import Box, Shape
-from .chunks import DIGITS, checksum, number_of_chunks
+from .chunks import CHUNK, DIGITS, checksum, number_of_chunks
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
 from .tiling import tiling_problem
 
 LARGEST_MANIFEST = 256 << 20
+LARGEST_HEADER = 128 << 20
 MOST_DIMS = 64
 
 _HEAD = re.compile(rb'\{\s*"format"\s*:\s*"gridwise-checkpoint"\s*,\s*"format_version"\s*:\s*(\d{1,9})\s*,')
@@ -158,7 +159,8 @@ def _stored_file(item: Any) -> StoredFile:
     _must(isinstance(name, str) and _FILE.fullmatch(name), f"{str(name)[:100]!r} is no name of a data file")
     _must(_is_sums(header_sum, 1), f"{name}: the checksum of the header must be {DIGITS} hexadecimal digits")
     file = StoredFile(name, _natural(size, name), _natural(header, name), header_sum)
-    _must(8 < file.header <= file.size, f"{name}: a header of {file.header} bytes does not fit {file.size} bytes")
+    fits = 8 < file.header <= min(file.size, LARGEST_HEADER)
+    _must(fits, f"{name}: a header of {file.header} bytes does not fit {file.size} bytes, or is too large")
     return file
 
 
@@ -168,6 +170,9 @@ def _is_sums(text: Any, count: int) -> bool:
 
 def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> StoredTensor:
     code, extents, blocks = item
+    plain = _plain_tensor(code, extents, blocks, files)
+    if plain is not None:
+        return plain
     if not isinstance(code, str) or code not in ITEMSIZE:
         raise CheckpointDamaged(f"{key!r} has the unknown dtype {str(code)[:50]!r}.")
     shape = tuple(extents)
@@ -181,6 +186,25 @@ def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> Stored
         problem = tiling_problem(shape, [block.box or Box.of_shape(shape) for block in stored])
         _must(problem is None, f"the blocks of {key!r} {problem}")
     return StoredTensor(code, shape, stored)
+
+
+def _plain_tensor(code: Any, extents: Any, blocks: Any, files: tuple[StoredFile, ...]) -> StoredTensor | None:
+    """A tensor of at most one chunk in one block, as most are, if nothing is wrong with it; else None: look closer."""
+    if type(blocks) is not list or len(blocks) != 1 or len(blocks[0]) != 3 or type(code) is not str:
+        return None
+    nbytes = ITEMSIZE.get(code, 0)
+    for extent in extents:
+        if type(extent) is not int or not 0 < extent <= CHUNK:
+            return None
+        nbytes *= extent
+    file, offset, sums = blocks[0]
+    if not 0 < nbytes <= CHUNK or len(extents) > MOST_DIMS or type(file) is not int or not 0 <= file < len(files):
+        return None
+    if type(offset) is not int or offset < files[file].header or offset + nbytes > files[file].size:
+        return None
+    if type(sums) is not str or len(sums) != DIGITS or _SUMS(sums) is None:
+        return None
+    return StoredTensor(code, tuple(extents), (StoredBlock(file, offset, sums, None),))
 
 
 def _stored_block(key: str, item: Any, shape: Shape, itemsize: int, files: tuple[StoredFile, ...]) -> StoredBlock:

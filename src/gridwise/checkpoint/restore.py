@@ -145,7 +145,7 @@ class _Walk(Fit):
             return
         stored = self.stored(key)
         share = held(value, key, self.rank)
-        if share.shape != stored.shape or share.code != stored.code:
+        if share.shape != stored.shape or share.code != stored.code:  # spelt out for speed: most tensors fit
             self.check_fits(key, stored, share.shape, value.dtype)
         for part in share.parts:
             self.want(key, stored, part.data, part.box, fresh=False)

@@ -32,7 +32,7 @@ from .tiling import tiling_problem
 
 NOTHING_COMMITTED = "\n  nothing was committed; what was at the path before is untouched."
 
-NOT_SYNCED = "\n  the new checkpoint is in place and whole, but may not survive a loss of power; the data of the previous one stays."
+NOT_SYNCED = "\n  the new checkpoint is in place and whole, but may not survive a loss of power; the old data stays."
 
 Message = dict[str, Any]
 """What a worker tells the first one about its part: JSON."""
@@ -180,7 +180,7 @@ def assembled(save_id: str, messages: list[Message], flat: Flat, workers: int) -
     if workers > 1 or any(not x.everywhere for x in flat.tensors.values()):
         _check_whole(tensors)
         _check_replicas(tensors, messages)
-    from .. import __version__
+    from ..version import __version__
 
     return Manifest(
         save_id,

@@ -19,7 +19,7 @@ from ..errors import CheckpointDamaged
 from ..grid import Box, Boxes, Shape
 from .chunks import CHUNK, DIGITS, boxes_of_range, chunk_range, is_plain_memory, memory
 from .disk import MOST_BUFFERS
-from .manifest import ITEMSIZE, Manifest, StoredBlock, StoredTensor
+from .manifest import CODES, ITEMSIZE, Manifest, StoredBlock, StoredTensor
 
 
 class Want(NamedTuple):
@@ -69,7 +69,7 @@ class Scatter(NamedTuple):
 def units_of(want: Want) -> Iterable[Unit]:
     """The chunks that hold what is wanted."""
     stored, target = want.stored, want.target
-    plain = is_plain_memory(target) and target.dtype == stored.dtype
+    plain = is_plain_memory(target) and CODES[target.dtype] == stored.code
     if want.box is None and plain and len(stored.blocks) == 1:
         return _whole_units(want, stored.blocks[0])
     return _units_of_pieces(want, plain)

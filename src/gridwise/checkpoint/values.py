@@ -36,8 +36,10 @@ Json = Any
 
 def joined(prefix: str, *parts: str | int) -> str:
     """The key of what lies at `parts` below `prefix`."""
-    names = [escaped(part) for part in parts]
-    return "/".join([prefix, *names] if prefix else names)
+    for part in parts:
+        name = escaped(part)
+        prefix = f"{prefix}/{name}" if prefix else name
+    return prefix
 
 
 def escaped(part: str | int) -> str:
@@ -45,7 +47,9 @@ def escaped(part: str | int) -> str:
         return f"#{part}"
     if not part:
         return "~4"
-    name = part.replace("~", "~0").replace("/", "~1") if "~" in part or "/" in part else part
+    if part[0] not in "#@" and "/" not in part and "~" not in part:
+        return part
+    name = part.replace("~", "~0").replace("/", "~1")
     if name[0] == "#":
         return "~2" + name[1:]
     return "~3" + name[1:] if name[0] == "@" else name

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import secrets
 import select
 import socket
 import struct
 import threading
+from weakref import WeakSet
 
 HEADER = struct.Struct("<Q")
 HANDSHAKE_SECONDS = 10.0
@@ -38,6 +40,7 @@ class Line:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._socket = connection
         self._sending = threading.Lock()
+        _open.add(self)
 
     def send(self, message: bytes) -> None:
         """Send one message, whole. Raises `LineClosed` when nobody is there."""
@@ -86,9 +89,17 @@ class Line:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def forget(self) -> None:
-        """Close the descriptor only: the connection lives on in the process that this one was forked from."""
-        self._socket.close()
+
+_open: WeakSet[Line] = WeakSet()
+
+
+def _forget_all() -> None:
+    """In a forked child: it must not hold lines open that its parent's death should close. They live on in the parent."""
+    for line in _open:
+        line._socket.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class Exchange:

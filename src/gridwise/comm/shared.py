@@ -27,8 +27,11 @@ from .transport import Team
 
 LARGE = 1 << 18
 """Bytes from which a parcel or a sum takes this road; below, a plain message is as fast."""
-CHUNK = 1 << 19
-"""Bytes of a slot: small enough for the cache, large enough to make the notes about it cheap."""
+CHUNK = 1 << 21
+"""Bytes of a slot, at most: small enough for the cache, large enough to make the notes about it cheap."""
+ROOM = 1 << 28
+"""Bytes of all slots of a node, at most; a quarter of what its shared memory has free, if that is less."""
+LEAST = 1 << 17
 MOST = 4
 """The largest team that sums this way: everyone reads everyone's slots."""
 TAG = 8
@@ -44,9 +47,13 @@ class SharedMemory:
         mine = [int(rank) for rank in self._node.allgather(world.Get_rank())]
         self._places = {rank: place for place, rank in enumerate(mine)}
         self._world, self._me = world, world.Get_rank()
-        self._window = MPI.Win.Allocate_shared(2 * CHUNK * (len(mine) + 1), 1, comm=self._node)
+        boxes = len(mine) + 1  # one for each worker, and one for sums
+        self._chunk = int(self._node.bcast(min(CHUNK, _room() // (2 * boxes * len(mine)) & -4096)))
+        if self._chunk < LEAST:
+            raise OSError("too little shared memory on this node")
+        self._window = MPI.Win.Allocate_shared(2 * self._chunk * boxes, 1, comm=self._node)
         self._window.Lock_all()
-        self._slots = [_slots(self._window, place, len(mine) + 1) for place in range(len(mine))]
+        self._slots = [_slots(self._window, place, boxes, self._chunk) for place in range(len(mine))]
         self._rounds = dict.fromkeys(mine, 0)
 
     def reaches(self, peer: int) -> bool:
@@ -57,7 +64,7 @@ class SharedMemory:
 
     def all_sum(self, total: Tensor, x: Tensor, team: Team, comm: MPI.Intracomm) -> None:
         """Write the sum of the contiguous `x` over the team into `total`, which may be `x` itself."""
-        size = CHUNK // x.element_size()
+        size = self._chunk // x.element_size()
         box = len(self._places)
         slots = [self._slots[self._places[rank]][box] for rank in team]
         mine = self._slots[self._places[self._me]][box]
@@ -94,7 +101,7 @@ class SharedMemory:
         self._node.Free()
 
     def _cut(self, views: Views) -> list[list[Tensor]]:
-        return list(chunks(views, CHUNK // views[0].element_size()))
+        return list(chunks(views, self._chunk // views[0].element_size()))
 
     def _slot(self, owner: int, other: int) -> Tensor:
         """The slot for this round in the outbox of `owner` for `other`."""
@@ -123,9 +130,18 @@ class SharedMemory:
 _NOTE = bytearray(0)
 
 
-def _slots(window: MPI.Win, place: int, boxes: int) -> list[tuple[Tensor, Tensor]]:
+def _room() -> int:
+    """Bytes that slots may take: a page that is written beyond the size of /dev/shm would kill the process."""
+    try:
+        free = os.statvfs("/dev/shm")
+    except OSError:
+        return ROOM
+    return min(ROOM, free.f_bavail * free.f_frsize // 4)
+
+
+def _slots(window: MPI.Win, place: int, boxes: int, chunk: int) -> list[tuple[Tensor, Tensor]]:
     """The outboxes of the worker at `place`, two slots each, as bytes."""
-    memory = torch.frombuffer(window.Shared_query(place)[0], dtype=torch.uint8).view(boxes, 2, CHUNK)
+    memory = torch.frombuffer(window.Shared_query(place)[0], dtype=torch.uint8).view(boxes, 2, chunk)
     return [(box[0], box[1]) for box in memory]
 
 

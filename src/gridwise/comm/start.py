@@ -150,6 +150,7 @@ class Crew:
     direct: bool
     pids: list[int] = field(default_factory=list)
     litter: set[str] = field(default_factory=set)
+    owner: int = field(default_factory=os.getpid)
 
     def ended(self) -> str | None:
         """Which of the started processes has ended, in words; None while all run."""
@@ -169,7 +170,9 @@ class Crew:
         return False
 
     def kill(self) -> None:
-        """End all of them and their children in the same process groups, now."""
+        """End all of them and their children in the same process groups, now. Nothing in a fork of their owner."""
+        if os.getpid() != self.owner:
+            return
         for process in self.processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -64,11 +64,13 @@ class Waiting:
         self.outer, self.transport.waiting = self.transport.waiting, self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        self.transport.waiting = self.outer
-        if isinstance(error, Exception) and not isinstance(error, GridwiseError):
-            named = self.transport._explained(error, self.what)
-            if named is not error:
-                raise named from error
+        try:
+            if isinstance(error, Exception) and not isinstance(error, GridwiseError):
+                named = self.transport._explained(error, self.what)
+                if named is not error:
+                    raise named from error
+        finally:
+            self.transport.waiting = self.outer  # last: the explanation says what was waited for
 
 
 class Transport(ABC):

@@ -73,6 +73,8 @@ def watch(transport: Transport) -> Watch | None:
         logger.warning("worker 0 cannot be reached: deaths will not be named (%s)", error)
         return None
     found = Watch(transport, connection, json.loads(address)["token"])
+    if not found.welcomed.wait(CONNECT_SECONDS):
+        logger.warning("the watch does not answer: deaths may not be named")
     transport.watch = found
     transport.on_close.append(found.leave)
     return found
@@ -137,6 +139,7 @@ class Watch:
         self._finished: dict[int, float] = {}
         self._complained: Waiting | None = None
         self._left = False
+        self.welcomed = threading.Event()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         host, litter = socket.gethostname(), shared_memory_files()
         self._say("hello", token=token, rank=transport.rank, process=self._process, host=host, litter=litter)
@@ -152,7 +155,7 @@ class Watch:
             verdict, by = self._verdict, self._deserter()
         waiting = self._transport.waiting
         me = f"worker {self._transport.rank} of {self._transport.size}"
-        while_ = f" while {me} waited for {waiting.what} with workers {waiting.team}" if waiting else ""
+        while_ = f" while {me} waited for {waiting.what} with workers {tuple(waiting.team)}" if waiting else ""
         if verdict is None:
             if by is None:
                 return None
@@ -198,7 +201,9 @@ class Watch:
             self._look_at_the_clock()
 
     def _take(self, message: hub.Message) -> None:
-        if message["say"] == "ask":
+        if message["say"] == "welcome":
+            self.welcomed.set()
+        elif message["say"] == "ask":
             waiting = self._transport.waiting
             self._say("state", **(_spelt(waiting) if waiting else {}))
         elif message["say"] == "finished":
@@ -241,4 +246,4 @@ class Watch:
 
 
 def _spelt(waiting: Waiting) -> dict[str, Any]:
-    return {"what": waiting.what, "team": waiting.team, "since": time.monotonic() - waiting.since}
+    return {"what": waiting.what, "team": list(waiting.team), "since": time.monotonic() - waiting.since}

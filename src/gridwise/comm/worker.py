@@ -154,7 +154,7 @@ def stacks() -> str:
     """What every thread of the user is doing at this moment, and what the worker waits for."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     waiting = find.waiting()
-    parts = [f"waits for {waiting.what} with workers {waiting.team}" if waiting else "waits for no other worker"]
+    parts = [f"waits for {waiting.what} with workers {tuple(waiting.team)}" if waiting else "waits for no other worker"]
     for ident, frame in sys._current_frames().items():
         name = names.get(ident, "a thread of a library")
         if not name.startswith(OWN_THREADS):

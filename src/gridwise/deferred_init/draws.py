@@ -5,7 +5,7 @@
     normal     16 at a time, for a contiguous tensor of n >= 16 elements; when n is no multiple of 16 the last
                16 elements are made once more:
                n + (16 if n % 16 else 0)  float32, and twice that for float64
-               16 ceil(n / 16)            float16, bfloat16
+               16 ceil(n / 16)            float16, bfloat16 (in torch 2.11 as float32; `tail_of` finds out)
     normal     4 per started pair         anything smaller or not contiguous: two double samples at a time, of which
                                           the second is left over in the generator when the count is odd
     randperm   n - 1
@@ -52,12 +52,25 @@ def taken(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool, has_sample: 
     if kind == "uniform":
         return Taken(width * n, None, True)
     if n >= LANES and contiguous:
-        draws = -(-n // LANES) * LANES if dtype in _HALF else n + (LANES if n % LANES else 0)
+        draws = tail_of(n, dtype) + LANES if n % LANES else n
         return Taken(width * draws, None, True)
     if n == 0:
         return Taken(0, None, True)
     pairs, single = divmod(n - has_sample + 1, 2)
     return Taken(4 * pairs, None if single else 4 * (pairs - 1), False) if pairs else Taken(0, None, False)
+
+
+def tail_of(n: int, dtype: torch.dtype) -> int:
+    """After how many draws (of the dtype's width) a normal fill of n elements makes its last 16 elements anew."""
+    return n - n % LANES if dtype in _HALF and _halves_skip_the_remainder() else n
+
+
+@cache
+def _halves_skip_the_remainder() -> bool:
+    generator = torch.Generator().manual_seed(7)
+    start = generator.get_state()
+    torch.empty(17, dtype=torch.float16).normal_(generator=generator)
+    return torch.equal(generator.get_state(), advanced(start, 32))
 
 
 @cache

@@ -5,8 +5,7 @@ that order:
 
     uniform   element i is made from draw i (float64: draws 2i and 2i+1)
     normal    elements 16k .. 16k+15 are made together from draws 16k .. 16k+15; when n is no multiple of 16, the
-              last 16 elements are then made anew from 16 more draws, which follow after n draws (float16, bfloat16:
-              after the 16 floor(n/16) that were used)
+              last 16 elements are then made anew from 16 more draws (`draws.tail_of` says which)
 
 Long runs are made in place, with the generator moved from one to the next. Short runs with short gaps are made
 together in a scratch of at most `SCRATCH` elements and copied out. `fills_are_known` compares all this with torch
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gridwise.deferred_init.draws import LANES, Kind, counts_are_known
+from gridwise.deferred_init.draws import LANES, Kind, counts_are_known, tail_of
 from gridwise.deferred_init.generator import generator_at
 from gridwise.deferred_init.streams import Mark, Stream
 
@@ -73,7 +72,7 @@ class Fill(NamedTuple):
         tail = self.n - LANES
         if whole != self.n and stop > tail:
             again = torch.empty(LANES, dtype=self.dtype)
-            self.draw(again, whole if self.dtype in (torch.float16, torch.bfloat16) else self.n)
+            self.draw(again, tail_of(self.n, self.dtype))
             begin = max(start, tail)
             out[begin - start :] = again[begin - tail : stop - tail]
         return None

@@ -25,7 +25,9 @@ from torch import Tensor
 from gridwise.deferred_init import jump
 
 STATE_BYTES = 5056
-JUMP_FROM = 1_500_000  # draws; stepping over them takes as long as a jump
+JUMP_FROM = 1_500_000  # draws; stepping over them takes as long as a jump of a new length
+JUMP_AGAIN_FROM = 500_000  # the same for a length that was met before, whose polynomial is at hand
+_met: set[int] = set()  # lengths in blocks
 _WORDS = slice(24, 24 + 8 * jump.N)
 _SAMPLE = slice(5016, 5048)
 
@@ -40,10 +42,11 @@ def advanced(state: Tensor, draws: int) -> Tensor:
     packed = raw[_WORDS].view(np.uint64)
     words, position = packed.astype(np.uint32), _position(header)
     blocks = (position + draws - 1) // jump.N  # renewals of the words; a position of 624 belongs to the old words
-    if blocks and draws >= JUMP_FROM:
+    if draws >= JUMP_FROM or (draws >= JUMP_AGAIN_FROM and blocks in _met):
         words = jump.jump(words, blocks)
     elif blocks:
         words = _skip(words, position, draws)
+    _met.add(blocks)
     position += draws - blocks * jump.N
     packed[:] = words
     header[0], header[2] = jump.N + 1 - position, position

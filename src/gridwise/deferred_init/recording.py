@@ -24,6 +24,7 @@ from gridwise.fake.dispatch import (
     Operator,
     check_fill,
     geometry,
+    needs_data,
     operator,
     returned,
     storage_copy,
@@ -66,7 +67,7 @@ class Recorder(Keeper):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = operator(func)
-        if op.needs_data:
+        if needs_data(func, op, args):
             return self.run_for_real(func, op, args, kwargs)
         self.check_company(op, args, kwargs)
         device = self.device_of(op, args, kwargs)

@@ -104,7 +104,7 @@ class Keeper:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator in which at least one tensor is fake, or of a factory in the mode."""
         op = operator(func)
-        if op.needs_data:
+        if needs_data(func, op, args):
             self.refuse(op, "needs the data of a fake tensor, and a fake has none")
         device = self.device_of(op, args, kwargs)
         try:
@@ -253,6 +253,13 @@ def storage_copy(tensor: Tensor) -> Tensor:
         new.copy_(storage)
     size, stride, offset, dtype = geometry(tensor)
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(new, offset, size, stride)
+
+
+def needs_data(func: Any, op: Operator, args: tuple[Any, ...]) -> bool:
+    """Whether the result, or its shape, depends on values. `tensor[index]` does only where the index is a mask."""
+    if func is aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return op.needs_data
 
 
 def written_by(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -83,7 +83,22 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
     factories = FakeFactories(keeper)
     _active.keepers.append(keeper)
     try:
-        with parameters_of(keeper), factories:
+        with parameters_of(keeper), pretended_cuda(keeper), factories:
             yield
     finally:
         _active.keepers.pop()
+
+
+@contextmanager
+def pretended_cuda(keeper: Keeper) -> Iterator[None]:
+    """Where CUDA is asked for and not there: no device guards, and literals (`torch.tensor`) that begin on the CPU."""
+    if not keeper.fake_cuda or torch.cuda.is_available():
+        yield
+        return
+    torch._C._ensureCUDADeviceGuardSet()
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)

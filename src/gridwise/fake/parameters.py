@@ -67,11 +67,13 @@ class FakeUninitializedBuffer(FakeUninitialized, UninitializedBuffer):
 def make_uninitialized(
     keeper: Keeper, cls: Any, requires_grad: bool, device: Any, dtype: torch.dtype | None, persistent: bool | None
 ) -> Any:
+    if device is None:
+        device = torch.empty(0).given_device  # type: ignore[attr-defined]  # what the mode makes of no device
     with torch.utils._python_dispatch._disable_current_modes():
         data = torch.empty(0, dtype=dtype, device="cpu")
         made = torch.Tensor._make_subclass(cls, data, requires_grad)
     made.keeper = keeper
-    made.pretended = torch.device(device) if device is not None else torch.get_default_device()
+    made.pretended = torch.device(device)
     if persistent is not None:
         made.persistent, made._is_buffer = persistent, True
     return made

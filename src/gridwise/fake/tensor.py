@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gridwise.errors import FakeTensorError, describe
+from gridwise.fake import indexing
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import Keeper
@@ -101,6 +102,18 @@ class FakeTensor(Tensor):
             return self.new_tensor(args[0], **kwargs)
         return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args, **kwargs)
 
+    def __getitem__(self, index: Any) -> Tensor:
+        return indexing.take(self, index) if self._has_no_driver() else super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self._has_no_driver():
+            indexing.put(self, index, value)
+        else:
+            super().__setitem__(index, value)
+
+    def _has_no_driver(self) -> bool:
+        return self.is_cuda and not torch.cuda.is_available()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) in memo:
             return memo[id(self)]
@@ -135,8 +148,8 @@ class FakeTensor(Tensor):
             )
         )
 
-    def data_ptr(self) -> NoReturn:
-        self._no_storage("data_ptr()")
+    def data_ptr(self) -> int:
+        return 0  # as of a meta tensor; torch.nn.LSTM asks, to see whether its weights share a storage
 
     def untyped_storage(self) -> NoReturn:
         self._no_storage("untyped_storage()")

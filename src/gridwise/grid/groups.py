@@ -8,6 +8,8 @@ Output channel o belongs to group ``o // per_group``, which sees its own input c
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from .cuts import Interval
 
 
@@ -33,5 +35,4 @@ def group_runs(outputs: Interval, per_group: int) -> list[tuple[Interval, Interv
         ends = sorted({first, last, *(c for c in inner if first < c < last)})
     else:
         ends = sorted({first, *inner, last})
-    parts = [(a, b) for a, b in zip(ends, ends[1:], strict=False)]
-    return [(part, groups_of(part, per_group)) for part in parts]
+    return [(part, groups_of(part, per_group)) for part in pairwise(ends)]

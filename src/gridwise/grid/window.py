@@ -103,7 +103,7 @@ def leave_to_torch(padding: Padding, outputs: Interval, kernel: int, stride: int
     """
     rows = padding.hull[1] - padding.hull[0]
     made = (rows + 2 * padding.before - dilation * (kernel - 1) - 1) // stride + 1
-    return padding.before if made == outputs[1] - outputs[0] else None
+    return padding.before if rows and made == outputs[1] - outputs[0] else None
 
 
 def adaptive_need(outputs: Interval, extent: int, size: int) -> Interval:

@@ -3,7 +3,7 @@
     output i of m sees the inputs [floor(i n / m), ceil((i + 1) n / m))       n, m, i global
 
 Torch's kernel restarts these coordinates on a block, so it is called on runs of outputs for which that makes no
-difference (`grid.adaptive_runs`): the whole block where m divides n or the block begins a period, single outputs at worst.
+difference (`grid.adaptive_runs`): the whole block where m divides n, single outputs at worst.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class DistributedConv2d(Conv):
     Notes
     -----
     Without `P_w` the output lies on `P_x` in balanced blocks, its channels cut along axis 1, and each worker holds the
-    weight for its output channels. The input may come in any blocks. A worker without a part of the input passes, and one
-    without a part of the output gets, a zero-volume tensor.
+    weight for its output channels. The input may come in any blocks. A worker without a part of the input passes a
+    zero-volume tensor; one without a part of the output gets one.
 
     Examples
     --------

@@ -46,7 +46,6 @@ from .operator import Ticket, apply
 from .parameter import Spread
 from .windowed import Rows, Share, Size, Windowed, empty_output, nothing
 
-
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -209,8 +208,9 @@ class Conv(Windowed):
             return None
         rank = self._transport.rank
         block = Layout.balanced(target, shape).block(rank).shape if rank in target else None
+        part = None if outputs is None else outputs.shape
         name = f"the adjoint of the sum of {self._says}"
-        back = Copy(self._transport, self._team, name, copies, outputs and outputs.shape, nothing, block)
+        back = Copy(self._transport, self._team, name, copies, part, nothing, block)
         forth = back.adjoint
         forth.name = f"the sum of {self._says}"
         return forth, key_of(f"{self._ticket.key} sum")
@@ -229,9 +229,9 @@ class Conv(Windowed):
     def _convolved(self, x: Tensor, outputs: Box, rows: tuple[Rows, ...]) -> Tensor:
         assert self._transport is not None
         assert self._work is not None
-        weight, bias = self._parameter("weight"), None
-        if self.bias is not None and self._transport.rank in self._spreads["bias"].holders:
-            bias = self._parameter("bias")
+        weight, bias = self._weight_and_bias()
+        if bias is not None and self._transport.rank not in self._spreads["bias"].holders:
+            bias = None
         if not outputs.volume or not weight.shape[1]:
             return empty_output(outputs.shape, x, weight, bias)
         first, last = groups_of(self._work.outputs, self.out_channels // self.groups)

@@ -5,8 +5,8 @@
 Outputs [o0, o1) see the inputs [a, b) of `grid.transposed_need`. From these torch makes the rows s a, ... of `full`, of
 which o0 + p, ... are wanted. Its own padding q and output padding r cut these rows out exactly in most cases:
 
-    rows before o0 + p to drop       j = o0 + p - s a                                    =  q
-    rows to drop at the end          s (b - a - 1) + d (k - 1) + 1 - j - (o1 - o0)       =  q - r,     0 <= r < max(s, d)
+    rows before o0 + p to drop     j = o0 + p - s a                               =  q
+    rows to drop at the end        s (b - a - 1) + d (k - 1) + 1 - j - (o1 - o0)  =  q - r,   0 <= r < max(s, d)
 
 What is left over is cropped, or padded with the bias alone, where no input reaches.
 """
@@ -66,6 +66,7 @@ class ConvTranspose(Windowed):
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
     def __init__(
@@ -88,7 +89,8 @@ class ConvTranspose(Windowed):
     ) -> None:
         super().__init__(P_x)
         arguments = (
-            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation, padding_mode
+            in_channels, out_channels, kernel_size, stride, padding,
+            output_padding, groups, bias, dilation, padding_mode,
         )  # fmt: skip
         self._takes_part(P_x, signature=", ".join(map(repr, arguments)))
 
@@ -100,7 +102,7 @@ class ConvTranspose(Windowed):
         self._cuts: tuple[Cut, ...] = ()
 
     def _spreads_of(self, template: Any) -> dict[str, Spread]:
-        """The weight, (in, out / groups, *kernel), is cut along out without groups, along in where groups stay whole."""
+        """The weight (in, out / groups, *kernel) is cut along out without groups, along in where groups stay whole."""
         workers, whole = self._grid_x.shape[1], (None,) * self.dims
         axes: tuple[int | None, ...] = (None, None)
         if template.groups == 1:
@@ -113,7 +115,15 @@ class ConvTranspose(Windowed):
     def _plan(self, source: Layout, shape: Shape) -> None:
         assert self._transport is not None
         if 0 in shape[2:]:
-            raise PartitionError(f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}.")
+            raise PartitionError(
+                f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
+            )
+        for extra, stride, dilation in zip(self.output_padding, self.stride, self.dilation, strict=True):
+            if extra >= max(stride, dilation):
+                raise PartitionError(
+                    f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
+                    f"dilation (={dilation})."
+                )
         rank, target = self._transport.rank, Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
@@ -141,8 +151,7 @@ class ConvTranspose(Windowed):
     # Calling
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
-        weight = self._parameter("weight")
-        bias = None if self.bias is None else self._parameter("bias")
+        weight, bias = self._weight_and_bias()
         assert share.outputs is not None
         if not share.outputs.volume:
             return empty_output(share.outputs.shape, x, weight, bias)

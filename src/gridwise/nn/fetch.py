@@ -1,11 +1,11 @@
 """The operator of windowed layers: bring the box that a worker needs, with room around it, in one copy.
 
-    forward   y = E A x      A moves pieces to the needed box (`move`); E sets it into a larger one, filled at the margins
+    forward   y = E A x      A moves pieces to the needed box (`move`); E sets it into a larger one, with filled margins
     adjoint   x = A' E' y    the margins are dropped, the rest goes back and is added
     bytes     what the route sends; the margins cost nothing
 
 Padding with zeros would be a second copy of the whole block after the movement: here messages and the own block land in
-the padded tensor directly. A worker that needs just what it owns, without margins, gets its own tensor and no copy at all.
+the padded tensor directly. A worker that needs just what it owns, without margins, gets its own tensor and no copy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from torch import Tensor
 
 from ..comm.transport import Team, Transport
 from ..grid import Box, Route
-from .move import Move, MoveBack, Place, carry
+from .move import HALVES, Move, MoveBack, Place, carry
 
 Margins = tuple[tuple[int, int], ...]
 """Per dim, how many rows before and after."""
 
 
 class Fetch(Move):
-    """Move along a route into a box with `margins`, filled with `fill` (which is not part of the linear map)."""
+    """Move along a route into a box with `margins`, filled with `fill` (which is not part of the linear map).
+
+    `fresh_gradients` promises that the result goes to a torch function which makes a new gradient for it, seen by
+    nobody else: the adjoint then adds in place and returns a view, without a copy of the block.
+    """
 
     def __init__(
         self,
@@ -35,23 +39,21 @@ class Fetch(Move):
         nothing: Callable[[Tensor], Tensor],
         margins: Margins = (),
         fill: float = 0.0,
+        fresh_gradients: bool = False,
     ) -> None:
         super().__init__(transport, team, name, plan, nothing)
+        self.fresh_gradients = fresh_gradients
         need = plan.needed
         self.margins = margins if need is not None and any(map(any, margins)) else ()
         self.fill = fill
         self.aliases = plan.is_identity and not self.margins
-        if need is not None:
-            self.shape = tuple(
-                n + before + after
-                for n, (before, after) in zip(need.shape, margins or ((0, 0),) * len(need.shape), strict=True)
-            )
-            self.inner = (
-                Place(Box.of_shape(need.shape).shifted(tuple(a for a, _ in margins)), Box.of_shape(self.shape))
-                if self.margins
-                else None
-            )
-            self.edges = _edges(self.shape, self.margins)
+        self.shape = need.shape if need is not None else ()
+        self.inner: Place | None = None
+        if need is not None and self.margins:
+            self.shape = tuple(n + before + after for n, (before, after) in zip(need.shape, margins, strict=True))
+            inner = Box.of_shape(need.shape).shifted(tuple(before for before, _ in margins))
+            self.inner = Place(inner, Box.of_shape(self.shape))
+        self.edges = _edges(self.shape, self.margins)
 
     @property
     def adjoint(self) -> FetchBack:
@@ -61,7 +63,7 @@ class Fetch(Move):
     def linear_part(self) -> Fetch:
         if not self.fill:
             return self
-        return Fetch(self.transport, self.team, self.name, self.plan, self.nothing, self.margins, 0.0)
+        return Fetch(self.transport, self.team, self.name, self.plan, self.nothing, self.margins)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.aliases:
@@ -89,8 +91,14 @@ class FetchBack(MoveBack):
     def __call__(self, y: Tensor) -> Tensor:
         if self.forth.aliases:
             return y
-        inner = self.forth.inner if self.forth.plan.needed is not None else None
-        return super().__call__(inner(y) if inner is not None else y)
+        forth = self.forth
+        if forth.plan.needed is not None and forth.inner is not None:
+            y = forth.inner(y)
+        if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES or 0 in y.stride():
+            return super().__call__(y)
+        x = forth.kept[0][1](y)  # the own part of the gradient, in its place: what arrives is added there
+        carry(self.transport, self.name, y, x, forth.receives, forth.sends, (), add=True)
+        return x
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:

@@ -20,11 +20,12 @@ import xxhash
 from torch import Tensor
 
 from ..comm.transport import Team, Transport
+from ..deferred_init import is_deferred, materialize_shard
 from ..errors import MismatchError, PartitionError, describe
 from .agreement import key_of, tell
 from .module import Module
 from .operator import Ticket, apply
-from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread
+from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, shared_together
 
 
 class Layer(Module):
@@ -47,8 +48,8 @@ class Layer(Module):
     ) -> torch.nn.Module:
         """Build torch's layer with `make` and keep this worker's blocks of its parameters and buffers.
 
-        Returns the layer on the meta device, for its attributes. `problem` is what the caller already knows to be wrong:
-        it, or what torch refuses, is raised on all workers of the layer.
+        Returns the layer on the meta device, for its attributes. `problem` is what the caller knows to be wrong: it, or
+        what torch refuses, is raised on all workers of the layer.
         """
         template: torch.nn.Module | None = None
         if problem is None:
@@ -84,6 +85,19 @@ class Layer(Module):
             title = f"{name} of {self._says}"
             key = key_of(f"{self._ticket.key} {name}")
             self._shared[name] = (Shared(transport, sharers, title), key)
+
+    def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
+        held, weight, bias = self._shared, self._parameters["weight"], self._parameters["bias"]
+        assert weight is not None
+        if bias is None or not ("weight" in held and "bias" in held and torch.is_grad_enabled()):
+            return self._parameter("weight"), None if bias is None else self._parameter("bias")
+        (operator, key), (other, _) = held["weight"], held["bias"]
+        alike = weight.requires_grad and bias.requires_grad and weight.dtype == bias.dtype
+        if not alike or operator.team != other.team:
+            return self._parameter("weight"), self._parameter("bias")
+        both = shared_together((weight, bias), operator, Ticket(key, self._ticket.call))
+        return both[0], both[1]
 
     def _parameter(self, name: str) -> Tensor:
         """A parameter for use in `forward`: its gradient is summed over its sharers on the way back."""
@@ -128,10 +142,19 @@ class Layer(Module):
         mine = dict(state_dict)
         for name, spread in self._spreads.items():
             value = mine.get(prefix + name)
-            if isinstance(value, Tensor) and value.shape == spread.shape != getattr(self, name).shape:
+            if isinstance(value, Tensor) and is_deferred(value):
+                mine[prefix + name] = _block_of_deferred(value, spread, self._transport.rank)
+            elif isinstance(value, Tensor) and value.shape == spread.shape != getattr(self, name).shape:
                 mine[prefix + name] = spread.cut(value, self._transport.rank)
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
+
+
+def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:
+    """This worker's block of a tensor that is not made yet: made alone, bit for bit that of the whole."""
+    box = spread.block(rank)
+    slices = box.slices if box is not None else (slice(0, 0),) * min(value.dim(), 1)
+    return materialize_shard(value, slices).detach()
 
 
 def agree_build(
@@ -166,8 +189,8 @@ def agree_build(
             transport.copy_from(state, team[0], team, what)
             generator.set_state(state)
         warnings.warn(
-            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of worker "
-            f"{team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
+            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of "
+            f"worker {team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
             stacklevel=4,
         )
 

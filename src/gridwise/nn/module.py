@@ -116,10 +116,13 @@ class Module(torch.nn.Module):
         return apply(x, operator, ticket, records)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _outside_of_graphs(module: Module, *args: Any, **kwargs: Any) -> Any:
     """A clean graph break under torch.compile: messages are no tensor code."""
-    return module(*args, **kwargs)
+    return torch.compiler.disable(torch.nn.Module.__call__)(module, *args, **kwargs)
+
+
+# What `torch.compiler.disable` sets when it decorates; decorating would import the compiler, seconds for every worker.
+_outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _structures(input: tuple) -> tuple[Structure, ...]:

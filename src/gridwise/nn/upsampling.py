@@ -5,12 +5,17 @@
 
 with s the source coordinate of output o, from *global* coordinates, in the arithmetic of ATen: float64 for float64 and
 float32 for all else. A kernel called on a block would count its coordinates from the block's edge, and be wrong. The
-range of i and j over a worker's outputs is what it needs: one movement fetches it, then the dims are interpolated one
-after the other, whole rows at a time. That is as fast as ATen's kernel, which takes all dims at once, element by element.
+range of i and j over a worker's outputs is what it needs: one movement fetches it. Then, dim by dim:
+
+    whole      the dim is not cut: ATen's kernel is right
+    shifted    the ratio of rows is a power of two: the kernel is right on a block that starts where a row of the output
+               and one of the input start together, a little before the first row that is wanted; that is cropped
+    by rows    otherwise: rows are selected and mixed by their global indices, and the kernel leaves the dim as it is
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,11 +28,19 @@ from ..errors import PartitionError, UnsupportedError
 from ..grid import Interval, Layout, Needs, balanced_cuts, route
 from ..partition import Partition
 from .agreement import agree_layout
+from .fetch import memory_format_of
 from .module import Module
 from .move import HALVES, Move
 
-NEAREST = {"nearest": torch.ops.aten.upsample_nearest1d, "nearest-exact": torch.ops.aten._upsample_nearest_exact1d}
-LINEAR = ("linear", "bilinear", "trilinear")
+NEAREST = {
+    "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    "nearest-exact": ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+}
+LINEAR = {
+    "linear": ("upsample_linear1d", "", ""),
+    "bilinear": ("", "upsample_bilinear2d", ""),
+    "trilinear": ("", "", "upsample_trilinear3d"),
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def nearest_taps(mode: str, n_in: int, n_out: int, scale: float | None, x: Tenso
     if n_in > 2**24 and dtype == torch.float32:
         raise UnsupportedError(f"mode {mode!r} of a dim of {n_in} rows needs float64: float32 cannot number them.")
     rows = torch.arange(n_in, dtype=dtype, device=x.device).view(1, 1, n_in)
-    return Taps(NEAREST[mode](rows, [n_out], scale).view(n_out).long().cpu())
+    return Taps(getattr(torch.ops.aten, NEAREST[mode][0])(rows, [n_out], scale).view(n_out).long().cpu())
 
 
 def linear_taps(n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype) -> Taps:
@@ -89,6 +102,31 @@ def linear_taps(n_in: int, n_out: int, scale: float | None, align_corners: bool,
         at = (ratio * (outputs + 0.5) - 0.5).clamp(min=0)
     first = at.floor().long().clamp(max=n_in - 1)
     return Taps(first, (first + 1).clamp(max=n_in - 1), (at - first).clamp(0, 1))
+
+
+@dataclass(frozen=True)
+class Dim:
+    """How one worker makes its rows of one dim: fetch `need`, perhaps mix rows, and let the kernel make `made` rows.
+
+    `scale` is the kernel's; of what it makes, the first `extra` rows are dropped.
+    """
+
+    need: Interval
+    taps: Taps | None
+    made: int
+    scale: float | None
+    extra: int = 0
+
+
+def shifted(outputs: Interval, taps: Taps, ratio: float) -> Dim:
+    """Rows `outputs` by the kernel on a block, for a `ratio` of input to output rows that is a power of two."""
+    start, stop = outputs
+    period = max(1, int(1 / ratio))
+    first, last = taps.need(outputs)
+    at = start - start % period
+    while at > 0 and int(at * ratio) > first:  # the kernel would take its first row for the tensor's
+        at -= period
+    return Dim((int(at * ratio), last), None, stop - at, 1 / ratio, start - at)
 
 
 def _divided(a: int, b: int, like: Tensor) -> Tensor:
@@ -141,32 +179,62 @@ class DistributedUpsample(Module):
         x, me = input[0], self._transport.rank
         layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, x)
         shape = self._output_shape(layout.global_shape)
-        taps = [self._taps(d, layout.global_shape[d], shape[d], x) for d in range(2, layout.grid.dim)]
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
+        plans = [self._planned(d, layout.cuts[d], line, x) for d, line in enumerate(cuts, 2)]
         own = Needs.of_layout(layout)
-        rows = tuple(tuple(map(tap.need, pairwise(line))) for tap, line in zip(taps, cuts, strict=True))
+        rows = tuple(tuple(dim.need for dim in line) for line in plans)
         needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
         self._fetch = None
         if needs.intervals != own.intervals:
             self._fetch = Move(self._transport, self._team, self._says, route(layout, needs, me), torch.clone)
-        fetched, block = needs.box(me), self.layout.block(me)
-        self._local = [
-            (d, tap.cut((block.start[d], block.stop[d]), fetched.start[d], x.device))
-            for d, tap in enumerate(taps, start=2)
-            if not _is_identity(tap, layout.global_shape[d])
-        ]
+        index = layout.grid.index_of(me)
+        self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
+        self._block = self.layout.block(me)
+        self._kernel = getattr(torch.ops.aten, (NEAREST | LINEAR)[self.mode][len(cuts) - 1])
         self._records = agreed.requires_grad
+
+    def _planned(self, d: int, cuts: Sequence[int], target: Sequence[int], x: Tensor) -> list[Dim]:
+        """For each place along the axis, how its rows are made."""
+        n_in, n_out, scale = cuts[-1], target[-1], self._scale(d)
+        # ATen's backward of 'nearest' takes these for copies and doublings, its forward does not: its gradient is wrong.
+        disagrees = self.mode in NEAREST and scale is not None and n_out in (n_in, 2 * n_in) and scale * n_in != n_out
+        if len(target) == 2 and not disagrees:
+            return [Dim((0, n_in), None, n_out, scale)]
+        if self.mode in NEAREST:
+            taps = nearest_taps(self.mode, n_in, n_out, scale, x)
+        else:
+            taps = linear_taps(n_in, n_out, scale, bool(self.align_corners), x.dtype)
+        ratio = 1 / scale if scale else n_in / max(1, n_out)
+        shifts = math.frexp(ratio)[0] == 0.5 and not self.align_corners
+        return [self._at_place(outputs, taps, ratio if shifts else None, x) for outputs in pairwise(target)]
+
+    def _at_place(self, outputs: Interval, taps: Taps, ratio: float | None, x: Tensor) -> Dim:
+        if ratio is not None and outputs[0] < outputs[1]:
+            dim = shifted(outputs, taps, ratio)
+            if dim.made != dim.need[1] - dim.need[0]:  # ATen's linear kernel copies when it is to make as many rows
+                return dim
+        need = taps.need(outputs)
+        return Dim(need, taps.cut(outputs, need[0], x.device), outputs[1] - outputs[0], None)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
         y = x if self._fetch is None else self._move(x, self._fetch, self._records)
-        if y.dtype in HALVES and self.mode in LINEAR:
-            y = y.float()
-        for dim, taps in self._local:
-            y = taps.take(y, dim)
-        return y.to(x.dtype) if y is not x else x.clone()
+        if not self._block.volume:
+            return y.sum(dtype=y.dtype).expand(self._block.shape)
+        half = y.dtype in HALVES and self.mode in LINEAR and any(dim.taps for dim in self._local)
+        y = y.float() if half else y
+        for d, dim in enumerate(self._local, 2):
+            if dim.taps is not None:
+                y = dim.taps.take(y, d)
+        if any(dim.taps is None for dim in self._local):
+            corners = () if self.mode in NEAREST else (bool(self.align_corners),)
+            y = self._kernel(y, [dim.made for dim in self._local], *corners, *(dim.scale for dim in self._local))
+            for d, dim in enumerate(self._local, 2):
+                if dim.extra:
+                    y = y.narrow(d, dim.extra, dim.made - dim.extra)
+        return y.to(x.dtype).contiguous(memory_format=memory_format_of(x))
 
     def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The global output's shape, and torch's own refusal of arguments that do not fit."""
@@ -183,19 +251,17 @@ class DistributedUpsample(Module):
             raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)}: {error}") from error
         return tuple(y.shape)
 
-    def _taps(self, dim: int, n_in: int, n_out: int, x: Tensor) -> Taps:
-        factor = self.scale_factor
-        scale = None if factor is None or self.recompute_scale_factor else factor
-        scale = float(scale[dim - 2]) if isinstance(scale, tuple) else scale
-        if self.mode in NEAREST:
-            return nearest_taps(self.mode, n_in, n_out, scale, x)
-        return linear_taps(n_in, n_out, scale, bool(self.align_corners), x.dtype)
+    def _scale(self, d: int) -> float | None:
+        """The factor that torch's kernel would be given for a dim."""
+        factor = None if self.recompute_scale_factor else self.scale_factor
+        return float(factor[d - 2]) if isinstance(factor, tuple) else factor
 
     def _problem_with(self, input: tuple) -> str | None:
         if len(input) != 1 or not isinstance(input[0], Tensor):
             return f"needs one tensor as its positional argument, got {len(input)} argument(s)"
-        if self.mode in LINEAR and not input[0].is_floating_point():
-            return f"interpolates floating-point tensors only in mode {self.mode!r}, got {input[0].dtype}"
+        x = input[0]
+        if not x.is_floating_point() and (self.mode in LINEAR or x.dtype != torch.uint8):
+            return f"interpolates floating-point tensors only in mode {self.mode!r}, got {x.dtype}"
         return None
 
     def extra_repr(self) -> str:
@@ -203,8 +269,3 @@ class DistributedUpsample(Module):
         given += [f"mode={self.mode!r}"]
         given += [] if self.align_corners is None else [f"align_corners={self.align_corners}"]
         return ", ".join(given + ([] if not self.recompute_scale_factor else ["recompute_scale_factor=True"]))
-
-
-def _is_identity(taps: Taps, n_in: int) -> bool:
-    same = taps.first.numel() == n_in and bool((taps.first == torch.arange(n_in)).all())
-    return same and (taps.weight is None or not taps.weight.any())

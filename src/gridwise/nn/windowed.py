@@ -7,12 +7,13 @@
               call torch                                local
     backward  no code: each step has an exact adjoint
 
-Torch decides what is refused, too: whatever it says to the global shape is raised on all workers, before anything is sent.
+Torch decides what is refused, too: what it says to the global shape is raised on all workers before anything is sent.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Windowed(Layer):
 
     dims: ClassVar[int]
     """How many dims of space, after batch and channels."""
+    _template: torch.nn.Module
 
     def __init__(self, P_x: Partition) -> None:
         super().__init__()
@@ -86,8 +88,8 @@ class Windowed(Layer):
         if not isinstance(partition, Partition) or partition.dim not in (self.dims + 1, self.dims + 2):
             has = f"{partition.shape}" if isinstance(partition, Partition) else repr(partition)
             raise PartitionError(
-                f"{type(self).__name__}: `{name}` (={has}) must be a partition with {self.dims + 2} axes (batch, channel and "
-                f"{self.dims} of space), or {self.dims + 1} without the batch.\n  fix: use 1 for dims that are not cut."
+                f"{type(self).__name__}: `{name}` (={has}) must be a partition with {self.dims + 2} axes (batch, channel "
+                f"and {self.dims} of space), or {self.dims + 1} without the batch.\n  fix: use 1 for dims that are not cut."
             )
         return Grid(partition.ranks, (1,) * (self.dims + 2 - partition.dim) + partition.shape)
 
@@ -104,7 +106,8 @@ class Windowed(Layer):
 
     def _problem_with(self, input: tuple) -> str | None:
         if len(input) != 1 or not isinstance(input[0], Tensor):
-            return f"needs one tensor as its positional argument, got {', '.join(type(x).__name__ for x in input) or 'none'}"
+            given = ", ".join(type(x).__name__ for x in input) or "none"
+            return f"needs one tensor as its positional argument, got {given}"
         x, dims = input[0], self.dims
         if x.layout != torch.strided or x.is_nested:
             return f"needs a dense tensor, got {x.layout}"
@@ -152,7 +155,8 @@ class Windowed(Layer):
             dtype = self._planned_dtypes[0] if mixed else dtype
         x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
         try:
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about how torch would compute it, which it does not
                 y = template(x)
         except (RuntimeError, ValueError, IndexError) as error:
             asked = f"{self._says} cannot take a global input of shape {tuple(x.shape)}, {dtype}"
@@ -174,7 +178,7 @@ class Windowed(Layer):
         wrap: bool = False,
         fill: float = 0.0,
     ) -> tuple[Fetch | None, tuple[Rows, ...]]:
-        """The movement that brings each worker of `grid` what its rows need, and this worker's rows per dim of space."""
+        """The movement that brings each worker of `grid` what its rows need, and this worker's rows for each dim."""
         assert self._transport is not None
         hulls = tuple(tuple(rows.hull for rows in line) for line in space)
         needs = Needs(grid, (tuple(batch), tuple(channels), *hulls), (False, False, *(wrap,) * self.dims))
@@ -187,7 +191,7 @@ class Windowed(Layer):
             return None, mine
         plan = route(source, needs, rank)
         margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
-        return Fetch(self._transport, self._team, self._says, plan, nothing, margins, fill), mine
+        return Fetch(self._transport, self._team, self._says, plan, nothing, margins, fill, self._fresh_gradients), mine
 
     # Calling
 
@@ -215,7 +219,7 @@ class Windowed(Layer):
             x = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
             x = apply(x, share.fetch, self._ticket, records)
-        if share.outputs is None or not share.outputs.volume:
+        if not x.numel():
             return x
         if any(any(rows.pad) for rows in share.rows):
             x = F.pad(x, [n for rows in reversed(share.rows) for n in rows.pad], self._pad_mode)
@@ -225,6 +229,8 @@ class Windowed(Layer):
         return x
 
     _pad_mode = "constant"
+    _fresh_gradients = True
+    """Whether what is fetched always goes to a function of torch that makes a new gradient for it."""
 
     @abstractmethod
     def _local(self, x: Tensor, share: Share) -> Any:
@@ -239,7 +245,7 @@ class Windowed(Layer):
 
 
 def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """A tensor that depends on all of these as a layer's output does, without a call of torch's; zeros, if it has volume.
+    """A tensor that depends on all of these as a layer's output does, without calling torch's; zeros, if it has volume.
 
     A worker with nothing to compute enters the same adjoints and sums as all others, of first and of second order: the
     output is linear in `x`, in `weight` and in `bias`.

@@ -129,6 +129,12 @@ def describe(
         `gridwise.grid`. What it does not cut (None, or no such name) is on every worker.
     workers
         The number of workers that `layout` is for.
+
+    Examples
+    --------
+    >>> table = gridwise.describe(torch.nn.Linear(3, 2))
+    >>> [(row.name, tuple(row.shape)) for row in table.rows]
+    [('weight', (2, 3)), ('bias', (2,))]
     """
     if (layout is None) != (workers is None):
         raise ValueError("describe: `layout` and `workers` are given together, or neither is.")

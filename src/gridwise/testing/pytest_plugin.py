@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -94,15 +95,40 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
         arguments[gridwise_setting.__name__] = setting
     seconds = float(pyfuncitem.config.getini("gridwise_timeout"))
     pool = _pool(pyfuncitem, transport, count)
-    with _by_value(pyfuncitem.obj):
-        pool.run(_body, pyfuncitem.obj, arguments, workers=count, timeout=seconds)
+    try:
+        with _by_value(pyfuncitem.obj):
+            outcomes = pool.run(_body, pyfuncitem.obj, arguments, workers=count, timeout=seconds)
+    except Exception as error:
+        raise error.with_traceback(None) from None  # the note has the worker's; the pool's would only hide it
+    for outcome in filter(None, outcomes):
+        outcome.happen()
     return True
 
 
-def _body(test: Callable[..., object], arguments: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Outcome:
+    """How a test ended on a worker, where that is neither well nor an error. Pytest's own cannot be pickled."""
+
+    expected_failure: bool
+    reason: str
+
+    def happen(self) -> None:
+        __tracebackhide__ = True
+        if self.expected_failure:
+            pytest.xfail(self.reason)
+        pytest.skip(self.reason)
+
+
+def _body(test: Callable[..., object], arguments: dict[str, Any]) -> Outcome | None:
     """Runs on the workers: every test starts from the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
-    test(**arguments)
+    try:
+        test(**arguments)
+    except (pytest.skip.Exception, pytest.xfail.Exception) as outcome:
+        return Outcome(isinstance(outcome, pytest.xfail.Exception), str(outcome))
+    except pytest.fail.Exception as failure:
+        raise AssertionError(str(failure)).with_traceback(failure.__traceback__) from None
+    return None
 
 
 def _setting(item: pytest.Item) -> tuple[str, int] | None:

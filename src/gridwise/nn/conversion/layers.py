@@ -58,7 +58,7 @@ def converted(module: torch.nn.Module, P: Partition) -> torch.nn.Module:
     if values:
         arguments |= {"device": values[0].device, "dtype": values[0].dtype}
     layer = layer_type(P, **arguments)
-    layer.load_state_dict(module.state_dict())
+    layer.load_state_dict(module.state_dict(keep_vars=True))  # the parameters themselves, for they may be deferred
     for name, parameter in module.named_parameters(recurse=False):
         getattr(layer, name).requires_grad_(parameter.requires_grad)
     return layer.train(module.training)

@@ -1,0 +1,95 @@
+"""The command line: what it would start, what it starts, and a doctor that never faints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gridwise.cli import app, doctor
+from gridwise.cli.run import command_for
+from gridwise.comm.start import choose, clean, cores, environment_for, mpi_missing, mpiexec
+
+SCRIPT = """
+import sys
+from gridwise.comm import find
+transport = find.current()
+transport.barrier()
+print(transport.name, transport.rank, transport.size, *sys.argv[1:], flush=True)
+"""
+needs_mpi = pytest.mark.skipif(mpi_missing() is not None, reason=str(mpi_missing()))
+
+
+@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=needs_mpi), "gloo"])
+def test_run_gives_every_worker_the_script_and_its_arguments(transport: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-c", "from gridwise.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "run", "-n", "2", "--transport", transport, str(script), "--rate", "3", "-n", "9"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment_for(2, "auto"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", f"{transport} 0 2 --rate 3 -n 9", f"{transport} 1 2 --rate 3 -n 9"]
+
+
+@pytest.mark.parametrize("arguments", [["--transport", "pigeon", __file__], ["nowhere.py"]])
+def test_run_refuses_what_it_cannot_do(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, ["run", *arguments])
+    assert done.exit_code == 2
+    assert "gridwise run: " in done.output
+
+
+def test_commands_are_those_of_mpiexec_and_torchrun() -> None:
+    assert command_for("gloo", 3, ["a.py", "x"])[1:] == [
+        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"],
+        *["a.py", "x"],
+    ]
+    if mpi_missing() is None:
+        assert command_for("mpi", 3, ["a.py"])[:3] == [mpiexec(), "-n", "3"]
+
+
+def test_auto_is_gloo_when_workers_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRIDWISE_TRANSPORT", raising=False)
+    assert choose("auto", cores() + 1) == "gloo"
+    assert choose("auto", 1) == ("gloo" if mpi_missing() else "mpi")
+    monkeypatch.setenv("GRIDWISE_TRANSPORT", "gloo")
+    assert choose("auto", 1) == "gloo"
+
+
+def test_threads_are_shared_out_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert environment_for(2 * cores(), "gloo")["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert environment_for(2, "gloo")["OMP_NUM_THREADS"] == "7"
+    assert clean({"MPIR_CVAR_X": "1", "PMI_FD": "3"}) == {"MPIR_CVAR_X": "1"}
+
+
+def test_doctor_finds_two_working_transports() -> None:
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0
+    assert "torch" in done.output
+    assert "FAILED" not in done.output
+    for transport in ["gloo"] if mpi_missing() else ["mpi", "gloo"]:
+        (line,) = [line for line in done.output.splitlines() if line.startswith(f"2 workers over {transport}")]
+        assert "adjoint test passed" in line
+        assert "GB/s" in line
+
+
+def test_doctor_turns_a_failing_probe_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str:
+        raise OSError("no such luck\n  fix: try again")
+
+    module = sys.modules["gridwise.cli.doctor"]
+    monkeypatch.setattr(module, "probes", lambda: iter([("sky", broken), ("sea", lambda: "blue")]))
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0
+    assert "FAILED: OSError: no such luck fix: try again" in done.output
+    assert "blue" in done.output
+    assert doctor is module.doctor

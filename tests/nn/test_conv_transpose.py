@@ -1,0 +1,69 @@
+"""Transposed convolutions equal torch's on every grid; peers' failing cases by name."""
+
+from __future__ import annotations
+
+import pytest
+from equality import Case, check, check_all
+
+from gridwise.nn.conv_transpose import Cut, cut_out
+from gridwise.testing import workers
+
+
+def conv(P_x, shape, *args, layer="ConvTranspose2d", extents=None, **kwargs):
+    return Case(layer, P_x, shape, args, kwargs, extents=extents)
+
+
+PEERS = {
+    "dtensor: k2s2": conv((1, 1, 2, 1), (2, 4, 8, 8), 4, 3, 2, 2),
+    "dtensor, distconv: k3p1": conv((1, 1, 2, 1), (2, 4, 8, 8), 4, 3, 3, padding=1),
+    "shardtensor: odd kernel, stride 2": conv((1, 1, 2, 1), (2, 4, 8, 8), 4, 3, 3, 2, 1, 1),
+    "shardtensor: k4s2p1": conv((1, 1, 2, 2), (2, 4, 7, 9), 4, 3, 4, 2, 1),
+}
+
+GRIDS = [
+    conv((1, 1, 3, 1), (2, 2, 5, 4), 2, 3, 5, 3, 2, 2),
+    conv((1, 1, 4, 1), (2, 2, 3, 4), 2, 3, 1, 3, output_padding=1),
+    conv((1, 1, 1, 3), (2, 2, 3, 7), 2, 3, (2, 3), (1, 2), dilation=(1, 3), padding=(0, 2)),
+    conv((1, 3, 1, 1), (2, 4, 3, 4), 4, 5, 3, 2),
+    conv((1, 2, 1, 1), (2, 4, 3, 4), 4, 6, 3, 2, groups=2),
+    conv((1, 4, 1, 1), (2, 6, 3, 4), 6, 6, 3, 2, groups=3),
+    conv((1, 3, 1, 1), (2, 4, 3, 4), 4, 8, 3, 2, groups=4, bias=False),
+    conv((2, 1, 2, 1), (3, 2, 3, 4), 2, 2, 3, 2, 1, 1),
+    conv((1, 1, 3, 1), (2, 2, 6, 4), 2, 2, 3, 2, 1, 1, extents=(None, None, (0, 5, 1), None)),
+    conv((1, 2), (3, 5), 3, 2, 4, 3, 2, 1, layer="ConvTranspose1d"),
+    conv((1, 1, 2, 1, 2), (1, 2, 3, 2, 3), 2, 3, 3, 2, 1, 1, layer="ConvTranspose3d"),
+]
+
+REFUSED = {
+    "output padding as large as stride and dilation": conv((1, 1, 2, 1), (1, 2, 4, 4), 2, 2, 3, 2, 1, 2),
+    "another mode than zeros": conv((1, 1, 2, 1), (1, 2, 4, 4), 2, 2, 3, padding_mode="reflect"),
+    "nothing left": conv((1, 1, 2, 1), (1, 2, 4, 4), 2, 2, 1, 1, 2),
+    "groups that do not divide": conv((1, 1, 2, 1), (1, 3, 4, 4), 3, 3, 3, groups=2),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+@workers(4, transports=("mpi",))
+def test_where_peers_fail(name):
+    assert check(PEERS[name]) == "equal"
+
+
+@workers(1, 2, 3, 4)
+def test_equal_to_torch(gridwise_setting):
+    assert set(check_all(GRIDS, gridwise_setting[1])) <= {"equal"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@workers(2, transports=("mpi",))
+def test_refused_on_all_workers(name):
+    assert check(REFUSED[name]) == "refused"
+
+
+def test_torch_never_drops_rows_that_are_wanted():
+    for stride, dilation, before, after in ((2, 2, 4, -1), (1, 1, 3, 0), (3, 1, -2, 5), (2, 1, 1, 1), (1, 1, 0, 0)):
+        cut = cut_out((before, after), stride, dilation)
+        assert cut.padding - cut.output_padding <= max(after, 0)
+        assert cut.padding + cut.crop[0] == before
+        assert cut.padding - cut.output_padding + cut.crop[1] == after
+        assert 0 <= cut.output_padding < max(stride, dilation)
+    assert cut_out((1, 0), 2, 1) == Cut(1, 1, (0, 0))

@@ -1,0 +1,42 @@
+"""The README's code runs as it stands, and its promises about files hold."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_first_code_starts_by_line_25():
+    before = README[: README.index("```python")]
+    assert before.count("\n") < 25
+
+
+def test_the_readme_example_runs(tmp_path, capsys):
+    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(code.group(1), encoding="utf-8")
+    runpy.run_path(str(script), run_name="__main__")
+    found = re.findall(r"\((\d\.\d+), \(1, 3, (\d+), (\d+)\)\)", capsys.readouterr().out)
+    assert [(int(height), int(width)) for _, height, width in found] == [(32, 33), (32, 32), (31, 33), (31, 32)]
+    assert len({loss for loss, _, _ in found}) == 1, "one global loss, the same on every worker"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md")),
+    ],
+)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"

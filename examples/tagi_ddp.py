@@ -1,6 +1,7 @@
 """Digits on several workers: data-parallel, and on a grid of image blocks; both are the training of one worker.
 
-In float64, so that it can be seen: what differs after the first step is rounding, and every step multiplies it.
+In float64, so that it can be seen: all that differs is rounding. (With little noise, training multiplies any rounding from
+step to step, on one worker as on many.)
 
 python examples/tagi_ddp.py                       starts four local workers
 mpiexec -n 4 python examples/tagi_ddp.py          uses the workers it is given (torchrun and srun likewise)
@@ -17,7 +18,7 @@ import gridwise
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
 
-BATCH, STEPS, TRAIN = 32, 100, 4000
+BATCH, STEPS, TRAIN, SIGMA_V = 64, 60, 4000, 1.0
 
 
 def lenet() -> nn.Sequential:
@@ -50,7 +51,7 @@ def train(net: nn.Sequential | nn.DDPSequential | tagi.GridSequential, image: tu
         batch = slice(step * BATCH % TRAIN, step * BATCH % TRAIN + BATCH)
         net(x[batch][image])
         y, index, _ = utils.label_to_obs(labels[batch][rows], 10)
-        noise = np.full(y.shape, 0.1**2, np.float32)
+        noise = np.full(y.shape, SIGMA_V**2, np.float32)
         updater.update_using_indices(net.output_z_buffer, y, noise, index, net.input_delta_z_buffer)
         net.backward()
         net.step()

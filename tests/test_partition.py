@@ -190,8 +190,7 @@ def test_a_communicator_of_the_users_own_can_be_the_world():
     if world.transport.name == "mpi":
         comm = world.transport._world.Split(color=half)
     else:
-        ranks = [2 * half, 2 * half + 1]
-        comm = torch.distributed.new_group(ranks, use_local_synchronization=True)
+        comm = world.transport.group_of((2 * half, 2 * half + 1))
     mine = gridwise.world(comm)
     assert gridwise.world(comm) is mine
     assert (mine.size, mine.rank) == (2, world.rank % 2)

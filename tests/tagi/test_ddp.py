@@ -51,6 +51,10 @@ def resnet() -> nn.Sequential:
     )
 
 
+def series() -> nn.Sequential:
+    return nn.Sequential(nn.LSTM(1, 3, 6), nn.Linear(18, 4), nn.LayerNorm([4]), nn.Linear(4, 2), nn.RMSNorm([2]))
+
+
 def config(**other: object) -> nn.DDPConfig:
     P = gridwise.world()
     backend = "gloo" if P.transport.name == "solo" else P.transport.name
@@ -81,7 +85,7 @@ def assert_same_state(net: nn.Sequential, like: nn.Sequential, tolerance: float 
 
 
 @workers(1, 2, 3, 4)
-@pytest.mark.parametrize("build", [fnn, cnn, resnet])
+@pytest.mark.parametrize("build", [fnn, cnn, resnet, series])
 def test_sums_equal_one_worker_with_all_samples(build: Callable[[], nn.Sequential]) -> None:
     alone = build().double()
     net = nn.DDPSequential(copy.deepcopy(alone), config(), average=False)

@@ -263,3 +263,11 @@ def test_describes_itself() -> None:
     assert net.device == "cpu"
     assert "Linear(" in repr(net)
     assert net.layers[0].get_max_num_states() == 3 * 5 * 8
+
+
+def test_a_network_may_begin_with_pooling() -> None:
+    net = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(1, 2, 1))
+    x = torch.randn(3, 1, 4, 6)
+    first = net(x)[0]
+    assert torch.equal(net(x)[0], first)
+    assert torch.equal(torch.from_numpy(net(x.reshape(-1).numpy())[0]), first.reshape(-1))

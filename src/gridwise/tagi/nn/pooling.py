@@ -55,6 +55,11 @@ class Pool2d(Windowed):
         """Height and width of the output, from the shape of the rows seen."""
         return [max(0, (n - k) // s + 1) for n, k, s in zip(seen[2:], self.kernel_size, self.stride, strict=True)]
 
+    def as_input(self, flat: Tensor) -> Tensor:
+        if flat.ndim == 4 or not self.input_size:
+            return flat
+        return super().as_input(flat).reshape(-1, self.in_channels, self.in_height, self.in_width)
+
     def _note_sizes(self, x: Tensor, y: Tensor) -> None:
         if not torch.compiler.is_compiling() and self.halo is None:
             self.in_channels, self.in_height, self.in_width = x.shape[1:]

@@ -21,7 +21,9 @@ def network() -> nn.Sequential:
 @pytest.mark.parametrize("cut", ["channels", "space"])
 def test_a_distributed_deferred_model_has_the_numbers_of_an_eager_one(cut):
     world = gridwise.world()
-    P_x = world.create_cartesian_topology_partition([1, world.size, 1, 1] if cut == "channels" else [1, 1, 1, world.size])
+    P_x = world.create_cartesian_topology_partition(
+        [1, world.size, 1, 1] if cut == "channels" else [1, 1, 1, world.size]
+    )
     torch.manual_seed(3)
     eager = network()
     torch.manual_seed(3)

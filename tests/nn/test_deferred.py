@@ -8,6 +8,7 @@ from torch import nn
 
 import gridwise
 from gridwise.deferred_init import deferred_init, is_deferred
+from gridwise.grid import balanced_cuts
 from gridwise.testing import workers
 
 
@@ -17,7 +18,7 @@ def network() -> nn.Sequential:
     )
 
 
-@workers(1, 2, 4)
+@workers(1, 2, 4, 12)
 @pytest.mark.parametrize("cut", ["channels", "space"])
 def test_a_distributed_deferred_model_has_the_numbers_of_an_eager_one(cut):
     world = gridwise.world()
@@ -33,7 +34,9 @@ def test_a_distributed_deferred_model_has_the_numbers_of_an_eager_one(cut):
     for name, value in expected.state_dict().items():
         assert torch.equal(values[name], value), name
     weight = next(model.parameters())
-    assert weight.shape[0] == (8 // world.size if cut == "channels" else 8)
+    cuts = balanced_cuts(8, world.size if cut == "channels" else 1)
+    place = world.rank if cut == "channels" else 0
+    assert weight.shape[0] == cuts[place + 1] - cuts[place]
     assert is_deferred(deferred), "only blocks were made"
-    x = torch.randn(2, 3, 6, 8)[gridwise.local_slice(P_x, (2, 3, 6, 8))]
+    x = torch.randn(2, 3, 6, 24)[gridwise.local_slice(P_x, (2, 3, 6, 24))]
     assert torch.equal(model(x), expected(x))

@@ -27,7 +27,7 @@ def network() -> Sequential:
 
 
 def trained(
-    device: str, dtype: torch.dtype, product: torch.dtype | None, tf32: bool
+    steps: int, device: str, dtype: torch.dtype, product: torch.dtype | None, tf32: bool
 ) -> tuple[list[torch.Tensor], float]:
     """Predicted mean and variance and the weights' variances after training, and milliseconds a step."""
     torch.backends.cuda.matmul.allow_tf32 = tf32

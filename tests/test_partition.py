@@ -197,3 +197,24 @@ def test_a_communicator_of_the_users_own_can_be_the_world():
     total = gridwise.nn.AllSumReduce(mine, (0,))(torch.tensor([float(world.rank)]))
     assert float(total) == (1.0 if half == 0 else 5.0)
     mine.transport.close()
+
+
+@workers(3)
+def test_data_that_cannot_be_sent_is_refused_by_all():
+    world = gridwise.world()
+    with pytest.raises(PartitionError, match=r"worker 0: .*Python objects"):
+        world.broadcast_data(object())
+    with pytest.raises(PartitionError, match=r"worker 1: .*integers, got an array of float64"):
+        world.allgather_data([0.5] if world.rank == 1 else [1])
+    with pytest.raises(gridwise.errors.MismatchError, match="worker 2: allgather_data"):
+        world.allgather_data([1]) if world.rank == 2 else world.allreduce_data(np.ones(1))
+
+
+@workers(4, transports=("mpi",))
+def test_the_handle_of_a_freed_communicator_does_not_bring_its_world_back():
+    world = gridwise.world()
+    comm = world.transport._world.Split(color=world.rank // 2)
+    assert gridwise.world(comm).size == 2
+    comm.Free()
+    other = world.transport._world.Dup()
+    assert gridwise.world(other).size == 4

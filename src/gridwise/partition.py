@@ -10,6 +10,7 @@ outside it is inactive, but still knows who is in it and in what shape.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from .comm.find import begin, current
 from .comm.transport import Team, Transport
-from .errors import PartitionError
+from .errors import MismatchError, PartitionError
 from .grid import Copies, Grid, Index, Layout, resolve_axes
 from .grid.grid import unravel
 
@@ -150,16 +151,14 @@ class Partition:
         if not self.active:
             return None
         mine = self.transport.rank == owners.ranks[root]
-        parts = self.transport.gather_bytes(_packed(np.atleast_1d(data)) if mine else b"", self.team, "broadcast_data")
-        return _unpacked(next(part for part in parts if part))
+        parts = self._told("broadcast_data", lambda: np.atleast_1d(data) if mine else None)
+        return next(part for part in parts if part is not None)
 
     def allgather_data(self, data: Any) -> np.ndarray | None:
         """The integer arrays of all workers, one row each, in the partition's order."""
         if not self.active:
             return None
-        mine = np.atleast_1d(np.asarray(data, dtype=np.int64))
-        parts = self.transport.gather_bytes(_packed(mine), self.team, "allgather_data")
-        rows = dict(zip(self.team, (_unpacked(part) for part in parts), strict=True))
+        rows = dict(zip(self.team, self._told("allgather_data", lambda: _integers(data)), strict=True))
         if len({row.shape for row in rows.values()}) > 1:
             raise PartitionError(
                 "allgather_data needs arrays of one length from all workers.\n"
@@ -179,7 +178,7 @@ class Partition:
             raise PartitionError(f"`op` (={op!r}) must be one of {', '.join(operations)}.")
         if not self.active:
             return None
-        parts = [_unpacked(part) for part in self.transport.gather_bytes(_packed(np.asarray(data)), self.team)]
+        parts = self._told(f"allreduce_data {op}", lambda: np.asarray(data))
         if len({(part.shape, part.dtype) for part in parts}) > 1:
             raise PartitionError(
                 "allreduce_data needs arrays of one shape and dtype from all workers.\n"
@@ -187,13 +186,34 @@ class Partition:
             )
         return operations[op](np.stack(parts), axis=0).astype(parts[0].dtype)
 
+    def _told(self, call: str, make: Callable[[], np.ndarray | None]) -> list[Any]:
+        """Everyone's array (or None), in the team's order; what goes wrong on one worker is raised on all."""
+        problem, body = "", b""
+        try:
+            array = make()
+            body = b"" if array is None else _packed(array)
+        except (PartitionError, TypeError, ValueError, OverflowError) as error:
+            problem = str(error)
+        header = json.dumps([call, problem]).encode()
+        told = self.transport.gather_bytes(header + b"\n" + body, self.team, call)
+        parts = [part.split(b"\n", 1) for part in told]
+        calls, problems = zip(*(json.loads(part[0]) for part in parts), strict=True)
+        if len(set(calls)) > 1:
+            lines = "\n".join(f"  worker {rank}: {name}" for rank, name in zip(self.team, calls, strict=True))
+            raise MismatchError(f"the workers called different things.\n{lines}")
+        if any(problems):
+            lines = "\n".join(f"  worker {r}: {text}" for r, text in zip(self.team, problems, strict=True) if text)
+            raise PartitionError(f"{call} cannot send what it was given.\n{lines}")
+        return [_unpacked(part[1]) if part[1] else None for part in parts]
+
     def print_sequential(self, value: object) -> None:
         """Print everyone's value on the partition's first worker, in order."""
         if self.active:
             parts = self.transport.gather_bytes(str(value).encode(), self.team, "print_sequential")
             if self.rank == 0:
-                for rank, part in zip(self.team, parts, strict=True):
-                    print(f"{rank}: {part.decode()}", flush=True)
+                said = dict(zip(self.team, parts, strict=True))
+                for place, rank in enumerate(self.ranks):
+                    print(f"{place}: {said[rank].decode()}", flush=True)
 
     def barrier(self) -> None:
         """Return when every worker of the partition has arrived."""
@@ -294,14 +314,16 @@ def _transport_over(comm: Any) -> Transport:
     if isinstance(comm, Transport):
         return comm
     key = getattr(comm, "handle", comm)  # mpi4py's communicators are not hashable, their handles are
-    if key not in _over:
-        _over[key] = _new_transport_over(comm)
-        _over[key].on_close.append(lambda: _forget_comm(key))
-    return _over[key]
+    known = _over.get(key)
+    if known is None or not known.is_over(comm):  # the handle of a freed communicator may be given to another
+        known = _over[key] = _new_transport_over(comm)
+        known.on_close.append(lambda: _forget_comm(known))
+    return known
 
 
-def _forget_comm(key: Any) -> None:
-    _over.pop(key, None)
+def _forget_comm(transport: Transport) -> None:
+    for key in [key for key, known in _over.items() if known is transport]:
+        del _over[key]
 
 
 def _new_transport_over(comm: Any) -> Transport:
@@ -345,6 +367,13 @@ def zero_volume_tensor(
     torch.Size([4, 0])
     """
     return torch.empty((0,) if b is None else (b, 0), dtype=dtype, requires_grad=requires_grad, device=device)
+
+
+def _integers(data: Any) -> np.ndarray:
+    array = np.atleast_1d(np.asarray(data))
+    if array.dtype.kind not in "iub":
+        raise PartitionError(f"allgather_data gathers integers, got an array of {array.dtype}.")
+    return array.astype(np.int64)
 
 
 def _packed(array: np.ndarray) -> bytes:

@@ -92,3 +92,19 @@ def test_chunks_cover_every_element_once_in_order():
         assert all(sum(piece.numel() for piece in group) <= limit for group in groups)
         flat = torch.cat([piece.reshape(-1) for group in groups for piece in group])
         assert torch.equal(flat, torch.cat([view.reshape(-1) for view in views]))
+
+
+@workers(2, 3)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [300, 3000])
+def test_large_halves_are_added_in_float32_also_when_they_go_one_way(dtype, rows):
+    world = gridwise.world()
+    n = world.size
+    P = world.create_cartesian_topology_partition([n, 1])
+    scattered = nn.ReduceScatter(P, (0,))(torch.ones(rows * n, 1000, dtype=dtype))
+    assert torch.equal(scattered, torch.full_like(scattered, float(n)))
+    for layer in (nn.AllGather(P, (0,)), nn.HaloExchange(P, [(rows, 0), (0, 0)])):
+        x = torch.ones(rows, 1000, dtype=dtype, requires_grad=True)
+        layer(x).backward(torch.ones_like(layer(x)))
+        uses = n if isinstance(layer, nn.AllGather) else min(2, n - world.rank)
+        assert torch.equal(x.grad, torch.full_like(x, float(uses)))

@@ -196,3 +196,12 @@ def test_blocks_that_form_no_grid_are_refused_with_what_each_worker_has():
     shape[0] += P_x.rank == 3
     text = raised_everywhere(PartitionError, nn.Repartition(P_x, P_x), torch.ones(shape))
     assert "worker 3: shape (3, 3), float32 at (1, 1)" in text
+
+
+@workers(2, 3)
+def test_after_a_mismatch_was_caught_right_calls_work_again():
+    P_x, rank = row(), gridwise.world().rank
+    first, second = nn.AllSumReduce(P_x, (1,)), nn.AllSumReduce(P_x, (1,))
+    raised_everywhere(MismatchError, first if rank == 0 else second, torch.ones(1, 2))
+    for layer in (first, second, first):
+        assert torch.equal(layer(torch.ones(1, 2)), torch.full((1, 2), float(P_x.size)))

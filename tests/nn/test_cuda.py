@@ -97,3 +97,18 @@ def test_layers_equal_the_sequential_ones_on_the_device(name):
     torch.testing.assert_close(block.grad, whole.grad[gridwise.local_slice(P, x.shape)])
     for mine, theirs in zip(layer.parameters(), sequential.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@workers(2)
+def test_workers_without_a_part_may_bring_tensors_of_the_host():
+    world = gridwise.world()
+    P = row(2, 0)
+    x = torch.randn(600, 500, device="cuda") if world.rank == 0 else None
+    block = gridwise.scatter(x, P)
+    assert block.is_cuda
+    back = gridwise.gather(block, P)
+    if world.rank == 0:
+        assert torch.equal(back, x)
+    mixed = torch.ones(300, 500, device="cuda" if world.rank == 0 else "cpu")
+    with pytest.raises(gridwise.errors.PartitionError, match="one kind of device"):
+        nn.AllGather(P, (0,))(mixed)

@@ -114,7 +114,7 @@ class CountingTransport(Transport):
 
     def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]:
         self._note("control", team, len(data))
-        return [data if rank == self.rank else b"" for rank in team]
+        return [data] * len(team)  # the others would say the same
 
     def abort(self, code: int = 1) -> None:
         os._exit(code)

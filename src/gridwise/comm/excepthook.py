@@ -8,6 +8,7 @@ no exception that a hook gets to see: the watch takes it for a worker that has f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -17,14 +18,18 @@ from .transport import Transport
 from .watch import Watch
 
 _installed: list[Transport] = []
-"""The transports whose workers end with this one; the first has put the hook in place."""
+"""The transports whose workers end with this one."""
+_hooked: list[bool] = []
+"""Whether the hook is in place: it stays, whatever transports come and go."""
 
 
 def end_all_on_exception(transport: Transport) -> None:
     """Let an exception that nobody catches in this process end all workers of the transport."""
     _installed.append(transport)
-    if len(_installed) > 1:
+    transport.on_close.append(lambda: _installed.remove(transport))
+    if _hooked:
         return
+    _hooked.append(True)
     before, process = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
@@ -32,8 +37,9 @@ def end_all_on_exception(transport: Transport) -> None:
         before(kind, error, stack)
         sys.stderr.flush()
         if os.getpid() == process:  # not in a forked child
-            for each in _installed:
-                _end(each, kind, error)
+            for each in list(_installed):
+                with contextlib.suppress(Exception):
+                    _end(each, kind, error)
 
     sys.excepthook = hook
 

@@ -52,13 +52,14 @@ class _Near:
     shared: SharedMemory
     sends: list[tuple[int, Views]]
     receives: list[tuple[int, Views]]
+    dtype: torch.dtype
     add: bool
     waiting: Waiting
     far: Pending
 
     def wait(self) -> None:
         with self.waiting:
-            self.shared.move(self.sends, self.receives, self.add)
+            self.shared.move(self.sends, self.receives, self.dtype, self.add)
         self.far.wait()
 
 
@@ -73,6 +74,9 @@ class MPITransport(Transport):
         self._comms: dict[Team, MPI.Intracomm] = {self.everyone: self._world}
         self._group = self._world.Get_group()
         self._shared = shared_memory(self._world)
+
+    def is_over(self, comm: object) -> bool:
+        return isinstance(comm, MPI.Comm) and MPI.Comm.Compare(comm, self._world) == MPI.CONGRUENT
 
     def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""
@@ -105,8 +109,9 @@ class MPITransport(Transport):
         far_out = [parcel for parcel in sends if not self._goes_shared(*parcel, dtype)]
         far_in = [parcel for parcel in receives if not self._goes_shared(*parcel, dtype)]
         assert self._shared is not None
-        waiting = self.waiting_for(what, [peer for peer, _ in (*near_in, *near_out)])
-        return _Near(self._shared, near_out, near_in, add, waiting, super().move(far_out, far_in, dtype, what, add))
+        waiting = Waiting(self, what, [peer for peer, _ in (*near_in, *near_out)], exchange=True)
+        far = super().move(far_out, far_in, dtype, what, add)
+        return _Near(self._shared, near_out, near_in, dtype, add, waiting, far)
 
     def _goes_shared(self, peer: int, views: Views, dtype: torch.dtype) -> bool:
         """Whether a parcel goes through shared memory: sender and receiver decide alike, by its size."""

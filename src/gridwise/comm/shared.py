@@ -60,7 +60,7 @@ class SharedMemory:
         return peer in self._places
 
     def sums_for(self, team: Team) -> bool:
-        return len(team) <= MOST and all(rank in self._places for rank in team)
+        return 2 <= len(team) <= MOST and all(rank in self._places for rank in team)
 
     def all_sum(self, total: Tensor, x: Tensor, team: Team, comm: MPI.Intracomm) -> None:
         """Write the sum of the contiguous `x` over the team into `total`, which may be `x` itself."""
@@ -79,20 +79,24 @@ class SharedMemory:
                 place.add_(other)
         comm.Barrier()  # nobody leaves, and writes for another team, while others still read
 
-    def move(self, sends: Moves, receives: Moves, add: bool) -> None:
-        """Send and receive all parcels; the peers call this at the same time."""
-        there = {peer: list(self._cut(views)) for peer, views in sends}
-        back = {peer: list(self._cut(views)) for peer, views in receives}
+    def move(self, sends: Moves, receives: Moves, dtype: torch.dtype, add: bool) -> None:
+        """Send and receive all parcels of `dtype`; the peers call this at the same time.
+
+        What is received into may be of a wider dtype, in which halves are added up.
+        """
+        limit = self._chunk // dtype.itemsize
+        there = {peer: list(chunks(views, limit)) for peer, views in sends}
+        back = {peer: list(chunks(views, limit)) for peer, views in receives}
         pairs = {peer: list(zip_longest(there.get(peer, ()), back.get(peer, ()))) for peer in sorted({*there, *back})}
         for k in range(max(map(len, pairs.values()))):
             now = {peer: rounds[k] for peer, rounds in pairs.items() if k < len(rounds)}
             for peer, (out, _) in now.items():
                 if out:
-                    self._pack(out, self._slot(self._me, peer))
+                    self._pack(out, self._slot(self._me, peer).view(dtype))
             self._sync(lambda peers=tuple(now): self._tell(peers))
             for peer, (_, into) in now.items():
                 if into:
-                    self._unpack(into, self._slot(peer, self._me), add)
+                    self._unpack(into, self._slot(peer, self._me).view(dtype), add)
                 self._rounds[peer] += 1
 
     def close(self) -> None:
@@ -100,20 +104,17 @@ class SharedMemory:
         self._window.Free()
         self._node.Free()
 
-    def _cut(self, views: Views) -> list[list[Tensor]]:
-        return list(chunks(views, self._chunk // views[0].element_size()))
-
     def _slot(self, owner: int, other: int) -> Tensor:
         """The slot for this round in the outbox of `owner` for `other`."""
         turn = self._rounds[other if owner == self._me else owner] % 2
         return self._slots[self._places[owner]][self._places[other]][turn]
 
     def _pack(self, views: Views, slot: Tensor) -> None:
-        for view, part in zip(views, parts(_typed(slot, views), views), strict=True):
+        for view, part in zip(views, parts(slot[: _volume(views)], views), strict=True):
             part.copy_(view)
 
     def _unpack(self, views: Views, slot: Tensor, add: bool) -> None:
-        for view, part in zip(views, parts(_typed(slot, views), views), strict=True):
+        for view, part in zip(views, parts(slot[: _volume(views)], views), strict=True):
             put(view, part, add)
 
     def _tell(self, peers: tuple[int, ...]) -> None:
@@ -145,10 +146,13 @@ def _slots(window: MPI.Win, place: int, boxes: int, chunk: int) -> list[tuple[Te
     return [(box[0], box[1]) for box in memory]
 
 
-def _typed(slot: Tensor, like: Tensor | Views) -> Tensor:
+def _typed(slot: Tensor, like: Tensor) -> Tensor:
     """The start of a slot as a flat tensor of the size and dtype of `like`."""
-    views = (like,) if isinstance(like, Tensor) else like
-    return slot.view(views[0].dtype)[: sum(view.numel() for view in views)]
+    return slot.view(like.dtype)[: like.numel()]
+
+
+def _volume(views: Views) -> int:
+    return sum(view.numel() for view in views)
 
 
 def shared_memory(world: MPI.Intracomm) -> SharedMemory | None:
@@ -161,4 +165,6 @@ def shared_memory(world: MPI.Intracomm) -> SharedMemory | None:
         shared = None
     if world.allreduce(shared is not None, MPI.LAND):
         return shared
+    if shared is not None:
+        shared.close()
     return None

@@ -56,6 +56,8 @@ class Waiting:
     transport: Transport
     what: str
     team: Sequence[int]
+    exchange: bool = False
+    """Messages from each of the team, not something that all of it do together: some may have sent theirs and gone."""
     since: float = 0.0
     outer: Waiting | None = None
 
@@ -98,6 +100,10 @@ class Transport(ABC):
     def everyone(self) -> Team:
         return tuple(range(self.size))
 
+    def is_over(self, comm: object) -> bool:
+        """Whether this transport talks to the workers of a communicator that was given again."""
+        return True
+
     def ordinal(self, text: str) -> int:
         """How often this text was given before: tells equal layers apart, alike on workers that build them in one order."""
         self._ordinals[text] += 1
@@ -117,7 +123,7 @@ class Transport(ABC):
         """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
         if not sends and not receives:
             return _Nothing()
-        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends])
+        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends], exchange=True)
         with wait:
             return _Guarded(self._post_staged(sends, receives), wait)
 

@@ -173,6 +173,7 @@ class Watch:
         """Say goodbye: this worker ends in good order."""
         if not self._left and os.getpid() == self._process:
             self._left = True
+            atexit.unregister(self.leave)
             self._say("goodbye")
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
@@ -194,6 +195,7 @@ class Watch:
                 except OSError:
                     data = b""
                 if not data:
+                    self._socket.close()
                     return
                 *lines, received = (received + data).split(b"\n")
                 for line in lines:
@@ -241,7 +243,11 @@ class Watch:
     def _deserter(self) -> int | None:
         """A worker that has finished, though this one waits for it."""
         waiting = self._transport.waiting
-        found = [rank for rank in self._finished if waiting is not None and rank in waiting.team]
+        if waiting is None:
+            return None
+        found = [rank for rank in waiting.team if rank in self._finished]
+        if waiting.exchange and len(found) < len(waiting.team):
+            return None  # its message may have arrived before it left; others are still at work
         return found[0] if found else None
 
 

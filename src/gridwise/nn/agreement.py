@@ -34,6 +34,8 @@ from ..grid import Grid, Layout, cuts_from_extents
 
 NOTHING = np.iinfo(np.int64).min
 DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
+Places = tuple[int, int, int, int, int]
+"""Where a ballot has dtype, device, "needs a gradient", "does not record" and "on a CUDA device"."""
 SHOWN = 8
 """How many workers an error lists before it says how many more there are."""
 
@@ -103,11 +105,15 @@ class Structure:
         records = torch.is_grad_enabled()
         return cls(tuple(x.shape), x.dtype, x.requires_grad and records, x.device, records)
 
+    def brought(self, x: Tensor) -> Tensor:
+        """`x` in this dtype and on this device: a worker that holds no part may bring a tensor of any."""
+        return x if x.dtype == self.dtype and x.device == self.device else x.to(self.device, self.dtype)
+
     def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        where = "" if self.device.type == "cpu" else f" on {self.device}"
         needs = ", requires grad" if self.requires_grad else ""
-        return (
-            f"shape {self.shape}, {str(self.dtype).removeprefix('torch.')}{needs}{'' if self.records else ', no_grad'}"
-        )
+        return f"shape {self.shape}, {dtype}{where}{needs}{'' if self.records else ', no_grad'}"
 
 
 class Ballot:
@@ -205,28 +211,39 @@ def agree_same(
     return shapes, _read_common(ballot, common, transport, team, what, mine, holds_any)
 
 
-def _vote_common(ballot: Ballot, mine: Structure, holds: bool) -> tuple[int, int, int]:
-    dtype = ballot.equal(DTYPES.index(mine.dtype) if holds else None)
-    return dtype, ballot.any(mine.requires_grad), ballot.any(not mine.records)
+def _vote_common(ballot: Ballot, mine: Structure, holds: bool) -> Places:
+    kind = mine.device.type
+    return (
+        ballot.equal(DTYPES.index(mine.dtype) if holds else None),
+        ballot.equal(key_of(kind) if holds else None),
+        ballot.any(mine.requires_grad),
+        ballot.any(not mine.records),
+        ballot.any(holds and kind == "cuda"),
+    )
 
 
 def _read_common(
     ballot: Ballot,
-    places: tuple[int, int, int],
+    places: Places,
     transport: Transport,
     team: Team,
     what: str,
     mine: Structure,
     holds: bool,
 ) -> Structure:
-    dtype, wants, silent = (ballot.read(place) for place in places)
+    dtype, device, wants, silent, cuda = (ballot.read(place) for place in places)
     if dtype is None:
         _refuse(transport, team, f"{what} needs tensors of one dtype on all workers.", mine, holds)
+    if device is None:
+        _refuse(transport, team, f"{what} needs tensors on one kind of device on all workers.", mine, holds)
     if wants and silent:
         asked = f"{what}: some workers need a gradient while autograd is off on others (no_grad, inference_mode)."
         _refuse(transport, team, asked, mine, True)
     assert dtype is not None
-    return Structure(mine.shape, DTYPES[dtype], bool(wants), mine.device, mine.records)
+    where = mine.device
+    if device != key_of(where.type):  # this worker holds no part and brought a tensor from elsewhere
+        where = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    return Structure(mine.shape, DTYPES[dtype], bool(wants), where, mine.records)
 
 
 def _refuse(

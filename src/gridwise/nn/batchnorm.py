@@ -109,7 +109,7 @@ class DistributedBatchNorm(Layer):
             if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
                 along = (1, -1, *(1,) * (x.dim() - 2))
                 y = x if weight is None else x * weight.view(along)
-                return y if bias is None else y + bias.view(along)
+                return (y if bias is None else y + bias.view(along)).to(x.dtype)
             return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
         if self.training and self._count <= 1:
             raise PartitionError(

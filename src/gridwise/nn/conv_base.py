@@ -44,7 +44,7 @@ from .agreement import key_of
 from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .parameter import Spread
-from .windowed import Rows, Share, Size, Windowed, empty_output, nothing
+from .windowed import Rows, Share, Size, Windowed, computed_dtype, empty_output, nothing
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -219,7 +219,7 @@ class Conv(Windowed):
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
         assert self._agreed is not None
-        y = x if share.outputs is None else self._convolved(x, share.outputs, share.rows)
+        y = x.to(computed_dtype(x)) if share.outputs is None else self._convolved(x, share.outputs, share.rows)
         if self._sum is None:
             return y
         operator, key = self._sum

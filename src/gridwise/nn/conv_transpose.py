@@ -157,7 +157,7 @@ class ConvTranspose(Windowed):
             return empty_output(share.outputs.shape, x, weight, bias)
         if not x.numel():  # no input reaches these outputs: they are the bias
             y = empty_output(share.outputs.shape, x, weight)
-            return y if bias is None else y + bias.view(-1, *(1,) * self.dims)
+            return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
         crops = [n for cut in reversed(self._cuts) for n in cut.crop]
         pads = any(n < 0 for n in crops)
         y = self._in_groups(x, weight, None if pads else bias)

@@ -139,12 +139,12 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         else:
             partial = self._whole(input, target, "sum")
         if self.reduction == "sum":
-            return self._over_workers(partial).to(input.dtype)
+            return self._over_workers(partial).to(_result_dtype(input))
         if target.is_floating_point():
             total = self._over_workers(partial)
-            return (total / (math.prod(self._shape) / max(self._classes, 1))).to(input.dtype)
+            return (total / (math.prod(self._shape) / max(self._classes, 1))).to(_result_dtype(input))
         loss, weights = self._over_workers(torch.stack([partial, self._weights_of(target, partial.dtype)])).unbind()
-        return (loss / weights).to(input.dtype)
+        return (loss / weights).to(_result_dtype(input))
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         index = target.long().masked_fill(ignored, 0)
         here = (index >= mine.start) & (index < mine.stop) & ~ignored
         local = (index - mine.start).masked_fill(~here, 0).unsqueeze(dim)
-        picked = shifted.gather(dim, local).squeeze(dim) if input.shape[dim] else torch.zeros_like(log_sum)
+        picked = shifted.gather(dim, local).squeeze(dim) if input.shape[dim] else shifted.sum(dim)  # 0
         losses = torch.where(here, -picked, torch.zeros_like(picked))
         # Counted by the first worker along the class axis; the others stay in its graph, and so in its backward.
         counted = torch.full_like(ignored, self._is_first)
@@ -230,3 +230,9 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
 
     def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
         return input, torch.zeros_like(input.detach().sum(self.class_dim))
+
+
+def _result_dtype(input: Tensor) -> torch.dtype:
+    """That of torch's loss: float32 for half precision under autocast, else the input's."""
+    lifted = input.dtype in HALVES and torch.is_autocast_enabled(input.device.type)
+    return torch.float32 if lifted else input.dtype

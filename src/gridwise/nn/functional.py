@@ -83,7 +83,7 @@ def scatter(x: Tensor | None, P_x: Partition, root: int = 0) -> Tensor:
 
 
 def gather(x: Tensor, P_x: Partition, root: int = 0) -> Tensor:
-    """Put the blocks on `P_x` together on worker `root` of the world; a zero-volume tensor elsewhere.
+    """Put the blocks on `P_x` together on worker `root` of the world; a zero-volume tensor on the others of `P_x`.
 
     Examples
     --------

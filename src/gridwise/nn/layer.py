@@ -146,6 +146,14 @@ class Layer(Module):
                 mine[prefix + name] = _block_of_deferred(value, spread, self._transport.rank)
             elif isinstance(value, Tensor) and value.shape == spread.shape != getattr(self, name).shape:
                 mine[prefix + name] = spread.cut(value, self._transport.rank)
+            elif isinstance(value, BlockTensor | BlockParameter) and value.block not in (
+                None,
+                block := spread.block(self._transport.rank),
+            ):
+                raise PartitionError(
+                    f"{prefix + name} holds the block {value.block} of another grid, worker {self._transport.rank} needs "
+                    f"{block}.\n  fix: load the global state, or use gridwise.checkpoint."
+                )
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
 

@@ -23,6 +23,7 @@ from .all_gather import gathering
 from .layer import Layer
 from .move import Move, MoveBack
 from .parameter import Spread
+from .windowed import computed_dtype
 
 
 class DistributedLinear(Layer):
@@ -114,9 +115,8 @@ class DistributedLinear(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
-        wants = torch.is_grad_enabled() and self.weight.requires_grad
-        if x.dtype != self._agreed.dtype:
-            x = x.to(self._agreed.dtype)  # a worker that holds no part may bring a zero-volume tensor of any dtype
+        wants = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters(recurse=False))
+        x = self._agreed.brought(x)
         if self._fetch is not None:
             x = self._move(x, self._fetch, self._agreed.requires_grad)
         if self.P_w is None or self.P_w.active:
@@ -126,6 +126,8 @@ class DistributedLinear(Layer):
                 else self._parameter("bias")
             )
             x = F.linear(x, self._parameter("weight"), bias)
+        else:
+            x = x.to(computed_dtype(x))
         if self._collect is not None:
             x = self._move(x, self._collect, wants or self._agreed.requires_grad, step=1)
         return x

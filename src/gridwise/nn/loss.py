@@ -247,10 +247,11 @@ class DistributedBCELoss(DistributedLoss):
 
     def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
         problem = super()._problem_with_target(x, target)
-        if problem is None and x.numel():
-            low, high = (float(end) for end in torch.aminmax(x.detach()))
-            if low < 0 or high > 1:
-                problem = f"needs inputs between 0 and 1, got some from {low:g} to {high:g}"
+        for what, values in (("inputs", x), ("targets", target)):
+            if problem is None and values.numel():
+                low, high = (float(end) for end in torch.aminmax(values.detach()))
+                if not (low >= 0 and high <= 1):  # NaN too
+                    problem = f"needs {what} between 0 and 1, got some from {low:g} to {high:g}"
         return problem
 
 

@@ -78,8 +78,9 @@ class Module(torch.nn.Module):
         problem = self._problem_with(input)
         changed = problem is not None or self._distdl_module_requires_reset(input)
         if self._transport is not None:
-            self._ticket = Ticket(self._ticket.key, self._ticket.call + 1)
-            changed = agree_call(self._transport, self._team, self._says, self._ticket.number, changed, problem)
+            ticket = Ticket(self._ticket.key, self._ticket.call + 1)
+            changed = agree_call(self._transport, self._team, self._says, ticket.number, changed, problem)
+            self._ticket = ticket  # a call counts when all have joined it
         elif problem is not None:
             raise ValueError(f"{self._says}: {problem}")
         if changed:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..comm.transport import Team, Transport
 from ..grid import Box, Grid, Layout, Shape
-from .agreement import agree_call
+from .agreement import agree_call, is_on
 from .operator import Operator, Ticket, apply
 
 
@@ -157,14 +157,15 @@ class _Together(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: Shared, ticket: Ticket, *blocks: Tensor) -> tuple[Tensor, ...]:
-        ctx.operator, ctx.ticket = operator, ticket
+        ctx.operator, ctx.ticket, ctx.guarded = operator, ticket, is_on()
         return blocks
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         ticket = ctx.ticket.differentiated()
-        agree_call(ctx.operator.transport, ctx.operator.team, ctx.operator.name, ticket.number, False, None)
+        if ctx.guarded and is_on():
+            agree_call(ctx.operator.transport, ctx.operator.team, ctx.operator.name, ticket.number, False, None)
         total = apply(flat, ctx.operator.adjoint, ticket, torch.is_grad_enabled())
         parts = total.split([gradient.numel() for gradient in gradients])
         return None, None, *(part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True))

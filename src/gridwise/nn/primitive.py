@@ -35,8 +35,7 @@ class Primitive(Module):
             return x.clone()
         assert self._operator is not None
         assert self._agreed is not None
-        if x.dtype != self._agreed.dtype:
-            x = x.to(self._agreed.dtype)  # a worker that holds no part may bring a zero-volume tensor of any dtype
+        x = self._agreed.brought(x)
         return self._move(x, self._operator, self._agreed.requires_grad)
 
     def _nothing(self, x: Tensor) -> Tensor:

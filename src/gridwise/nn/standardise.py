@@ -119,8 +119,9 @@ class Standardised(torch.autograd.Function):
         sets, mean, var = ctx.sets, ctx.mean, ctx.var
         if torch.is_grad_enabled():
             wanted = [t for t in (x, weight, bias) if t is not None and t.requires_grad]
-            y = standardised(x, weight, bias, ctx.eps, sets, ctx.ticket, ctx.shared)
-            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
+            source = x if wanted else x.detach().requires_grad_()  # to take part in the others' adjoints
+            y = standardised(source, weight, bias, ctx.eps, sets, ctx.ticket, ctx.shared)
+            found = iter(torch.autograd.grad(y, wanted or [source], dy, create_graph=True))
             gradients = [next(found) if t is not None and t.requires_grad else None for t in (x, weight, bias)]
             return *gradients, *(None,) * 6
         if ctx.guarded and is_on():

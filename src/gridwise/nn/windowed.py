@@ -213,8 +213,7 @@ class Windowed(Layer):
         assert self._share is not None
         assert self._agreed is not None
         records, share = self._agreed.requires_grad, self._share
-        if x.dtype != self._agreed.dtype:
-            x = x.to(self._agreed.dtype)  # a worker that holds no part may bring a zero-volume tensor of any dtype
+        x = self._agreed.brought(x)
         if share.fetch is None:
             x = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
@@ -255,7 +254,15 @@ def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Te
         total = total * weight.sum().to(x.dtype)
     if bias is not None:
         total = total + (bias[:0].sum() if math.prod(shape) else bias.sum()).to(x.dtype)
-    return total.expand(shape)
+    return total.to(x.dtype if weight is None else computed_dtype(x)).expand(shape)
+
+
+def computed_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which torch computes a product of `x` at this place: autocast may lower it."""
+    if not x.is_floating_point():
+        return x.dtype
+    one = x.detach().new_zeros(1, 1)
+    return F.linear(one, one).dtype
 
 
 def nothing(x: Tensor) -> Tensor:

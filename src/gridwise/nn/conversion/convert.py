@@ -62,7 +62,7 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
     graph = traced(model)
     walk = _Walk(copy.deepcopy(model), graph, P_x)
     with torch.random.fork_rng(devices=[]):  # building layers draws initial values, which loading replaces
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         walk.run()
         if walk.problems:
             fix = "write these with torch's modules, or keep that part of the model sequential."
@@ -134,7 +134,9 @@ class _Walk:
                 node, f"{node.target} is used twice, on the grids {known[0].shape} and {state.P.shape}", state
             )
         self.modules[node.target] = (state.P, lambda: layers.converted(module, state.P))
-        return replace(state, pooled=state.pooled or "Adaptive" in type(module).__name__)
+        cut = state.P.dim > 1 and state.P.shape[1] > 1
+        single = cut and getattr(module, "out_channels", 0) == 1  # one channel would broadcast against a block of many
+        return replace(state, pooled=state.pooled or single or "Adaptive" in type(module).__name__)
 
     def _call_function(self, node: Node) -> OnGrid | None:
         return self._call(node, functions.name_of(node.target))

@@ -8,6 +8,7 @@ backward  one all-reduce where the cotangent enters; the operators inside follow
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -53,20 +54,30 @@ class DistributedModel(torch.fx.GraphModule):
         for kind in ("_modules", "_parameters", "_buffers"):
             getattr(self, kind).clear()
             getattr(self, kind).update(getattr(model, kind))
-        self.P_x, self.P_y = P_x, P_y
+        self.P_x, self.P_y, self._name = P_x, P_y, name
         self._says = f"the distributed {name} on {P_x.shape}"
         self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} #{P_x.transport.ordinal(self._says)}"), 0)
         self._seen: Any = None
         self._balance: list[Repartition | None] = []
         self._meet = Passed(P_x.transport, P_x.team, self._says)
 
+    def __deepcopy__(self, memo: dict) -> DistributedModel:
+        parts = torch.nn.Module()
+        for kind in ("_modules", "_parameters", "_buffers"):
+            getattr(parts, kind).update(copy.deepcopy(getattr(self, kind), memo))
+        twin = memo[id(self)] = DistributedModel(parts, copy.deepcopy(self.graph), self._get_name())
+        twin.start(parts, self.P_x, self.P_y, self._name)
+        twin.training = self.training
+        return twin
+
     def __call__(self, *inputs: Any) -> Any:
         if not self.P_x.active:
             return self._nothing(inputs)
         here = self._structure(inputs)
-        self._ticket = Ticket(self._ticket.key, self._ticket.call + 1)
+        ticket = Ticket(self._ticket.key, self._ticket.call + 1)
         transport, team = self.P_x.transport, self.P_x.team
-        changed = agree_call(transport, team, self._says, self._ticket.number, here != self._seen, None)
+        changed = agree_call(transport, team, self._says, ticket.number, here != self._seen, None)
+        self._ticket = ticket  # a call counts when all have joined it
         if changed:
             self._seen = None
             self._balance = [self._balancing(x) for x in inputs]

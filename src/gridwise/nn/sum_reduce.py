@@ -7,16 +7,10 @@ bytes    the tensor once from each worker, along a tree
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from ..grid import Copies
-from ..partition import Partition
-from .agreement import agree_same
-from .copy import Copy
-from .primitive import Primitive
+from .between import Between
 
 
-class SumReduce(Primitive):
+class SumReduce(Between):
     """Sum the tensors of the workers of `P_x` that match a worker of `P_y`, there.
 
     The adjoint of `Broadcast` from `P_y` to `P_x`, with the same rule for shapes the other way round.
@@ -38,33 +32,4 @@ class SumReduce(Primitive):
     tensor([1., 1.])
     """
 
-    sums = True
-
-    def __init__(
-        self,
-        P_x: Partition,
-        P_y: Partition,
-        transpose_src: bool = False,
-        transpose_dest: bool = False,
-        preserve_batch: bool = True,
-    ) -> None:
-        super().__init__()
-        self.P_x, self.P_y = P_x, P_y
-        self.transpose_src, self.transpose_dest, self.preserve_batch = transpose_src, transpose_dest, preserve_batch
-        self.copies = Copies(P_y.grid, P_x.grid, transpose_dest, transpose_src)
-        self.identity = self.copies.is_identity
-        self._takes_part(P_x, P_y, signature=f"transpose={transpose_src, transpose_dest}")
-
-    def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
-        transport, copies = self.P_x.transport, self.copies
-        me = transport.rank
-        teams = copies.teams_of(me)
-        summand_of = copies.source_of(me) if me in copies.target else None
-        groups = [(members, owner == summand_of) for owner, members in teams]
-        shapes, agreed = agree_same(transport, self._team, self._says, input[0], groups)
-        known = dict(zip((owner for owner, _ in teams), shapes, strict=True))
-        shape = known[summand_of] if summand_of is not None else None
-        back = Copy(transport, self._team, f"the adjoint of {self._says}", copies, shape, self._nothing, known.get(me))
-        forth = back.adjoint
-        forth.name = self._says
-        self._plan(forth, agreed)
+    backwards = True

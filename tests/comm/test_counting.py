@@ -56,3 +56,11 @@ def test_control_messages_do_not_grow_with_the_number_of_workers():
             layer(torch.empty(4, 4, device="meta"))
         sent.append(ledger.bytes_sent(5, "control"))
     assert sent[0] == sent[1] == 3 * 4 * 8
+
+
+def test_a_broadcast_to_a_pretended_worker_says_that_it_cannot_know_the_shape():
+    world = gridwise.world(Ledger(4).worker(1))
+    P_x = world.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    P_y = world.create_cartesian_topology_partition([2, 2])
+    with pytest.raises(PartitionError):
+        nn.Broadcast(P_x, P_y)(gridwise.zero_volume_tensor())

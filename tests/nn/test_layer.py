@@ -90,3 +90,12 @@ def test_a_distributed_model_can_be_copied():
     assert list(model.state_dict()) == list(twin.state_dict())
     twin(x).sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@workers(2)
+def test_second_order_through_a_norm_where_one_workers_input_needs_no_gradient():
+    world = gridwise.world()
+    layer = nn.DistributedLayerNorm(grid(1, 2), 4, elementwise_affine=False, dtype=torch.float64)
+    x = torch.arange(6.0, dtype=torch.float64).view(3, 2).add(world.rank).square().requires_grad_(world.rank == 0)
+    layer(x).pow(3).sum().backward(create_graph=True)
+    assert (x.grad is not None) == (world.rank == 0)

@@ -229,6 +229,65 @@ def test_modes_dropout_and_agreement_once() -> None:
     assert len(calls) == 1, calls
 
 
+class PooledTwice(nn.Module):
+    """One pool at two sizes: on two workers 3 + 3 and then 3 + 2 rows, so that only the second worker sees a change."""
+
+    def __init__(self, kernel: int = 2) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, (kernel, 1))
+        self.pool = nn.AvgPool2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.second(self.pool(self.first(x))))
+
+
+@workers(2)
+def test_a_layer_that_is_called_twice_at_sizes_of_which_one_worker_sees_a_single_one() -> None:
+    torch.manual_seed(0)
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    train_both(PooledTwice().double(), P_x, (1, 2, 6, 4), classes=2, steps=4)
+
+
+@workers(2)
+def test_a_model_plans_each_of_its_calls_once() -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    model = gridwise.distribute(PooledTwice(kernel=3), P_x)
+    planned = []
+    model.pool._plan = lambda *args, plan=model.pool._plan: (planned.append(1), plan(*args))
+    for _ in range(3):
+        model(torch.ones(1, 2, 3, 4))
+    assert len(planned) == 2
+    model(torch.ones(2, 2, 3, 4))
+    model(torch.ones(1, 2, 3, 4))  # comes back: agreed anew, planned no more
+    assert len(planned) == 4
+
+
+@workers(2)
+def test_parameters_that_the_loss_does_not_see_get_no_gradient() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.used, self.unused = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 1, 1), nn.Conv2d(2, 1, 1)
+            self.never = nn.Conv2d(2, 1, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.stem(x)
+            return self.used(x), self.unused(x)
+
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    sequential = TwoHeads().double()
+    model = gridwise.distribute(sequential, P_x)
+    x = torch.randn(1, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    sequential(x)[0].sum().backward()
+    for _ in range(2):
+        model.zero_grad()
+        model(x[gridwise.local_slice(P_x, x.shape)])[0].sum().backward()
+        for (name, mine), whole in zip(model.named_parameters(), sequential.parameters(), strict=True):
+            assert (mine.grad is None) == (whole.grad is None), name
+            if whole.grad is not None:
+                torch.testing.assert_close(mine.grad, whole.grad)
+
+
 @workers(2)
 def test_everything_that_does_not_fit_is_named() -> None:
     class Odd(nn.Module):

@@ -1,10 +1,11 @@
 """Agreement: do all workers of an operator call the same one, and has any of them got another input than before?
 
-Each worker sees only its own shape. Per call, one all-reduce of four integers over the operator's workers (the maximum of
-``[h, -h, changed, problem]``, with h = which operator, which direction, which call) answers three questions at once:
+Each worker sees only its own shape. Per call, one all-reduce of five integers over the operator's workers (the maximum of
+``[h, -h, p, -p, problem]``, with h = which operator, which direction, which call, and p = which of its plans) answers three
+questions at once:
 
     do we all call the same?      max(h) == -max(-h), else everybody raises `MismatchError`
-    has any input changed?        then all of them plan anew, together
+    do we all have a plan?        max(p) == -max(-p), and not 0, else all of them plan anew, together
     has anybody a bad input?      then all raise the same `PartitionError`, before anything is sent
 
 Planning anew takes a second all-reduce, of ``2 sum(p_d)`` integers and a few more: worker i writes its extent, and minus it,
@@ -21,7 +22,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,13 +71,19 @@ def key_of(text: str) -> int:
 
 def agree_call(transport: Transport, team: Team, what: str, key: int, changed: bool, problem: str | None) -> bool:
     """Whether any worker's input changed; raises on all of them if they call different things or one has a problem."""
+    return not agree_plan(transport, team, what, key, 0 if changed else 1, problem)
+
+
+def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int, problem: str | None) -> int:
+    """The number of the plan that all workers would take, 0 if they differ or one has none; raises as `agree_call`."""
     if not _on or len(team) == 1:
         if problem is not None:
             raise PartitionError(f"{what}: {problem}")
-        return changed
-    votes = np.array([key, -key, changed, problem is not None], dtype=np.int64)
+        return plan
+    votes = np.array([key, -key, plan, -plan, problem is not None], dtype=np.int64)
     transport.all_max(votes, team, what)
-    if votes[0] != -votes[1]:
+    high, low, most, least, refused = votes.tolist()
+    if high != -low:
         raise MismatchError(
             describe(
                 "the workers called different operators, or the same ones in another order.",
@@ -84,13 +91,12 @@ def agree_call(transport: Transport, team: Team, what: str, key: int, changed: b
                 "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
             )
         )
-    if votes[3]:
+    if refused:
         raise PartitionError(describe(f"{what} got an input that it cannot take.", tell(transport, team, problem)))
-    return bool(votes[2])
+    return most if most == -least else 0
 
 
-@dataclass(frozen=True)
-class Structure:
+class Structure(NamedTuple):
     """What is known of an input: on this worker (`of`), or on all (`agree_layout`, `agree_same`)."""
 
     shape: tuple[int, ...]

@@ -31,6 +31,8 @@ class DistributedDropout(Module):
     tensor([[1., 1.]])
     """
 
+    _keeps_plans = True
+
     def __init__(self, P_x: Partition, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0.0 <= p <= 1.0:

@@ -34,6 +34,8 @@ class Layer(Module):
     A subclass names its partitions (`_takes_part`), then calls `_build`. In `forward` it asks for `_parameter(name)`.
     """
 
+    _keeps_plans = True
+
     def __init__(self) -> None:
         super().__init__()
         self._spreads: dict[str, Spread] = {}

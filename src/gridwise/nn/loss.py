@@ -40,6 +40,7 @@ class DistributedLoss(Module):
     """
 
     reductions: tuple[str, ...] = ("none", "mean", "sum")
+    _keeps_plans = True
 
     def __init__(
         self,

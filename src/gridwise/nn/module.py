@@ -4,12 +4,14 @@
 
 A layer learns shapes only when it is called, so planning happens then, and only then: set-up runs once in a hundred equal
 calls. The names are those that DistDL's subclassers override. What is new is the agreement in the middle: a change that
-leaves this worker's block as it was is noticed all the same, and all workers plan anew together (`agreement`).
+leaves this worker's block as it was is noticed all the same, and all workers plan anew together (`agreement`). Layers of
+this package also keep their plans for inputs that come back (`plan`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,8 +19,9 @@ from torch import Tensor
 from ..comm.transport import Team, Transport
 from ..grid import union_of
 from ..partition import Partition
-from .agreement import Structure, agree_call, key_of
+from .agreement import Structure, agree_plan, is_on, key_of
 from .operator import Operator, Ticket, apply
+from .plan import Plan, Plans, script
 
 
 class Module(torch.nn.Module):
@@ -38,10 +41,14 @@ class Module(torch.nn.Module):
     tensor([2., 2., 2.])
     """
 
+    _keeps_plans: ClassVar[bool] = False
+    """Whether set-up only assigns attributes, so that they may be put back when an input of that structure comes back."""
+
     def __init__(self) -> None:
         super().__init__()
         self._distdl_is_setup = False
-        self._input_structure: tuple[Structure, ...] | None = None
+        self._plans = Plans()
+        self._assigned: set[str] | None = None
         self._transport: Transport | None = None
         self._team: Team = ()
         self._ticket = Ticket(key_of(type(self).__name__), 0)
@@ -75,21 +82,57 @@ class Module(torch.nn.Module):
         """Set the layer up if it has to be: registered as a pre-forward hook."""
         if self._is_outside:
             return
+        model = script()
+        if model is not None and model.is_complete and self._keeps_plans:
+            self._ticket = self._ticket.called_again()
+            self._take_up(model.next(self, self._structure_of(input)))
+            return
         problem = self._problem_with(input)
-        changed = problem is not None or self._distdl_module_requires_reset(input)
+        plan = self._plan_at_hand(input) if problem is None else None
+        number = plan.number if plan is not None else 0
         if self._transport is not None:
-            ticket = Ticket(self._ticket.key, self._ticket.call + 1)
-            changed = agree_call(self._transport, self._team, self._says, ticket.number, changed, problem)
+            ticket = self._ticket.called_again()
+            number = agree_plan(self._transport, self._team, self._says, ticket.number, number, problem)
             self._ticket = ticket  # a call counts when all have joined it
         elif problem is not None:
             raise ValueError(f"{self._says}: {problem}")
-        if changed:
-            if self._distdl_is_setup:
-                self._distdl_is_setup = False
-                self._distdl_module_teardown(input)
+        if plan is None or not number:
+            plan = self._set_up(input)
+        self._take_up(plan)
+        if model is not None and self._keeps_plans:
+            model.note(self, plan)
+
+    def _plan_at_hand(self, input: tuple) -> Plan | None:
+        """The plan that this worker would take for the input, if it has one."""
+        if self._keeps_plans and is_on():
+            return self._plans.find(self._structure_of(input))
+        return None if self._distdl_module_requires_reset(input) else self._plans.current
+
+    def _set_up(self, input: tuple) -> Plan:
+        if self._distdl_is_setup:
+            self._distdl_is_setup = False
+            self._distdl_module_teardown(input)
+        self._plans.count += 1
+        self._plans.current = None
+        self._assigned = set()
+        try:
             self._distdl_module_setup(input)
-            self._input_structure = _structures(input)
+            assigned = {name: self.__dict__[name] for name in self._assigned if name in self.__dict__}
+        finally:
+            self._assigned = None
+        return self._plans.add(self._structure_of(input), assigned)
+
+    def _take_up(self, plan: Plan) -> None:
+        """Be as after the set-up that made `plan`."""
+        if plan is not self._plans.current:
+            self.__dict__.update(plan.assigned)
+            self._plans.current = plan
             self._distdl_is_setup = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_assigned") is not None:
+            self._assigned.add(name)  # type: ignore[union-attr]
+        super().__setattr__(name, value)
 
     def _distdl_module_requires_reset(self, input: tuple) -> bool:
         """Whether the layer has to be set up (again) for this input, as far as this worker can see."""
@@ -97,7 +140,12 @@ class Module(torch.nn.Module):
 
     def _distdl_input_changed(self, input: tuple) -> bool:
         """Whether shape, dtype, device or requires_grad differ from those at the last set-up, on this worker."""
-        return self._input_structure != _structures(input)
+        current = self._plans.current
+        return current is None or current.structure != self._structure_of(input)
+
+    def _structure_of(self, input: tuple) -> Hashable:
+        """All that a plan depends on, as far as this worker can see."""
+        return tuple([Structure.of(x) for x in input if isinstance(x, Tensor)])
 
     def _distdl_module_setup(self, input: tuple) -> None:
         """Plan for an input of this structure. All workers of the layer enter together."""
@@ -124,10 +172,6 @@ def _outside_of_graphs(module: Module, *args: Any, **kwargs: Any) -> Any:
 
 # What `torch.compiler.disable` sets when it decorates; decorating would import the compiler, seconds for every worker.
 _outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-def _structures(input: tuple) -> tuple[Structure, ...]:
-    return tuple(Structure.of(x) for x in input if isinstance(x, Tensor))
 
 
 def _short(ranks: tuple[int, ...]) -> str:

@@ -11,8 +11,7 @@ on a worker whose own input does not, an empty *anchor* tensor makes autograd re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ from ..comm.transport import Team, Transport
 from .agreement import agree_call, is_on
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     """Which operator, which call of it, and how often it has been differentiated: what the workers compare."""
 
     key: int
@@ -32,6 +30,9 @@ class Ticket:
     @property
     def number(self) -> int:
         return (self.key + 0x9E3779B97F4A7C15 * (2 * self.call + 1) + 0xC2B2AE3D27D4EB4F * self.depth) & (2**62 - 1)
+
+    def called_again(self) -> Ticket:
+        return Ticket(self.key, self.call + 1)
 
     def differentiated(self) -> Ticket:
         return Ticket(self.key, self.call, self.depth + 1)

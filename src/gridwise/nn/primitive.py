@@ -19,6 +19,8 @@ class Primitive(Module):
     """Whether forward or backward adds numbers of different workers over the wire."""
     preserve_batch = False
 
+    _keeps_plans = True
+
     def __init__(self) -> None:
         super().__init__()
         self._operator: Operator | None = None

@@ -154,6 +154,8 @@ class DistributedUpsample(Module):
     tensor([[[1., 1., 2., 2.]]])
     """
 
+    _keeps_plans = True
+
     def __init__(
         self,
         P_x: Partition,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -124,9 +124,12 @@ class Windowed(Layer):
                 return f"got a tensor on {x.device} while `{name}` is on {parameter.device}"
         return None
 
-    def _distdl_input_changed(self, input: tuple) -> bool:
-        dtypes = tuple(parameter.dtype for parameter in self.parameters(recurse=False))
-        return super()._distdl_input_changed(input) or dtypes != self._planned_dtypes
+    def _structure_of(self, input: tuple) -> Hashable:
+        return super()._structure_of(input), self._dtypes
+
+    @property
+    def _dtypes(self) -> tuple[torch.dtype, ...]:
+        return tuple([p.dtype for p in self._parameters.values() if p is not None])
 
     def _distdl_module_setup(self, input: tuple) -> None:
         assert self._transport is not None
@@ -140,7 +143,6 @@ class Windowed(Layer):
         self._unbatched = bool(unbatched)
         x = self._batched(x)
         source, self._agreed = agree_layout(self._transport, self._team, self._says, self._grid_x, x)
-        self._planned_dtypes = tuple(parameter.dtype for parameter in self.parameters(recurse=False))
         self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))
 
     def _distdl_module_teardown(self, input: tuple) -> None:
@@ -150,9 +152,9 @@ class Windowed(Layer):
         """The global output's shape; raises what torch would raise for the global input."""
         mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         template = self._template
-        if self._planned_dtypes:
-            template = template.to(self._planned_dtypes[0])
-            dtype = self._planned_dtypes[0] if mixed else dtype
+        if dtypes := self._dtypes:
+            template = template.to(dtypes[0])
+            dtype = dtypes[0] if mixed else dtype
         x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
         try:
             with torch.no_grad(), warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """A converted model: one graph of distributed layers that agrees once per call, not once per layer.
 
 call      one all-reduce: same model, same step, same structure of input, modes and frozen parameters on all workers?
-          unchanged since the last call: the layers inside trust their plans and send no agreement of their own
-          changed anywhere: every layer agrees and plans anew, once
+          unchanged since the last call: the layers inside follow its script (`plan`) and send no agreement of their own
+          changed anywhere: every layer agrees, and plans anew if it has no plan, once
 backward  one all-reduce where the cotangent enters; the operators inside follow in the graph's order
 """
 
@@ -19,6 +19,7 @@ from ...partition import Partition
 from ..agreement import Structure, agree_call, agree_layout, agreement, is_on, key_of
 from ..module import Module
 from ..operator import Operator, Ticket, apply
+from ..plan import Script
 from ..repartition import Repartition
 
 
@@ -58,6 +59,7 @@ class DistributedModel(torch.fx.GraphModule):
         self._says = f"the distributed {name} on {P_x.shape}"
         self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} #{P_x.transport.ordinal(self._says)}"), 0)
         self._seen: Any = None
+        self._script = Script()
         self._balance: list[Repartition | None] = []
         self._meet = Passed(P_x.transport, P_x.team, self._says)
 
@@ -79,10 +81,10 @@ class DistributedModel(torch.fx.GraphModule):
         changed = agree_call(transport, team, self._says, ticket.number, here != self._seen, None)
         self._ticket = ticket  # a call counts when all have joined it
         if changed:
-            self._seen = None
+            self._seen, self._script = None, Script()
             self._balance = [self._balancing(x) for x in inputs]
         inputs = tuple(x if move is None else move(x) for x, move in zip(inputs, self._balance, strict=True))
-        with agreement(is_on() and changed):
+        with agreement(is_on() and changed), self._script.running():
             y = super().__call__(*inputs)
         self._seen = here
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
@@ -116,6 +118,8 @@ class DistributedModel(torch.fx.GraphModule):
 
 class GlobalShape(Module):
     """The shape of the whole tensor of which each worker has a block: what ``x.shape`` says in the sequential model."""
+
+    _keeps_plans = True
 
     def __init__(self, P_x: Partition) -> None:
         super().__init__()

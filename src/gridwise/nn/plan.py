@@ -1,0 +1,98 @@
+"""What a layer's set-up has made, kept for inputs that come back; and the script of a model's calls.
+
+A pool that a network calls at two sizes would be set up twice in every step. So a layer keeps what its last set-ups
+assigned, by the structure of the input. One worker's structure does not tell the global one: which of the plans to take
+is agreed by its *number*, which counts the set-ups and is the same everywhere, since all workers set up together.
+
+A model whose input has not changed makes the same calls as before. It keeps them as a `Script`, layer by layer with the
+plan of each call, and follows that without asking anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PartitionError
+
+KEPT = 16
+"""How many plans a layer keeps; the oldest goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One set-up of a layer."""
+
+    number: int
+    structure: Hashable
+    """Of the input on this worker."""
+    assigned: dict[str, Any]
+    """The attributes that set-up gave the layer."""
+
+
+class Plans:
+    """The plans of one layer: the one in use, and those that may come back."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.current: Plan | None = None
+        self._kept: dict[Hashable, Plan] = {}
+
+    def find(self, structure: Hashable) -> Plan | None:
+        return self._kept.get(structure)
+
+    def add(self, structure: Hashable, assigned: dict[str, Any]) -> Plan:
+        """Keep a new plan."""
+        plan = Plan(self.count, structure, assigned)
+        self._kept.pop(structure, None)
+        self._kept[structure] = plan
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+        return plan
+
+    def __deepcopy__(self, memo: dict) -> Plans:
+        return Plans()  # the copy of a layer sets itself up
+
+
+class Script:
+    """The calls of a model: recorded when it runs for the first time with an input, then followed."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._calls: list[tuple[Any, Plan]] = []
+        self._at = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the layers called in the body record their plans here, or take them from here."""
+        global _running
+        before, _running, self._at = _running, self, 0
+        try:
+            yield
+            self.is_complete = True
+        finally:
+            _running = before
+
+    def note(self, layer: Any, plan: Plan) -> None:
+        self._calls.append((layer, plan))
+
+    def next(self, layer: Any, structure: Hashable) -> Plan:
+        """The plan of the call that is due; `layer` and `structure` are those of the call that was made."""
+        due, plan = self._calls[self._at] if self._at < len(self._calls) else (None, None)
+        if due is not layer or plan is None or plan.structure != structure:
+            raise PartitionError(
+                f"{layer._says} was called with {structure}, not as when the model was first run with this input.\n"
+                "  fix: a distributed model must make the same calls with the same shapes for the same input."
+            )
+        self._at += 1
+        return plan
+
+
+_running: Script | None = None
+
+
+def script() -> Script | None:
+    """The script of the model that is being run, if one is."""
+    return _running

@@ -104,7 +104,7 @@ class DistributedBatchNorm(Layer):
         if self._is_outside:
             return x.clone()
         weight, bias = self.weight, self.bias
-        if not self.training and self.running_mean is not None:
+        if not self._uses_batch:
             weight, bias = (None if p is None else self._parameter(n) for n, p in (("weight", weight), ("bias", bias)))
             if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
                 along = (1, -1, *(1,) * (x.dim() - 2))
@@ -126,6 +126,14 @@ class DistributedBatchNorm(Layer):
             values, weight, bias, statistics, self.eps, self._sets, self._ticket, records, shared=self._shared_value
         )
         return y.to(x.dtype)
+
+    @property
+    def _uses_batch(self) -> bool:
+        """Whether the statistics are those of the batch."""
+        return self.training or self.running_mean is None
+
+    def _borrows(self) -> list[tuple[str, Shared]]:
+        return [] if self._uses_batch else super()._borrows()  # backward sums their gradients anyway
 
     def _shared_value(self, parameter: Tensor) -> Tensor:
         if len(self._sharing.team) == 1:

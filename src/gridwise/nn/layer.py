@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..comm.transport import Team, Transport
 from ..deferred_init import is_deferred, materialize_shard
-from ..errors import MismatchError, PartitionError, describe
+from ..errors import GridwiseError, MismatchError, PartitionError, describe
 from .agreement import key_of, tell
 from .module import Module
 from .operator import Ticket, apply
@@ -40,6 +40,7 @@ class Layer(Module):
         super().__init__()
         self._spreads: dict[str, Spread] = {}
         self._shared: dict[str, tuple[Shared, int]] = {}
+        self._lent: dict[str, Tensor] = {}
 
     def _build(
         self,
@@ -60,7 +61,11 @@ class Layer(Module):
             except (ValueError, TypeError, RuntimeError) as error:
                 problem = str(error)
         assert self._transport is not None
-        agree_build(self._transport, self._team, self._says, problem, device)
+        try:
+            agree_build(self._transport, self._team, self._says, problem, device)
+        except GridwiseError:
+            self._transport.uncount(self._counted_as)
+            raise
         assert template is not None
         whole, where = make(device), spreads(template)
         for name, value in whole.named_parameters():
@@ -92,7 +97,7 @@ class Layer(Module):
         """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
         held, weight, bias = self._shared, self._parameters["weight"], self._parameters["bias"]
         assert weight is not None
-        if bias is None or not ("weight" in held and "bias" in held and torch.is_grad_enabled()):
+        if self._lent or bias is None or not ("weight" in held and "bias" in held and torch.is_grad_enabled()):
             return self._parameter("weight"), None if bias is None else self._parameter("bias")
         (operator, key), (other, _) = held["weight"], held["bias"]
         alike = weight.requires_grad and bias.requires_grad and weight.dtype == bias.dtype
@@ -103,11 +108,17 @@ class Layer(Module):
 
     def _parameter(self, name: str) -> Tensor:
         """A parameter for use in `forward`: its gradient is summed over its sharers on the way back."""
+        if name in self._lent:
+            return self._lent[name]
         value = getattr(self, name)
         if name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
             return value
         operator, key = self._shared[name]
         return apply(value, operator, Ticket(key, self._ticket.call), True)
+
+    def _borrows(self) -> list[tuple[str, Shared]]:
+        """The parameters for which `forward` asks `_parameter`, if they need a gradient and are shared (`lending`)."""
+        return [(name, operator) for name, (operator, _) in self._shared.items() if getattr(self, name).requires_grad]
 
     # Conversion, saving and loading
 

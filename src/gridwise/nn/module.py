@@ -67,7 +67,7 @@ class Module(torch.nn.Module):
         self._team = union_of([partition.grid for partition in partitions])
         grids = " -> ".join(f"{partition.shape} of {_short(partition.ranks)}" for partition in partitions)
         self._says = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
-        text = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
+        text = self._counted_as = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
         self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
 
     @property

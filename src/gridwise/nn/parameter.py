@@ -153,22 +153,36 @@ class SummedGradient(Operator):
 
 
 class _Together(torch.autograd.Function):
-    """Several blocks of the same sharers as themselves; on the way back their gradients are summed in one message."""
+    """Several blocks of the same sharers as themselves; on the way back their gradients are summed in one message.
+
+    A block that no worker has used gets no gradient, as in torch: the message says how many workers used each.
+    """
 
     @staticmethod
     def forward(ctx: Any, operator: Shared, ticket: Ticket, *blocks: Tensor) -> tuple[Tensor, ...]:
         ctx.operator, ctx.ticket, ctx.guarded = operator, ticket, is_on()
+        ctx.likes = [(block.shape, block.dtype, block.device) for block in blocks]
+        ctx.set_materialize_grads(False)
         return blocks
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ticket = ctx.ticket.differentiated()
         if ctx.guarded and is_on():
             agree_call(ctx.operator.transport, ctx.operator.team, ctx.operator.name, ticket.number, False, None)
-        total = apply(flat, ctx.operator.adjoint, ticket, torch.is_grad_enabled())
-        parts = total.split([gradient.numel() for gradient in gradients])
-        return None, None, *(part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True))
+        if len(gradients) == 1:
+            assert gradients[0] is not None
+            return None, None, apply(gradients[0], ctx.operator.adjoint, ticket, torch.is_grad_enabled())
+        parts = []
+        for gradient, (shape, dtype, device) in zip(gradients, ctx.likes, strict=True):
+            if gradient is None:
+                gradient = torch.zeros((), dtype=dtype, device=device).expand(shape)
+            parts.append(gradient.flatten())
+        used = parts[0].new_tensor([gradient is not None for gradient in gradients])
+        total = apply(torch.cat([*parts, used]), ctx.operator.adjoint, ticket, torch.is_grad_enabled())
+        *sums, counts = total.split([*(part.numel() for part in parts), len(gradients)])
+        found = zip(sums, counts.tolist(), ctx.likes, strict=True)
+        return None, None, *(part.view(like[0]) if count else None for part, count, like in found)
 
 
 def shared_together(blocks: Sequence[Tensor], operator: Shared, ticket: Ticket) -> tuple[Tensor, ...]:

@@ -17,6 +17,8 @@ from torch import Tensor
 from ...grid import Layout
 from ...partition import Partition
 from ..agreement import Structure, agree_call, agree_layout, agreement, is_on, key_of
+from ..layer import Layer
+from ..lending import Loan, lent, loans_of
 from ..module import Module
 from ..operator import Operator, Ticket, apply
 from ..plan import Script
@@ -60,6 +62,7 @@ class DistributedModel(torch.fx.GraphModule):
         self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} #{P_x.transport.ordinal(self._says)}"), 0)
         self._seen: Any = None
         self._script = Script()
+        self._loans: list[Loan] = []
         self._balance: list[Repartition | None] = []
         self._meet = Passed(P_x.transport, P_x.team, self._says)
 
@@ -83,8 +86,9 @@ class DistributedModel(torch.fx.GraphModule):
         if changed:
             self._seen, self._script = None, Script()
             self._balance = [self._balancing(x) for x in inputs]
+            self._loans = loans_of([m for m in self.modules() if isinstance(m, Layer)], self._says)
         inputs = tuple(x if move is None else move(x) for x, move in zip(inputs, self._balance, strict=True))
-        with agreement(is_on() and changed), self._script.running():
+        with agreement(is_on() and changed), self._script.running(), lent(self._loans, ticket.call):
             y = super().__call__(*inputs)
         self._seen = here
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)

@@ -55,7 +55,7 @@ def test_control_messages_do_not_grow_with_the_number_of_workers():
         for _ in range(3):
             layer(torch.empty(4, 4, device="meta"))
         sent.append(ledger.bytes_sent(5, "control"))
-    assert sent[0] == sent[1] == 3 * 4 * 8
+    assert sent[0] == sent[1] == 3 * 5 * 8
 
 
 def test_a_broadcast_to_a_pretended_worker_says_that_it_cannot_know_the_shape():

@@ -102,25 +102,25 @@ class MPITransport(Transport):
         what: str = "a movement",
         add: bool = False,
     ) -> Pending:
-        near_out = [parcel for parcel in sends if self._goes_shared(*parcel, dtype)]
-        near_in = [parcel for parcel in receives if self._goes_shared(*parcel, dtype)]
+        near_out, far_out = self._sorted(sends, dtype)
+        near_in, far_in = self._sorted(receives, dtype)
         if not near_out and not near_in:
             return super().move(sends, receives, dtype, what, add)
-        far_out = [parcel for parcel in sends if not self._goes_shared(*parcel, dtype)]
-        far_in = [parcel for parcel in receives if not self._goes_shared(*parcel, dtype)]
         assert self._shared is not None
         waiting = Waiting(self, what, [peer for peer, _ in (*near_in, *near_out)], exchange=True)
         far = super().move(far_out, far_in, dtype, what, add)
         return _Near(self._shared, near_out, near_in, dtype, add, waiting, far)
 
-    def _goes_shared(self, peer: int, views: Views, dtype: torch.dtype) -> bool:
-        """Whether a parcel goes through shared memory: sender and receiver decide alike, by its size."""
-        return (
-            self._shared is not None
-            and sum(view.numel() for view in views) * dtype.itemsize >= LARGE
-            and views[0].device.type == "cpu"
-            and self._shared.reaches(peer)
-        )
+    def _sorted(self, parcels: Sequence[tuple[int, Views]], dtype: torch.dtype) -> tuple[list, list]:
+        """Those that go through shared memory, and the others: sender and receiver decide alike, by their size."""
+        near: list[tuple[int, Views]] = []
+        far: list[tuple[int, Views]] = []
+        least, shared = LARGE // dtype.itemsize, self._shared
+        for peer, views in parcels:
+            is_large = sum([view.numel() for view in views]) >= least
+            goes = is_large and shared is not None and views[0].device.type == "cpu" and shared.reaches(peer)
+            (near if goes else far).append((peer, views))
+        return near, far
 
     def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
         shared = self._shared

@@ -2,7 +2,7 @@
 
     y = w (x - mean) / sqrt(var + eps) + b          mean, var over all workers that hold a part of the channel
 
-No activation is moved: forward and backward exchange two numbers per channel (`standardise`). Along the channel axis
+No activation is moved: forward and backward exchange a few numbers per channel (`standardise`). Along the channel axis
 parameters and running statistics are cut like the input; along the others they are replicated.
 """
 
@@ -36,7 +36,7 @@ class DistributedBatchNorm(Layer):
     Notes
     -----
     Running statistics equal those of torch: the variance of the batch enters them corrected by ``n / (n - 1)``. Sent per
-    call: two numbers per channel and one more step of the same size in forward, two in backward.
+    call: three numbers per channel and worker in forward (two, in two steps, over more than 8 workers), two in backward.
 
     Examples
     --------

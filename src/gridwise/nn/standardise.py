@@ -9,9 +9,9 @@ the workers of a team. With k over the parts of a set, n_k elements each,
     y    = w (x - mean) r + b,                   r = 1 / sqrt(var + eps)
     dx   = r (w dy - m1 - (x - mean) r m2),      m1 = sum(w dy) / n,   m2 = sum(w dy (x - mean) r) / n
 
-Forward and backward send two numbers per set each (forward in two steps), whatever the size of the tensor. The sums are
-torch's own kernels for local norms. Under `create_graph` the gradient is taken of the same
-formulas, written in differentiable operators.
+Whatever the size of the tensor, backward sends two numbers per set. Forward sends three for every worker of a small team
+(n_k / n, mean_k, var_k: all of it, in one message), and one twice in a larger one. The sums are torch's own kernels for
+local norms. Under `create_graph` the gradient is taken of the same formulas, written in differentiable operators.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from ..comm.transport import Team, Transport
 from .agreement import agree_call, is_on
 from .copy import AllSum
 from .operator import Ticket, apply
+
+
+FEW = 8
+"""The largest team whose members' statistics go into one message; its size grows with the team."""
 
 
 @dataclass
@@ -62,12 +66,28 @@ class Sets:
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance (not corrected) of every set; no gradient."""
-        elements = x.numel() // max(1, x.shape[1])
-        mean, var = row_moments(x.detach()) if x.numel() else (x.new_zeros(x.shape[1]),) * 2
-        together = self.all_sum
-        whole_mean = together(self.fold(mean * (elements / self.count)))
-        spread = (var + (mean - self.unfold(whole_mean)).square()) * (elements / self.count)
-        return whole_mean, together(self.fold(spread))
+        rows = x.shape[1]
+        mean, var = row_moments(x.detach()) if x.numel() else (x.new_zeros(rows),) * 2
+        share = x.numel() / max(1, rows) / self.count  # of a set, in each of its rows
+        if len(self.members) > FEW:
+            together = self.all_sum
+            whole = together(self.fold(mean * share))
+            return whole, together(self.fold((var + (mean - self.unfold(whole)).square()) * share))
+        shares = mean.new_full((rows,), share)
+        if self.of_row is not None:
+            shares, mean, var = self._merged(shares, mean, var)
+        table = mean.new_zeros(len(self.members), 3, len(mean))
+        torch.stack((shares, mean, var), out=table[self.members.index(self.transport.rank)])
+        parts, means, variances = self.all_sum(table).unbind(1)
+        whole = (parts * means).sum(0)
+        return whole, (parts * (variances + (means - whole).square())).sum(0)
+
+    def _merged(self, shares: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The share, mean and variance of the rows here, put together for each set."""
+        total = self.fold(shares)
+        safe = total.clamp(min=torch.finfo(total.dtype).tiny)  # of a set without any row here
+        middle = self.fold(shares * mean) / safe
+        return total, middle, self.fold(shares * (var + (mean - self.unfold(middle)).square())) / safe
 
 
 def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:

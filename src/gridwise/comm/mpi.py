@@ -127,6 +127,9 @@ class MPITransport(Transport):
         if shared is not None and total.nbytes >= LARGE and shared.sums_for(team):
             part = x if x.dtype == total.dtype and x.is_contiguous() else total.copy_(x)
             shared.all_sum(total, part, team, self.comm_of(team))
+        elif x.dtype == total.dtype and x.is_contiguous() and x is not total and x.numel():
+            kind = TYPES[x.dtype]
+            self.comm_of(team).Allreduce([memory(x), kind], [memory(total), kind], MPI.SUM)
         else:
             super()._all_sum_into(total, x, team)
 

@@ -11,6 +11,7 @@ the padded tensor directly. A worker that needs just what it owns, without margi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class Fetch(Move):
             self.inner = Place(inner, Box.of_shape(self.shape))
         self.edges = _edges(self.shape, self.margins)
 
-    @property
+    @cached_property
     def adjoint(self) -> FetchBack:
         return FetchBack(self)
 

@@ -51,6 +51,8 @@ class Module(torch.nn.Module):
         self._assigned: set[str] | None = None
         self._transport: Transport | None = None
         self._team: Team = ()
+        self._is_outside = False
+        """Whether this worker is in none of the layer's partitions."""
         self._ticket = Ticket(key_of(type(self).__name__), 0)
         self._says = type(self).__name__
         self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook)
@@ -65,15 +67,11 @@ class Module(torch.nn.Module):
         transport = partitions[0].transport
         self._transport = transport
         self._team = union_of([partition.grid for partition in partitions])
+        self._is_outside = transport.rank not in self._team
         grids = " -> ".join(f"{partition.shape} of {_short(partition.ranks)}" for partition in partitions)
         self._says = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
         text = self._counted_as = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
         self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
-
-    @property
-    def _is_outside(self) -> bool:
-        """Whether this worker is in none of the layer's partitions."""
-        return self._transport is not None and self._transport.rank not in self._team
 
     # The contract that subclassers know
 
@@ -84,7 +82,7 @@ class Module(torch.nn.Module):
             return
         model = script()
         if model is not None and model.is_complete and self._keeps_plans:
-            self._ticket = self._ticket.called_again()
+            self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
             self._take_up(model.next(self, self._structure_of(input)))
             return
         problem = self._problem_with(input)
@@ -93,7 +91,7 @@ class Module(torch.nn.Module):
         if self._transport is not None:
             ticket = self._ticket.called_again()
             number = agree_plan(self._transport, self._team, self._says, ticket.number, number, problem)
-            self._ticket = ticket  # a call counts when all have joined it
+            self.__dict__["_ticket"] = ticket  # a call counts when all have joined it
         elif problem is not None:
             raise ValueError(f"{self._says}: {problem}")
         if plan is None or not number:

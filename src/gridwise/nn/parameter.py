@@ -129,7 +129,7 @@ def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
 class Shared(Operator):
     """A block that its team holds alike: the identity, whose adjoint is the sum over the team."""
 
-    @property
+    @cached_property
     def adjoint(self) -> SummedGradient:
         return SummedGradient(self)
 
@@ -177,10 +177,10 @@ class _Together(torch.autograd.Function):
         for gradient, (shape, dtype, device) in zip(gradients, ctx.likes, strict=True):
             if gradient is None:
                 gradient = torch.zeros((), dtype=dtype, device=device).expand(shape)
-            parts.append(gradient.flatten())
-        used = parts[0].new_tensor([gradient is not None for gradient in gradients])
+            parts.append(gradient.reshape(-1))
+        used = torch.tensor([float(g is not None) for g in gradients], dtype=parts[0].dtype, device=parts[0].device)
         total = apply(torch.cat([*parts, used]), ctx.operator.adjoint, ticket, torch.is_grad_enabled())
-        *sums, counts = total.split([*(part.numel() for part in parts), len(gradients)])
+        *sums, counts = torch.split_with_sizes(total, [*[part.numel() for part in parts], len(gradients)])
         found = zip(sums, counts.tolist(), ctx.likes, strict=True)
         return None, None, *(part.view(like[0]) if count else None for part, count, like in found)
 

@@ -28,7 +28,6 @@ from .agreement import agree_call, is_on
 from .copy import AllSum
 from .operator import Ticket, apply
 
-
 FEW = 8
 """The largest team whose members' statistics go into one message; its size grows with the team."""
 

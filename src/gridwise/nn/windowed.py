@@ -119,8 +119,8 @@ class Windowed(Layer):
             return (
                 f"got a block of shape {tuple(x.shape)} without a batch, but the grid cuts the batch: {self.P_x.shape}"
             )
-        for name, parameter in self.named_parameters(recurse=False):
-            if parameter.device != x.device:
+        for name, parameter in self._parameters.items():
+            if parameter is not None and parameter.device != x.device:
                 return f"got a tensor on {x.device} while `{name}` is on {parameter.device}"
         return None
 

@@ -45,7 +45,7 @@ from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .parameter import Spread
 from .seen import Seen
-from .windowed import Rows, Share, Size, Windowed, computed_dtype, empty_output, nothing
+from .windowed import Rows, Share, Size, Windowed, computed_dtype, empty_output, nothing, windows_of
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -146,7 +146,8 @@ class Conv(Windowed):
             self._work = work[part]
             blocks = [interval(cuts, i) for cuts, i in zip(space, index, strict=True)]
             outputs = Box.of_intervals([interval(batch, at), self._work.outputs, *blocks])
-        self._share = Share(outputs, fetch, mine)
+        windows = windows_of(mine, self.kernel_size, self.stride, self.dilation) if mine else None
+        self._share = Share(outputs, fetch, mine, windows)
         self._sum = self._sum_to_blocks(outputs, shape)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:

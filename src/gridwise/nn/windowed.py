@@ -25,12 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import PartitionError
-from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, route
+from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, route
 from ..partition import Partition
 from .agreement import Ballot, Structure, agree_layout
 from .fetch import Fetch
 from .layer import Layer
 from .operator import apply
+from .overlap import Parts, overlaps
 from .seen import Fetched, Seen
 
 Size = int | tuple[int, ...]
@@ -68,6 +69,13 @@ class Share:
     fetch: Fetch | None
     """None when every worker needs what it owns."""
     rows: tuple[Rows, ...]
+    windows: tuple[Window, ...] | None = None
+    """How the outputs see what was fetched; None where the layer always computes them at once."""
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        """The outputs in parts, of which some need no messages; None where all wait."""
+        return None if self.pads else Parts.planned(self.fetch, self.windows, self.outputs)
 
     @cached_property
     def pads(self) -> bool:
@@ -221,6 +229,8 @@ class Windowed(Layer):
         assert self._agreed is not None
         records, share = self._agreed.requires_grad, self._share
         x = self._agreed.brought(x)
+        if overlaps() and share.parts is not None:
+            return share.parts.begin(x, self._ticket, records)
         if share.fetch is None:
             box = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
@@ -244,6 +254,14 @@ class Windowed(Layer):
         for parameter in self.parameters(recurse=False):
             y = y + parameter.flatten()[:0]
         return (y, y.new_empty(0, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
+
+
+def windows_of(
+    rows: Sequence[Rows], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[Window, ...]:
+    """How the outputs of each dim see the rows that were fetched for them."""
+    each = zip(rows, kernel, stride, dilation, strict=True)
+    return tuple(Window(d * (k - 1) + 1, s, line.native) for line, k, s, d in each)
 
 
 def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:

@@ -5,6 +5,7 @@
 The limit is torch's own layer on each worker's block, in the same processes, under the same allocator setting, the two
 sides taking turns; for 3-D convolutions in the faster of two ways, since torch's weight gradient is twice as fast when
 depth was padded by hand. Medians of the slower worker. The last rows are small: what a call costs besides its work.
+`overlap` is the ratio with `gridwise.nn.overlap(True)`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import gridwise
 from gridwise import nn
 from gridwise.comm.pool import Pool
 
-Row = tuple[str, float, float]
+Row = tuple[str, float, float, float]
+"""Name, our seconds, ours with overlap, the limit's."""
 
 
 class HandPadded(torch.nn.Conv3d):
@@ -60,6 +62,14 @@ def both_ways(layer: torch.nn.Module, x: Tensor) -> Callable[[], object]:
     return lambda: torch.autograd.grad(layer(x), wanted, dy)
 
 
+def overlapped(call: Callable[[], object]) -> Callable[[], object]:
+    def run() -> None:
+        with nn.overlap(True):
+            call()
+
+    return run
+
+
 def rows(rounds: int) -> list[Row]:
     """What each worker runs."""
     torch.set_num_threads(1)
@@ -70,9 +80,10 @@ def rows(rounds: int) -> list[Row]:
     def row(name: str, grid: list[int], block: tuple[int, ...], ours: type, args: tuple, *limits: type) -> None:
         P_x = world.create_cartesian_topology_partition(grid)
         x = torch.randn(block, requires_grad=True)
-        sides = [both_ways(layer, x) for layer in (ours(P_x, *args), *(limit(*args) for limit in limits))]
-        mine, *theirs = measured(sides, rounds, repeat=1 if x.numel() > 1 << 16 else 100)
-        found.append((name, mine, min(theirs)))
+        layer = both_ways(ours(P_x, *args), x)
+        sides = [layer, overlapped(layer), *(both_ways(limit(*args), x) for limit in limits)]
+        mine, overlapping, *theirs = measured(sides, rounds, repeat=1 if x.numel() > 1 << 16 else 100)
+        found.append((name, mine, overlapping, min(theirs)))
 
     conv, conv3d, pool, mean = (
         nn.DistributedConv2d,
@@ -112,14 +123,21 @@ def main() -> None:
     with Pool(2, options.transport) as pool:
         found = pool.run(rows, options.rounds)[0]
     table = Table(
-        "layer, forward + backward", "ours", "limit", "ratio", "on top", title=f"2 workers, {options.transport}"
+        "layer, forward + backward",
+        "ours",
+        "limit",
+        "ratio",
+        "overlap",
+        "on top",
+        title=f"2 workers, {options.transport}",
     )
-    for name, mine, limit in found:
+    for name, mine, overlapping, limit in found:
         table.add_row(
             name,
             f"{mine * 1e3:.2f} ms",
             f"{limit * 1e3:.2f} ms",
             f"{mine / limit:.2f}",
+            f"{overlapping / limit:.2f}",
             f"{(mine - limit) * 1e6:.0f} us",
         )
     Console(width=120).print(table)

@@ -16,6 +16,7 @@ from .nn.agreement import agreement as agreement
 from .nn.conversion import distribute as distribute
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
+from .nn.overlap import overlap as overlap
 from .nn.replicas import check_replicas as check_replicas
 from .partition import CartesianPartition as CartesianPartition
 from .partition import Partition as Partition

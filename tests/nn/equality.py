@@ -60,18 +60,7 @@ def check(case: Case, seed: int = 0) -> str:
     x = torch.randn(case.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     expected = _sequential(case, x, seed)
     torch.manual_seed(seed)
-    grid, lacking = P_x.grid, P_x.dim - x.dim()
-    full = (1,) * lacking + case.shape
-    source = Layout.balanced(grid, full)
-    if case.extents:
-        given = (None,) * lacking + case.extents
-        cuts = [line if e is None else cuts_from_extents(e) for line, e in zip(source.cuts, given, strict=True)]
-        source = Layout(grid, tuple(cuts))
-    mine = source.block(world.rank).slices[max(lacking, 0) :] if P_x.active else None
-    x_local = torch.empty(0, dtype=torch.float64) if mine is None else x[mine].clone()
-    if case.channels_last and mine is not None:
-        x_local = x_local.to(memory_format=torch.channels_last)
-    x_local.requires_grad_()
+    mine, x_local = _block_of(case, P_x, x)
     messages = _count_messages(world.transport)
     try:
         layer = _make(gridwise.nn, f"Distributed{case.layer}", (P_x, *case.args), options)
@@ -114,6 +103,42 @@ def check(case: Case, seed: int = 0) -> str:
             wrong.append(f"a part of {name} where there is none")
     assert not wrong, f"{case}: {'; '.join(wrong)}"
     return "equal"
+
+
+def check_second_order(case: Case, seed: int = 0) -> None:
+    """The gradients of |dv/dx|^2, where v = sum of y^2, are torch's: every step has an adjoint that has one again."""
+    world, P_x = gridwise.world(), _grid(case.P_x)
+    x = torch.randn(case.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    expected = _sequential(case, x, seed)
+    assert expected is not None, case
+    y_seq, x_seq, sequential = expected
+    torch.manual_seed(seed)
+    mine, x_local = _block_of(case, P_x, x)
+    layer = _make(gridwise.nn, f"Distributed{case.layer}", (P_x, *case.args), case.kwargs)
+    for y, inputs in ((_tuple(y_seq)[0], x_seq), (_tuple(layer(x_local))[0], x_local)):
+        (gradient,) = torch.autograd.grad((y**2).sum(), inputs, create_graph=True)
+        (gradient**2).sum().backward()
+    wrong = _differ(x_local.grad, x_seq.grad[mine], "second gradient of the input") if mine is not None else []
+    for name, parameter in sequential.named_parameters():
+        block, local = layer._spreads[name].block(world.rank), getattr(layer, name)
+        if block is not None and parameter.grad is not None:
+            wrong += _differ(local.grad, parameter.grad[block.slices], f"second gradient of {name}")
+    assert not wrong, f"{case}: {'; '.join(wrong)}"
+
+
+def _block_of(case: Case, P_x: gridwise.CartesianPartition, x: Tensor) -> tuple[tuple[slice, ...] | None, Tensor]:
+    """Where this worker's block of `x` lies (None without one), and the block, ready for gradients."""
+    lacking = P_x.dim - x.dim()
+    source = Layout.balanced(P_x.grid, (1,) * lacking + case.shape)
+    if case.extents:
+        given = (None,) * lacking + case.extents
+        cuts = [line if e is None else cuts_from_extents(e) for line, e in zip(source.cuts, given, strict=True)]
+        source = Layout(P_x.grid, tuple(cuts))
+    mine = source.block(gridwise.world().rank).slices[max(lacking, 0) :] if P_x.active else None
+    x_local = torch.empty(0, dtype=torch.float64) if mine is None else x[mine].clone()
+    if case.channels_last and mine is not None:
+        x_local = x_local.to(memory_format=torch.channels_last)
+    return mine, x_local.requires_grad_()
 
 
 def _refused(case: Case, words: str, by_torch: bool, sent: bool) -> str:

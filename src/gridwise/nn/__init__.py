@@ -55,6 +55,7 @@ from .loss import DistributedSmoothL1Loss as DistributedSmoothL1Loss
 from .module import Module as Module
 from .normalization import DistributedGroupNorm as DistributedGroupNorm
 from .normalization import DistributedLayerNorm as DistributedLayerNorm
+from .overlap import overlap as overlap
 from .padding import DistributedCircularPad1d as DistributedCircularPad1d
 from .padding import DistributedCircularPad2d as DistributedCircularPad2d
 from .padding import DistributedCircularPad3d as DistributedCircularPad3d

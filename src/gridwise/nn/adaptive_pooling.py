@@ -18,6 +18,7 @@ from torch import Tensor
 from ..grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
 from ..partition import Partition
 from .pooling import global_indices
+from .seen import Seen
 from .windowed import Rows, Share, Windowed, empty_output
 
 AVG_POOL: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
@@ -93,13 +94,15 @@ class AdaptiveAvgPool(AdaptivePool):
         }
         super().__init__(P_x, layers[self.dims](output_size))
 
-    def _local(self, x: Tensor, share: Share) -> Tensor:
+    def _local(self, seen: Seen, share: Share) -> Tensor:
         assert share.outputs is not None
         if not share.outputs.volume:
-            return empty_output(share.outputs.shape, x)
-        return self._put_together(
-            [y for (y,) in self._by_runs(x, lambda part, sizes, _: (AVG_POOL[self.dims](part, sizes),))]
-        )
+            return empty_output(share.outputs.shape, seen.x)
+
+        def pool(part: Tensor, sizes: Shape, _: Shape) -> tuple[Tensor]:
+            return (AVG_POOL[self.dims](part, sizes),)
+
+        return seen.computed(lambda x, _: self._put_together([y for (y,) in self._by_runs(x, pool)]))
 
 
 class AdaptiveMaxPool(AdaptivePool):
@@ -117,8 +120,9 @@ class AdaptiveMaxPool(AdaptivePool):
         }
         super().__init__(P_x, layers[self.dims](output_size, return_indices))
 
-    def _local(self, x: Tensor, share: Share) -> Any:
+    def _local(self, seen: Seen, share: Share) -> Any:
         assert share.outputs is not None
+        x = seen.x
         if not share.outputs.volume:
             y = empty_output(share.outputs.shape, x)
             return (y, torch.empty(y.shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
@@ -131,7 +135,10 @@ class AdaptiveMaxPool(AdaptivePool):
             at = tuple(a + b for a, b in zip(origin, starts, strict=True))
             return y, global_indices(indices, tuple(part.shape[2:]), at, self._extents)
 
-        results = tuple(self._put_together(list(parts)) for parts in zip(*self._by_runs(x, pool), strict=True))
+        def pooled(x: Tensor, _: Shape) -> tuple[Tensor, ...]:
+            return tuple(self._put_together(list(parts)) for parts in zip(*self._by_runs(x, pool), strict=True))
+
+        results = seen.computed(pooled)
         return results if self.return_indices else results[0]
 
 

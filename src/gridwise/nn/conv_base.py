@@ -44,7 +44,8 @@ from .agreement import key_of
 from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .parameter import Spread
-from .windowed import Rows, Share, Size, Windowed, computed_dtype, empty_output, nothing
+from .seen import Seen
+from .windowed import Rows, Share, Size, Windowed, computed_dtype, empty_output, nothing, windows_of
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -145,7 +146,8 @@ class Conv(Windowed):
             self._work = work[part]
             blocks = [interval(cuts, i) for cuts, i in zip(space, index, strict=True)]
             outputs = Box.of_intervals([interval(batch, at), self._work.outputs, *blocks])
-        self._share = Share(outputs, fetch, mine)
+        windows = windows_of(mine, self.kernel_size, self.stride, self.dilation) if mine else None
+        self._share = Share(outputs, fetch, mine, windows)
         self._sum = self._sum_to_blocks(outputs, shape)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
@@ -217,28 +219,37 @@ class Conv(Windowed):
 
     # Calling
 
-    def _local(self, x: Tensor, share: Share) -> Tensor:
+    def _local(self, seen: Seen, share: Share) -> Tensor:
         assert self._agreed is not None
-        y = x.to(computed_dtype(x)) if share.outputs is None else self._convolved(x, share.outputs, share.rows)
+        y = seen.x.to(computed_dtype(seen.x)) if share.outputs is None else self._convolved(seen, share)
         if self._sum is None:
             return y
         operator, key = self._sum
         wants = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters(recurse=False))
         return apply(y, operator, Ticket(key, self._ticket.call), wants or self._agreed.requires_grad)
 
-    def _convolved(self, x: Tensor, outputs: Box, rows: tuple[Rows, ...]) -> Tensor:
+    def _convolved(self, seen: Seen, share: Share) -> Tensor:
         assert self._transport is not None
-        assert self._work is not None
+        assert share.outputs is not None
         weight, bias = self._weight_and_bias()
         if bias is not None and self._transport.rank not in self._spreads["bias"].holders:
             bias = None
-        if not outputs.volume or not weight.shape[1]:
-            return empty_output(outputs.shape, x, weight, bias)
+        if not share.outputs.volume or not weight.shape[1]:
+            return empty_output(share.outputs.shape, seen.x, weight, bias)
+
+        def convolve(x: Tensor, padding: tuple[int, ...]) -> Tensor:
+            return self._in_groups(self._of_channels(x), weight, bias, padding)
+
+        return seen.computed(convolve, tuple(line.native for line in share.rows))
+
+    def _of_channels(self, x: Tensor) -> Tensor:
+        """`x` with just the input channels that this worker works on."""
+        assert self._work is not None
         first, last = groups_of(self._work.outputs, self.out_channels // self.groups)
         start, stop = self._work.inputs
-        if x.shape[1] != (last - first) * (stop - start):
-            x = x.unflatten(1, (last - first, -1)).narrow(2, start, stop - start).flatten(1, 2)
-        return self._in_groups(x, weight, bias, tuple(line.native for line in rows))
+        if x.shape[1] == (last - first) * (stop - start):
+            return x
+        return x.unflatten(1, (last - first, -1)).narrow(2, start, stop - start).flatten(1, 2)
 
     def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
         """One call of torch for whole groups, one for each part of a group at the block's ends."""

@@ -25,6 +25,7 @@ from ..errors import PartitionError
 from ..grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ..partition import Partition
 from .parameter import Spread
+from .seen import Seen
 from .windowed import Rows, Share, Size, Windowed, empty_output
 
 SEQUENTIAL: dict[int, Any] = {
@@ -150,8 +151,9 @@ class ConvTranspose(Windowed):
 
     # Calling
 
-    def _local(self, x: Tensor, share: Share) -> Tensor:
+    def _local(self, seen: Seen, share: Share) -> Tensor:
         weight, bias = self._weight_and_bias()
+        x = seen.x
         assert share.outputs is not None
         if not share.outputs.volume:
             return empty_output(share.outputs.shape, x, weight, bias)
@@ -160,7 +162,7 @@ class ConvTranspose(Windowed):
             return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
         crops = [n for cut in reversed(self._cuts) for n in cut.crop]
         pads = any(n < 0 for n in crops)
-        y = self._in_groups(x, weight, None if pads else bias)
+        y = seen.computed(lambda x, _: self._in_groups(x, weight, None if pads else bias))
         if any(crops):
             y = F.pad(y, [-n for n in crops])
         return y + bias.view(-1, *(1,) * self.dims) if pads and bias is not None else y

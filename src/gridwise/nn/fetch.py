@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..comm.parcels import put
 from ..comm.transport import Team, Transport
 from ..grid import Box, Route
 from .move import HALVES, Move, MoveBack, Place, carry
@@ -55,6 +56,7 @@ class Fetch(Move):
             inner = Box.of_shape(need.shape).shifted(tuple(before for before, _ in margins))
             self.inner = Place(inner, Box.of_shape(self.shape))
         self.edges = _edges(self.shape, self.margins)
+        self.received = sum(message.volume for message in plan.receives)
 
     @cached_property
     def adjoint(self) -> FetchBack:
@@ -72,11 +74,30 @@ class Fetch(Move):
         if self.plan.needed is None:
             y = inner = self.nothing(x)
         else:
-            y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=memory_format_of(x))
-            for edge in self.edges:
-                edge(y).fill_(self.fill)
-            inner = self.inner(y) if self.inner is not None else y
+            y, inner = self._room_for(x)
         carry(self.transport, self.name, x, inner, self.sends, self.receives, self.kept, add=False)
+        return y
+
+    def _room_for(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A new box with its margins filled, and the view of it inside them."""
+        y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=memory_format_of(x))
+        for edge in self.edges:
+            edge(y).fill_(self.fill)
+        return y, self.inner(y) if self.inner is not None else y
+
+    def received_pieces(self, y: Tensor) -> list[Tensor]:
+        """Copies of what came from others, out of a fetched box."""
+        inner = self.inner(y) if self.inner is not None else y
+        return [place(inner).clone() for _, places in self.receives for place in places]
+
+    def put_together(self, x: Tensor, received: Sequence[Tensor]) -> Tensor:
+        """The box that was fetched, from the own block and `received_pieces`; nothing is sent."""
+        y, inner = self._room_for(x)
+        for source, target in self.kept:
+            put(target(inner), source(x), add=False)
+        places = (place for _, places in self.receives for place in places)
+        for place, piece in zip(places, received, strict=True):
+            put(place(inner), piece, add=False)
         return y
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..grid import Cuts, Layout, Shape, hull_then_pad
 from ..partition import Partition
+from .seen import Seen
 from .windowed import Rows, Share, Size, Windowed, empty_output
 
 
@@ -59,13 +60,14 @@ class Pad(Windowed):
             return [Rows(need) for need in needs]
         return [Rows.padded(hull_then_pad(need, extent, self.mode), self.mode == "constant") for need in needs]
 
-    def _local(self, x: Tensor, share: Share) -> Tensor:
+    def _local(self, seen: Seen, share: Share) -> Tensor:
         assert share.outputs is not None
+        x = seen.x
         if not share.outputs.volume:
             return empty_output(share.outputs.shape, x)
         padded = any(any(line.pad) for line in share.rows)
         moved = share.fetch is not None and not share.fetch.aliases
-        return x.contiguous() if padded or moved else x.clone()
+        return seen.computed(lambda x, _: x.contiguous() if padded or moved else x.clone())
 
 
 class ConstantPad(Pad):

@@ -25,7 +25,8 @@ from ..grid import Box, Cuts, Interval, Layout, Shape, hull_then_pad, window_nee
 from ..partition import Partition
 from .mixins import PoolingMixin
 from .move import HALVES
-from .windowed import Rows, Share, Size, Windowed, empty_output
+from .seen import Seen
+from .windowed import Rows, Share, Size, Windowed, empty_output, windows_of
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 AVG_POOL: dict[int, Any] = {2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -58,10 +59,17 @@ class DistributedPoolingBase(PoolingMixin, Windowed):
         fill = _least(self._agreed.dtype) if self._fills_with_least and self._agreed else 0.0
         blocks = list(pairwise(batch)), list(pairwise(channels))
         fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, fill=fill)
-        self._share = Share(target.block(self._transport.rank), fetch, mine)
+        kernel, stride, _, dilation = self._window
+        windows = windows_of(mine, kernel, stride, dilation) if mine and self._in_parts else None
+        self._share = Share(target.block(self._transport.rank), fetch, mine, windows)
         self._extents = source.global_shape[2:]
 
     _fills_with_least = False
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether outputs can be made in parts and put together."""
+        return not getattr(self, "return_indices", False)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         kernel, stride, padding, dilation = (values[d] for values in self._window)
@@ -78,18 +86,23 @@ class DistributedPoolingBase(PoolingMixin, Windowed):
         """How many rows torch wants to see, besides those that it pads."""
         return 1
 
-    def _local(self, x: Tensor, share: Share) -> Any:
+    def _local(self, seen: Seen, share: Share) -> Any:
         assert share.outputs is not None
         if not share.outputs.volume:
-            return self._empty(share.outputs.shape, x)
+            return self._empty(share.outputs.shape, seen.x)
         native = tuple(line.native for line in share.rows)
-        return self._pooled(x, share, native)
+        return self._finished(seen.computed(self._pooled, native), seen.x, share)
 
     def _empty(self, shape: Shape, x: Tensor) -> Any:
         return empty_output(shape, x)
 
     @abstractmethod
-    def _pooled(self, x: Tensor, share: Share, padding: tuple[int, ...]) -> Any: ...
+    def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Any:
+        """What torch makes of windows of `x`."""
+
+    @abstractmethod
+    def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
+        """This worker's outputs, from what torch has made of `x`."""
 
 
 class MaxPool(DistributedPoolingBase):
@@ -129,10 +142,12 @@ class MaxPool(DistributedPoolingBase):
                 )
         return super()._rows(d, cuts, extent)
 
-    def _pooled(self, x: Tensor, share: Share, padding: tuple[int, ...]) -> Any:
-        assert share.outputs is not None
+    def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Any:
         kernel, stride, _, dilation = self._window
-        y = MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
+        return MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
+
+    def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
+        assert share.outputs is not None
         if not self.return_indices:
             return cropped(y, share.outputs)
         starts = tuple(line.hull[0] for line in share.rows)
@@ -169,23 +184,24 @@ class AvgPool(DistributedPoolingBase):
         starts = [stride * o - padding for o in range(*outputs)]
         return [min(start + kernel, high) - max(start, low) for start in starts]
 
-    def _pooled(self, x: Tensor, share: Share, padding: tuple[int, ...]) -> Tensor:
-        assert share.outputs is not None
+    def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
         kernel, stride, _, _ = self._window
-        dtype = x.dtype
-        if self._divisors is not None and dtype in HALVES:
+        if self._divisors is not None and x.dtype in HALVES:
             x = x.float()  # the sum of a window is rounded once, after the division
         if self.dims == 1:  # torch's 1-d average has no divisor to set
-            y = F.avg_pool2d(
+            return F.avg_pool2d(
                 x.unsqueeze(2), (1, *kernel), (1, *stride), (0, *padding), divisor_override=self._divisor
             ).squeeze(2)
-        else:
-            y = AVG_POOL[self.dims](x, kernel, stride, padding, divisor_override=self._divisor)
+        y: Tensor = AVG_POOL[self.dims](x, kernel, stride, padding, divisor_override=self._divisor)
+        return y
+
+    def _finished(self, y: Any, x: Tensor, share: Share) -> Tensor:
+        assert share.outputs is not None
         y = cropped(y, share.outputs)
         if self._divisors is None:
             return y
         whole = None if y.dtype.is_floating_point else "trunc"
-        return torch.div(y, self._divisors.to(y), rounding_mode=whole).to(dtype)
+        return torch.div(y, self._divisors.to(y), rounding_mode=whole).to(x.dtype)
 
 
 def cropped(y: Tensor, outputs: Box) -> Tensor:

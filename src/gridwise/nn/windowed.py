@@ -17,6 +17,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -24,12 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import PartitionError
-from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, route
+from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, route
 from ..partition import Partition
 from .agreement import Ballot, Structure, agree_layout
 from .fetch import Fetch
 from .layer import Layer
 from .operator import apply
+from .overlap import Parts, overlaps
+from .seen import Fetched, Seen
 
 Size = int | tuple[int, ...]
 """One number for all dims of space, or one for each."""
@@ -66,6 +69,18 @@ class Share:
     fetch: Fetch | None
     """None when every worker needs what it owns."""
     rows: tuple[Rows, ...]
+    windows: tuple[Window, ...] | None = None
+    """How the outputs see what was fetched; None where the layer always computes them at once."""
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        """The outputs in parts, of which some need no messages; None where all wait."""
+        return None if self.pads else Parts.planned(self.fetch, self.windows, self.outputs)
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether torch pads or crops what was fetched."""
+        return any(any(line.pad) or line.crop is not None for line in self.rows)
 
 
 class Windowed(Layer):
@@ -205,36 +220,34 @@ class Windowed(Layer):
             return self._outside(x)
         assert self._share is not None
         assert self._agreed is not None
-        y = self._local(self._fetched(self._batched(x)), self._share)
+        y = self._local(self._seen(self._batched(x)), self._share)
         if not self._unbatched:
             return y
         return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
 
-    def _fetched(self, x: Tensor) -> Tensor:
+    def _seen(self, x: Tensor) -> Seen:
         """What this worker's outputs see, padded."""
         assert self._share is not None
         assert self._agreed is not None
         records, share = self._agreed.requires_grad, self._share
         x = self._agreed.brought(x)
+        if overlaps() and share.parts is not None:
+            return share.parts.begin(x, self._ticket, records)
         if share.fetch is None:
-            x = x.detach().requires_grad_() if records and not x.requires_grad else x
+            box = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
-            x = apply(x, share.fetch, self._ticket, records)
-        if not x.numel():
-            return x
-        if any(any(rows.pad) for rows in share.rows):
-            x = F.pad(x, [n for rows in reversed(share.rows) for n in rows.pad], self._pad_mode)
-        for d, rows in enumerate(share.rows, 2):
-            if rows.crop is not None:
-                x = x.narrow(d, rows.crop[0], rows.crop[1] - rows.crop[0])
-        return x
+            box = apply(x, share.fetch, self._ticket, records)
+        pad = partial(padded, rows=share.rows, mode=self._pad_mode) if share.pads and box.numel() else None
+        if share.fetch is None or share.fetch.aliases or not box.numel():
+            return Seen(box if pad is None else pad(box))
+        return Fetched(x, share.fetch, box, pad)
 
     _pad_mode = "constant"
     _fresh_gradients = True
     """Whether what is fetched always goes to a function of torch that makes a new gradient for it."""
 
     @abstractmethod
-    def _local(self, x: Tensor, share: Share) -> Any:
+    def _local(self, seen: Seen, share: Share) -> Any:
         """The outputs of this worker from what it has fetched; zero-volume and connected to it where it has none."""
 
     def _outside(self, x: Tensor) -> Any:
@@ -243,6 +256,24 @@ class Windowed(Layer):
         for parameter in self.parameters(recurse=False):
             y = y + parameter.flatten()[:0]
         return (y, y.new_empty(0, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
+
+
+def windows_of(
+    rows: Sequence[Rows], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[Window, ...]:
+    """How the outputs of each dim see the rows that were fetched for them."""
+    each = zip(rows, kernel, stride, dilation, strict=True)
+    return tuple(Window(d * (k - 1) + 1, s, line.native) for line, k, s, d in each)
+
+
+def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
+    """What was fetched, padded and cropped as the rows of each dim say."""
+    if any(any(line.pad) for line in rows):
+        x = F.pad(x, [n for line in reversed(rows) for n in line.pad], mode)
+    for d, line in enumerate(rows, 2):
+        if line.crop is not None:
+            x = x.narrow(d, line.crop[0], line.crop[1] - line.crop[0])
+    return x
 
 
 def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

@@ -1,0 +1,154 @@
+"""What a worker's outputs see, and how little of it is kept for backward.
+
+Torch saves the input of a layer for the layer's gradient. Here that is the fetched box: a copy of the own block with
+halos and padding around it. The own block lives on besides, because the layer before has saved it or the user holds it.
+So what torch has saved of the box is replaced:
+
+    convolutions       by a reference to the own block and copies of what was received; the box is put together again
+                       in backward, without a message
+    pooling, padding   by its shape: their gradients read nothing else (maxima are found by their indices)
+
+A saved tensor takes one pair of hooks. Under hooks of the user (`save_on_cpu`, `torch.utils.checkpoint`) those decide, and
+nothing is replaced. In backward a block that was changed in place is noticed by its version, as torch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .fetch import Fetch
+
+Call = Callable[[Tensor, tuple[int, ...]], Any]
+"""What a layer makes of a tensor and of the padding that it leaves to torch: outputs, or a tuple that starts with them."""
+
+Pad = Callable[[Tensor], Tensor]
+
+LEAST = 1 << 18
+"""How many bytes must be freed to be worth it. Replacing costs about 20 us a call; a hundred layers below it keep 25 MB."""
+
+VALUES = ("Convolution",)
+"""Nodes of autograd that save their input and read it in backward."""
+SHAPE_ONLY = ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "ReflectionPad", "ReplicationPad")
+"""Nodes that save it and read its shape alone, in backward of first and of second order."""
+
+
+class Seen:
+    """A tensor that this worker's outputs are made from, as it is."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Any:
+        """``call(x, padding)``."""
+        return call(self.x, padding)
+
+
+class Fetched(Seen):
+    """What was made of the own block `own` by `fetch`, and then, where torch pads it, by `pad`."""
+
+    def __init__(self, own: Tensor, fetch: Fetch, box: Tensor, pad: Pad | None) -> None:
+        super().__init__(box if pad is None else pad(box))
+        self.own, self.fetch, self.box, self.pad = own, fetch, box, pad
+
+    def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Any:
+        y = call(self.x, padding)
+        made = y[0] if isinstance(y, tuple) else y
+        if made.grad_fn is not None and self._is_worth_it():
+            self._replace_saved(made)
+        return y
+
+    def _is_worth_it(self) -> bool:
+        """Whether much is freed where others hold the own block, and more than is lost where nobody does."""
+        freed = self.box.nbytes - self.fetch.received * self.box.element_size()
+        return freed >= LEAST and 2 * freed >= self.own.nbytes and not self.own.is_inference()
+
+    def _replace_saved(self, y: Tensor) -> None:
+        for node in _nodes_between(y, self.box):
+            name = node.name()
+            if name.startswith(VALUES + SHAPE_ONLY):
+                saved = node._raw_saved_input if name.startswith(VALUES) else node._raw_saved_self
+                try:
+                    saved.register_hooks(_Replace(self, name), _again)
+                except RuntimeError as error:
+                    if "hooks have already been set" not in str(error):
+                        raise
+                    return  # the user's
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        return Pieces(self.own, self.fetch, self.box)
+
+    def made_again(self, node: str, saved: Tensor) -> Callable[[], Tensor]:
+        """A function that makes `saved` again, which `node` has saved."""
+        size, stride, offset, memory = saved.size(), saved.stride(), saved.storage_offset(), _memory(saved)
+        if memory not in (_memory(self.x), _memory(self.box)):  # a copy, as autocast makes it
+            return partial(check_version, saved, saved._version)
+        if node.startswith(SHAPE_ONLY):
+            return partial(torch.empty_strided, size, stride, dtype=saved.dtype, device=saved.device)
+        pieces, pad = self.pieces, self.pad if memory == _memory(self.x) else None
+
+        def again() -> Tensor:
+            box = pieces.put_together()
+            return (box if pad is None else pad(box)).as_strided(size, stride, offset)
+
+        return again
+
+
+class Pieces:
+    """A fetched box in pieces: those of the own block by reference, those received as copies."""
+
+    def __init__(self, own: Tensor, fetch: Fetch, box: Tensor) -> None:
+        self.fetch, self.own, self.version = fetch, own.detach(), own._version
+        self.received = fetch.received_pieces(box.detach())
+
+    def put_together(self) -> Tensor:
+        check_version(self.own, self.version)
+        return self.fetch.put_together(self.own, self.received)
+
+
+class _Replace:
+    """The hook that is given what `node` has saved. Torch keeps it for as long as the node: it must let go of the box."""
+
+    def __init__(self, seen: Fetched, node: str) -> None:
+        self.seen: Fetched | None = seen
+        self.node = node
+
+    def __call__(self, saved: Tensor) -> Callable[[], Tensor]:
+        seen, self.seen = self.seen, None
+        assert seen is not None
+        return seen.made_again(self.node, saved)
+
+
+def _again(make: Callable[[], Tensor]) -> Tensor:
+    return make()
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def check_version(x: Tensor, version: int) -> Tensor:
+    """`x`, unless it has been changed in place since: then what torch says to that."""
+    if x._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: the input "
+            f"of a distributed layer, shape {tuple(x.shape)}, is at version {x._version}; expected version {version} "
+            "instead."
+        )
+    return x
+
+
+def _nodes_between(y: Tensor, x: Tensor) -> Iterator[Any]:
+    """The nodes of autograd from `y` back to `x`: data is the first input of each, and all inputs of a concatenation."""
+    first, todo = x.grad_fn, [y.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node is not first:
+            yield node
+            inputs = node.next_functions
+            todo += [before for before, _ in (inputs if node.name().startswith("Cat") else inputs[:1])]

@@ -1,0 +1,184 @@
+"""The operator of overlapped layers: the own block as it is, and the boxes that wait for pieces from others.
+
+    forward   x -> (x, B x)         B puts each box together from pieces of the own block and of others'
+    adjoint   (g, b) -> g + B' b    pieces of others go back and are added there, the own ones here
+    bytes     what the route sends
+
+Forward returns before anything has arrived: the own block can be used at once, the boxes after `Exchange.finish`. The
+messages are those of `Fetch`, in the same order, so workers on this road and on the plain one understand each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.parcels import put
+from ..grid import Box
+from .agreement import agree_call, is_on
+from .fetch import Fetch, memory_format_of
+from .move import HALVES, Place
+from .operator import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A piece of a box: where it lies there, and where in tensor number `source`."""
+
+    there: Place
+    source: int
+    here: Place
+    volume: int
+
+
+def meetings(box: Box, pieces: Sequence[tuple[Box, Box, Box]]) -> list[Meeting]:
+    """Where a box meets pieces: for each, where it would lie, and where it lies within its own tensor."""
+    found = []
+    for i, (target, source, within) in enumerate(pieces):
+        if (common := box.intersect(target)) is not None:
+            here = common.relative_to(target).shifted(source.start)
+            there = Place(common.relative_to(box), Box.of_shape(box.shape))
+            found.append(Meeting(there, i, Place(here, within), common.volume))
+    return found
+
+
+class Split:
+    """`inside` is the part of the own block to return; `boxes` are in the coordinates of what `fetch` makes."""
+
+    def __init__(self, fetch: Fetch, inside: Box, boxes: Sequence[Box]) -> None:
+        assert fetch.plan.owned is not None
+        plan, own = fetch.plan, Box.of_shape(fetch.plan.owned.shape)
+        margin = tuple(first for first, _ in fetch.margins) or (0,) * len(own.start)
+        received = [[piece.target.shifted(margin) for piece in message.pieces] for message in plan.receives]
+        mine = [(piece.target.shifted(margin), piece.source, own) for piece in plan.kept]
+        theirs = [(box, strip, strip) for line in received for box in line for strip in [Box.of_shape(box.shape)]]
+        self.fetch, self.inside = fetch, Place(inside, own)
+        self.shapes = [box.shape for box in boxes]
+        self.strips = [[box.shape for box in line] for line in received]
+        self.kept = [meetings(box, mine) for box in boxes]
+        self.awaited = [meetings(box, theirs) for box in boxes]
+        self.has_gaps = [
+            sum(piece.volume for piece in (*kept, *awaited)) < box.volume
+            for box, kept, awaited in zip(boxes, self.kept, self.awaited, strict=True)
+        ]
+
+    def begin(self, x: Tensor, ticket: Ticket, records: bool) -> tuple[Tensor, list[Tensor], Exchange]:
+        """The inside of `x`, the boxes, and what fills them; recorded by autograd on all workers if `records`."""
+        if not records:
+            exchange = Exchange(self, x.detach(), self.fetch.fill)
+            return self.inside(x.detach()), exchange.boxes, exchange
+        anchor, begun = None if x.requires_grad else torch.empty(0, requires_grad=True), list[Exchange]()
+        inside, *boxes = _Forth.apply(x, anchor, self, ticket, self.fetch.fill, begun)
+        return inside, boxes, begun[0]
+
+    def back(self, inside: Tensor, boxes: Sequence[Tensor], own: bool) -> Tensor:
+        """The adjoint; adds in place if `inside` is the caller's `own`."""
+        fetch, dtype = self.fetch, inside.dtype
+        assert fetch.plan.owned is not None
+        total = torch.float32 if dtype in HALVES else dtype
+        if self.inside.cuts:
+            x = torch.zeros(fetch.plan.owned.shape, dtype=total, device=inside.device)
+            self.inside(x).copy_(inside)
+        else:
+            x = inside if own and total == dtype and 0 not in inside.stride() else inside.to(total, copy=True)
+        strips = [[inside.new_zeros(shape) for shape in line] for line in self.strips]
+        flat = [strip for line in strips for strip in line]
+        for box, awaited in zip(boxes, self.awaited, strict=True):
+            for piece in awaited:
+                put(piece.here(flat[piece.source]), piece.there(box), add=True)
+        pending = fetch.transport.move(
+            [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
+            [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
+            dtype,
+            f"the adjoint of {fetch.name}",
+            True,
+        )
+        for box, kept in zip(boxes, self.kept, strict=True):
+            for piece in kept:
+                put(piece.here(x), piece.there(box), add=True)
+        pending.wait()
+        return x.to(dtype)
+
+    def agree(self, ticket: Ticket, guarded: bool) -> None:
+        """As for every operator that backward applies."""
+        if guarded and is_on():
+            name = f"the adjoint of {self.fetch.name}" if ticket.depth % 2 else self.fetch.name
+            agree_call(self.fetch.transport, self.fetch.team, name, ticket.number, False, None)
+
+
+class Exchange:
+    """The messages of one call, under way, and the boxes that they fill."""
+
+    def __init__(self, split: Split, x: Tensor, fill: float) -> None:
+        self.split, fetch = split, split.fetch
+        x = x.resolve_conj().resolve_neg()
+        strips = [[x.new_empty(shape) for shape in line] for line in split.strips]
+        self.strips = [strip for line in strips for strip in line]
+        self.pending = fetch.transport.move(
+            [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
+            [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
+            x.dtype,
+            fetch.name,
+        )
+        form = memory_format_of(x)
+        self.boxes = [torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form) for shape in split.shapes]
+        for box, kept, has_gaps in zip(self.boxes, split.kept, split.has_gaps, strict=True):
+            if has_gaps:
+                box.fill_(fill)
+            for piece in kept:
+                put(piece.there(box), piece.here(x), add=False)
+
+    def finish(self) -> None:
+        """Wait for what is on its way, and bring it to its places."""
+        self.pending.wait()
+        for box, awaited in zip(self.boxes, self.split.awaited, strict=True):
+            for piece in awaited:
+                put(piece.there(box.detach()), piece.here(self.strips[piece.source]), add=False)
+
+
+class _Forth(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor | None, split: Split, ticket: Ticket, fill: float, begun: list[Exchange]
+    ) -> tuple[Tensor, ...]:
+        ctx.split, ctx.ticket, ctx.guarded = split, ticket, is_on()
+        exchange = Exchange(split, x, fill)
+        begun.append(exchange)
+        return (split.inside(x), *exchange.boxes)
+
+    @staticmethod
+    def backward(ctx: Any, inside: Tensor, *boxes: Tensor) -> tuple[Tensor | None, ...]:
+        ticket = ctx.ticket.differentiated()
+        ctx.split.agree(ticket, ctx.guarded)
+        if not torch.is_grad_enabled():
+            return ctx.split.back(inside, boxes, own=True), None, None, None, None, None
+        known = any(part.requires_grad for part in (inside, *boxes))
+        anchor = None if known else torch.empty(0, requires_grad=True)
+        return _Back.apply(anchor, ctx.split, ticket, inside, *boxes), None, None, None, None, None
+
+
+class _Back(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor | None, split: Split, ticket: Ticket, inside: Tensor, *boxes: Tensor
+    ) -> Tensor:
+        ctx.split, ctx.ticket, ctx.guarded = split, ticket, is_on()
+        return split.back(inside, boxes, own=False)
+
+    @staticmethod
+    def backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
+        ticket = ctx.ticket.differentiated()
+        ctx.split.agree(ticket, ctx.guarded)
+        if torch.is_grad_enabled():
+            anchor, begun = None if x.requires_grad else torch.empty(0, requires_grad=True), list[Exchange]()
+            parts = _Forth.apply(x, anchor, ctx.split, ticket, 0.0, begun)
+            begun[0].finish()
+        else:
+            exchange = Exchange(ctx.split, x, 0.0)
+            exchange.finish()
+            parts = (ctx.split.inside(x), *exchange.boxes)
+        return None, None, None, *parts

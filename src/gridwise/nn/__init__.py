@@ -43,6 +43,9 @@ from .dropout import DistributedDropout2d as DistributedDropout2d
 from .dropout import DistributedDropout3d as DistributedDropout3d
 from .dropout import DistributedFeatureAlphaDropout as DistributedFeatureAlphaDropout
 from .halo_exchange import HaloExchange as HaloExchange
+from .instancenorm import DistributedInstanceNorm1d as DistributedInstanceNorm1d
+from .instancenorm import DistributedInstanceNorm2d as DistributedInstanceNorm2d
+from .instancenorm import DistributedInstanceNorm3d as DistributedInstanceNorm3d
 from .linear import DistributedLinear as DistributedLinear
 from .loss import DistributedBCELoss as DistributedBCELoss
 from .loss import DistributedBCEWithLogitsLoss as DistributedBCEWithLogitsLoss

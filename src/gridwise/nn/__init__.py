@@ -82,6 +82,7 @@ from .pooling import DistributedMaxPool1d as DistributedMaxPool1d
 from .pooling import DistributedMaxPool2d as DistributedMaxPool2d
 from .pooling import DistributedMaxPool3d as DistributedMaxPool3d
 from .pooling import DistributedPoolingBase as DistributedPoolingBase
+from .prelu import DistributedPReLU as DistributedPReLU
 from .reduce_scatter import ReduceScatter as ReduceScatter
 from .repartition import Repartition as Repartition
 from .replicas import check_replicas as check_replicas

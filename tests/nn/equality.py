@@ -36,6 +36,8 @@ class Case:
     extents: tuple[tuple[int, ...] | None, ...] | None = None
     """Per dim, the extents of the input's blocks; None for balanced ones."""
     channels_last: bool = False
+    call: tuple[Any, ...] = ()
+    """What the layer is called with after its input."""
 
     @property
     def workers(self) -> int:
@@ -45,7 +47,8 @@ class Case:
         words = [*map(str, self.args), *(f"{k}={v}" for k, v in self.kwargs.items())]
         grids = f"on {self.P_x}" + (f" by {self.P_w}" if self.P_w else "")
         uneven = f" cut {self.extents}" if self.extents else ""
-        return f"{self.layer}({', '.join(words)}) of {self.shape} {grids}{uneven}"
+        called = f" called with {self.call}" if self.call else ""
+        return f"{self.layer}({', '.join(words)}) of {self.shape} {grids}{uneven}{called}"
 
 
 def check(case: Case, seed: int = 0) -> str:
@@ -65,7 +68,7 @@ def check(case: Case, seed: int = 0) -> str:
     try:
         layer = _make(gridwise.nn, f"Distributed{case.layer}", (P_x, *case.args), options)
         messages.clear()
-        y = layer(x_local)
+        y = layer(x_local, *case.call)
     except (PartitionError, UnsupportedError) as error:
         return _refused(case, str(error), expected is None, bool(messages))
     finally:
@@ -83,7 +86,9 @@ def check(case: Case, seed: int = 0) -> str:
     wrong: list[str] = []  # raised at the end only, so that all workers reach every collective
     if P_y.active:
         lacking = P_y.dim - dy.dim()
-        target = Layout.balanced(P_y.grid, (1,) * lacking + tuple(dy.shape))
+        target = _output_layout(
+            case, _source_of(case, P_x), Layout.balanced(P_y.grid, (1,) * lacking + tuple(dy.shape))
+        )
         block = target.block(world.rank).slices[lacking:]
         for out, out_seq in zip(outs, outs_seq, strict=True):
             wrong += _differ(out, out_seq[block], "output")
@@ -101,6 +106,10 @@ def check(case: Case, seed: int = 0) -> str:
             wrong += _differ(local.grad, parameter.grad[block.slices], f"gradient of {name}")
         elif local.numel():
             wrong.append(f"a part of {name} where there is none")
+    for name, buffer in sequential.named_buffers():
+        block = layer._spreads[name].block(world.rank)
+        if block is not None:
+            wrong += _differ(getattr(layer, name), buffer[block.slices], f"value of {name}")
     assert not wrong, f"{case}: {'; '.join(wrong)}"
     return "equal"
 
@@ -128,17 +137,30 @@ def check_second_order(case: Case, seed: int = 0) -> None:
 
 def _block_of(case: Case, P_x: gridwise.CartesianPartition, x: Tensor) -> tuple[tuple[slice, ...] | None, Tensor]:
     """Where this worker's block of `x` lies (None without one), and the block, ready for gradients."""
-    lacking = P_x.dim - x.dim()
-    source = Layout.balanced(P_x.grid, (1,) * lacking + case.shape)
-    if case.extents:
-        given = (None,) * lacking + case.extents
-        cuts = [line if e is None else cuts_from_extents(e) for line, e in zip(source.cuts, given, strict=True)]
-        source = Layout(P_x.grid, tuple(cuts))
-    mine = source.block(gridwise.world().rank).slices[max(lacking, 0) :] if P_x.active else None
+    rank, lacking = gridwise.world().rank, P_x.dim - x.dim()
+    mine = _source_of(case, P_x).block(rank).slices[max(lacking, 0) :] if P_x.active else None
     x_local = torch.empty(0, dtype=torch.float64) if mine is None else x[mine].clone()
     if case.channels_last and mine is not None:
         x_local = x_local.to(memory_format=torch.channels_last)
     return mine, x_local.requires_grad_()
+
+
+def _source_of(case: Case, P_x: gridwise.CartesianPartition) -> Layout:
+    """The blocks of the input, with a batch dim where the grid has one and the input has not."""
+    lacking = P_x.dim - len(case.shape)
+    balanced = Layout.balanced(P_x.grid, (1,) * lacking + case.shape)
+    if not case.extents:
+        return balanced
+    given = (None,) * lacking + case.extents
+    cuts = [line if e is None else cuts_from_extents(e) for line, e in zip(balanced.cuts, given, strict=True)]
+    return Layout(P_x.grid, tuple(cuts))
+
+
+def _output_layout(case: Case, source: Layout, balanced: Layout) -> Layout:
+    """Layers that do not move along a dim leave it in the input's blocks."""
+    if case.layer.startswith(("InstanceNorm", "BatchNorm", "GroupNorm", "PReLU")):
+        return source
+    return Layout(source.grid, source.cuts[:2] + balanced.cuts[2:]) if case.layer == "Upsample" else balanced
 
 
 def _refused(case: Case, words: str, by_torch: bool, sent: bool) -> str:
@@ -168,13 +190,13 @@ def _sequential(case: Case, x: Tensor, seed: int) -> tuple[Any, Tensor, torch.nn
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch pads 'same' with a copy, and says so
             layer = _make(torch.nn, case.layer, case.args, case.kwargs)
-            return layer(x_seq), x_seq, layer
+            return layer(x_seq, *case.call), x_seq, layer
     except (RuntimeError, ValueError, TypeError):
         return None
 
 
 def _make(place: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.nn.Module:
-    dtype = {"dtype": torch.float64} if "Conv" in name else {}
+    dtype = {"dtype": torch.float64} if any(kind in name for kind in ("Conv", "Norm", "PReLU")) else {}
     return getattr(place, name)(*args, **kwargs, **dtype)
 
 

@@ -1,4 +1,4 @@
-"""Random configurations of windowed layers: arguments, sizes, grids, uneven and empty blocks. Seeded and endless."""
+"""Random configurations of layers: arguments, sizes, grids, uneven and empty blocks. Seeded and endless."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ KINDS = (
     "AdaptiveAvgPool",
     "AdaptiveMaxPool",
     "Pad",
+    "Norm",
+    "Upsample",
+    "Upsample",
+    "PReLU",
 )
+WITHOUT_UNBATCHED = ("BatchNorm", "GroupNorm", "Upsample", "PReLU")
 
 
 def random_case(seed: int, workers: int) -> Case:
@@ -34,8 +39,8 @@ def random_case(seed: int, workers: int) -> Case:
     P_w = None
     if kind == "WorkConv":
         kind, P_w = "Conv", _grid(rng, dims + 2, workers)
-    layer, args, kwargs = _arguments(rng, kind, dims, channels, groups, space)
-    if rng.random() < 0.15 and P_w is None and P_x[0] == 1:
+    layer, args, kwargs, call = _arguments(rng, kind, dims, channels, groups, space)
+    if rng.random() < 0.15 and P_w is None and P_x[0] == 1 and not layer.startswith(WITHOUT_UNBATCHED):
         shape = shape[1:]
         P_x = rng.choice((P_x, P_x[1:]))
     extents = None
@@ -44,7 +49,10 @@ def random_case(seed: int, workers: int) -> Case:
             _uneven(rng, n, p) if rng.random() < 0.6 else None
             for n, p in zip(shape, P_x[len(P_x) - len(shape) :], strict=True)
         )
-    return Case(layer, P_x, shape, args, kwargs, P_w, extents, channels_last=len(shape) == 4 and rng.random() < 0.1)
+        if kind in ("Norm", "PReLU"):  # parameters are in even blocks, and refused by others
+            extents = (*extents[: -dims - 1], None, *extents[-dims:])
+    channels_last = len(shape) == 4 and rng.random() < 0.1
+    return Case(layer, P_x, shape, args, kwargs, P_w, extents, channels_last, call)
 
 
 def _grid(rng: random.Random, axes: int, workers: int) -> tuple[int, ...]:
@@ -68,6 +76,53 @@ def _sizes(rng: random.Random, dims: int, low: int, high: int) -> int | tuple[in
 
 def _arguments(
     rng: random.Random, kind: str, dims: int, channels: int, groups: int, space: tuple[int, ...]
+) -> tuple[str, tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+    if kind == "Norm":
+        return *_norm(rng, dims, channels), ()
+    if kind == "Upsample":
+        return "Upsample", (), _upsampling(rng, dims, space), ()
+    if kind == "PReLU":
+        return "PReLU", (rng.choice((1, channels)),), {}, ()
+    layer, args, options = _windowed(rng, kind, dims, channels, groups)
+    call: tuple[Any, ...] = ()
+    if kind == "ConvTranspose" and rng.random() < 0.3:
+        call = (tuple(n * _first(options["stride"]) + rng.randint(-1, 4) for n in space),)
+    return layer, args, options, call
+
+
+def _norm(rng: random.Random, dims: int, channels: int) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    name = rng.choice(("InstanceNorm", "InstanceNorm", "BatchNorm", "GroupNorm"))
+    options: dict[str, Any] = {"affine": rng.random() < 0.6}
+    if name == "GroupNorm":
+        return name, (rng.choice([g for g in range(1, channels + 1) if channels % g == 0]), channels), options
+    options |= {"track_running_stats": rng.random() < 0.5, "momentum": rng.choice((0.1, 0.5))}
+    return f"{name}{dims}d", (channels,), options
+
+
+def _upsampling(rng: random.Random, dims: int, space: tuple[int, ...]) -> dict[str, Any]:
+    smooth = {1: ("linear",), 2: ("bilinear", "bicubic", "bicubic"), 3: ("trilinear",)}[dims]
+    mode = rng.choice(("nearest", "nearest-exact", *smooth))
+    options: dict[str, Any] = {"mode": mode}
+    if mode in smooth:
+        options["align_corners"] = rng.choice((None, False, True))
+    if rng.random() < 0.5:
+        return options | {"size": _sizes(rng, dims, 1, 15)}
+    factors = [rng.choice((0.3, 0.5, 2 / 3, 1.0, 1.4, 2.0, 2.6, 4.0)) for _ in space]
+    # torch's gradient of these is not that of its output: see `DistributedUpsample`
+    copied = (1, 2) if mode.startswith("nearest") else (1,) if mode == "bicubic" else ()
+    factors = [
+        float(round(f) or 1) if int(n * f) in [n * m for m in copied] else f
+        for f, n in zip(factors, space, strict=True)
+    ]
+    return options | {"scale_factor": tuple(factors), "recompute_scale_factor": rng.choice((None, True))}
+
+
+def _first(sizes: int | tuple[int, ...]) -> int:
+    return sizes if isinstance(sizes, int) else sizes[0]
+
+
+def _windowed(
+    rng: random.Random, kind: str, dims: int, channels: int, groups: int
 ) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     kernel, stride = _sizes(rng, dims, 1, 5), _sizes(rng, dims, 1, 3)
     if kind == "Conv":

@@ -118,6 +118,42 @@ class UNet(nn.Module):
         return self.outc(self.conv1(self.joined(self.up1(y), x1)))
 
 
+class LayerNorm2d(nn.LayerNorm):
+    """Over the channels of images, as ConvNeXt does it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dwconv = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.pwconv1, self.act, self.pwconv2 = nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        self.gamma = nn.Parameter(torch.full((dim,), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
+        y = self.gamma * self.pwconv2(self.act(self.pwconv1(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
+class ConvNeXt(nn.Module):
+    def __init__(self, dims: tuple[int, ...] = (4, 8), classes: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, dims[0], 4, 4), LayerNorm2d(dims[0]))
+        self.first = nn.Sequential(ConvNeXtBlock(dims[0]), ConvNeXtBlock(dims[0]))
+        self.down = nn.Sequential(LayerNorm2d(dims[0]), nn.Conv2d(dims[0], dims[1], 2, 2))
+        self.second = ConvNeXtBlock(dims[1])
+        self.norm, self.head = nn.LayerNorm(dims[1]), nn.Linear(dims[1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.down(self.first(self.stem(x))))
+        return self.head(self.norm(x.mean([-2, -1])))
+
+
 def train_both(sequential: nn.Module, P_x: Any, shape: tuple[int, ...], classes: int, steps: int) -> None:
     """Some steps of SGD with momentum on both; losses, gradients, weights and statistics must stay equal."""
     model = gridwise.distribute(sequential, P_x)
@@ -168,6 +204,17 @@ def test_resnet18() -> None:
 def test_unet_on_uneven_sizes(bilinear: bool) -> None:
     P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 2))
     train_both(UNet(bilinear=bilinear).double(), P_x, (2, 2, 23, 30), 3, steps=10)
+
+
+@workers(1, 2, 4, transports=("mpi",))
+def test_convnext(gridwise_setting: tuple[str, int]) -> None:
+    """Channels last by permute, linear layers on them, a norm by function, a layer scale, and a mean over space."""
+    for grid in {1: [(1, 1, 1, 1)], 2: [(1, 1, 2, 1), (1, 2, 1, 1)], 4: [(1, 1, 2, 2), (2, 1, 1, 2)]}[
+        gridwise_setting[1]
+    ]:
+        P_x = gridwise.world().create_cartesian_topology_partition(grid)
+        torch.manual_seed(0)
+        train_both(ConvNeXt().double(), P_x, (3, 3, 44, 29), 5, steps=4)
 
 
 @workers(1, 2, 3, transports=("gloo",))
@@ -294,28 +341,19 @@ def test_everything_that_does_not_fit_is_named() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv2d(2, 2, 3, padding=1)
-            self.norm = nn.InstanceNorm2d(2)
-            self.scale = nn.Parameter(torch.ones(1))
+            self.unfold = nn.Unfold(2)
 
         def forward(self, x: Tensor) -> Tensor:
             x = F.conv2d(x, self.conv.weight, padding=1)
-            x = self.norm(self.conv(x)) * self.scale
-            x = torch.cat([x, x], dim=2)
-            x = x.permute(0, 1, 3, 2)
-            return x.softmax(2)
+            x = self.unfold(self.conv(x))
+            x = x[x > 0]
+            return torch.einsum("bchw->bhwc", x)
 
     P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
     with pytest.raises(gridwise.errors.UnsupportedError) as info:
         gridwise.distribute(Odd(), P_x)
     text = str(info.value)
-    for part in (
-        "conv2d",
-        "InstanceNorm2d",
-        "'scale'",
-        "cat along dim 2",
-        "permute has no rule",
-        "softmax along dim 2",
-    ):
+    for part in ("conv2d", "Unfold", "indexing by a tensor", "einsum has no rule", "conv.weight is used outside"):
         assert part in text, text
     torch.manual_seed(gridwise.world().rank)
     unlike = nn.Conv2d(1, 1, 3)

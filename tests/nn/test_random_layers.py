@@ -10,20 +10,23 @@ from gridwise.testing import workers
 
 
 @workers(1, 2, 3, 4, transports=("mpi",))
-def test_random_windowed_layers(gridwise_setting):
+def test_random_layers(gridwise_setting):
     count = gridwise_setting[1]
     outcomes = check_all([random_case(seed, count) for seed in range(30)], count)
     assert outcomes.count("equal") > 15
 
 
 @workers(3, transports=("gloo",))
-def test_random_windowed_layers_over_gloo():
+def test_random_layers_over_gloo():
     check_all([random_case(seed, 3) for seed in range(500, 515)], 3)
 
 
 @pytest.mark.soak
 @workers(2, 3, 4, transports=("mpi",))
 @pytest.mark.parametrize("hundred", range(10))
-def test_many_random_windowed_layers(gridwise_setting, hundred):
+def test_many_random_layers(gridwise_setting, hundred):
     count = gridwise_setting[1]
-    check_all([random_case(seed, count) for seed in range(1000 + 100 * hundred, 1100 + 100 * hundred)], count)
+    outcomes = check_all(
+        [random_case(seed, count) for seed in range(1000 + 100 * hundred, 1100 + 100 * hundred)], count
+    )
+    print(f"{outcomes.count('equal')} equal, {outcomes.count('refused')} refused")

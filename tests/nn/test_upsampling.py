@@ -37,17 +37,20 @@ def uneven(shape: tuple[int, ...], P_x: Any, rng: random.Random) -> Layout:
 def random_case(rng: random.Random) -> tuple[tuple[int, ...], dict[str, Any]]:
     space = rng.choice((1, 1, 2, 2, 3))
     sizes = tuple(rng.randint(1, 13 if space < 3 else 5) for _ in range(space))
-    mode = rng.choice(("nearest", "nearest-exact", LINEAR[space], LINEAR[space]))
+    mode = rng.choice(("nearest", "nearest-exact", LINEAR[space], "bicubic" if space == 2 else LINEAR[space]))
     options: dict[str, Any] = {"mode": mode}
-    if mode == LINEAR[space]:
+    if not mode.startswith("nearest"):
         options["align_corners"] = rng.choice((None, False, True))
     if rng.random() < 0.5:
         options["size"] = tuple(rng.randint(1, 17 if space < 3 else 6) for _ in range(space))
     else:
         factors = [rng.choice((0.4, 0.5, 2 / 3, 1.0, 1.3, 1.5, 2.0, 2.7, 3.0)) for _ in range(space)]
         factors = [max(factor, 1 / n) for factor, n in zip(factors, sizes, strict=True)]
-        if mode.startswith("nearest"):  # torch's gradient of these is not that of its output: see `_planned`
-            factors = [round(f) or f if int(n * f) in (n, 2 * n) else f for f, n in zip(factors, sizes, strict=True)]
+        # torch's gradient of these is not that of its output: see `_planned`
+        copied = {"nearest": (1, 2), "nearest-exact": (1, 2), "bicubic": (1,)}.get(mode, ())
+        factors = [
+            round(f) or f if int(n * f) in [n * m for m in copied] else f for f, n in zip(factors, sizes, strict=True)
+        ]
         options["scale_factor"] = rng.choice((factors[0], tuple(factors))) if len({*sizes}) == 1 else tuple(factors)
         options["recompute_scale_factor"] = rng.choice((None, True))
     return (rng.randint(1, 3), rng.randint(1, 3), *sizes), options
@@ -98,6 +101,50 @@ def test_float32_at_awkward_sizes(mode: str) -> None:
         torch.testing.assert_close(y, expected, rtol=0, atol=0 if mode.startswith("nearest") else 1e-4)
 
 
+@workers(1, 2, 4)
+def test_bicubic_at_borders_up_and_down() -> None:
+    """Every way to reach a row: whole dims, powers of two, odd factors; rows repeated at the global edge only."""
+    world = gridwise.world()
+    for grid in {(1, 1, world.size, 1), (1, 1, 1, world.size), (1, 1, min(2, world.size), max(1, world.size // 2))}:
+        P_x = world.create_cartesian_topology_partition(grid)
+        for options in (
+            {"scale_factor": 2},
+            {"scale_factor": (4.0, 0.5)},
+            {"scale_factor": (1.7, 0.6), "recompute_scale_factor": True},
+            {"scale_factor": (0.7, 3.1)},
+            {"size": (1, 23)},
+            {"size": (11, 7)},
+            {"size": (3, 40)},
+        ):
+            for corners in (None, False, True):
+                if corners and options.get("recompute_scale_factor"):
+                    continue
+                for shape in ((2, 3, 11, 7), (1, 1, 2, 3), (1, 2, 1, 9)):
+                    arguments = {**options, "mode": "bicubic", "align_corners": corners}
+                    if min(int(n * f) for n, f in zip(shape[2:], factors(options), strict=True)) < 1:
+                        continue
+                    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+                    layer, sequential = nn.DistributedUpsample(P_x, **arguments), torch.nn.Upsample(**arguments)
+                    check_equal_to_sequential(layer, sequential, x, P_x, rtol=1e-10, atol=1e-10)
+
+
+def factors(options: dict[str, Any]) -> tuple[float, float]:
+    given = options.get("scale_factor", 1.0)
+    return given if isinstance(given, tuple) else (given, given)
+
+
+@workers(2)
+def test_bicubic_in_float32_and_halves() -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    for options in ({"size": (71, 13)}, {"scale_factor": 3.3}, {"scale_factor": 2.0}):
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
+            x = torch.randn(1, 2, 33, 10, generator=torch.Generator().manual_seed(1)).to(dtype)
+            y = nn.DistributedUpsample(P_x, mode="bicubic", **options)(x[gridwise.local_slice(P_x, x.shape)])
+            expected = torch.nn.Upsample(mode="bicubic", **options)(x)
+            expected = expected[gridwise.local_slice(P_x, expected.shape)]
+            torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
+
+
 @workers(2)
 def test_half_integers_and_double_backward() -> None:
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
@@ -131,16 +178,25 @@ def test_the_gradient_is_that_of_the_output() -> None:
     y = gridwise.gather(layer(x.clone()), P_x)
     assert y.numel() == 0 or y.flatten().tolist() == [0.0, 0.0, 1.0]
     check_gradients(layer, x.clone())
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, gridwise.world().size, 1])
+    cubic = nn.DistributedUpsample(P_x, scale_factor=(1.3, 1.0), mode="bicubic")
+    x = torch.randn(1, 1, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = gridwise.gather(cubic(x[gridwise.local_slice(P_x, x.shape)].clone()), P_x)
+    whole = torch.nn.functional.interpolate(x, scale_factor=(1.3, 1.0), mode="bicubic")
+    assert y.numel() == 0 or torch.allclose(y, whole)
+    check_gradients(cubic, x[gridwise.local_slice(P_x, x.shape)].clone())
 
 
 @workers(2)
 def test_refusals() -> None:
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2])
     x = torch.ones(1, 1, 2)
-    with pytest.raises(gridwise.errors.UnsupportedError, match="bicubic"):
-        nn.DistributedUpsample(P_x, size=3, mode="bicubic")
+    with pytest.raises(gridwise.errors.UnsupportedError, match="area"):
+        nn.DistributedUpsample(P_x, size=3, mode="area")
     for options in ({"size": (3, 3)}, {"size": 3, "scale_factor": 2.0}, {}, {"size": 3, "align_corners": True}):
         with pytest.raises(gridwise.errors.PartitionError, match=r"DistributedUpsample.* of a global input"):
             nn.DistributedUpsample(P_x, **options)(x)
+    with pytest.raises(gridwise.errors.PartitionError, match=r"DistributedUpsample.* of a global input"):
+        nn.DistributedUpsample(P_x, size=3, mode="bicubic")(x)  # needs two dims of space
     with pytest.raises(gridwise.errors.PartitionError, match="floating-point tensors only"):
         nn.DistributedUpsample(P_x, size=3, mode="linear")(x.long())

@@ -43,6 +43,9 @@ from .dropout import DistributedDropout2d as DistributedDropout2d
 from .dropout import DistributedDropout3d as DistributedDropout3d
 from .dropout import DistributedFeatureAlphaDropout as DistributedFeatureAlphaDropout
 from .halo_exchange import HaloExchange as HaloExchange
+from .instancenorm import DistributedInstanceNorm1d as DistributedInstanceNorm1d
+from .instancenorm import DistributedInstanceNorm2d as DistributedInstanceNorm2d
+from .instancenorm import DistributedInstanceNorm3d as DistributedInstanceNorm3d
 from .linear import DistributedLinear as DistributedLinear
 from .loss import DistributedBCELoss as DistributedBCELoss
 from .loss import DistributedBCEWithLogitsLoss as DistributedBCEWithLogitsLoss
@@ -80,6 +83,7 @@ from .pooling import DistributedMaxPool1d as DistributedMaxPool1d
 from .pooling import DistributedMaxPool2d as DistributedMaxPool2d
 from .pooling import DistributedMaxPool3d as DistributedMaxPool3d
 from .pooling import DistributedPoolingBase as DistributedPoolingBase
+from .prelu import DistributedPReLU as DistributedPReLU
 from .reduce_scatter import ReduceScatter as ReduceScatter
 from .repartition import Repartition as Repartition
 from .replicas import check_replicas as check_replicas

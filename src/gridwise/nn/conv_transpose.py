@@ -13,6 +13,7 @@ What is left over is cropped, or padded with the bias alone, where no input reac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import PartitionError
+from ..errors import PartitionError, describe
 from ..grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ..partition import Partition
+from .agreement import Ballot, key_of, tell
 from .parameter import Spread
 from .seen import Seen
 from .windowed import Rows, Share, Size, Windowed, empty_output
@@ -101,6 +103,14 @@ class ConvTranspose(Windowed):
         self._imitates(self._build(make, self._spreads_of, device))
         self._channels: Interval = (0, 0)
         self._cuts: tuple[Cut, ...] = ()
+        self._asked: Asked = None
+
+    def __call__(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
+        """The layer's output; `output_size` is that of the *global* output, as torch takes it.
+
+        It is given as an argument in place: what all workers agree on before a call sees these only.
+        """
+        return super().__call__(x) if output_size is None else super().__call__(x, output_size)
 
     def _spreads_of(self, template: Any) -> dict[str, Spread]:
         """The weight (in, out / groups, *kernel) is cut along out without groups, along in where groups stay whole."""
@@ -113,13 +123,47 @@ class ConvTranspose(Windowed):
         weight = Spread(self._grid_x, (*axes, *whole), tuple(template.weight.shape))
         return {"weight": weight, "bias": Spread(self._grid_x, (1,), (template.out_channels,))}
 
+    # Planning
+
+    def _problem_with(self, input: tuple) -> str | None:
+        if len(input) == 2 and not _is_size(input[1]):
+            return f"needs whole numbers as `output_size`, got {input[1]!r}"
+        return super()._problem_with(input[:1] if len(input) == 2 else input)
+
+    def _distdl_input_changed(self, input: tuple) -> bool:
+        return super()._distdl_input_changed(input) or self._asked != _asked(input)
+
+    def _distdl_module_setup(self, input: tuple) -> None:
+        assert self._transport is not None
+        self._asked = asked = _asked(input)
+        ballot = Ballot()
+        vote = ballot.equal(key_of(repr(asked)))
+        ballot.count(self._transport, self._team, self._says)
+        if ballot.read(vote) is None:
+            told = tell(self._transport, self._team, f"output_size={asked}")
+            fix = "ask for the size of the global output, on all workers alike."
+            raise PartitionError(describe(f"{self._says}: the workers ask for different `output_size`.", told, fix))
+        super()._distdl_module_setup(input[:1])
+
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        template, asked = self._template, self._asked
+        if asked is None:
+            return super()._shape_by_torch(shape, dtype)
+        plain = template.forward
+        template.forward = lambda x: plain(x, list(asked))
+        try:
+            return super()._shape_by_torch(shape, dtype)
+        finally:
+            del template.forward
+
     def _plan(self, source: Layout, shape: Shape) -> None:
         assert self._transport is not None
         if 0 in shape[2:]:
             raise PartitionError(
                 f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
             )
-        for extra, stride, dilation in zip(self.output_padding, self.stride, self.dilation, strict=True):
+        paddings = self.output_padding if self._asked is None else ()
+        for extra, stride, dilation in zip(paddings, self.stride, self.dilation, strict=False):
             if extra >= max(stride, dilation):
                 raise PartitionError(
                     f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
@@ -150,6 +194,9 @@ class ConvTranspose(Windowed):
         return cut_out((before, made - before - (outputs[1] - outputs[0])), stride, dilation)
 
     # Calling
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
+        return super().forward(x)
 
     def _local(self, seen: Seen, share: Share) -> Tensor:
         weight, bias = self._weight_and_bias()
@@ -187,6 +234,18 @@ class ConvTranspose(Windowed):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
+Asked = tuple[int, ...] | None
+"""The output size that a call asked for."""
+
+
+def _asked(input: tuple) -> Asked:
+    return tuple(int(n) for n in input[1]) if len(input) == 2 and input[1] is not None else None
+
+
+def _is_size(value: Any) -> bool:
+    return value is None or (isinstance(value, Sequence) and all(isinstance(n, int) for n in value))
+
+
 class DistributedConvTranspose1d(ConvTranspose):
     """`torch.nn.ConvTranspose1d` on a grid; see `DistributedConvTranspose2d`."""
 
@@ -203,12 +262,16 @@ class DistributedConvTranspose2d(ConvTranspose):
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
     device, dtype : of the parameters
 
+    A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
     >>> layer = gridwise.nn.DistributedConvTranspose2d(P_x, 8, 3, kernel_size=3, stride=2, padding=1, output_padding=1)
     >>> layer(torch.ones(2, 8, 4, 4)).shape
     torch.Size([2, 3, 8, 8])
+    >>> layer(torch.ones(2, 8, 4, 4), output_size=(7, 8)).shape
+    torch.Size([2, 3, 7, 8])
     """
 
     dims = 2

@@ -127,13 +127,13 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         if not self._splits_classes and self.reduction == "none":
             return self._whole(input, target, "none")
         if self._splits_classes:
-            terms = self._partial(input, target)
+            terms = self._partial(input.float() if input.dtype in HALVES else input, target)
             if self.reduction == "none":
                 assert self._transport is not None
                 sum_terms = AllSum(self._transport, self._team, self._says, self._class_team)
-                losses = self._move(terms, sum_terms, self._records, step=1)
+                losses = self._move(terms, sum_terms, self._records, step=1).to(_result_dtype(input))
                 return losses if self._is_first else losses.flatten()[:0]
-            partial = terms.sum(dtype=torch.float32 if input.dtype in HALVES else None)
+            partial = terms.sum()
         elif input.dtype in HALVES:
             partial = self._whole(input, target, "none").sum(dtype=torch.float32)
         else:

@@ -26,8 +26,8 @@ from .parameter import Spread
 from .standardise import Sets, standardise
 
 
-class _SampleNorm(Layer):
-    """What the norms without running statistics share."""
+class SampleNorm(Layer):
+    """What the norms share whose statistics are those of single samples."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -45,17 +45,27 @@ class _SampleNorm(Layer):
         members = tuple(sorted(layout.grid.team_along(self._transport.rank, axes)))
         return Sets(self._transport, self._team, self._says, members, count)
 
-    def _normalised(self, rows: Tensor, weight: Tensor | None, bias: Tensor | None, sets: Sets) -> Tensor:
+    def _normalised(
+        self,
+        rows: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        sets: Sets,
+        statistics: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         wants = any(p is not None and p.requires_grad for p in (weight, bias))
         records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
-        statistics = sets.moments(rows)
+        statistics = statistics or sets.moments(rows)
         return standardise(rows, weight, bias, statistics, self.eps, sets, self._ticket, records)
 
-    def _value(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        return None if getattr(self, name) is None else self._parameter(name).to(dtype)
+    def _value(self, name: str, dtype: torch.dtype | None) -> Tensor | None:
+        """A parameter for use in `forward`, in that dtype; None: in its own."""
+        if getattr(self, name) is None:
+            return None
+        return self._parameter(name) if dtype is None else self._parameter(name).to(dtype)
 
 
-class DistributedLayerNorm(_SampleNorm):
+class DistributedLayerNorm(SampleNorm):
     """`torch.nn.LayerNorm` of tensors on `P_x`, any dim of which may be cut.
 
     Parameters
@@ -117,7 +127,7 @@ class DistributedLayerNorm(_SampleNorm):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class DistributedGroupNorm(_SampleNorm):
+class DistributedGroupNorm(SampleNorm):
     """`torch.nn.GroupNorm` of tensors ``(batch, channel, *space)`` on `P_x`; a group may lie on several workers.
 
     Parameters

@@ -17,7 +17,6 @@ from ..comm.transport import Team, Transport
 from ..errors import MismatchError, PartitionError, describe
 from ..partition import Partition, world
 from .agreement import key_of, tell
-from .layer import Layer
 
 
 def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
@@ -68,7 +67,7 @@ def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Itera
     for prefix, module in model.named_modules():
         own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
         for name, value in own:
-            spread = module._spreads.get(name.rpartition(".")[2]) if isinstance(module, Layer) else None
+            spread = getattr(module, "_spreads", {}).get(name.rpartition(".")[2])
             if spread is None:
                 yield name, value, everyone
             else:

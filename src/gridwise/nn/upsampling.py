@@ -1,11 +1,8 @@
 """Upsampling and downsampling on a grid: each worker interpolates its block of the global output.
 
-    nearest    y_o = x_i               i from torch's own kernel, asked about the global dim
-    linear     y_o = (1 - w) x_i + w x_j     i = floor(s), j = min(i + 1, n - 1), w = s - i
-
-with s the source coordinate of output o, from *global* coordinates, in the arithmetic of ATen: float64 for float64 and
-float32 for all else. A kernel called on a block would count its coordinates from the block's edge, and be wrong. The
-range of i and j over a worker's outputs is what it needs: one movement fetches it. Then, dim by dim:
+The sources of each output row are `taps`, counted from the edge of the *global* tensor; a kernel called on a block would
+count from the block's edge, and be wrong. Their range over a worker's outputs is what it needs: one movement fetches it.
+Then, dim by dim:
 
     whole      the dim is not cut: ATen's kernel is right
     shifted    the ratio of rows is a power of two: the kernel is right on a block that starts where a row of the output
@@ -31,77 +28,15 @@ from .agreement import agree_layout
 from .fetch import memory_format_of
 from .module import Module
 from .move import HALVES, Move
+from .taps import NEAREST, Taps, cubic_taps, linear_taps, nearest_taps
 
-NEAREST = {
-    "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
-    "nearest-exact": ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
-}
 LINEAR = {
     "linear": ("upsample_linear1d", "", ""),
     "bilinear": ("", "upsample_bilinear2d", ""),
     "trilinear": ("", "", "upsample_trilinear3d"),
 }
-
-
-@dataclass(frozen=True)
-class Taps:
-    """Along one dim, the sources of each output: row `first`, and for linear modes `second` with weight `weight`."""
-
-    first: Tensor
-    second: Tensor | None = None
-    weight: Tensor | None = None
-
-    def need(self, outputs: Interval) -> Interval:
-        """The range of sources of the outputs ``[o0, o1)``; sources never decrease."""
-        start, stop = outputs
-        if start >= stop:
-            return 0, 0
-        last = self.first if self.second is None else self.second
-        return int(self.first[start]), int(last[stop - 1]) + 1
-
-    def cut(self, outputs: Interval, origin: int, device: torch.device) -> Taps:
-        """The taps of the outputs ``[o0, o1)``, with sources counted from `origin`."""
-        rows = slice(*outputs)
-        if self.second is None or self.weight is None:
-            return Taps((self.first[rows] - origin).to(device))
-        return Taps(
-            (self.first[rows] - origin).to(device),
-            (self.second[rows] - origin).to(device),
-            self.weight[rows].to(device),
-        )
-
-    def take(self, x: Tensor, dim: int) -> Tensor:
-        """Interpolate `x` along `dim`."""
-        start = x.index_select(dim, self.first)
-        if self.second is None or self.weight is None:
-            return start
-        weight = self.weight.to(x.dtype).view([-1] + [1] * (x.dim() - dim - 1))
-        return torch.lerp(start, x.index_select(dim, self.second), weight)
-
-
-def nearest_taps(mode: str, n_in: int, n_out: int, scale: float | None, x: Tensor) -> Taps:
-    """The sources that torch's kernel takes for tensors like `x`: it interpolates the row numbers themselves."""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if n_in > 2**24 and dtype == torch.float32:
-        raise UnsupportedError(f"mode {mode!r} of a dim of {n_in} rows needs float64: float32 cannot number them.")
-    rows = torch.arange(n_in, dtype=dtype, device=x.device).view(1, 1, n_in)
-    return Taps(getattr(torch.ops.aten, NEAREST[mode][0])(rows, [n_out], scale).view(n_out).long().cpu())
-
-
-def linear_taps(n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype) -> Taps:
-    """Sources and weights as ATen computes them (UpSample.h: area_pixel_compute_scale and what follows it)."""
-    outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-    if n_in == n_out:
-        rows = torch.arange(n_out)
-        return Taps(rows, rows, torch.zeros_like(outputs))
-    if align_corners:
-        ratio = _divided(n_in - 1, n_out - 1, outputs) if n_out > 1 else outputs.new_zeros(())
-        at = ratio * outputs
-    else:
-        ratio = outputs.new_tensor(1.0 / scale) if scale is not None and scale > 0 else _divided(n_in, n_out, outputs)
-        at = (ratio * (outputs + 0.5) - 0.5).clamp(min=0)
-    first = at.floor().long().clamp(max=n_in - 1)
-    return Taps(first, (first + 1).clamp(max=n_in - 1), (at - first).clamp(0, 1))
+CUBIC = {"bicubic": ("", "upsample_bicubic2d", "")}
+KERNELS = NEAREST | LINEAR | CUBIC
 
 
 @dataclass(frozen=True)
@@ -129,10 +64,6 @@ def shifted(outputs: Interval, taps: Taps, ratio: float) -> Dim:
     return Dim((int(at * ratio), last), None, stop - at, 1 / ratio, start - at)
 
 
-def _divided(a: int, b: int, like: Tensor) -> Tensor:
-    return like.new_tensor(a) / like.new_tensor(b)
-
-
 class DistributedUpsample(Module):
     """`torch.nn.Upsample` of tensors ``(batch, channel, *space)`` on `P_x`, up or down.
 
@@ -140,7 +71,7 @@ class DistributedUpsample(Module):
     ----------
     P_x : the partition of input and output; every axis may be longer than 1
     size, scale_factor, mode, align_corners, recompute_scale_factor : as in `torch.nn.Upsample`; `size` is that of the
-        global output. Modes: nearest, nearest-exact, linear, bilinear, trilinear.
+        global output. Modes: nearest, nearest-exact, linear, bilinear, trilinear, bicubic.
 
     Notes
     -----
@@ -166,9 +97,9 @@ class DistributedUpsample(Module):
         recompute_scale_factor: bool | None = None,
     ) -> None:
         super().__init__()
-        if mode not in NEAREST and mode not in LINEAR:
+        if mode not in KERNELS:
             raise UnsupportedError(
-                f"`mode` (={mode!r}) is not offered.\n  fix: one of {', '.join(map(repr, (*NEAREST, *LINEAR)))}."
+                f"`mode` (={mode!r}) is not offered.\n  fix: one of {', '.join(map(repr, KERNELS))}."
             )
         self.P_x, self.mode, self.align_corners = P_x, mode, align_corners
         self.size = tuple(size) if isinstance(size, Sequence) else size
@@ -193,20 +124,22 @@ class DistributedUpsample(Module):
         index = layout.grid.index_of(me)
         self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
         self._block = self.layout.block(me)
-        self._kernel = getattr(torch.ops.aten, (NEAREST | LINEAR)[self.mode][len(cuts) - 1])
+        self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
         self._records = agreed.requires_grad
 
     def _planned(self, d: int, cuts: Sequence[int], target: Sequence[int], x: Tensor) -> list[Dim]:
         """For each place along the axis, how its rows are made."""
         n_in, n_out, scale = cuts[-1], target[-1], self._scale(d)
-        # ATen's backward of 'nearest' takes these for copies and doublings, its forward does not: its gradient is wrong.
-        disagrees = self.mode in NEAREST and scale is not None and n_out in (n_in, 2 * n_in) and scale * n_in != n_out
+        # ATen's backward takes these for copies (and doublings), its forward does not: its gradient is wrong.
+        taken = {n_in, 2 * n_in} if self.mode in NEAREST else {n_in} if self.mode in CUBIC else set()
+        disagrees = scale is not None and n_out in taken and scale * n_in != n_out
         if len(target) == 2 and not disagrees:
             return [Dim((0, n_in), None, n_out, scale)]
         if self.mode in NEAREST:
             taps = nearest_taps(self.mode, n_in, n_out, scale, x)
         else:
-            taps = linear_taps(n_in, n_out, scale, bool(self.align_corners), x.dtype)
+            find = linear_taps if self.mode in LINEAR else cubic_taps
+            taps = find(n_in, n_out, scale, bool(self.align_corners), x.dtype)
         ratio = 1 / scale if scale else n_in / max(1, n_out)
         shifts = math.frexp(ratio)[0] == 0.5 and not self.align_corners
         return [self._at_place(outputs, taps, ratio if shifts else None, x) for outputs in pairwise(target)]
@@ -225,7 +158,7 @@ class DistributedUpsample(Module):
         y = x if self._fetch is None else self._move(x, self._fetch, self._records)
         if not self._block.volume:
             return y.sum(dtype=y.dtype).expand(self._block.shape)
-        half = y.dtype in HALVES and self.mode in LINEAR and any(dim.taps for dim in self._local)
+        half = y.dtype in HALVES and self.mode not in NEAREST and any(dim.taps for dim in self._local)
         y = y.float() if half else y
         for d, dim in enumerate(self._local, 2):
             if dim.taps is not None:
@@ -262,7 +195,7 @@ class DistributedUpsample(Module):
         if len(input) != 1 or not isinstance(input[0], Tensor):
             return f"needs one tensor as its positional argument, got {len(input)} argument(s)"
         x = input[0]
-        if not x.is_floating_point() and (self.mode in LINEAR or x.dtype != torch.uint8):
+        if not x.is_floating_point() and (self.mode not in NEAREST or x.dtype != torch.uint8):
             return f"interpolates floating-point tensors only in mode {self.mode!r}, got {x.dtype}"
         return None
 

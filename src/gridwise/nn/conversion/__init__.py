@@ -1,8 +1,13 @@
 """Whole models: an ordinary torch model becomes one on a grid, or a list of what stands in the way.
 
 layers      torch module -> distributed layer, with the same arguments and weights
-functions   torch function -> as it is, a distributed layer made at the call, or a movement first
-convert     walks the traced graph with these rules, keeps track of every tensor's grid, collects what fits none
+functions   torch function -> as it is, or a distributed layer made at the call
+joining, reshaping, indexing, reducing      the rules of all other functions
+state       what is known of a tensor in the graph: its grid, and which extents are equal
+walk        what rules change the graph with
+convert     walks the traced graph with these rules, collects what fits none
+moves       what the new model does between its layers
+held        parameters that the model uses outside of layers
 model       what comes out: a graph that agrees once per call
 """
 

@@ -1,6 +1,6 @@
 """Torch functions and methods in a model's graph: which run on blocks as they are, and which become layers.
 
-Tables only; `convert` applies them.
+Tables; `convert` applies them. What needs more than a table has a rule: see `joining` and its neighbours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ...errors import UnsupportedError
 from ...partition import Partition
 from ..dropout import (
     DistributedAlphaDropout,
@@ -21,11 +20,14 @@ from ..dropout import (
     DistributedDropout2d,
     DistributedDropout3d,
 )
-from ..upsampling import DistributedUpsample
+from ..upsampling import KERNELS, DistributedUpsample
+from .state import OnGrid
+from .walk import given
 
 ELEMENTWISE_NAMES = frozenset(
     """
-    abs abs_ add add_ addcdiv addcmul bfloat16 celu clamp clamp_ clip clone contiguous cos cosh detach div div_
+    abs abs_ acos add add_ addcdiv addcmul bfloat16 celu clamp clamp_ clip clone contiguous cos cosh detach div div_
+    eq floor ge gt isfinite isnan le logical_and logical_not logical_or lt masked_fill ne ones_like round zeros_like
     divide double elu elu_ erf exp exp2 exp_ expm1 float gelu half hardshrink hardsigmoid hardswish hardtanh
     hardtanh_ iadd imul isub itruediv leaky_relu leaky_relu_ lerp log log10 log1p log2 logsigmoid maximum minimum
     mish mul mul_ multiply neg neg_ negative pow pow_ reciprocal relu relu6 relu_ rsqrt rsub selu selu_ sigmoid
@@ -47,14 +49,8 @@ NUMBERS = {
 }
 """What is done with sizes."""
 
-REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "logsumexp"])
-ALONG = frozenset(["softmax", "log_softmax", "softmin", "cumsum"])
-"""Functions that look along one dim and keep the others apart."""
-
-
-def name_of(target: Any) -> str:
-    """The name of a function or method in a graph, without module and trailing generation number."""
-    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+OF_PARAMETERS = frozenset("expand flatten getitem permute reshape squeeze sum mean transpose unsqueeze view".split())  # noqa: SIM905
+"""What may be done with parameters alone, besides what is elementwise."""
 
 
 def max_pool(
@@ -79,10 +75,17 @@ def pad(P: Partition, pad: Sequence[int], mode: str = "constant", value: float |
     return _layer(kinds[mode], dims)(P, widths)
 
 
-def interpolate(P: Partition, size: Any = None, scale_factor: Any = None, **options: Any) -> torch.nn.Module:
-    if options.pop("antialias", False):
-        raise UnsupportedError("interpolate: `antialias` (=True) is not offered on a grid.")
-    return DistributedUpsample(P, tuple(size) if isinstance(size, Sequence) else size, scale_factor, **options)
+def interpolate(
+    P: Partition,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> torch.nn.Module:
+    size = tuple(size) if isinstance(size, Sequence) else size
+    return DistributedUpsample(P, size, scale_factor, mode, align_corners, recompute_scale_factor)
 
 
 def dropout(kind: type[DistributedDropout]) -> Callable[..., torch.nn.Module]:
@@ -118,6 +121,7 @@ LAYERS: dict[Any, Callable[..., torch.nn.Module]] = {
     F.alpha_dropout: dropout(DistributedAlphaDropout),
 }
 """Functions that become a layer, made when they are called with new arguments."""
+KEEPS_EXTENTS = frozenset("dropout dropout1d dropout2d dropout3d alpha_dropout".split())  # noqa: SIM905
 for _d in (1, 2, 3):
     LAYERS[getattr(F, f"max_pool{_d}d")] = _of_dims(max_pool, _d)
     LAYERS[getattr(torch, f"max_pool{_d}d")] = _of_dims(max_pool, _d)
@@ -127,3 +131,29 @@ for _d in (1, 2, 3):
         ("AdaptiveMaxPool", "adaptive_max_pool"),
     ):
         LAYERS[getattr(F, f"{_name}{_d}d")] = _layer(_kind, _d)
+
+
+def problem_with(node: Any, name: str) -> str | None:
+    """What a layer that is made at the call could not do; said before anything runs."""
+    if name == "interpolate":
+        if given(node, 6, "antialias", False):
+            return "with antialias"
+        mode = given(node, 3, "mode", "nearest")
+        return f"in mode {mode!r}" if mode not in KERNELS else None
+    if given(node, 7 if name.startswith("max") else 2, "return_indices", False) is True and "max_pool" in name:
+        return "with indices"
+    return None
+
+
+def padded_dims(node: Any, state: OnGrid) -> list[int]:
+    """The dims that `F.pad` pads; all that it might, where the widths are not numbers."""
+    widths = given(node, 1, "pad", ())
+    pairs = (
+        list(zip(widths[::2], widths[1::2], strict=True)) if isinstance(widths, tuple | list) else [None] * state.dim
+    )
+    return sorted(state.dim - 1 - i for i, pair in enumerate(pairs) if pair != (0, 0))
+
+
+def space_of(name: str, state: OnGrid) -> int:
+    """How many of the last dims a function changes."""
+    return int(name[-2]) if name[-1] == "d" and name[-2].isdigit() else state.dim - 2

@@ -1,7 +1,7 @@
 """Torch module to distributed layer: same name, same arguments, same weights.
 
 Distributed layers have torch's signatures after `P_x`, and torch's modules keep their arguments as attributes of the same
-names. So one rule reads them all.
+names. So one rule reads them all. A class of the user's that changes only the arguments of one of torch's counts as that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...partition import Partition
+from .state import Extent, Symbol
 
 ELEMENTWISE = (
     torch.nn.CELU,
@@ -39,6 +40,17 @@ ELEMENTWISE = (
 )
 """Modules that run on any block as they are."""
 
+ALONG: dict[type, int | None] = {
+    torch.nn.ChannelShuffle: 1,
+    torch.nn.GLU: None,
+    torch.nn.LocalResponseNorm: 1,
+    torch.nn.LogSoftmax: None,
+    torch.nn.Softmax: None,
+    torch.nn.Softmax2d: -3,
+    torch.nn.Softmin: None,
+}
+"""Modules that run as they are where a dim is whole: which one; None for their attribute `dim`."""
+
 
 def has_layer(module: torch.nn.Module) -> bool:
     return _layer_of(module) is not None
@@ -64,6 +76,45 @@ def converted(module: torch.nn.Module, P: Partition) -> torch.nn.Module:
     return layer.train(module.training)
 
 
+def extents_after(module: torch.nn.Module, extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
+    """The extents of what a layer makes of a tensor, where its arguments tell."""
+    kind = _torch_type(module).__name__
+    if kind == "Linear":
+        return (*extents[:-1], _number(module, "out_features"))
+    if "Norm" in kind or "Dropout" in kind or kind == "PReLU":
+        return extents
+    space = int(kind[-2]) if kind[-1] == "d" and kind[-2].isdigit() else len(extents) - 2
+    lead, own = extents[:-space], extents[-space:]
+    if "Conv" in kind:
+        keeps = "Transpose" not in kind and _keeps_space(module, space)
+        lead = (*lead[:-1], _number(module, "out_channels"))
+        return (*lead, *own) if keeps else (*lead, *(Symbol() for _ in own))
+    if kind.startswith("Adaptive"):
+        size: Any = module.output_size
+        sizes = size if isinstance(size, tuple | list) else (size,) * space
+        return (*lead, *(n if wish is None else wish for n, wish in zip(own, sizes, strict=True)))
+    return (*lead, *(Symbol() for _ in own))
+
+
+def _number(module: torch.nn.Module, name: str) -> int:
+    return int(getattr(module, name))
+
+
+def _keeps_space(conv: Any, space: int) -> bool:
+    if conv.padding == "same":
+        return True
+    padding = (0,) * space if conv.padding == "valid" else conv.padding
+    return all(
+        s == 1 and 2 * p == d * (k - 1)
+        for s, p, d, k in zip(conv.stride, padding, conv.dilation, conv.kernel_size, strict=True)
+    )
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether something else happens when the module is called: weight norm, spectral norm, the user's own hooks."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "parametrizations" in module._modules)
+
+
 def _layer_of(module: torch.nn.Module) -> type | None:
     from ... import nn
 
@@ -73,4 +124,12 @@ def _layer_of(module: torch.nn.Module) -> type | None:
 
 def _torch_type(module: torch.nn.Module) -> type:
     """The class whose arguments `module` has; torch's short names for an `Upsample` count as that."""
-    return torch.nn.Upsample if isinstance(module, torch.nn.Upsample) else type(module)
+    if isinstance(module, torch.nn.Upsample):
+        return torch.nn.Upsample
+    own = type(module)
+    base = next(kind for kind in own.__mro__ if kind.__module__.startswith("torch.nn.modules"))
+    if base.__name__.startswith("_") or base in (torch.nn.Module, torch.nn.Sequential):
+        return own
+    methods = [name for name, value in vars(base).items() if inspect.isfunction(value) and name != "__init__"]
+    same = all(getattr(own, name) is getattr(base, name) for name in ("forward", "__call__", *methods))
+    return base if same else own

@@ -1,27 +1,100 @@
-"""Where a tensor of the graph lies."""
+"""What is known of a value in the graph: where a tensor lies, and which of its extents are the same as which others.
+
+    OnGrid     a tensor in balanced blocks on a partition with one axis for each of its dims
+    Whole      a parameter or buffer, or what is made of these alone: all of it on every worker
+    Several    a tuple of tensors that lie alike: what `chunk` returns
+
+Extents are numbers where the model says them, and otherwise symbols: two dims with one symbol have one extent, whatever it
+will be. Dims with different symbols may be of one extent all the same, or of extent 1: only the call can tell.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ...partition import Partition
+from torch import Tensor
+
+from ...grid import Grid
+from ...partition import CartesianPartition, Partition
+
+
+class Symbol:
+    """An extent that is not known before the call; equal to itself only."""
+
+
+Extent = int | Symbol
 
 
 @dataclass(frozen=True)
 class OnGrid:
-    """A tensor in the graph: its partition, and whether its extents are its own (adaptive pooling) or the input's."""
+    """A tensor in blocks: its partition, and its extents."""
 
     P: Partition
-    pooled: bool = False
+    extents: tuple[Extent, ...]
+
+    @classmethod
+    def unknown(cls, P: Partition) -> OnGrid:
+        return cls(P, tuple(Symbol() for _ in P.shape))
+
+    @property
+    def dim(self) -> int:
+        return self.P.dim
 
     def is_cut(self, dims: Iterable[int]) -> bool:
         return any(self.P.shape[d] > 1 for d in dims)
 
-    @property
-    def by_batch(self) -> OnGrid:
-        """With all workers along the batch."""
-        return replace(self, P=self.P.create_cartesian_topology_partition((self.P.size, *(1,) * (self.P.dim - 1))))
+    def with_extents(self, new: dict[int, Extent]) -> OnGrid:
+        return replace(self, extents=tuple(new.get(d, extent) for d, extent in enumerate(self.extents)))
 
-    def reshaped(self, shape: tuple[int, ...]) -> OnGrid:
+    def with_whole(self, dims: Sequence[int]) -> OnGrid | None:
+        """With these dims whole, their workers along the first other dim, the batch as a rule; None without another."""
+        others = [d for d in range(self.dim) if d not in dims]
+        if not others:
+            return None
+        shape = [1 if d in dims else p for d, p in enumerate(self.P.shape)]
+        shape[others[0]] *= math.prod(self.P.shape[d] for d in dims)
         return replace(self, P=self.P.create_cartesian_topology_partition(shape))
+
+    def permuted(self, order: Sequence[int]) -> OnGrid:
+        """With the dims in another order: every worker keeps its block."""
+        shape = tuple(self.P.shape[d] for d in order)
+        grid, ranks = self.P.grid, []
+        for place in range(grid.size):
+            at, index = place, [0] * self.dim
+            for d in reversed(order):
+                at, index[d] = divmod(at, self.P.shape[d])
+            ranks.append(grid.rank_at(index))
+        moved = CartesianPartition(self.P.transport, Grid(tuple(ranks), shape))
+        return OnGrid(moved, tuple(self.extents[d] for d in order))
+
+    def reshaped(self, first: int, last: int, extents: Sequence[Extent]) -> OnGrid:
+        """With the whole dims ``[first, last)`` replaced by others, whole too."""
+        shape = (*self.P.shape[:first], *(1,) * len(extents), *self.P.shape[last:])
+        P = CartesianPartition(self.P.transport, Grid(self.P.ranks, shape))
+        return OnGrid(P, (*self.extents[:first], *extents, *self.extents[last:]))
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A tensor that every worker has all of; `like` is one of its shape and dtype without memory."""
+
+    like: Tensor
+
+
+@dataclass(frozen=True)
+class Several:
+    """Tensors that lie alike."""
+
+    each: OnGrid
+
+
+State = OnGrid | Whole | Several | None
+"""None: not a tensor."""
+
+
+def product_of(extents: Sequence[Extent]) -> Extent:
+    """The extent of several dims as one; a new symbol unless all are known."""
+    known = [extent for extent in extents if isinstance(extent, int)]
+    return math.prod(known) if len(known) == len(extents) else Symbol()

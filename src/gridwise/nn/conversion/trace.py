@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch.fx import Graph
 
 from ...errors import UnsupportedError
+from .layers import has_layer
+
+CONSTANT = re.compile(r"_tensor_constant\d+")
 
 
 class _Tracer(torch.fx.Tracer):
     record_stack_traces = True
 
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        return super().is_leaf_module(m, module_qualified_name) or has_layer(m)
+
 
 def traced(model: torch.nn.Module) -> Graph:
+    """The graph of a model; tensors that its code makes of numbers become attributes of it."""
     training = [(module, module.training) for module in model.modules()]
     graphs = []
     try:
@@ -29,7 +37,7 @@ def traced(model: torch.nn.Module) -> Graph:
     finally:
         for module, mode in training:
             module.training = mode
-    kinds = [[(node.op, str(node.target)) for node in graph.nodes] for graph in graphs]
+    kinds = [[(node.op, CONSTANT.sub("constant", str(node.target))) for node in graph.nodes] for graph in graphs]
     if kinds[0] != kinds[1]:
         raise UnsupportedError(f"distribute: {type(model).__name__} runs another graph in training than in evaluation.")
     return graphs[0]

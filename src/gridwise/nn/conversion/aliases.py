@@ -1,0 +1,71 @@
+"""Changes in place that would be seen through a view in the sequential model, and might not be on a grid.
+
+    z = y.view(...)      may be a view of y here too, or a copy that was moved
+    y.mul_(2)            is z changed?
+
+Such a pair is named rather than guessed at. A change that nobody looks at through the other name is no problem.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from . import indexing, reshaping
+from .trace import code_of
+from .walk import name_of
+
+INPLACE_OPERATORS = frozenset(["iadd", "isub", "imul", "itruediv"])
+VIEWS = frozenset([*reshaping.RULES, *indexing.RULES])
+
+
+def changed_through_views(graph: Graph, model: torch.nn.Module) -> list[str]:
+    """What each change in place of a viewed tensor, or of a view, should be told."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    base: dict[Any, Any] = {}
+    for node in graph.nodes:
+        first = node.args[0] if node.args else None
+        if isinstance(first, torch.fx.Node) and (_is_view(node, model) or changes(node, model)):
+            base[node] = base.get(first, first)
+    problems = []
+    for node in graph.nodes:
+        if not changes(node, model):
+            continue
+        root = base.get(node, node)
+        views = [other for other in base if base[other] is root and _is_view(other, model)]
+        seen = [other for other in (root, *views) if any(order[user] > order[node] for user in other.users)]
+        through = [view for view in views if order[view] < order[node]]
+        names = {_name(view, base, model) for view in seen if view is root or view in through}
+        if through and names - {_name(node.args[0], base, model)}:
+            code = code_of(node)
+            problems.append(f"{name_of(node.target)} changes a tensor through a view{f':  {code}' if code else ''}")
+    return problems
+
+
+def changes(node: Any, model: torch.nn.Module) -> bool:
+    """Whether a node changes its first argument."""
+    if node.op == "call_module":
+        return bool(getattr(model.get_submodule(node.target), "inplace", False))
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = name_of(node.target)
+    return (
+        name in INPLACE_OPERATORS
+        or (name.endswith("_") and not name.endswith("__"))
+        or bool(node.kwargs.get("inplace"))
+    )
+
+
+def _is_view(node: Any, model: torch.nn.Module) -> bool:
+    if node.op == "call_module":
+        return isinstance(model.get_submodule(node.target), torch.nn.Flatten | torch.nn.Unflatten)
+    return node.op in ("call_function", "call_method") and name_of(node.target) in VIEWS
+
+
+def _name(node: Any, base: dict[Any, Any], model: torch.nn.Module) -> Any:
+    """The view that a node stands for: changes in place return what they were given."""
+    while changes(node, model) and node.args and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node

@@ -1,0 +1,72 @@
+"""Parameters that a model uses outside of its layers: whole on every worker of the grid, nothing on the others.
+
+They stay where they are in the model, so names are those of the sequential one, and know that they are blocks, so that
+checkpoints, `clip_grad_norm_` and `check_replicas` take them for what they are.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...comm.transport import Transport
+from ...deferred_init import is_deferred, materialize_shard
+from ...partition import Partition
+from ..parameter import BlockParameter, BlockTensor, Spread
+
+
+def hold(model: torch.nn.Module, name: str, P: Partition) -> None:
+    """Let the parameter of that name be held by the workers of `P`."""
+    parent, _, own = name.rpartition(".")
+    module, transport = model.get_submodule(parent), P.transport
+    value = module._parameters[own]
+    assert value is not None
+    spread = Spread(P.grid, (None,) * value.dim(), tuple(value.shape))
+    box = spread.block(transport.rank)
+    if is_deferred(value):
+        slices = box.slices if box is not None else (slice(0, 0),) * min(value.dim(), 1)
+        block = materialize_shard(value, slices).detach()
+    else:
+        block = spread.cut(value.data, transport.rank).clone()
+    if box is None:
+        block = _nothing(block)
+    kept = BlockParameter(block, value.requires_grad)
+    spread.label(kept, transport)
+    module._parameters[own] = kept
+    spreads = module.__dict__.setdefault("_spreads", {})
+    if not spreads:
+        module._register_load_state_dict_pre_hook(partial(_cut, spreads, transport.rank))
+        module._register_state_dict_hook(partial(_labelled, spreads, transport))
+    spreads[own] = spread
+
+
+def _cut(spreads: dict[str, Spread], rank: int, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Of a global value, this worker's part."""
+    for name, spread in spreads.items():
+        value = state.get(prefix + name)
+        if isinstance(value, Tensor) and tuple(value.shape) == spread.shape:
+            state[prefix + name] = value if rank in spread.holders else _nothing(spread.cut(value, rank))
+
+
+def _nothing(value: Tensor) -> Tensor:
+    """No part of a value: of a single number too, which would otherwise stay what it was while the others learn."""
+    return value if value.dim() else value.reshape(1)[:0]
+
+
+def _labelled(
+    spreads: dict[str, Spread],
+    transport: Transport,
+    module: torch.nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    *rest: Any,
+) -> None:
+    """Let values in a state know what they are blocks of."""
+    for name, spread in spreads.items():
+        value = state.get(prefix + name)
+        if isinstance(value, Tensor) and not isinstance(value, BlockParameter | BlockTensor):
+            state[prefix + name] = value = value.as_subclass(BlockTensor)
+            spread.label(value, transport)

@@ -1,0 +1,175 @@
+"""Rules for functions of several tensors: elementwise, concatenation, stacking, products.
+
+Torch can combine blocks as they are where their tensors lie on one grid and have the same extents along its cut dims. If
+that is not known before the call, an `Aligned` looks at the call, and moves what has to be moved: broadcasting along a cut
+dim, a tensor on another grid, the own part of a parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...grid import Grid
+from ...partition import CartesianPartition, Partition
+from .moves import Aligned
+from .state import Extent, OnGrid, Several, State, Symbol, Whole
+from .walk import Node, Walk, dims_of, given
+
+INPLACE = frozenset(["iadd", "isub", "imul", "itruediv"])
+
+
+def elementwise(walk: Walk, node: Node, name: str) -> State:
+    inplace = name in INPLACE or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+    return align(walk, node, inplace=inplace)
+
+
+def align(walk: Walk, node: Node, along: int | None = None, exact: bool = False, inplace: bool = False) -> OnGrid:
+    """Let the tensors of a node fit together; returns where the result lies, for `along` with a new extent there."""
+    tensors = [arg for arg in node.all_input_nodes if isinstance(walk.states[arg], OnGrid | Whole)]
+    states = [walk.states[arg] for arg in tensors]
+    placed = [state for state in states if isinstance(state, OnGrid)]
+    result = placed[0] if inplace else max(placed, key=_weight)
+    rank = max(len(_extents(state)) for state in states)
+    target = _with_axes(result.P, rank)
+    extents = tuple(_common([_at(state, d, rank) for state in states]) for d in range(rank))
+    cut = [d for d in range(rank) if target.shape[d] > 1]
+    fits = all(_with_axes(state.P, rank) == target for state in placed) and all(
+        _at(state, d, rank) == (extents[d] if isinstance(state, OnGrid) else 1) for state in states for d in cut
+    )
+    if not fits:
+        partitions = [state.P if isinstance(state, OnGrid) else None for state in states]
+
+        def make() -> torch.nn.Module:
+            return Aligned(partitions, target, along, exact, inplace)
+
+        together = walk.insert(node, "aligned", target, make, tuple(tensors), None)
+        new = {
+            arg: walk.call(node, _part, (together, i), state)
+            for i, (arg, state) in enumerate(zip(tensors, states, strict=True))
+        }
+        walk.replace(node, new)
+    return OnGrid(target, tuple(Symbol() if extent is None else extent for extent in extents))
+
+
+def concatenation(walk: Walk, node: Node, name: str) -> State:
+    listed = given(node, 0, "tensors")
+    several = walk.states.get(listed) if isinstance(listed, torch.fx.Node) else None
+    placed = walk.on_grid(node)
+    if isinstance(several, Several):
+        rank = several.each.dim
+    elif placed and len(placed) == len(node.all_input_nodes):
+        rank = len(_extents(walk.states[placed[0]]))
+    else:
+        return walk.problem(node, f"{name} of tensors that are not all on the grid", _any(walk, node))
+    stacks = name == "stack"
+    dims = dims_of(given(node, 1, "dim", 0), rank + stacks)
+    if dims is None:
+        return walk.problem(node, f"{name} along a dim that is no number", _any(walk, node))
+    dim = dims[0]
+    if isinstance(several, Several):
+        if several.each.is_cut([] if stacks else [dim]):
+            return walk.problem(node, f"{name} along a cut dim", several.each)
+        state = several.each
+    elif any(len(_extents(walk.states[arg])) != rank for arg in placed):
+        return walk.problem(node, f"{name} of tensors with different numbers of dims", walk.states[placed[0]])
+    elif stacks:
+        state = align(walk, node, exact=True)
+    else:
+        for x in placed:
+            walk.with_whole(node, x, [dim])
+        state = align(walk, node, along=dim)
+    return state.reshaped(dim, dim, [_count(listed)]) if stacks else state.with_extents({dim: Symbol()})
+
+
+def product(walk: Walk, node: Node, name: str) -> State:
+    """Matrix products and attention: the last two dims whole, the others alike."""
+    if given(node, 4, "dropout_p", 0.0):
+        return walk.problem(node, f"{name} with dropout", _any(walk, node))
+    for x in walk.on_grid(node):
+        rank = len(_extents(walk.states[x]))
+        if rank < 2:
+            return walk.problem(node, f"{name} of a vector", walk.states[x])
+        own = [rank - 1] if _is_weight(walk, node, 1) else [rank - 2, rank - 1]
+        walk.with_whole(node, x, own)
+    placed = [walk.states[x] for x in walk.on_grid(node)]
+    state = placed[0]
+    assert isinstance(state, OnGrid)
+    if _is_weight(walk, node, 1) and len(placed) == 1:
+        return state.with_extents({state.dim - 1: Symbol()})
+    for other in placed[1:]:
+        assert isinstance(other, OnGrid)
+        if other.P != state.P or any(
+            state.extents[d] != other.extents[d] for d in range(state.dim) if state.is_cut([d])
+        ):
+            return walk.problem(node, f"{name} of tensors on the grids {state.P.shape} and {other.P.shape}", state)
+    if len(placed) < len([arg for arg in node.all_input_nodes if walk.states[arg] is not None]):
+        return walk.problem(node, f"{name} of a parameter", state)
+    return state.with_extents({state.dim - 2: Symbol(), state.dim - 1: Symbol()})
+
+
+def affine(walk: Walk, node: Node, name: str) -> State:
+    """`F.linear` with parameters of the model: the last dim whole."""
+    x = given(node, 0, "input")
+    state = walk.states[x]
+    if not isinstance(state, OnGrid) or not _is_weight(walk, node, 1):
+        return walk.problem(node, f"{name} whose weight is no parameter of the model", _any(walk, node))
+    _, state = walk.with_whole(node, x, [state.dim - 1])
+    return state.with_extents({state.dim - 1: Symbol()})
+
+
+def _is_weight(walk: Walk, node: Node, place: int) -> bool:
+    arg = given(node, place, "weight")
+    state = walk.states.get(arg)
+    return isinstance(state, Whole) and state.like.dim() == 2
+
+
+def _part(parts: tuple[Any, ...], i: int) -> Any:
+    return parts[i]
+
+
+def _count(listed: Any) -> Extent:
+    return len(listed) if isinstance(listed, tuple | list) else Symbol()
+
+
+def _any(walk: Walk, node: Node) -> State:
+    """Some tensor's state, to go on with after a problem."""
+    found = [state for arg in node.all_input_nodes if (state := walk.states[arg]) is not None]
+    return found[0].each if isinstance(found[0], Several) else found[0]
+
+
+def _weight(state: OnGrid) -> tuple[int, int]:
+    """Which tensor the others are brought to: that with most dims that are not 1."""
+    return state.dim, sum(extent != 1 for extent in state.extents)
+
+
+def _extents(state: State) -> tuple[Extent, ...]:
+    assert isinstance(state, OnGrid | Whole)
+    return state.extents if isinstance(state, OnGrid) else tuple(state.like.shape)
+
+
+def _at(state: State, d: int, rank: int) -> Extent:
+    extents = _extents(state)
+    at = d - rank + len(extents)
+    return extents[at] if at >= 0 else 1
+
+
+def _common(extents: list[Extent]) -> Extent | None:
+    """The extent of a broadcast dim; None if only the call can tell."""
+    own = {extent for extent in extents if extent != 1}
+    numbers = [extent for extent in own if isinstance(extent, int)]
+    return 1 if not own else numbers[0] if numbers else own.pop() if len(own) == 1 else None
+
+
+def _with_axes(P: Partition, rank: int) -> Partition:
+    if P.dim == rank:
+        return P
+    return CartesianPartition(P.transport, Grid(P.ranks, (1,) * (rank - P.dim) + P.shape))
+
+
+RULES: dict[str, Any] = {
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), concatenation),
+    **dict.fromkeys(("matmul", "bmm", "scaled_dot_product_attention"), product),
+    "linear": affine,
+}

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..errors import CheckpointMismatch, describe
 from ..grid import Box, Layout, Shape
 from .manifest import CODES
+from .plain import KINDS
 
 try:
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -52,7 +53,7 @@ class Held:
 def held(x: Any, key: str, rank: int) -> Held:
     """This worker's share of the tensor `x`, of which `key` is the name."""
     code = CODES.get(x.dtype)
-    if code is not None and type(x) in PLAIN and x.layout is torch.strided:
+    if code is not None and type(x) in KINDS and x.layout is torch.strided:
         return Held(code, tuple(x.shape), [Part(None, x.detach() if x.requires_grad else x, False)], everywhere=True)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
@@ -67,10 +68,6 @@ def held(x: Any, key: str, rank: int) -> Held:
     if layout is None:
         return Held(code, tuple(data.shape), [Part(None, data, False)], everywhere=True)
     return Held(code, layout.global_shape, _parts_of_layout(x, data, layout, key, rank))
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
-"""Types that say nothing about a grid: most tensors of a state, by far."""
 
 
 def layout_of(x: Any) -> Layout | None:

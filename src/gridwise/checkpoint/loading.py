@@ -22,11 +22,12 @@ from ..errors import CheckpointDamaged
 from ..partition import Partition
 from .fit import Plan
 from .manifest import MANIFEST, Manifest
+from .openfile import MissingFile
 from .parse import from_bytes, read_manifest, read_manifest_bytes
-from .reader import MissingFile, Progress, Reader
+from .reader import Progress, Reader
 from .restore import plan_load
 from .talk import Talk, collector_paused
-from .units import all_units, units_of
+from .units import all_units, units_of_all
 
 ATTEMPTS = 5
 """Times that a checkpoint is opened anew when a save replaces it at just that moment."""
@@ -94,7 +95,7 @@ def _opened(talk: Talk, path: Path, manifest: Manifest, plan: Plan, last: bool) 
     reader: Reader | None = None
     error: Exception | None = None
     try:
-        reader = Reader(path, manifest, [unit for want in plan.wants for unit in units_of(want)])
+        reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain))
     except Exception as caught:
         error = caught
     replaced = isinstance(error, MissingFile) and not last and _id_now(path) not in (None, manifest.id)
@@ -123,6 +124,7 @@ def _id_now(path: Path) -> str | None:
 def _fill(reader: Reader, plan: Plan) -> None:
     reader.fill()
     changed = [want.target for want in plan.wants if not want.fresh]
+    changed += [x for wants in plan.plain for x in wants.targets]
     if changed:
         torch.autograd.graph.increment_version(changed)
     with torch.no_grad():

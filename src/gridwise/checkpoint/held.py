@@ -13,7 +13,8 @@ The one question behind saving ("which of this do I write?") and loading ("which
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from ..errors import CheckpointMismatch, describe
 from ..grid import Box, Layout, Shape
 from .manifest import CODES
-from .plain import KINDS
+from .plain import KINDS, Plain
 
 try:
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -37,17 +38,28 @@ class Part(NamedTuple):
     box: Box | None
     """None: the whole tensor."""
     data: Tensor
+    """The values; of a part with an address, whatever keeps the memory there."""
     owned: bool
+    address: int = 0
+    """Where the values lie in host memory just as they are stored; 0: not known."""
+    size: int = 0
+    """Bytes there."""
 
 
-@dataclass(slots=True)
-class Held:
+class Held(NamedTuple):
     """This worker's share of a global tensor; `everywhere` says that all workers hold the whole of it."""
 
     code: str
     shape: Shape
-    parts: list[Part]
+    parts: Sequence[Part]
     everywhere: bool = False
+
+
+def held_plain(plain: Plain, owned: bool) -> Iterator[Held]:
+    """This worker's share of each plain tensor: one part, `owned`, else the same everywhere."""
+    parts = zip(repeat(None), plain.tensors, repeat(owned), plain.addresses, plain.sizes)
+    alone = zip(map(tuple.__new__, repeat(Part), parts))
+    return map(tuple.__new__, repeat(Held), zip(plain.codes, map(tuple, plain.shapes), alone, repeat(not owned)))
 
 
 def held(x: Any, key: str, rank: int) -> Held:

@@ -76,6 +76,7 @@ def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
             break
     assert reader is not None
     with reader:
+        _wait_for_devices(plan)
         talk.together(reader.check)
         talk.together(
             partial(_fill, reader, plan), tail="\n  the state may be partly filled: load again before using it."
@@ -121,8 +122,15 @@ def _id_now(path: Path) -> str | None:
         return None
 
 
+def _wait_for_devices(plan: Plan) -> None:
+    """Threads that read fill tensors on devices: not while these are still being used by what was started before."""
+    for device in {want.target.device for want in plan.wants if want.target.is_cuda}:
+        torch.cuda.synchronize(device)
+
+
 def _fill(reader: Reader, plan: Plan) -> None:
     reader.fill()
+    _wait_for_devices(plan)
     changed = [want.target for want in plan.wants if not want.fresh]
     changed += [x for wants in plan.plain for x in wants.targets]
     if changed:

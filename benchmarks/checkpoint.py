@@ -152,12 +152,15 @@ def _ours(state: State) -> Any:
     return state if gridwise.world().size == 1 else {"part": checkpoint.PerWorker(state)}
 
 
-def memcpy(path: Path, state: State, rank: int) -> None:
-    for key, value in state.items():
-        _copy.setdefault(key, torch.empty_like(value)).copy_(value)
+def memcpy_into(copy: State) -> Callable[[Path, State, int], None]:
+    """The limit of a copy of the state into memory that is there already: `copy`."""
 
+    def memcpy(path: Path, state: State, rank: int) -> None:
+        for key, value in state.items():
+            copy[key].copy_(value)
 
-_copy: State = {}
+    return memcpy
+
 
 WAYS: dict[str, tuple[Callable[[Path, State, int], None], Callable[[Path, State, int], None]]] = {
     "raw": (raw_save, raw_load),
@@ -195,6 +198,7 @@ def run(kind: str, amount: int, repeat: int, folder: Path) -> dict[str, dict[str
     P = gridwise.world()
     torch.set_num_threads(1)
     state = (large if kind == "large" else small)(amount, P.size)
+    memcpy = memcpy_into({key: torch.zeros_like(value) for key, value in state.items()})
     results: dict[str, dict[str, float]] = {name: {} for name in (*WAYS, "async", "memcpy")}
 
     def timed(name: str, what: str, call: Callable[[Path, State, int], None]) -> None:

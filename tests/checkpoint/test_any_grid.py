@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ from crew import crew
 from torch import Tensor
 
 from gridwise import checkpoint
+from gridwise.checkpoint import openfile
+from gridwise.checkpoint.openfile import DataFile
+from gridwise.errors import CheckpointDamaged
 from gridwise.grid import Grid, Layout
 from gridwise.partition import Partition
 
@@ -118,19 +123,22 @@ def test_replicas_are_written_once_and_spread(tmp_path: Path) -> None:
 
 
 def test_each_worker_reads_only_the_chunks_that_hold_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     whole = torch.randn(4096, 1024)  # 16 MiB
     crew(1, lambda P: checkpoint.save(tmp_path / "c", {"w": whole.clone()}, P))
-    read: dict[int, int] = {}
-    real = os.preadv
+    looked_at: list[int] = []
+    read: list[int] = []
+    real_bytes, real_read = DataFile.bytes, DataFile.read
 
-    def counting(fd: int, buffers: list[memoryview], offset: int) -> int:
-        done = real(fd, buffers, offset)
-        read[fd] = read.get(fd, 0) + done
-        return done
+    def counting_bytes(self: DataFile, offset: int, size: int, may_map: bool) -> Any:
+        looked_at.append(size)
+        return real_bytes(self, offset, size, may_map)
 
-    monkeypatch.setattr(os, "preadv", counting)
+    def counting_read(self: DataFile, offset: int, places: list[Any]) -> int:
+        read.append(sum(map(len, places)))
+        return real_read(self, offset, places)
+
+    monkeypatch.setattr(DataFile, "bytes", counting_bytes)
+    monkeypatch.setattr(DataFile, "read", counting_read)
 
     def loads(P: Partition) -> None:
         target = split(torch.zeros(4096, 1024), line(P, (4096, 1024)), P.transport.rank)
@@ -138,6 +146,39 @@ def test_each_worker_reads_only_the_chunks_that_hold_its_block(tmp_path: Path, m
         assert torch.equal(target.detach(), whole[line(P, (4096, 1024)).block(P.transport.rank).slices])
 
     crew(4, loads)
-    assert (
-        sum(read.values()) < 1.01 * 16 * 2**20
-    )  # each byte once, by the one that needs it: all fits into what is kept
+    assert sum(looked_at) == 16 << 20  # each byte is checked once, by the one that needs it,
+    assert sum(read) == 16 << 20  # and then read once, into place
+
+
+def test_the_same_whether_the_system_holds_the_file_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped where it lies, or read: the values are right, and damage is noticed before anything is changed."""
+    whole = {"large": torch.randn(700, 900), "small": torch.randn(5)}
+    checkpoint.save(tmp_path / "c", whole)
+    (file,) = (tmp_path / "c").glob("data-*/*.safetensors")
+
+    def loaded() -> dict[str, torch.Tensor]:
+        into = {key: torch.zeros_like(x) for key, x in whole.items()}
+        try:
+            checkpoint.load(tmp_path / "c", into)
+        except CheckpointDamaged:
+            assert not any(x.any() for x in into.values())
+            raise
+        return into
+
+    def ways() -> Iterator[None]:
+        for in_memory in (True, False):
+            monkeypatch.setattr(DataFile, "_is_in_memory", lambda *_, known=in_memory: known)
+            yield
+        monkeypatch.setattr(DataFile, "_is_in_memory", lambda *_: True)
+        monkeypatch.setattr(openfile, "POPULATE_READ", -1)  # a system that does not know it
+        yield
+
+    for _ in ways():
+        assert all(torch.equal(loaded()[key], x) for key, x in whole.items())
+    with file.open("r+b") as opened:
+        opened.seek(-1, 2)
+        opened.write(b"!")
+    monkeypatch.undo()
+    for _ in ways():
+        with pytest.raises(CheckpointDamaged, match="checksum"):
+            loaded()

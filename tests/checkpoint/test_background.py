@@ -14,7 +14,7 @@ import torch
 from crew import crew
 
 from gridwise import checkpoint
-from gridwise.checkpoint import background, disk
+from gridwise.checkpoint import background, disk, staging
 from gridwise.checkpoint.background import Pending
 from gridwise.errors import CheckpointWriteFailed
 from gridwise.partition import Partition, world
@@ -41,12 +41,12 @@ def test_the_memory_of_the_copy_is_used_again(tmp_path: Path) -> None:
     state = {"x": torch.ones(5000), "y": torch.ones(3, dtype=torch.int8)}
     transport = world().transport
     checkpoint.async_save(tmp_path / "c", state).wait()
-    first = background._memory[transport].data_ptr()
+    first = staging._memory[transport].data_ptr()
     checkpoint.async_save(tmp_path / "c", {"x": torch.zeros(100)}).wait()
     checkpoint.async_save(tmp_path / "c", state).wait()
-    assert background._memory[transport].data_ptr() == first
-    background.forget(transport)
-    assert transport not in background._memory
+    assert staging._memory[transport].data_ptr() == first
+    staging.forget(transport)
+    assert transport not in staging._memory
 
 
 def test_it_is_committed_without_another_call(tmp_path: Path) -> None:

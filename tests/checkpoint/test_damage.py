@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gridwise import checkpoint
 from gridwise.checkpoint import reader
+from gridwise.checkpoint.openfile import DataFile
 from gridwise.errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from gridwise.partition import Partition
 
@@ -210,7 +211,6 @@ def test_a_copy_and_a_moved_checkpoint_load(tmp_path: Path, two_saves: tuple[Pat
 
 def test_an_error_while_filling_says_that_the_state_is_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint.save(tmp_path / "c", {"x": torch.ones(100_000)})
-    monkeypatch.setattr(reader, "KEEP", 0)
     real = reader.Reader.fill
 
     def damaged_meanwhile(self: reader.Reader) -> None:
@@ -223,3 +223,22 @@ def test_an_error_while_filling_says_that_the_state_is_mixed(tmp_path: Path, mon
     monkeypatch.setattr(reader.Reader, "fill", damaged_meanwhile)
     with pytest.raises(CheckpointDamaged, match="has changed since"):
         checkpoint.load(tmp_path / "c", {"x": torch.zeros(100_000)})
+
+
+def test_a_file_that_is_cut_short_while_it_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is open and was long enough: touching what is gone would end the process, were it not asked for first."""
+    checkpoint.save(tmp_path / "c", {"x": torch.ones(3_000_000)})
+    real = reader.Reader.check
+
+    def cut_meanwhile(self: reader.Reader) -> None:
+        (file,) = (tmp_path / "c").glob("data-*/*.safetensors")
+        with file.open("r+b") as opened:
+            opened.truncate(5_000_000)
+        real(self)
+
+    monkeypatch.setattr(reader.Reader, "check", cut_meanwhile)
+    monkeypatch.setattr(DataFile, "_is_in_memory", lambda *_: True)
+    into = {"x": torch.zeros(3_000_000)}
+    with pytest.raises(CheckpointDamaged, match="bytes are missing"):
+        checkpoint.load(tmp_path / "c", into)
+    assert not into["x"].any()

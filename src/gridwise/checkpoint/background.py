@@ -1,6 +1,6 @@
 """Save while training goes on: the state is copied once, the rest happens in a thread.
 
-    async_save    agree and lock as `save` does; copy this worker's part into memory that is kept for the next time
+    async_save    agree and lock as `save` does; copy this worker's part (`staging`)
     thread        write and sync the data file; leave a note `w3.part` in the data folder that says what is in it
     first worker  its thread waits for all notes, compares, commits
 
@@ -13,35 +13,31 @@ for it, and raises what went wrong, on all of them.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..comm.transport import Transport
 from ..comm.watch import timeout
 from ..errors import CheckpointError, CheckpointWriteFailed
 from ..log import logger
 from ..partition import Partition
 from . import disk
-from .datafile import ALIGNMENT
 from .folder import Saving
-from .held import Held, Part
 from .saving import NOTHING_COMMITTED, Message, commit, start, write_part
-from .share import Shares
+from .share import Shares, shares_of
+from .staging import Staged
 from .state import Flat, flatten
 from .talk import Talk, collector_paused, in_flight
 
 POLL = 0.01
 """Seconds between two looks for the other workers' notes."""
+
+AT_THE_START = 0.002
+"""Seconds that the thread waits first, so that the caller has the interpreter and goes back to training."""
 
 AT_THE_END = 60.0
 """Seconds for which a program that is over waits for the other workers' notes."""
@@ -74,24 +70,22 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
 
 
 def _started(talk: Talk, path: Path, state: Any) -> Pending:
-    flat, shares, saving, save_id = start(talk, path, partial(flatten, state, talk.rank, talk.place))
+    flat, saving, save_id = start(talk, path, partial(flatten, state, talk.rank, talk.place))
     try:
-        staged = talk.together(lambda: copied(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
+        staged = talk.together(lambda: Staged(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
     except BaseException:
         if saving is not None:
             saving.abandon()
         raise
-    return Pending(talk, path / f"data-{save_id}", save_id, staged, shares, saving)
+    return Pending(talk, path / f"data-{save_id}", save_id, staged, saving)
 
 
 class Pending:
     """A save in flight."""
 
-    def __init__(
-        self, talk: Talk, folder: Path, save_id: str, flat: Flat, shares: Shares, saving: Saving | None
-    ) -> None:
+    def __init__(self, talk: Talk, folder: Path, save_id: str, staged: Staged, saving: Saving | None) -> None:
         self.talk = talk
-        self._folder, self._id, self._flat, self._shares, self._saving = folder, save_id, flat, shares, saving
+        self._folder, self._id, self._staged, self._saving = folder, save_id, [staged], saving
         self._written = threading.Event()
         self._given_up = threading.Event()
         self._write_error: Exception | None = None
@@ -130,25 +124,28 @@ class Pending:
     # In the thread
 
     def _run(self) -> None:
-        message = self._write()
+        time.sleep(AT_THE_START)
+        flat, shares, message = self._write()
         if self._saving is None:
             return
         try:
             if message is None:
                 raise CheckpointError("this worker could not write its part.")
             messages = [message, *self._notes_of_others()]
-            commit(self._saving, messages, self._flat, self._shares, self.talk)
+            commit(self._saving, messages, flat, shares, self.talk)
         except Exception as error:
             self._commit_error = error
             logger.error("%s failed: %s", self.talk.what, error)
             if _program_ends():  # nobody will call `wait`
                 print(f"gridwise: {self.talk.what} failed: {error}", file=sys.stderr)
 
-    def _write(self) -> Message | None:
+    def _write(self) -> tuple[Flat, Shares, Message | None]:
         place = self.talk.place
-        message: Message | None = None
+        flat, shares, message = Flat(), Shares(), None
         try:
-            message = write_part(self._folder, self._id, place, self._flat, self._shares, self.talk.size)
+            flat = self._staged.pop().flat()  # from here on the caller's own tensors are free
+            shares = shares_of(flat.tensors, self.talk.size)
+            message = write_part(self._folder, self._id, place, flat, shares, self.talk.size)
             if place:
                 _leave_note(self._folder, place, message)
         except Exception as error:
@@ -157,7 +154,7 @@ class Pending:
             if place:
                 _leave_failure(self._folder, place)
         self._written.set()
-        return message
+        return flat, shares, message
 
     def _notes_of_others(self) -> list[Message]:
         """What the other workers have written, as soon as all have."""
@@ -196,49 +193,3 @@ def _leave_failure(folder: Path, place: int) -> None:
         (folder / f"w{place}.failed").touch()
     except OSError:
         return
-
-
-# The copy
-
-_memory: dict[Transport, Tensor] = {}
-
-
-def copied(flat: Flat, transport: Transport) -> Flat:
-    """The same state in memory of our own, which is kept with the transport and used again."""
-    shares = [x for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values()]
-    parts = [part for x in shares for part in x.parts]
-    size = sum(_room(part.data) for part in parts)
-    memory = _memory.get(transport)
-    if memory is None or memory.numel() < size:
-        if memory is None:
-            transport.on_close.append(lambda: forget(transport))
-        _memory.pop(transport, None)
-        memory = _memory[transport] = torch.empty(
-            size, dtype=torch.uint8, pin_memory=any(p.data.is_cuda for p in parts)
-        )
-    offset = 0
-
-    def copy(part: Part) -> Part:
-        nonlocal offset
-        data = part.data
-        nbytes = data.numel() * data.element_size()
-        place = memory[offset : offset + nbytes].view(data.dtype).view(data.shape)
-        place.copy_(data)
-        offset += _room(data)
-        return Part(part.box, place, part.owned)
-
-    def copy_all(tensors: dict[str, Held]) -> dict[str, Held]:
-        return {
-            key: Held(x.code, x.shape, [copy(part) for part in x.parts], x.everywhere) for key, x in tensors.items()
-        }
-
-    return replace(flat, tensors=copy_all(flat.tensors), own_tensors=copy_all(flat.own_tensors))
-
-
-def _room(data: Tensor) -> int:
-    return math.ceil(data.numel() * data.element_size() / ALIGNMENT) * ALIGNMENT
-
-
-def forget(transport: Transport) -> None:
-    """Free the memory that is kept for copies."""
-    _memory.pop(transport, None)

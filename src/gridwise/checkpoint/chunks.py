@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 import xxhash
@@ -29,16 +30,29 @@ DIGITS = 16
 """Hexadecimal digits of one checksum (XXH3, 64 bits)."""
 
 
-def checksum(data: bytes | bytearray | memoryview) -> str:
+Memory: TypeAlias = "ctypes.Array[ctypes.c_ubyte]"
+"""Bytes at an address, without a copy; whose they are must outlive it."""
+
+
+def checksum(data: bytes | bytearray | memoryview | Memory) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def memory(x: Tensor) -> memoryview:
-    """The bytes of a contiguous host tensor, without a copy; the tensor must outlive them."""
-    size = x.numel() * x.element_size()
+def memories(addresses: Sequence[int], sizes: Sequence[int]) -> list[Memory]:
+    """The bytes at each address."""
+    at = {size: (ctypes.c_ubyte * size).from_address for size in set(sizes)}
+    return [at[size](address) for address, size in zip(addresses, sizes, strict=True)]
+
+
+def checksums(data: Iterable[memoryview | Memory]) -> list[str]:
+    return list(map(xxhash.xxh3_64_hexdigest, data))
+
+
+def memory_at(address: int, size: int) -> memoryview:
+    """The bytes at an address; whose they are must outlive them."""
     if size == 0:
         return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * size).from_address(x.data_ptr())).cast("B")
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
 def is_plain_memory(x: Tensor) -> bool:
@@ -82,12 +96,14 @@ def _in_row(row: int, inner: Shape, start: int, stop: int) -> Iterator[Box]:
         yield Box((row, *box.start), (row + 1, *box.stop))
 
 
+def chunks_of_memory(data: memoryview) -> Iterator[memoryview]:
+    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
+
+
 def chunks_of(x: Tensor) -> Iterator[memoryview]:
     """The bytes of a tensor, chunk by chunk; from its own memory where possible, else through one chunk's copy."""
     if is_plain_memory(x):
-        everything = memory(x)
-        for start in range(0, len(everything), CHUNK):
-            yield everything[start : start + CHUNK]
+        yield from chunks_of_memory(memory_at(x.data_ptr(), x.nbytes))
         return
     per_chunk = CHUNK // x.element_size()
     for start in range(0, x.numel(), per_chunk):

@@ -17,6 +17,8 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_ubyte
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from ..grid import Box, Shape
 from . import disk
-from .chunks import CHUNK, checksum, chunks_of, is_plain_memory, memory
+from .chunks import CHUNK, Memory, checksum, chunks_of, chunks_of_memory, is_plain_memory, memory_at
 from .manifest import ITEMSIZE, StoredFile
 
 PACK_FROM = 1024
@@ -43,16 +45,17 @@ ID_KEY = "gridwise_id"
 
 
 class Block(NamedTuple):
-    """A block to be written: the tensor that it belongs to, its box (None: the whole), and its values."""
+    """A block to be written: the tensor that it belongs to, its box (None: the whole), its shape, and its values."""
 
     key: str
     code: str
     box: Box | None
+    shape: Shape
     data: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.numel() * ITEMSIZE[self.code]
+    """The values; if they have an address, whatever keeps the memory there."""
+    address: int
+    """Where the values lie in host memory just as they are stored; 0: not known."""
+    nbytes: int
 
 
 @dataclass
@@ -70,94 +73,126 @@ def write_data_file(path: Path, save_id: str, blocks: Sequence[Block]) -> Writte
     fd = disk.create(path)
     try:
         disk.write(fd, [memoryview(header)])
-        sums = _write_blocks(fd, [block.data for block in ordered])
-        disk.sync(fd)
+        with Summing() as summing:
+            sums = _write_blocks(fd, ordered, summing)
+            with _syncing(fd, aside=len(blocks) >= PACK_FROM):
+                texts = [text if isinstance(text, str) else checksum(text) for text in sums]
+            later = summing.results()
     finally:
         os.close(fd)
     placed, offset = [], len(header)
-    for block, text in zip(ordered, sums, strict=True):
-        placed.append((block, offset, text))
+    for block, text in zip(ordered, texts, strict=True):
+        placed.append((block, offset, text or next(later)))
         offset += block.nbytes
     return Written(StoredFile(path.name, offset, len(header), checksum(header)), placed)
 
 
-def _write_blocks(fd: int, tensors: Sequence[Tensor]) -> list[str]:
-    """Write the tensors one after the other; the checksums of each one's chunks."""
-    sums: list[str | None] = []
-    waiting: list[memoryview] = []
+def _write_blocks(fd: int, blocks: Sequence[Block], summing: Summing) -> list[str | Memory]:
+    """Write the blocks one after the other.
+
+    For each, the checksums of its chunks; or the memory of which one is still to be made; or nothing, if `summing` does.
+    """
+    sums: list[str | Memory] = []
+    waiting: list[memoryview | Memory] = []
     size = 0
-    with _Summing() as summing:
-        for x in tensors:
-            if x.numel() * x.element_size() <= CHUNK and is_plain_memory(x):
-                view = memory(x)
-                sums.append(checksum(view) if view else "")
-                waiting.append(view)
-                size += len(view)
-            elif is_plain_memory(x):  # the memory stays as it is, so it is summed while it is written
-                sums.append(None)
-                summing.add(x)
-                waiting.append(memory(x))
-                size += FLUSH_AT
-            else:
-                parts = []
-                for chunk in chunks_of(x):
-                    parts.append(checksum(chunk))
-                    waiting.append(chunk)
-                    size += len(chunk)
-                    if size >= FLUSH_AT:
-                        disk.write(fd, waiting)
-                        waiting, size = [], 0
-                sums.append("".join(parts))
-            if size >= FLUSH_AT:
-                disk.write(fd, waiting)
-                waiting, size = [], 0
-        disk.write(fd, waiting)
-        later = summing.results()
-    return [next(later) if text is None else text for text in sums]
+    for block in blocks:
+        address = block.address or (block.data.data_ptr() if is_plain_memory(block.data) else 0)
+        if not address:
+            parts = []
+            for chunk in chunks_of(block.data):
+                parts.append(checksum(chunk))
+                waiting.append(chunk)
+                size += len(chunk)
+                if size >= FLUSH_AT:
+                    disk.write(fd, waiting)
+                    waiting, size = [], 0
+            sums.append("".join(parts))
+        elif block.nbytes <= CHUNK:
+            view = (c_ubyte * block.nbytes).from_address(address)
+            sums.append(view)
+            waiting.append(view)
+            size += block.nbytes
+        else:  # the memory stays as it is, so it is summed while it is written
+            sums.append("")
+            summing.add(memory_at(address, block.nbytes))
+            waiting.append(memory_at(address, block.nbytes))
+            size += FLUSH_AT
+        if size >= FLUSH_AT:
+            disk.write(fd, waiting)
+            waiting, size = [], 0
+    disk.write(fd, waiting)
+    return sums
 
 
-class _Summing:
-    """A thread that computes the checksums of tensors while they are written.
+@contextmanager
+def _syncing(fd: int, aside: bool) -> Iterator[None]:
+    """Sync the file while the body runs (`aside`), or after it; raise what goes wrong with that."""
+    if not aside:
+        yield
+        disk.sync(fd)
+        return
+    errors: list[Exception] = []
+
+    def sync() -> None:
+        try:
+            disk.sync(fd)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=sync, name="gridwise-sync")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class Summing:
+    """A thread that computes the checksums of memory while that is written.
 
     Not an executor of concurrent.futures: these refuse work when the program ends, and a save in the background goes on.
     """
 
     def __init__(self) -> None:
-        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()
+        self._memory: SimpleQueue[memoryview | None] = SimpleQueue()
         self._sums: list[str] = []
         self._thread: threading.Thread | None = None
 
-    def add(self, x: Tensor) -> None:
+    def add(self, memory: memoryview) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gridwise-checksums")
             self._thread.start()
-        self._tensors.put(x)
+        self._memory.put(memory)
 
     def _run(self) -> None:
-        while (x := self._tensors.get()) is not None:
-            self._sums.append(sums_of(x))
+        while (memory := self._memory.get()) is not None:
+            self._sums.append("".join(map(checksum, chunks_of_memory(memory))))
 
     def results(self) -> Iterator[str]:
-        """The checksums of all tensors, in the order in which they were added."""
+        """The checksums of all that was added, in that order."""
         self._end()
         return iter(self._sums)
 
     def _end(self) -> None:
         if self._thread is not None:
-            self._tensors.put(None)
+            self._memory.put(None)
             self._thread.join()
             self._thread = None
 
-    def __enter__(self) -> _Summing:
+    def __enter__(self) -> Summing:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
 
 
-def sums_of(x: Tensor) -> str:
-    """The checksums of a tensor's chunks, one after the other."""
-    return "".join(map(checksum, chunks_of(x)))
+def sums_of(block: Block) -> str:
+    """The checksums of a block's chunks, one after the other."""
+    if block.address:
+        return "".join(map(checksum, chunks_of_memory(memory_at(block.address, block.nbytes))))
+    return "".join(map(checksum, chunks_of(block.data)))
 
 
 def header_of(blocks: Sequence[Block], metadata: dict[str, str], pack_from: int | None = PACK_FROM) -> bytes:
@@ -182,10 +217,10 @@ def header_of(blocks: Sequence[Block], metadata: dict[str, str], pack_from: int 
                 packed_code = block.code
             if not packed:
                 packed_from = offset
-            packed += block.data.numel()
+            packed += size // ITEMSIZE[block.code]
         else:
             close_pack()
-            code, shape = _as_stored(block.code, tuple(block.data.shape))
+            code, shape = _as_stored(block.code, block.shape)
             entries[_entry_name(block, entries)] = _entry(code, shape, offset, offset + size)
         offset += size
     close_pack()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..errors import CheckpointBusy
 from ..log import logger
+from .chunks import Memory
 
 MOST_BUFFERS = 512
 """Buffers in one system call: half of the limit of Linux, all that some systems take."""
@@ -28,16 +29,24 @@ def create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def write(fd: int, buffers: Sequence[memoryview]) -> None:
+def write(fd: int, buffers: Sequence[memoryview | Memory]) -> None:
     """Write all bytes of all buffers, in order, from the current position on."""
     for first in range(0, len(buffers), MOST_BUFFERS):
-        left = list(buffers[first : first + MOST_BUFFERS])
+        left = buffers[first : first + MOST_BUFFERS]
         while left:
             written = os.writev(fd, left)
-            while left and written >= len(left[0]):
-                written -= len(left.pop(0))
-            if written:
-                left[0] = left[0][written:]
+            left = _after(left, written)
+
+
+def _after(buffers: Sequence[memoryview | Memory], written: int) -> Sequence[memoryview | Memory]:
+    """What is left of the buffers after so many bytes."""
+    if written == sum(map(len, buffers)):
+        return ()
+    place = 0
+    while written >= len(buffers[place]):
+        written -= len(buffers[place])
+        place += 1
+    return [memoryview(buffers[place]).cast("B")[written:], *buffers[place + 1 :]]
 
 
 def sync(fd: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from ..errors import CheckpointDamaged, CheckpointMismatch, describe
 from ..grid import Box
+from .chunks import CHUNK
 from .manifest import Manifest, StoredTensor
+from .plain import Plain
 from .tree import Node, find, tree_of
-from .units import Want
+from .units import PlainWants, Want
 from .values import decoded, unescaped
 
 MOST_NAMED = 8
@@ -28,6 +31,7 @@ class Plan:
     """What is to be read, and what is to be done when that lies in place."""
 
     wants: list[Want] = field(default_factory=list)
+    plain: list[PlainWants] = field(default_factory=list)
     finish: list[Callable[[], None]] = field(default_factory=list)
     result: Any = None
 
@@ -106,6 +110,22 @@ class Fit:
                 "  fix: load(..., cast=True) converts, with rounding; or change the dtype of `into`."
             )
 
+    def want_plain(self, keys: list[str], plain: Plain) -> list[int]:
+        """Note the plain tensors that are stored just as they lie here, small and in one piece; where the others are."""
+        stored = list(map(self.manifest.tensors.get, keys))
+        columns = (keys, stored, plain.tensors, plain.addresses, plain.sizes)
+        others: list[int] = []
+        if not _all_fit(stored, plain):
+            fits = [
+                x is not None and x.code == code and x.shape == shape and size <= CHUNK and len(x.blocks) == 1
+                for x, code, shape, size in zip(stored, plain.codes, plain.shapes, plain.sizes, strict=True)
+            ]
+            columns = tuple(list(compress(column, fits)) for column in columns)  # type: ignore[assignment]
+            others = [place for place, fit in enumerate(fits) if not fit]
+        if columns[0]:
+            self.plan.plain.append(PlainWants(*columns))  # type: ignore[arg-type]
+        return others
+
     def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
         if not target.numel():
             return
@@ -114,6 +134,14 @@ class Fit:
                 f"{key!r} of `into` is expanded: several elements share one place, it cannot be filled."
             )
         self.plan.wants.append(Want(key, stored, target, box, fresh))
+
+
+def _all_fit(stored: list[StoredTensor | None], plain: Plain) -> bool:
+    """Whether all are stored just as they lie here, small and in one piece."""
+    if not stored or None in stored or max(plain.sizes) > CHUNK:
+        return False
+    codes, shapes, blocks = zip(*stored, strict=True)
+    return list(codes) == plain.codes and list(shapes) == plain.shapes and set(map(len, blocks)) == {1}
 
 
 def _is_expanded(x: Tensor) -> bool:

@@ -13,7 +13,8 @@ The one question behind saving ("which of this do I write?") and loading ("which
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from ..errors import CheckpointMismatch, describe
 from ..grid import Box, Layout, Shape
 from .manifest import CODES
+from .plain import KINDS, Plain
 
 try:
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -36,23 +38,34 @@ class Part(NamedTuple):
     box: Box | None
     """None: the whole tensor."""
     data: Tensor
+    """The values; of a part with an address, whatever keeps the memory there."""
     owned: bool
+    address: int = 0
+    """Where the values lie in host memory just as they are stored; 0: not known."""
+    size: int = 0
+    """Bytes there."""
 
 
-@dataclass(slots=True)
-class Held:
+class Held(NamedTuple):
     """This worker's share of a global tensor; `everywhere` says that all workers hold the whole of it."""
 
     code: str
     shape: Shape
-    parts: list[Part]
+    parts: Sequence[Part]
     everywhere: bool = False
+
+
+def held_plain(plain: Plain, owned: bool) -> Iterator[Held]:
+    """This worker's share of each plain tensor: one part, `owned`, else the same everywhere."""
+    parts = zip(repeat(None), plain.tensors, repeat(owned), plain.addresses, plain.sizes)
+    alone = zip(map(tuple.__new__, repeat(Part), parts))
+    return map(tuple.__new__, repeat(Held), zip(plain.codes, map(tuple, plain.shapes), alone, repeat(not owned)))
 
 
 def held(x: Any, key: str, rank: int) -> Held:
     """This worker's share of the tensor `x`, of which `key` is the name."""
     code = CODES.get(x.dtype)
-    if code is not None and type(x) in PLAIN and x.layout is torch.strided:
+    if code is not None and type(x) in KINDS and x.layout is torch.strided:
         return Held(code, tuple(x.shape), [Part(None, x.detach() if x.requires_grad else x, False)], everywhere=True)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
@@ -67,10 +80,6 @@ def held(x: Any, key: str, rank: int) -> Held:
     if layout is None:
         return Held(code, tuple(data.shape), [Part(None, data, False)], everywhere=True)
     return Held(code, layout.global_shape, _parts_of_layout(x, data, layout, key, rank))
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
-"""Types that say nothing about a grid: most tensors of a state, by far."""
 
 
 def layout_of(x: Any) -> Layout | None:

@@ -188,7 +188,7 @@ def _export(path: Path, target: Path, prefix: str, progress: Progress | None) ->
         "complex": [key[len(below) :] for key in keys if manifest.tensors[key].code == "C128"],
     }
     blocks = [
-        Block(key[len(below) :], stored.code, None, torch.empty(stored.shape, dtype=stored.dtype, device="meta"))
+        Block(key[len(below) :], stored.code, None, stored.shape, torch.empty(0), 0, stored.nbytes)
         for key in keys
         for stored in [manifest.tensors[key]]
     ]
@@ -208,7 +208,7 @@ def _write_safetensors(target: Path, flat: Flat, progress: Progress | None) -> N
     pairs: list[tuple[Block, Source]] = []
     for key, x in (*flat.tensors.items(), *flat.own_tensors.items()):
         data = x.parts[0].data
-        pairs.append((Block(key, x.code, None, data), data.detach))
+        pairs.append((Block(key, x.code, None, x.shape, data, 0, data.nbytes), data.detach))
     extra = {
         "values": {**flat.values, **flat.own_values},
         "per_worker": flat.per_worker,

@@ -22,11 +22,12 @@ from ..errors import CheckpointDamaged
 from ..partition import Partition
 from .fit import Plan
 from .manifest import MANIFEST, Manifest
+from .openfile import MissingFile
 from .parse import from_bytes, read_manifest, read_manifest_bytes
-from .reader import MissingFile, Progress, Reader
+from .reader import Progress, Reader
 from .restore import plan_load
 from .talk import Talk, collector_paused
-from .units import all_units, units_of
+from .units import all_units, units_of_all
 
 ATTEMPTS = 5
 """Times that a checkpoint is opened anew when a save replaces it at just that moment."""
@@ -75,6 +76,7 @@ def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
             break
     assert reader is not None
     with reader:
+        _wait_for_devices(plan)
         talk.together(reader.check)
         talk.together(
             partial(_fill, reader, plan), tail="\n  the state may be partly filled: load again before using it."
@@ -94,7 +96,7 @@ def _opened(talk: Talk, path: Path, manifest: Manifest, plan: Plan, last: bool) 
     reader: Reader | None = None
     error: Exception | None = None
     try:
-        reader = Reader(path, manifest, [unit for want in plan.wants for unit in units_of(want)])
+        reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain))
     except Exception as caught:
         error = caught
     replaced = isinstance(error, MissingFile) and not last and _id_now(path) not in (None, manifest.id)
@@ -120,9 +122,17 @@ def _id_now(path: Path) -> str | None:
         return None
 
 
+def _wait_for_devices(plan: Plan) -> None:
+    """Threads that read fill tensors on devices: not while these are still being used by what was started before."""
+    for device in {want.target.device for want in plan.wants if want.target.is_cuda}:
+        torch.cuda.synchronize(device)
+
+
 def _fill(reader: Reader, plan: Plan) -> None:
     reader.fill()
+    _wait_for_devices(plan)
     changed = [want.target for want in plan.wants if not want.fresh]
+    changed += [x for wants in plan.plain for x in wants.targets]
     if changed:
         torch.autograd.graph.increment_version(changed)
     with torch.no_grad():

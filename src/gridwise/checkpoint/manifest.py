@@ -135,8 +135,12 @@ def to_bytes(manifest: Manifest) -> bytes:
     for key, (code, shape, blocks) in manifest.tensors.items():
         if shape not in shapes:
             shapes[shape] = dumps(list(shape))
-        stored = ",".join(_block_text(block) for block in blocks)
-        lines.append(f'{_quoted(key)}:["{code}",{shapes[shape]},[{stored}]]')
+        if len(blocks) == 1 and blocks[0][3] is None:  # as most are
+            file, offset, sums, _ = blocks[0]
+            lines.append(f'{_quoted(key)}:["{code}",{shapes[shape]},[[{file},{offset},"{sums}"]]]')
+        else:
+            stored = ",".join(map(_block_text, blocks))
+            lines.append(f'{_quoted(key)}:["{code}",{shapes[shape]},[{stored}]]')
     text = (
         f'{{"format":"gridwise-checkpoint","format_version":{manifest.version},\n'
         + dumps(head)[1:-1]

@@ -14,15 +14,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ..grid import Box, Shape
-from .chunks import CHUNK, DIGITS, checksum, number_of_chunks
+from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
 from .tiling import tiling_problem
+from .wholes import MOST_DIMS, NONE, Wholes, wholes_of, without_tensors
 
 LARGEST_MANIFEST = 256 << 20
 LARGEST_HEADER = 128 << 20
-MOST_DIMS = 64
 
 _HEAD = re.compile(rb'\{\s*"format"\s*:\s*"gridwise-checkpoint"\s*,\s*"format_version"\s*:\s*(\d{1,9})\s*,')
 _TAIL = re.compile(rb'"checksum":"([0-9a-f]{16})"\}\n\Z')
@@ -99,17 +101,70 @@ def check_sum(data: bytes, name: Path) -> None:
 
 
 def _parsed(data: bytes) -> Manifest:
-    tree = json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant)
+    fast = _parsed_by_lines(data)
+    if fast is not None:
+        return _manifest(*fast)
+    tree = _json(data)
+    files = _files(tree)
+    items = _dict(tree["tensors"], "tensors").items()
+    return _manifest(tree, files, {key: _stored_tensor(key, item, files) for key, item in items}, NONE)
+
+
+def _parsed_by_lines(data: bytes) -> Parts | None:
+    """The manifest with its tensors read line by line; None if it is laid out differently, or anything is odd."""
+    apart = without_tensors(data)
+    if apart is None:
+        return None
+    rest, word, lines = apart
+    try:
+        tree = _json(rest)
+        files = _files(tree)
+        found = wholes_of(lines, files)
+        if tree["tensors"] != word or found is None:
+            return None
+        wholes, others = found
+        return tree, files, _with_others(wholes, others, files), wholes
+    except (ValueError, TypeError, KeyError, RecursionError, CheckpointDamaged):
+        return None
+
+
+Parts = tuple[dict[str, Any], tuple[StoredFile, ...], dict[str, StoredTensor], Wholes]
+
+
+def _json(data: bytes | str) -> dict[str, Any]:
+    return _dict(json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant), "the manifest")
+
+
+def _with_others(wholes: Wholes, others: dict[int, str], files: tuple[StoredFile, ...]) -> dict[str, StoredTensor]:
+    """All tensors in the order of their lines; `others` are the lines, by number, that still have to be read."""
+    if not others:
+        return wholes.tensors
+    tensors: dict[str, StoredTensor] = {}
+    in_order = iter(wholes.tensors.items())
+    for place in range(len(wholes.tensors) + len(others)):
+        if place not in others:
+            key, stored = next(in_order)
+            _must(key not in tensors, f"the name {key[:100]!r} stands twice")
+            tensors[key] = stored
+            continue
+        items = _json(f"{{{others[place].removesuffix(',')}}}")
+        _must(items and others[place].endswith(","), "a line is empty, or not ended by a comma")
+        for key, item in items.items():
+            _must(key not in tensors, f"the name {key[:100]!r} stands twice")
+            tensors[key] = _stored_tensor(key, item, files)
+    return tensors
+
+
+def _manifest(
+    tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: dict[str, StoredTensor], wholes: Wholes
+) -> Manifest:
     version = tree["format_version"]
     _must(type(version) is int and 1 <= version <= FORMAT_VERSION, f"format_version is {version!r}")
     identity = tree["id"]
     _must(isinstance(identity, str) and _ID.fullmatch(identity), "`id` must be 32 hexadecimal digits")
     workers = _natural(tree["workers"], "workers")
     _must(workers >= 1, "`workers` must be at least 1")
-    files = tuple(_stored_file(item) for item in _list(tree["files"], "files"))
-    _must(len({file.name for file in files}) == len(files), "a data file is listed twice")
-    tensors = {key: _stored_tensor(key, item, files) for key, item in _dict(tree["tensors"], "tensors").items()}
-    _check_bytes(tensors, files)
+    _check_bytes(tensors, wholes, files)
     values = _dict(tree["values"], "values")
     twice = values.keys() & tensors.keys()
     _must(not twice, f"{next(iter(twice), '')!r} is both a tensor and a value")
@@ -119,6 +174,12 @@ def _parsed(data: bytes) -> Manifest:
     return Manifest(
         identity, workers, files, tensors, values, per_worker, str(tree["written_by"]), str(tree["written_at"]), version
     )
+
+
+def _files(tree: dict[str, Any]) -> tuple[StoredFile, ...]:
+    files = tuple(_stored_file(item) for item in _list(tree["files"], "files"))
+    _must(len({file.name for file in files}) == len(files), "a data file is listed twice")
+    return files
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -170,9 +231,6 @@ def _is_sums(text: Any, count: int) -> bool:
 
 def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> StoredTensor:
     code, extents, blocks = item
-    plain = _plain_tensor(code, extents, blocks, files)
-    if plain is not None:
-        return plain
     if not isinstance(code, str) or code not in ITEMSIZE:
         raise CheckpointDamaged(f"{key!r} has the unknown dtype {str(code)[:50]!r}.")
     shape = tuple(extents)
@@ -186,25 +244,6 @@ def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> Stored
         problem = tiling_problem(shape, [block.box or Box.of_shape(shape) for block in stored])
         _must(problem is None, f"the blocks of {key!r} {problem}")
     return StoredTensor(code, shape, stored)
-
-
-def _plain_tensor(code: Any, extents: Any, blocks: Any, files: tuple[StoredFile, ...]) -> StoredTensor | None:
-    """A tensor of at most one chunk in one block, as most are, if nothing is wrong with it; else None: look closer."""
-    if type(blocks) is not list or len(blocks) != 1 or len(blocks[0]) != 3 or type(code) is not str:
-        return None
-    nbytes = ITEMSIZE.get(code, 0)
-    for extent in extents:
-        if type(extent) is not int or not 0 < extent <= CHUNK:
-            return None
-        nbytes *= extent
-    file, offset, sums = blocks[0]
-    if not 0 < nbytes <= CHUNK or len(extents) > MOST_DIMS or type(file) is not int or not 0 <= file < len(files):
-        return None
-    if type(offset) is not int or offset < files[file].header or offset + nbytes > files[file].size:
-        return None
-    if type(sums) is not str or len(sums) != DIGITS or _SUMS(sums) is None:
-        return None
-    return StoredTensor(code, tuple(extents), (StoredBlock(file, offset, sums, None),))
 
 
 def _stored_block(key: str, item: Any, shape: Shape, itemsize: int, files: tuple[StoredFile, ...]) -> StoredBlock:
@@ -236,17 +275,27 @@ def _box(key: str, start: Any, stop: Any, shape: Shape) -> Box:
     return Box(tuple(start), tuple(stop))
 
 
-def _check_bytes(tensors: dict[str, StoredTensor], files: tuple[StoredFile, ...]) -> None:
+def _check_bytes(tensors: dict[str, StoredTensor], wholes: Wholes, files: tuple[StoredFile, ...]) -> None:
     """The blocks of a file follow one another from the end of its header to its end: no overlap, nothing hidden."""
-    ranges: list[list[tuple[int, int, str]]] = [[] for _ in files]
-    for key, tensor in tensors.items():
-        itemsize = ITEMSIZE[tensor.code]
-        for block in tensor.blocks:
-            volume = math.prod(tensor.shape) if block.box is None else block.box.volume
-            ranges[block.file].append((block.offset, block.offset + volume * itemsize, key))
-    for file, found in zip(files, ranges, strict=True):
-        end = file.header
-        for start, stop, key in sorted(found):
-            _must(start == end, f"{key!r} starts at byte {start} of {file.name}, where byte {end} comes next")
-            end = stop
+    ranges: list[tuple[int, int, int]] = []
+    names = list(wholes.tensors)
+    for key in tensors.keys() - wholes.tensors.keys():
+        code, shape, blocks = tensors[key]
+        for block in blocks:
+            volume = math.prod(shape) if block.box is None else block.box.volume
+            ranges.append((block.file, block.offset, block.offset + volume * ITEMSIZE[code]))
+            names.append(key)
+    others = np.array(ranges, dtype=np.int64).reshape(-1, 3)
+    number, start, stop = (np.concatenate(pair) for pair in zip(wholes[1:], others.T, strict=True))
+    order = np.lexsort((stop, start, number))
+    number, start, stop = number[order], start[order], stop[order]
+    firsts = np.flatnonzero(np.diff(number, prepend=-1))
+    due = np.roll(stop, 1)
+    due[firsts] = [files[k].header for k in number[firsts]]
+    for place in np.flatnonzero(start != due)[:1]:
+        key, file = names[order[place]], files[number[place]]
+        _must(False, f"{key!r} starts at byte {start[place]} of {file.name}, where byte {due[place]} comes next")
+    ends = dict(zip(number.tolist(), stop.tolist(), strict=True))  # the last one of each file stays
+    for place, file in enumerate(files):
+        end = ends.get(place, file.header)
         _must(end == file.size, f"{file.name} has {file.size} bytes, its tensors end at {end}")

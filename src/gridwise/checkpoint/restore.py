@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from operator import setitem
 from typing import Any
@@ -34,8 +34,9 @@ from ..log import logger
 from .fit import Fit, Plan, listed, name_of
 from .held import Held, held, is_deferred, is_tensor, layout_of
 from .manifest import Manifest, StoredTensor
+from .plain import plain_of
 from .state import PerWorker, check_state, has_state, is_plain, names_of_parameters, parameter_names
-from .values import DEEPEST, joined
+from .values import DEEPEST, joined, joined_all
 
 
 def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int, cast: bool) -> Plan:
@@ -93,8 +94,16 @@ class _Walk(Fit):
             self.later(put, _as_before(value, self.everything(key)))
 
     def mapping(self, key: str, value: dict[Any, Any], depth: int) -> None:
-        for name, item in value.items():
+        for name, item in self.but_plain(key, value).items():
             self.any(joined(key, name), item, partial(setitem, value, name), depth + 1)
+
+    def but_plain(self, key: str, items: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Take the plain tensors among the items in one go; the other items."""
+        plain, others = plain_of(items)
+        keys = joined_all(key, plain.names)
+        for place in self.want_plain(keys, plain):
+            self.tensor(keys[place], plain.tensors[place], lambda _: None)
+        return others
 
     def items(self, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int) -> None:
         found = self.below(key)
@@ -180,7 +189,7 @@ class _Walk(Fit):
     def module(self, key: str, module: torch.nn.Module, depth: int) -> None:
         names = module.state_dict(keep_vars=True)
         self.check_names(key, (joined(key, name) for name in names), f"the {type(module).__name__}")
-        for name, item in names.items():
+        for name, item in self.but_plain(key, names).items():
             owner, last = module, name
             if "." in name:
                 way, last = name.rsplit(".", 1)

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
 from ..grid import Box
 from ..partition import Partition
@@ -25,7 +27,7 @@ from .chunks import checksum
 from .datafile import sums_of, write_data_file
 from .folder import Saving
 from .manifest import Manifest, StoredBlock, StoredFile, StoredTensor
-from .share import Shares, agree_on_structure, blocks_to_write, check_same, same_sums, shares_of
+from .share import Shares, agree_on_structure, block_of, blocks_to_write, check_same, same_sums, shares_of
 from .state import Flat, flatten
 from .talk import Talk, collector_paused
 from .tiling import tiling_problem
@@ -67,8 +69,9 @@ def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -
 
 def save_flat(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> None:
     """Save what `flattened` gives on each worker."""
-    flat, shares, saving, save_id = start(talk, path, flattened)
+    flat, saving, save_id = start(talk, path, flattened)
     try:
+        shares = shares_of(flat.tensors, talk.size)
         message = talk.together(
             partial(write_part, path / f"data-{save_id}", save_id, talk.place, flat, shares, talk.size),
             CheckpointWriteFailed,
@@ -82,20 +85,21 @@ def save_flat(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> None:
         raise
 
 
-def start(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> tuple[Flat, Shares, Saving | None, str]:
-    """Agree on what is saved and start: the flat state, who writes what, the first worker's lock, and the save's id."""
+def start(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> tuple[Flat, Saving | None, str]:
+    """Agree on what is saved and start: the flat state, the first worker's lock, and the save's id."""
     flat = talk.together(flattened, CheckpointMismatch, NOTHING_COMMITTED)
     agree_on_structure(talk, flat)
     saving = talk.on_root(lambda: Saving(path), CheckpointWriteFailed, NOTHING_COMMITTED)
     try:
         save_id = talk.from_root(saving.id.encode() if saving else None).decode()
-        return flat, shares_of(flat.tensors, talk.size), saving, save_id
+        return flat, saving, save_id
     except BaseException:
         if saving is not None:
             saving.abandon()
         raise
 
 
+@torch.no_grad()
 def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Shares, workers: int) -> Message:
     """Write this worker's data file, and tell what is in it. No communication: any thread may do it."""
     blocks = blocks_to_write(flat, shares, place)
@@ -111,7 +115,7 @@ def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Share
     }
     if workers > 1:
         known = {(block.key, place): sums for block, _, sums in placed}
-        message["same"] = same_sums(flat, shares, known, sums_of)
+        message["same"] = same_sums(flat, shares, known)
         message["replicas"] = _replicas(flat)
     return message
 
@@ -119,7 +123,7 @@ def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Share
 def _replicas(flat: Flat) -> list[Any]:
     """Blocks that lie here and are written by others: where they are, and one checksum of each."""
     return [
-        [key, _ends(part.box), checksum(sums_of(part.data).encode())]
+        [key, _ends(part.box), checksum(sums_of(block_of(key, x, part, part.box)).encode())]
         for tensors in (flat.tensors, flat.own_tensors)
         for key, x in tensors.items()
         if not x.everywhere
@@ -163,7 +167,7 @@ def assembled(save_id: str, messages: list[Message], flat: Flat, workers: int) -
     known: dict[str, tuple[str, tuple[int, ...]]] = {key: (x.code, x.shape) for key, x in flat.tensors.items()}
     values = dict(flat.values)
     files: list[StoredFile] = []
-    blocks: dict[str, list[StoredBlock]] = {key: [] for key in known}
+    blocks: dict[str, tuple[StoredBlock, ...]] = {}
     for message in messages:
         for key, (code, shape) in message["own"].items():
             if known.setdefault(key, (code, tuple(shape))) != (code, tuple(shape)):
@@ -171,12 +175,13 @@ def assembled(save_id: str, messages: list[Message], flat: Flat, workers: int) -
                     f"{key!r} is {known[key]} on one worker and {(code, tuple(shape))} on another."
                 )
         values |= message["values"]
+        number = len(files)
         for key, ends, offset, sums in message["blocks"]:
             box = None if ends is None else _whole_is_none(Box(*map(tuple, ends)), known[key][1])
-            blocks.setdefault(key, []).append(StoredBlock(len(files), offset, sums, box))
+            blocks[key] = (*blocks.get(key, ()), StoredBlock(number, offset, sums, box))
         if message["file"] is not None:
             files.append(StoredFile(*message["file"]))
-    tensors = {key: StoredTensor(code, shape, tuple(blocks.get(key, ()))) for key, (code, shape) in known.items()}
+    tensors = {key: StoredTensor(code, shape, blocks.get(key, ())) for key, (code, shape) in known.items()}
     if workers > 1 or any(not x.everywhere for x in flat.tensors.values()):
         _check_whole(tensors)
         _check_replicas(tensors, messages)

@@ -10,17 +10,15 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ..errors import CheckpointMismatch, describe
 from ..grid import Box, balanced_cuts
 from .chunks import checksum
-from .datafile import Block
-from .held import Held
+from .datafile import Block, sums_of
+from .held import Held, Part
 from .manifest import ITEMSIZE
 from .state import Flat
 from .talk import Talk
@@ -67,7 +65,7 @@ def blocks_to_write(flat: Flat, shares: Shares, place: int) -> list[Block]:
         if x.everywhere:
             for writer, box in shares.get(key, ()):
                 if writer == place:
-                    blocks.append(Block(key, x.code, box, rows(x.parts[0].data, box)))
+                    blocks.append(block_of(key, x, x.parts[0], box))
         else:
             blocks += _owned(key, x)
     for key, x in flat.own_tensors.items():
@@ -75,12 +73,21 @@ def blocks_to_write(flat: Flat, shares: Shares, place: int) -> list[Block]:
     return blocks
 
 
-def _owned(key: str, x: Held) -> Iterable[Block]:
-    return (Block(key, x.code, part.box, part.data) for part in x.parts if part.owned and part.data.numel())
+def _owned(key: str, x: Held) -> list[Block]:
+    return [block_of(key, x, part, part.box) for part in x.parts if part.owned and (part.size or part.data.numel())]
 
 
-def rows(data: Tensor, box: Box | None) -> Tensor:
-    return data if box is None else data[box.start[0] : box.stop[0]]
+def block_of(key: str, x: Held, part: Part, box: Box | None) -> Block:
+    """The block `box` (None: the whole) of a tensor; of a whole part, some rows."""
+    code, shape, _, _ = x
+    if box is None:
+        return Block(key, code, None, shape, part.data, part.address, part.size or part.data.nbytes)
+    nbytes = box.volume * ITEMSIZE[code]
+    if part.address:
+        before = box.start[0] * nbytes // box.shape[0] if part.box is None else 0
+        return Block(key, code, box, box.shape, part.data, part.address + before, nbytes)
+    data = part.data[box.start[0] : box.stop[0]] if part.box is None else part.data
+    return Block(key, code, box, box.shape, data, 0, nbytes)
 
 
 def agree_on_structure(talk: Talk, flat: Flat) -> None:
@@ -140,14 +147,12 @@ def _who(ranks: list[int]) -> str:
     return f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
 
 
-def same_sums(
-    flat: Flat, shares: Shares, known: dict[tuple[str, int], str], sums: Callable[[Tensor], str]
-) -> list[str]:
+def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> list[str]:
     """For each tensor that everybody holds, one checksum of it as this worker has it; `known` are those just written."""
     result = []
     for key, blocks in shares.items():
-        data = flat.tensors[key].parts[0].data
-        texts = [known.get((key, writer)) or sums(rows(data, box)) for writer, box in blocks]
+        x = flat.tensors[key]
+        texts = [known.get((key, writer)) or sums_of(block_of(key, x, x.parts[0], box)) for writer, box in blocks]
         result.append(checksum("".join(texts).encode()))
     return result
 

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from ..errors import CheckpointMismatch
 from ..grid import Layout
-from .held import Held, Part, held, is_deferred, is_tensor, layout_of
-from .values import DEEPEST, Json, encoded, is_key, joined, refusal
+from .held import Held, Part, held, held_plain, is_deferred, is_tensor, layout_of
+from .plain import plain_of
+from .values import DEEPEST, Json, encoded, is_key, joined, joined_all, refusal
 
 RULES = ("refuse", "keep", "wrap")
 
@@ -165,8 +166,7 @@ class _Walk:
                 f"{key!r} is nested deeper than {DEEPEST} levels, or holds itself: it cannot be saved."
             )
         elif isinstance(value, torch.nn.Module):
-            for name, item in value.state_dict(keep_vars=True).items():
-                self.any(joined(key, name), item, depth + 1)
+            self.items(key, value.state_dict(keep_vars=True), depth)
         elif isinstance(value, torch.optim.Optimizer):
             self.optimiser(key, value, depth)
         elif isinstance(value, PerWorker):
@@ -189,8 +189,21 @@ class _Walk:
     def dict(self, key: str, value: dict[Any, Any], depth: int) -> None:
         if not all(map(is_key, value)):
             raise CheckpointMismatch(refusal(key, value))
-        for name, item in value.items():
-            self.any(joined(key, name), item, depth + 1)
+        self.items(key, value, depth)
+
+    def items(self, key: str, items: Mapping[Any, Any], depth: int) -> None:
+        plain, others = plain_of(items)
+        shares = held_plain(plain, owned=self.alone)
+        tensors = self.flat.own_tensors if self.alone else self.flat.tensors
+        if not others:
+            tensors.update(zip(joined_all(key, plain.names), shares, strict=True))
+            return
+        # In the order of the items: which of them are plain may differ from worker to worker.
+        for name, item in items.items():
+            if name in others:
+                self.any(joined(key, name), item, depth + 1)
+            else:
+                tensors[joined(key, name)] = next(shares)
 
     def value(self, key: str, value: Json) -> None:
         (self.flat.own_values if self.alone else self.flat.values)[key] = value
@@ -206,9 +219,8 @@ class _Walk:
         if layout_of(value) is not None:
             raise CheckpointMismatch(f"{key!r} is split over the workers and cannot be inside a PerWorker.")
         share = held(value, key, self.rank)
-        share.parts = [Part(part.box, part.data, True) for part in share.parts]
-        share.everywhere = False
-        self.flat.own_tensors[key] = share
+        parts = [Part(part.box, part.data, True) for part in share.parts]
+        self.flat.own_tensors[key] = Held(share.code, share.shape, parts)
 
     def per_worker(self, key: str, value: PerWorker, depth: int) -> None:
         if self.alone:

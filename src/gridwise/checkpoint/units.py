@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointDamaged
 from ..grid import Box, Boxes, Shape
-from .chunks import CHUNK, DIGITS, boxes_of_range, chunk_range, is_plain_memory, memory
+from .chunks import CHUNK, DIGITS, boxes_of_range, chunk_range, is_plain_memory, memory_at
 from .disk import MOST_BUFFERS
 from .manifest import CODES, ITEMSIZE, Manifest, StoredBlock, StoredTensor
 
@@ -32,15 +35,26 @@ class Want(NamedTuple):
     fresh: bool
 
 
+class PlainWants(NamedTuple):
+    """Whole plain tensors of at most a chunk, each stored in one block, in columns; users have seen their memory."""
+
+    keys: list[str]
+    stored: list[StoredTensor]
+    targets: list[Tensor]
+    addresses: list[int]
+    sizes: list[int]
+
+
 class Unit(NamedTuple):
-    """A chunk to read: where it lies, its checksum, and where its bytes go (`direct`, or `Scatter`, or nowhere)."""
+    """A chunk to read: where it lies, its checksum, and where its bytes go (to an `address`, a `scatter`, or nowhere)."""
 
     file: int
     offset: int
     size: int
     sum: str
     key: str
-    direct: memoryview | None
+    address: int
+    """Where all its bytes belong, one after the other; 0: nowhere in one run."""
     scatter: Scatter | None
     fresh: bool
 
@@ -66,8 +80,18 @@ class Scatter(NamedTuple):
             done += box.volume
 
 
-def units_of(want: Want) -> Iterable[Unit]:
+def units_of_all(wants: Iterable[Want], plain: Iterable[PlainWants]) -> list[Unit]:
     """The chunks that hold what is wanted."""
+    units = [unit for want in wants for unit in units_of(want)]
+    for columns in plain:
+        files, offsets, sums, _ = zip(*[stored.blocks[0] for stored in columns.stored], strict=True)
+        fields = zip(files, offsets, columns.sizes, sums, columns.keys, columns.addresses, repeat(None), repeat(False))
+        units += map(tuple.__new__, repeat(Unit), fields)
+    return units
+
+
+def units_of(want: Want) -> Iterable[Unit]:
+    """The chunks that hold what one tensor wants."""
     stored, target = want.stored, want.target
     plain = is_plain_memory(target) and CODES[target.dtype] == stored.code
     if want.box is None and plain and len(stored.blocks) == 1:
@@ -89,14 +113,12 @@ def _units_of_pieces(want: Want, plain: bool) -> Iterator[Unit]:
 
 def _whole_units(want: Want, block: StoredBlock) -> list[Unit]:
     file, offset, sums, _ = block
-    view = memory(want.target)
-    if len(view) <= CHUNK:
-        return [Unit(file, offset, len(view), sums, want.key, view, None, want.fresh)]
+    address, nbytes = want.target.data_ptr(), want.target.nbytes
     units = []
-    for chunk, start in enumerate(range(0, len(view), CHUNK)):
-        part = view[start : start + CHUNK]
+    for chunk, start in enumerate(range(0, nbytes, CHUNK)):
         text = sums[chunk * DIGITS : (chunk + 1) * DIGITS]
-        units.append(Unit(file, offset + start, len(part), text, want.key, part, None, want.fresh))
+        size = min(CHUNK, nbytes - start)
+        units.append(Unit(file, offset + start, size, text, want.key, address + start, None, want.fresh))
     return units
 
 
@@ -105,18 +127,17 @@ def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: B
     shape, inside = box.shape, common.relative_to(box)
     volume, per_chunk = box.volume, CHUNK // itemsize
     first, target_first = _flat_start(shape, inside), _flat_start(tuple(want.target.shape), place)
-    view = memory(want.target) if plain and first >= 0 and target_first >= 0 else None
+    in_one_run = plain and first >= 0 and target_first >= 0
     target = want.target[place.slices]
     for chunk in chunk_range(shape, itemsize, inside):
         start, stop = chunk * per_chunk, min((chunk + 1) * per_chunk, volume)
-        direct = None
-        if view is not None and first <= start and stop <= first + common.volume:
-            at = (target_first + start - first) * itemsize
-            direct = view[at : at + (stop - start) * itemsize]
-        scatter = None if direct is not None else Scatter(want.stored.dtype, shape, start, stop, inside, target)
+        address = 0
+        if in_one_run and first <= start and stop <= first + common.volume:
+            address = want.target.data_ptr() + (target_first + start - first) * itemsize
+        scatter = None if address else Scatter(want.stored.dtype, shape, start, stop, inside, target)
         text = block.sums[chunk * DIGITS : (chunk + 1) * DIGITS]
         offset = block.offset + start * itemsize
-        yield Unit(block.file, offset, (stop - start) * itemsize, text, want.key, direct, scatter, want.fresh)
+        yield Unit(block.file, offset, (stop - start) * itemsize, text, want.key, address, scatter, want.fresh)
 
 
 def _flat_start(shape: Shape, box: Box) -> int:
@@ -139,54 +160,43 @@ def all_units(manifest: Manifest) -> list[Unit]:
             for chunk, start in enumerate(range(0, nbytes, CHUNK)):
                 text = block.sums[chunk * DIGITS : (chunk + 1) * DIGITS]
                 size = min(CHUNK, nbytes - start)
-                units.append(Unit(block.file, block.offset + start, size, text, key, None, None, False))
+                units.append(Unit(block.file, block.offset + start, size, text, key, 0, None, False))
     return units
 
 
-def goes_nowhere(unit: Unit) -> bool:
-    return unit.direct is None and unit.scatter is None
-
-
-def is_done(span: list[Unit]) -> bool:
-    return all(unit.fresh or goes_nowhere(unit) for unit in span)
-
-
 def put(unit: Unit, data: memoryview) -> None:
-    if unit.direct is not None:
-        unit.direct[:] = data
+    if unit.address:
+        memory_at(unit.address, unit.size)[:] = data
     elif unit.scatter is not None:
         unit.scatter.put(data)
 
 
-def spans_of(units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Units that lie side by side in a file, up to a chunk's bytes together."""
-    span: list[Unit] = []
-    size = 0
-    for unit in sorted(units, key=lambda unit: (unit.file, unit.offset)):
-        if not unit.size:
-            continue
-        last = span[-1] if span else None
-        adjoins = last is not None and last.file == unit.file and last.offset + last.size == unit.offset
-        if not adjoins or size + unit.size > CHUNK or len(span) == MOST_BUFFERS:
-            if span:
-                yield span
-            span, size = [], 0
-        span.append(unit)
-        size += unit.size
-    if span:
-        yield span
+Span = tuple[int, int]
+"""Units from the first number up to, not including, the second."""
 
 
-def size_of(span: list[Unit]) -> int:
-    return span[-1].offset + span[-1].size - span[0].offset
+def in_order(units: Iterable[Unit]) -> list[Unit]:
+    """The units that have bytes, as these lie in the files."""
+    return sorted([unit for unit in units if unit[2]], key=itemgetter(0, 1))
 
 
-def views_of(span: list[Unit], data: memoryview) -> Iterator[memoryview]:
-    first = span[0].offset
-    return (data[unit.offset - first : unit.offset - first + unit.size] for unit in span)
+def spans_of(units: Sequence[Unit]) -> Iterator[Span]:
+    """Units that lie side by side in a file, up to a chunk's bytes together; `units` are `in_order`."""
+    if not units:
+        return
+    files, starts, sizes = (np.array(list(map(itemgetter(k), units)), dtype=np.int64) for k in range(3))
+    ends = starts + sizes
+    apart = (files[1:] != files[:-1]) | (starts[1:] != ends[:-1])
+    first = 0
+    for last in (*(np.flatnonzero(apart) + 1).tolist(), len(units)):
+        while first < last:
+            fitting = int(np.searchsorted(ends[first:last], starts[first] + CHUNK, "right"))
+            stop = first + max(1, min(fitting, MOST_BUFFERS))
+            yield first, stop
+            first = stop
 
 
-def tensors_of(span: list[Unit]) -> str:
-    keys = list(dict.fromkeys(unit.key for unit in span))
+def tensors_of(units: Sequence[Unit]) -> str:
+    keys = list(dict.fromkeys(unit.key for unit in units))
     named = ", ".join(repr(key) for key in keys[:3])
     return f"tensor {named}{', ...' * (len(keys) > 3)}"

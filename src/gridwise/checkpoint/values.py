@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,15 @@ def joined(prefix: str, *parts: str | int) -> str:
         name = escaped(part)
         prefix = f"{prefix}/{name}" if prefix else name
     return prefix
+
+
+def joined_all(prefix: str, names: Sequence[str | int]) -> list[str]:
+    """The keys of many names below `prefix`."""
+    if set(map(type, names)) == {str} and "" not in names:
+        text = "\n" + "\n".join(names)  # type: ignore[arg-type]
+        if not any(mark in text for mark in ("/", "~", "\n#", "\n@")):  # as most are: nothing to escape
+            return [f"{prefix}/{name}" for name in names] if prefix else list(names)  # type: ignore[arg-type]
+    return [joined(prefix, name) for name in names]
 
 
 def escaped(part: str | int) -> str:

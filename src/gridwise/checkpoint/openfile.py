@@ -1,0 +1,139 @@
+"""A data file that is open for reading, and whose bytes may be looked at in the system's memory.
+
+Bytes that the system holds in memory already (its page cache) are mapped: checking them then costs no copy. All others
+are read, which is as fast as the disk is, and which reports a broken disk as an error, where touching mapped memory would
+end the process. Whether they are held is asked without waiting (RWF_NOWAIT); a system or file system that does not know
+the question is read. Pages are taken out of the mapping after use, so that it never counts as this process's memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import CheckpointDamaged
+from .chunks import CHUNK, Memory, checksum
+from .datafile import ID_KEY
+from .manifest import StoredFile
+
+NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+
+POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux, which Python has no name for: map these pages now, and raise if that cannot be done."""
+
+PAGE = mmap.PAGESIZE
+
+
+class DataFile:
+    """The data file `path`, after checking its kind, size and header; `key` is a tensor that it holds, for errors."""
+
+    def __init__(self, path: Path, stored: StoredFile, key: str, save_id: str) -> None:
+        self._fd = _opened(path, stored, key, save_id)
+        self._mapping: mmap.mmap | None = None
+        if NOWAIT is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._mapping = mmap.mmap(self._fd, stored.size, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    def close(self) -> None:
+        if self._mapping is not None:
+            with contextlib.suppress(BufferError):  # the traceback of an error still looks at it: it goes with that
+                self._mapping.close()
+            self._mapping = None
+        os.close(self._fd)
+
+    def read(self, offset: int, places: Sequence[memoryview | Memory]) -> int:
+        """Read from `offset` on into the places, one after the other; the number of bytes that are not there."""
+        return _read(self._fd, offset, places)
+
+    @contextlib.contextmanager
+    def bytes(self, offset: int, size: int, may_map: bool) -> Iterator[tuple[memoryview, int]]:
+        """The bytes from `offset` on, to be looked at, and how many are not there.
+
+        Another program's write shows in mapped bytes at any time: whoever uses their values must not map them.
+        """
+        start = offset - offset % PAGE
+        length = offset + size - start
+        mapping = self._mapping
+        if may_map and mapping is not None and self._is_in_memory(offset, size):
+            try:
+                mapping.madvise(POPULATE_READ, start, length)
+            except OSError:
+                self._mapping = None  # the reading tells what is wrong, if anything is
+            else:
+                with memoryview(mapping) as everything, everything[offset : offset + size] as view:
+                    yield view, 0
+                mapping.madvise(mmap.MADV_DONTNEED, start, length)
+                return
+        if len(getattr(_own, "buffer", b"")) < size:
+            _own.buffer = memoryview(bytearray(max(size, CHUNK)))
+        view = _own.buffer[:size]
+        yield view, _read(self._fd, offset, [view])
+
+    def _is_in_memory(self, offset: int, size: int) -> bool:
+        """Whether the system holds the first and the last of these bytes in memory; if so, probably all."""
+        assert NOWAIT is not None
+        byte = bytearray(1)
+        try:
+            return all(os.preadv(self._fd, [byte], at, NOWAIT) == 1 for at in (offset, offset + size - 1))
+        except OSError:
+            return False
+
+
+_own = threading.local()
+
+
+def _read(fd: int, offset: int, places: Sequence[memoryview | Memory]) -> int:
+    """Fill the places from `offset` on; the number of bytes that are not there."""
+    left = places
+    total = sum(map(len, places))
+    while total:
+        done = os.preadv(fd, left, offset)
+        if done == 0:
+            return total
+        total -= done
+        offset += done
+        if total:
+            left = list(left)
+            while done >= len(left[0]):
+                done -= len(left.pop(0))
+            left[0] = memoryview(left[0]).cast("B")[done:]
+    return 0
+
+
+def _opened(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
+    says = f"file {path.parent.name}/{path.name}, tensor {key!r}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise MissingFile(f"{says}: the file is missing from {path.parent}. Nothing was changed.") from None
+    except OSError as error:
+        raise CheckpointDamaged(f"{says}: cannot be opened: {error}. Nothing was changed.") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointDamaged(f"{says}: this is no regular file. Nothing was changed.")
+        if status.st_size != stored.size:
+            raise CheckpointDamaged(
+                f"{says}: the file has {status.st_size} bytes, saved were {stored.size}. Nothing was changed."
+            )
+        header = memoryview(bytearray(stored.header))
+        missing = _read(fd, 0, [header])
+        if missing or checksum(header) != stored.header_sum:
+            hint = "" if f'"{ID_KEY}":"{save_id}"'.encode() in bytes(header) else ", it belongs to another save"
+            raise CheckpointDamaged(f"{says}: the header is not the one that was saved{hint}. Nothing was changed.")
+    except OSError as error:
+        os.close(fd)
+        raise CheckpointDamaged(f"{says}: cannot be read: {error}. Nothing was changed.") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class MissingFile(CheckpointDamaged):
+    """A data file is not there: removed, or replaced by a newer save while it was being opened."""

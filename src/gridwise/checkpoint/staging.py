@@ -1,0 +1,94 @@
+"""The copy that a save in the background writes from: in memory of our own, which the next save uses again.
+
+What lies in host memory as it is stored is copied by address, without a tensor being made for it: of ten thousand small
+tensors the copy takes as long as their bytes take. The rest goes through torch; from a device, into pinned memory, all
+copies at once, and they are waited for before anybody looks at them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from ctypes import memmove
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..comm.transport import Transport
+from .chunks import CHUNK
+from .datafile import ALIGNMENT
+from .held import Held, Part
+from .state import Flat
+
+_memory: dict[Transport, Tensor] = {}
+
+
+class Staged:
+    """A copy of this worker's part of a state, of the moment at which this is made."""
+
+    @torch.no_grad()
+    def __init__(self, flat: Flat, transport: Transport) -> None:
+        self._flat = flat
+        parts = list(_parts(flat))
+        sizes = [part.size or part.data.nbytes for part in parts]
+        rooms = -(-np.array(sizes, dtype=np.int64) // ALIGNMENT) * ALIGNMENT
+        pinned = any(part.data.is_cuda for part in parts if not part.size)
+        self._memory = _memory_of(transport, int(rooms.sum()), pinned)
+        self._addresses: list[int] = (self._memory.data_ptr() + np.cumsum(rooms) - rooms).tolist()
+        origins = [part.address for part in parts]
+        if all(origins) and max(sizes, default=0) <= CHUNK:
+            deque(map(memmove, self._addresses, origins, sizes), maxlen=0)
+        else:
+            self._copy(parts)
+
+    def _copy(self, parts: list[Part]) -> None:
+        devices = set()
+        for to, part in zip(self._addresses, parts, strict=True):
+            if part.address and part.size <= CHUNK:  # of more, torch copies with several threads
+                memmove(to, part.address, part.size)
+                continue
+            start, data = to - self._memory.data_ptr(), part.data
+            place = self._memory[start : start + data.nbytes].view(data.dtype).view(data.shape)
+            place.copy_(data, non_blocking=True)
+            if data.is_cuda:
+                devices.add(data.device)
+        for device in devices:
+            torch.cuda.synchronize(device)
+
+    def flat(self) -> Flat:
+        """The state, with the copies in the place of its tensors."""
+        addresses = iter(self._addresses)
+
+        def copied(tensors: dict[str, Held]) -> dict[str, Held]:
+            return {
+                key: Held(x.code, x.shape, self._copies(x.parts, addresses), x.everywhere) for key, x in tensors.items()
+            }
+
+        return replace(self._flat, tensors=copied(self._flat.tensors), own_tensors=copied(self._flat.own_tensors))
+
+    def _copies(self, parts: Sequence[Part], addresses: Iterator[int]) -> list[Part]:
+        return [
+            Part(part.box, self._memory, part.owned, next(addresses), part.size or part.data.nbytes) for part in parts
+        ]
+
+
+def _parts(flat: Flat) -> Iterator[Part]:
+    return (part for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values() for part in x.parts)
+
+
+def _memory_of(transport: Transport, size: int, pinned: bool) -> Tensor:
+    memory = _memory.get(transport)
+    if memory is None or memory.numel() < size or (pinned and not memory.is_pinned()):
+        if memory is None:
+            transport.on_close.append(lambda: forget(transport))
+        _memory.pop(transport, None)
+        del memory
+        memory = _memory[transport] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    return memory
+
+
+def forget(transport: Transport) -> None:
+    """Free the memory that is kept for copies."""
+    _memory.pop(transport, None)

@@ -1,0 +1,85 @@
+"""Tensors read line by line: never anything that the strict reader of the whole would not have read alike."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from gridwise import checkpoint
+from gridwise.checkpoint import parse
+from gridwise.checkpoint.manifest import Manifest
+from gridwise.checkpoint.parse import read_manifest_bytes
+from gridwise.errors import CheckpointDamaged
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("lines") / "c"
+    state = {f"t{i}": torch.randn(3, i + 1) for i in range(4)}
+    state |= {
+        "~odd / name": torch.ones(2),
+        "none": torch.ones(0),
+        "scalar": torch.tensor(1),
+        "large": torch.ones(300_000),
+    }
+    checkpoint.save(path, {**state, "step": 1})
+    return read_manifest_bytes(path)
+
+
+def read_as_json(data: bytes, monkeypatch: pytest.MonkeyPatch) -> Manifest | type[Exception]:
+    with monkeypatch.context() as patch:
+        patch.setattr(parse, "without_tensors", lambda data: None)
+        return read(data)
+
+
+def read(data: bytes) -> Manifest | type[Exception]:
+    try:
+        return parse._parsed(data)
+    except (CheckpointDamaged, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return CheckpointDamaged
+
+
+def test_lines_are_read(manifest: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(manifest)
+    assert isinstance(found, Manifest)
+    assert found == read_as_json(manifest, monkeypatch)
+    fast = parse._parsed_by_lines(manifest)
+    assert fast is not None
+    assert {"t0", "scalar", "large"} <= fast[3].tensors.keys()
+    assert list(found.tensors) == list(fast[2])
+
+
+def changed(data: bytes, choice: random.Random) -> bytes:
+    """One small change between the first and the last line of the tensors, or of the lines around them."""
+    start, stop = data.index(b'"tensors"'), data.index(b'"values"') + 8
+    how, at = choice.randrange(5), choice.randrange(start, stop)
+    if how == 0:
+        return (
+            data[:at] + choice.choice([b"0", b",", b"]", b"[", b'"', b"}", b"{", b"\n", b" ", b"-", b"\\"]) + data[at:]
+        )
+    if how == 1:
+        return data[:at] + data[at + 1 :]
+    if how == 2:
+        return data[:at] + bytes([choice.randrange(9, 128)]) + data[at + 1 :]
+    lines = data.split(b"\n")
+    first, second = choice.randrange(2, len(lines) - 3), choice.randrange(2, len(lines) - 3)
+    if how == 3:
+        lines[first], lines[second] = lines[second], lines[first]
+    else:
+        lines.insert(first, lines[second])
+    return b"\n".join(lines)
+
+
+def test_whatever_is_changed_both_ways_agree(manifest: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = random.Random(3)
+    accepted = 0
+    for _ in range(3000):
+        data = changed(manifest, choice)
+        found = read(data)
+        assert found == read_as_json(data, monkeypatch), data
+        if isinstance(found, Manifest):
+            accepted += 1
+            assert list(found.tensors) == list(read_as_json(data, monkeypatch).tensors)  # type: ignore[union-attr]
+    assert 100 < accepted < 2900

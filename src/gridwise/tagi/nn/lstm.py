@@ -33,6 +33,7 @@ from ...errors import PartitionError
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
 from .initial import gaussian_pair, scale_of
+from .products import product
 
 _F, _I, _G, _O = range(4)  # the order of the gates in the weights
 _FIRST = (_F, _I, _G, _O, _I, _F, _I, _G, _F, _F)  # which gates the ten products W_q W_r are of:
@@ -172,7 +173,8 @@ class LSTM(ParametricLayer):
             return None
         rows = x.mu.shape[0] * x.mu.shape[1]
         back = Innovation(
-            gates.reshape(rows, -1) @ weights.mu_x.t(), mixed.reshape(rows, -1) @ weights.products_x.t()
+            product(gates.reshape(rows, -1), weights.mu_x.t()),
+            product(mixed.reshape(rows, -1), weights.products_x.t()),
         ).reshape(*x.mu.shape)
         return back.through(None if self.compat == "cutagi" else x.jcb).reshape(*shape)
 
@@ -196,7 +198,9 @@ class LSTM(ParametricLayer):
             gates_var.append(e_var)
             mixed.append(k)
             if step.h_prev is not None and t > 0:
-                later = Innovation(e.flatten(1) @ weights.mu_h.t(), k.flatten(1) @ weights.products_h.t())
+                later = Innovation(
+                    product(e.flatten(1), weights.mu_h.t()), product(k.flatten(1), weights.products_h.t())
+                )
                 cell = c.through(step.f)
         return tuple(torch.stack(values[::-1], 1) for values in (gates, gates_var, mixed))  # type: ignore[return-value]
 
@@ -205,7 +209,7 @@ class LSTM(ParametricLayer):
         h = torch.stack([zeros if step.h_prev is None else step.h_prev for step in steps], 1)
         joined = torch.cat((m, h), -1).flatten(0, 1)  # (batch time, input + output)
         e, e_var = gates.flatten(0, 1).flatten(1), gates_var.flatten(0, 1).flatten(1)
-        w = (e.t() @ joined, e_var.t() @ (joined * joined))
+        w = (product(e.t(), joined), product(e_var.t(), joined * joined))
         self._sums_ready(batch, w, (e.sum(0), e_var.sum(0)))
 
     def _posterior(self, states: LSTMStates, step: _Step, h: Innovation) -> None:
@@ -219,6 +223,12 @@ class LSTM(ParametricLayer):
             states.mu_c + tau * h.mu,
             (states.var_c + tau * tau * h.var).clamp_min(0.0),
         )
+
+    def carried(self) -> tuple[Tensor, ...]:
+        return () if self.states is None else tuple(self.states)
+
+    def carry(self, states: tuple[Tensor, ...]) -> None:
+        self.states = LSTMStates(*states) if states else None
 
     # ---- states -----------------------------------------------------------------------------------------------------
     def reset_states(self) -> None:
@@ -252,12 +262,12 @@ class _GateWeights:
     def of_input(self, x: Gaussian, layer: LSTM) -> tuple[Tensor, Tensor, Tensor | None]:
         """Moments of the gates' inputs for all steps, and their covariances ig, fo, io, go, without the recurrence."""
         second = x.mu * x.mu if x.var is None else torch.addcmul(x.var, x.mu, x.mu)
-        mu, var = x.mu @ self.mu_x, second @ self.var_x
+        mu, var = product(x.mu, self.mu_x), product(second, self.var_x)
         if layer.mu_b is not None and layer.var_b is not None:
             mu, var = mu + layer.mu_b.flatten(), var + layer.var_b.flatten()
         if x.var is None:
             return mu, var, None
-        mixed = x.var @ self.products_x[:, : 2 * self.gates]
+        mixed = product(x.var, self.products_x[:, : 2 * self.gates])
         return mu, var + mixed[..., : self.gates], mixed[..., self.gates :]
 
     def plus_recurrent(
@@ -265,10 +275,10 @@ class _GateWeights:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add the part of h_(t-1)."""
         mu, var, cov = z
-        mixed = states.var_h @ self.products_h[:, : 2 * self.gates]
+        mixed = product(states.var_h, self.products_h[:, : 2 * self.gates])
         second = torch.addcmul(states.var_h, states.mu_h, states.mu_h)
-        mu = torch.addmm(mu, states.mu_h, self.mu_h)
-        var = torch.addmm(var + mixed[:, : self.gates], second, self.var_h)
+        mu = product(states.mu_h, self.mu_h, plus=mu)
+        var = product(second, self.var_h, plus=var + mixed[:, : self.gates])
         more = mixed[:, self.gates :]
         if truncated:  # cuTAGI leaves the recurrent inputs out of the covariances with o
             more = torch.cat((more[:, : self.gates // 4], torch.zeros_like(more[:, self.gates // 4 :])), 1)

@@ -27,14 +27,32 @@ def test_capped_update(cap: float | None, monkeypatch: pytest.MonkeyPatch) -> No
     rows = zip(*(t.reshape(-1).tolist() for t in (mu, var, s1, s2)), strict=True)
     want = torch.tensor([_by_hand(*row, cap) for row in rows], dtype=torch.float64)
     negative = int((want[:, 1] == update.FLOOR).sum())
+
+    def check(m: torch.Tensor, v: torch.Tensor) -> None:
+        count = torch.zeros((), dtype=torch.long)
+        update.capped_update([update.Change(m, v, s1, s2, cap, count)])
+        assert int(count) == negative
+        torch.testing.assert_close(torch.stack((m.reshape(-1), v.reshape(-1)), 1), want)
+
     for block in (1 << 17, 16):  # one block, and blocks with a rest
         monkeypatch.setattr(update, "_BLOCK", block)
-        m, v = mu.clone(), var.clone()
-        assert int(update.capped_update(m, v, s1, s2, cap)) == negative
-        torch.testing.assert_close(torch.stack((m.reshape(-1), v.reshape(-1)), 1), want)
-    m, v = mu.t().clone().t(), var.t().clone().t()  # not contiguous
-    assert int(update.capped_update(m, v, s1, s2, cap)) == negative
-    torch.testing.assert_close(torch.stack((m.reshape(-1), v.reshape(-1)), 1), want)
+        check(mu.clone(), var.clone())
+    check(mu.t().clone().t(), var.t().clone().t())  # not contiguous, all together as on a GPU
+
+
+def test_tensors_updated_together_are_updated_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of different shapes and caps, in groups of few numbers, one of them empty."""
+    torch.manual_seed(0)
+    shapes, caps = [(3, 4), (5,), (0, 2), (2, 2), (6,)], [2.0, 2.0, 2.0, None, 0.1]
+    ones = [torch.rand(4, *shape) for shape in shapes]
+    together = [update.Change(*t.clone(), cap) for t, cap in zip(ones, caps, strict=True)]
+    alone = [update.Change(*t.clone(), cap) for t, cap in zip(ones, caps, strict=True)]
+    monkeypatch.setattr(update, "_TOGETHER", 16)
+    update.capped_update(together)  # the empty one keeps them off the road through the cache
+    for change in alone:
+        update.capped_update([change])
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close((one.mu, one.var), (other.mu, other.var))
 
 
 def test_cap_depends_on_the_batch() -> None:

@@ -151,9 +151,6 @@ class MultiheadAttention(BaseLayer):
         heads = torch.cat((d_q.flatten(1, 2), d_k.flatten(1, 2), d_v.flatten(1, 2)), 1)
         return heads.transpose(1, 2).flatten(2)
 
-    def step(self) -> None:
-        self.qkv.step()
-
     def get_layer_info(self) -> str:
         return f"MultiheadAttention({self.embed_dim},{self.num_heads},{self.num_kv_heads})"
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from ...errors import GridwiseError, PartitionError
 from .gaussian import Gaussian, Innovation
 from .initial import frozen
-from .update import cap_factor, capped_update
+from .tracing import is_traced
+from .update import Change, cap_factor, capped_update
 
 Sums = tuple[Tensor, Tensor]
 
@@ -45,6 +46,8 @@ class BaseLayer(nn.Module):
     out_height: int = 0
     out_channels: int = 0
     num_threads: int = 1
+    compilable: bool = True
+    """Whether a step is a function of the input, the parameters and what is `carried`."""
 
     def __init__(self, input_size: int = 0, output_size: int = 0) -> None:
         super().__init__()
@@ -63,8 +66,14 @@ class BaseLayer(nn.Module):
         """Innovations of the input; None when `need_input` is False and there is nothing to hand on."""
         return delta
 
+    @torch.no_grad()
     def step(self) -> None:
-        """Update the parameters from the sums that backward left; nothing to do without parameters."""
+        """Update the parameters of this layer and the layers inside it from the sums that backward left."""
+        capped_update([change for leaf in self.leaves() for change in leaf.changes()])
+
+    def changes(self) -> Iterator[Change]:
+        """What the next step does to the parameters; nothing without any, or without sums."""
+        return iter(())
 
     # ---- what a layer expects as input ------------------------------------------------------------------------------
     def as_input(self, flat: Tensor) -> Tensor:
@@ -97,7 +106,7 @@ class BaseLayer(nn.Module):
 
         None while compiling, where the compiler plans the memory.
         """
-        if torch.compiler.is_compiling():
+        if is_traced():
             return None
         kept = self._memory.get(name)
         if kept is None or kept.shape != like.shape or kept.dtype != like.dtype or kept.device != like.device:
@@ -121,6 +130,14 @@ class BaseLayer(nn.Module):
             )
         saved, self._saved = self._saved, None
         return saved
+
+    # ---- what one step hands to the next, besides parameters and buffers ------------------------------------------------
+    def carried(self) -> tuple[Tensor, ...]:
+        """The states that the next step starts from: those of a recurrence."""
+        return ()
+
+    def carry(self, states: tuple[Tensor, ...]) -> None:
+        """Let the next step start from what `carried` gave."""
 
     # ---- names ------------------------------------------------------------------------------------------------------
     def get_layer_name(self) -> str:
@@ -200,15 +217,16 @@ class ParametricLayer(BaseLayer):
         """The cap factor of the next step: by the batch, a number of the user's, or None for no cap."""
         return cap_factor(self.batch) if isinstance(self.cap, str) else self.cap
 
-    @torch.no_grad()
-    def step(self) -> None:
+    def changes(self) -> Iterator[Change]:
+        """What the next step does to the parameters; the sums are used once."""
+        sums, self.sums = self._final_sums(), {}
         for name, mu, var in self.pairs():
-            if name in self.sums:
-                s1, s2 = self.sums[name]
-                negative = capped_update(mu, var, s1.reshape(mu.shape), s2.reshape(mu.shape), self.cap_value())
-                if name == "w" and not (isinstance(negative, int) and negative == 0):
-                    self.neg_var_w += negative
-        self.sums = {}
+            if name in sums:
+                s1, s2 = (total.reshape(mu.shape) for total in sums[name])
+                yield Change(mu, var, s1, s2, self.cap_value(), self.neg_var_w if name == "w" else None)
+
+    def _final_sums(self) -> dict[str, Sums]:
+        return self.sums
 
     def _delta(self, name: str, power: int) -> Tensor | None:
         pair = {n: var for n, _, var in self.pairs()}

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ...errors import PartitionError
 from .base_layer import ParametricLayer, ones_and_zeros
 from .gaussian import Gaussian, Innovation
+from .tracing import is_traced
 
 
 class BatchNorm2d(ParametricLayer):
@@ -120,7 +121,7 @@ class BatchNorm2d(ParametricLayer):
         self.num_batches += 1
         for running, now in ((self.running_mean, mean), (self.running_var, variance)):
             running.copy_(running * keep + now * (1.0 - keep))
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self.batch_statistics = (mean, variance)
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:

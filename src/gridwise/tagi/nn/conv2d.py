@@ -23,6 +23,7 @@ from ...errors import PartitionError
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
 from .initial import gaussian_pair, scale_of
+from .tracing import is_traced
 from .windowed import Windowed
 
 Size2 = int | tuple[int, int]
@@ -135,7 +136,7 @@ class Conv2d(Windowed, ParametricLayer):
                 f"{self.get_layer_info()}: the input of shape {tuple(x.mu.shape)} has {x.mu.shape[1]} channels, "
                 f"`in_channels` (={self.in_channels})."
             )
-        if not torch.compiler.is_compiling() and self.halo is None:
+        if not is_traced() and self.halo is None:
             self._note_sizes((x.mu.shape[2], x.mu.shape[3]))
         m, v, _ = self._seen(x)
         squares = self.mu_w * self.mu_w

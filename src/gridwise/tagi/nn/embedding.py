@@ -15,6 +15,7 @@ from ...errors import PartitionError
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
 from .initial import gaussian_pair
+from .tracing import is_traced
 
 
 class Embedding(ParametricLayer):
@@ -57,7 +58,7 @@ class Embedding(ParametricLayer):
 
     def forward(self, x: Gaussian) -> Gaussian:
         index = x.mu.round().long()
-        if not torch.compiler.is_compiling() and not index.is_cuda and index.numel():
+        if not is_traced() and not index.is_cuda and index.numel():
             low, high = int(index.min()), int(index.max())
             if low < min(0, self.padding_idx) or high >= self.num_embeddings:
                 raise PartitionError(
@@ -85,6 +86,12 @@ class Embedding(ParametricLayer):
             now = now[0] + self._piled[0], now[1] + self._piled[1]
         self._piled = now
         return [now[0] / self.var_w, now[1] / self.var_w**2]
+
+    def carried(self) -> tuple[Tensor, ...]:
+        return () if self._piled is None else self._piled
+
+    def carry(self, states: tuple[Tensor, ...]) -> None:
+        self._piled = (states[0], states[1]) if states else None
 
     def get_layer_info(self) -> str:
         return f"Embedding({self.num_embeddings}->{self.embedding_dim})"

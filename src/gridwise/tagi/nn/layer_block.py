@@ -61,10 +61,6 @@ class LayerBlock(BaseLayer):
             back = layers[position].backward(back, need_input or position > 0)
         return back
 
-    def step(self) -> None:
-        for layer in self.layers:
-            layer.step()
-
     def switch_to_cuda(self) -> None:
         self.to("cuda")
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...errors import PartitionError
-from .base_layer import ParametricLayer, ones_and_zeros
+from .base_layer import ParametricLayer, Sums, ones_and_zeros
 from .batch_norm import normalised_moments
 from .gaussian import Gaussian, Innovation
 
@@ -129,9 +129,8 @@ class RMSNorm(_SampleNorm):
     def cap_value(self) -> float | None:
         return 1.0 if self.compat == "cutagi" else super().cap_value()
 
-    @torch.no_grad()
-    def step(self) -> None:
-        if self.compat == "cutagi" and "w" in self.sums:
-            s1, s2 = self.sums["w"]
-            self.sums["w"] = (s1 / self.var_w, s2 / self.var_w**2)
-        super().step()
+    def _final_sums(self) -> dict[str, Sums]:
+        if self.compat != "cutagi" or "w" not in self.sums:
+            return self.sums
+        s1, s2 = self.sums["w"]
+        return self.sums | {"w": (s1 / self.var_w, s2 / self.var_w**2)}

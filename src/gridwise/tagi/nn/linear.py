@@ -18,6 +18,8 @@ from ...errors import PartitionError
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
 from .initial import gaussian_pair, scale_of
+from .products import product
+from .tracing import is_traced
 
 
 class Linear(ParametricLayer):
@@ -102,17 +104,7 @@ def linear_moments(layer: ParametricLayer, x: Gaussian, squares: Tensor | None) 
     mu = product(x.mu, layer.mu_w.t(), dtype, layer.mu_b)
     var = product(second, layer.var_w.t(), dtype, layer.var_b)
     if x.var is not None and squares is not None:
-        if dtype is None and not torch.compiler.is_compiling():
+        if dtype is None and not is_traced():
             return mu, var.addmm_(x.var, squares.t())
         var = product(x.var, squares.t(), dtype, var)
     return mu, var
-
-
-def product(
-    a: Tensor, b: Tensor, dtype: torch.dtype | None, plus: Tensor | None = None, out: Tensor | None = None
-) -> Tensor:
-    """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`."""
-    if dtype is None or dtype == a.dtype:
-        return torch.mm(a, b, out=out) if plus is None else torch.addmm(plus, a, b)
-    low = (a.to(dtype) @ b.to(dtype)).to(a.dtype)
-    return low if plus is None else low + plus

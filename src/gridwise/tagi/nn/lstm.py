@@ -27,12 +27,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import PartitionError
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
 from .initial import gaussian_pair, scale_of
+from .products import product
 
 _F, _I, _G, _O = range(4)  # the order of the gates in the weights
 _FIRST = (_F, _I, _G, _O, _I, _F, _I, _G, _F, _F)  # which gates the ten products W_q W_r are of:
@@ -132,13 +134,11 @@ class LSTM(ParametricLayer):
             x = x.reshape(batch * length, 1, self.input_size)
         states = None if independent else self._start(x.mu)
         weights = _GateWeights(self)
-        mu_z, var_z, cov_z = weights.of_input(x, self)
+        moments = weights.of_input(x, self)
         steps: list[_Step] = []
         outputs: list[Gaussian] = []
         for t in range(x.mu.shape[1]):
-            z = mu_z[:, t], var_z[:, t], None if cov_z is None else cov_z[:, t]
-            if states is not None:
-                z = weights.plus_recurrent(z, states, truncated=self.compat == "cutagi")
+            z = moments[:, :, t] if states is None else weights.plus_recurrent(moments[:, :, t], states)
             before, (states, step) = states, _cell(z, states, self.output_size)
             self._observe_step(before, states, step, weights)
             steps.append(step)
@@ -172,7 +172,8 @@ class LSTM(ParametricLayer):
             return None
         rows = x.mu.shape[0] * x.mu.shape[1]
         back = Innovation(
-            gates.reshape(rows, -1) @ weights.mu_x.t(), mixed.reshape(rows, -1) @ weights.products_x.t()
+            product(gates.reshape(rows, -1), weights.mu_x.t()),
+            product(mixed.reshape(rows, -1), weights.products_x.t()),
         ).reshape(*x.mu.shape)
         return back.through(None if self.compat == "cutagi" else x.jcb).reshape(*shape)
 
@@ -196,7 +197,9 @@ class LSTM(ParametricLayer):
             gates_var.append(e_var)
             mixed.append(k)
             if step.h_prev is not None and t > 0:
-                later = Innovation(e.flatten(1) @ weights.mu_h.t(), k.flatten(1) @ weights.products_h.t())
+                later = Innovation(
+                    product(e.flatten(1), weights.mu_h.t()), product(k.flatten(1), weights.products_h.t())
+                )
                 cell = c.through(step.f)
         return tuple(torch.stack(values[::-1], 1) for values in (gates, gates_var, mixed))  # type: ignore[return-value]
 
@@ -205,7 +208,7 @@ class LSTM(ParametricLayer):
         h = torch.stack([zeros if step.h_prev is None else step.h_prev for step in steps], 1)
         joined = torch.cat((m, h), -1).flatten(0, 1)  # (batch time, input + output)
         e, e_var = gates.flatten(0, 1).flatten(1), gates_var.flatten(0, 1).flatten(1)
-        w = (e.t() @ joined, e_var.t() @ (joined * joined))
+        w = (product(e.t(), joined), product(e_var.t(), joined * joined))
         self._sums_ready(batch, w, (e.sum(0), e_var.sum(0)))
 
     def _posterior(self, states: LSTMStates, step: _Step, h: Innovation) -> None:
@@ -219,6 +222,12 @@ class LSTM(ParametricLayer):
             states.mu_c + tau * h.mu,
             (states.var_c + tau * tau * h.var).clamp_min(0.0),
         )
+
+    def carried(self) -> tuple[Tensor, ...]:
+        return () if self.states is None else tuple(self.states)
+
+    def carry(self, states: tuple[Tensor, ...]) -> None:
+        self.states = LSTMStates(*states) if states else None
 
     # ---- states -----------------------------------------------------------------------------------------------------
     def reset_states(self) -> None:
@@ -237,48 +246,46 @@ class LSTM(ParametricLayer):
 
 
 class _GateWeights:
-    """The weights as the products of one call need them: (input, gate unit), the recurrent part apart."""
+    """The weights as the products of one call need them, (input, gate unit), those of the recurrence apart.
+
+    Forward takes four products at once, stacked: of m with W, of m**2 with S, and of v with S + W**2 and with the four
+    W_q W_r that make covariances. The moments of the gates' inputs lie in that order: the mean, two parts of the variance,
+    and the covariances ig, fo, io, go.
+    """
 
     def __init__(self, layer: LSTM) -> None:
-        n = layer.input_size
+        n, gates = layer.input_size, 4 * layer.output_size
         w = layer.mu_w.permute(2, 0, 1)  # (input + output, gate, unit)
         s = layer.var_w.permute(2, 0, 1).flatten(1)
         products = (w.index_select(1, layer.first) * w.index_select(1, layer.second)).flatten(1)
+        stacked = torch.stack((w.flatten(1), s, s + products[:, :gates], products[:, gates : 2 * gates]))
         self.mu_x, self.mu_h = w[:n].flatten(1), w[n:].flatten(1)
-        self.var_x, self.var_h = s[:n], s[n:]
         self.products_x, self.products_h = products[:n], products[n:]
-        self.gates = 4 * layer.output_size
+        self.of_x, self.of_h = stacked[:, :n], stacked[:, n:]
+        if layer.compat == "cutagi":  # leaves the recurrent inputs out of the covariances with o
+            parts = self.of_h.unflatten(2, (4, layer.output_size))
+            self.of_h = torch.cat((parts[:3].flatten(2), F.pad(parts[3:, :, :1], (0, 0, 0, 3)).flatten(2)))
 
-    def of_input(self, x: Gaussian, layer: LSTM) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Moments of the gates' inputs for all steps, and their covariances ig, fo, io, go, without the recurrence."""
-        second = x.mu * x.mu if x.var is None else torch.addcmul(x.var, x.mu, x.mu)
-        mu, var = x.mu @ self.mu_x, second @ self.var_x
+    def of_input(self, x: Gaussian, layer: LSTM) -> Tensor:
+        """Moments (4, batch, time, gate unit) of the gates' inputs, without the recurrence."""
+        squares = x.mu * x.mu
+        rows = (x.mu, squares) if x.var is None else (x.mu, squares, x.var, x.var)
+        z = product(torch.stack(rows).flatten(1, 2), self.of_x[: len(rows)]).unflatten(1, x.mu.shape[:2])
         if layer.mu_b is not None and layer.var_b is not None:
-            mu, var = mu + layer.mu_b.flatten(), var + layer.var_b.flatten()
-        if x.var is None:
-            return mu, var, None
-        mixed = x.var @ self.products_x[:, : 2 * self.gates]
-        return mu, var + mixed[..., : self.gates], mixed[..., self.gates :]
+            biases = torch.stack((layer.mu_b.flatten(), layer.var_b.flatten()))
+            z = z + F.pad(biases, (0, 0, 0, len(rows) - 2))[:, None, None]
+        return z if x.var is not None else torch.cat((z, torch.zeros_like(z)))
 
-    def plus_recurrent(
-        self, z: tuple[Tensor, Tensor, Tensor | None], states: LSTMStates, truncated: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def plus_recurrent(self, z: Tensor, states: LSTMStates) -> Tensor:
         """Add the part of h_(t-1)."""
-        mu, var, cov = z
-        mixed = states.var_h @ self.products_h[:, : 2 * self.gates]
-        second = torch.addcmul(states.var_h, states.mu_h, states.mu_h)
-        mu = torch.addmm(mu, states.mu_h, self.mu_h)
-        var = torch.addmm(var + mixed[:, : self.gates], second, self.var_h)
-        more = mixed[:, self.gates :]
-        if truncated:  # cuTAGI leaves the recurrent inputs out of the covariances with o
-            more = torch.cat((more[:, : self.gates // 4], torch.zeros_like(more[:, self.gates // 4 :])), 1)
-        return mu, var, more if cov is None else cov + more
+        rows = torch.stack((states.mu_h, states.mu_h * states.mu_h, states.var_h, states.var_h))
+        return product(rows, self.of_h, plus=z)
 
 
-def _cell(z: tuple[Tensor, Tensor, Tensor | None], states: LSTMStates | None, n: int) -> tuple[LSTMStates, _Step]:
+def _cell(z: Tensor, states: LSTMStates | None, n: int) -> tuple[LSTMStates, _Step]:
     """One time step: from the moments of the gates' inputs to the new states."""
-    mu_z, var_z, cov_z = z
-    mu_z, var_z = mu_z.unflatten(1, (4, n)), var_z.unflatten(1, (4, n))
+    z = z.unflatten(2, (4, n))  # (4, batch, gate, unit)
+    mu_z, var_z, (c_ig, c_fo, c_io, c_go) = z[0], z[1] + z[2], z[3].unbind(1)
     f, i, o = (torch.sigmoid(mu_z[:, q]) for q in (_F, _I, _O))
     g = torch.tanh(mu_z[:, _G])
     j_f, j_i, j_g, j_o = f * (1.0 - f), i * (1.0 - i), 1.0 - g * g, o * (1.0 - o)
@@ -286,11 +293,9 @@ def _cell(z: tuple[Tensor, Tensor, Tensor | None], states: LSTMStates | None, n:
     v_f, v_i, v_g, v_o = (jacobians * jacobians * var_z).unbind(1)
 
     mu_c, var_c = i * g, v_i * v_g + v_i * g * g + v_g * i * i
-    if cov_z is not None:
-        c_ig, c_fo, c_io, c_go = cov_z.unflatten(1, (4, n)).unbind(1)
-        c_ig = c_ig * j_i * j_g
-        var_c = var_c + c_ig * (c_ig + 2.0 * mu_c)
-        mu_c = mu_c + c_ig
+    c_ig = c_ig * j_i * j_g
+    var_c = var_c + c_ig * (c_ig + 2.0 * mu_c)
+    mu_c = mu_c + c_ig
     if states is not None:
         c_p, v_p = states.mu_c, states.var_c
         mu_c = mu_c + f * c_p
@@ -300,15 +305,13 @@ def _cell(z: tuple[Tensor, Tensor, Tensor | None], states: LSTMStates | None, n:
     j_a = 1.0 - a * a
     v_a = j_a * j_a * var_c
     mu_h, var_h = o * a, v_a * (o * o + v_o) + v_o * a * a
-    if cov_z is not None:
-        c_oa = c_io * j_i * g + c_go * j_g * i
-        if states is not None:
-            c_oa = c_oa + c_fo * j_f * states.mu_c
-        c_oa = c_oa * j_a * j_o
-        var_h = var_h + c_oa * (c_oa + 2.0 * mu_h)
-        mu_h = mu_h + c_oa
     g_f = torch.zeros_like(g) if states is None else j_f * states.mu_c
-    slopes = torch.stack((g_f, j_i * g, j_g * i, j_o * a), 1)
+    g_i, g_g = j_i * g, j_g * i
+    c_oa = c_io * g_i + c_go * g_g + c_fo * g_f
+    c_oa = c_oa * j_a * j_o
+    var_h = var_h + c_oa * (c_oa + 2.0 * mu_h)
+    mu_h = mu_h + c_oa
+    slopes = torch.stack((g_f, g_i, g_g, j_o * a), 1)
     new = LSTMStates(mu_h, var_h.clamp_min(0.0), mu_c, var_c.clamp_min(0.0))
     return new, _Step(None if states is None else states.mu_h, slopes, j_a * o, f)
 

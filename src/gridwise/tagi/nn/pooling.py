@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .conv2d import Size2, pair
 from .gaussian import Gaussian, Innovation
+from .tracing import is_traced
 from .windowed import Windowed
 
 
@@ -61,7 +62,7 @@ class Pool2d(Windowed):
         return super().as_input(flat).reshape(-1, self.in_channels, self.in_height, self.in_width)
 
     def _note_sizes(self, x: Tensor, y: Tensor) -> None:
-        if not torch.compiler.is_compiling() and self.halo is None:
+        if not is_traced() and self.halo is None:
             self.in_channels, self.in_height, self.in_width = x.shape[1:]
             self.out_channels, self.out_height, self.out_width = y.shape[1:]
             self.input_size, self.output_size = x.shape[1:].numel(), y.shape[1:].numel()

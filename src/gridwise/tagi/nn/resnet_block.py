@@ -69,10 +69,6 @@ class ResNetBlock(BaseLayer):
         main, side = main.reshape(*shape), side.reshape(*shape)
         return Innovation(main.mu + side.mu, main.var + side.var)
 
-    def step(self) -> None:
-        for layer in self.children_layers():
-            layer.step()
-
     def get_layer_info(self) -> str:
         return f"ResNetBlock({self.input_size},{self.output_size})"
 

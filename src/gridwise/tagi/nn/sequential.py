@@ -111,7 +111,8 @@ class Sequential(LayerBlock):
         return out
 
     def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
-        like: Tensor = next(self.parameters(), torch.zeros(()))
+        weights = (leaf.mu_w for leaf in self.leaves() if isinstance(leaf, ParametricLayer))
+        like = next(weights, None)
         mu = self.layers[0].as_input(as_tensor(mu_x, like))
         if var_x is None:
             return Gaussian(mu)
@@ -140,11 +141,6 @@ class Sequential(LayerBlock):
                 "  fix: call OutputUpdater.update after each forward."
             )
         return delta.reshape(*shape)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Apply the sums of the last backward to the parameters, capped; a sum is used once."""
-        super().step()
 
     @torch.no_grad()
     def smoother(self) -> tuple[np.ndarray, np.ndarray]:

@@ -43,6 +43,8 @@ class SLSTM(LSTM):
     end of the series. Steps without observation are the same with NaN for the observation. Parameters as in `LSTM`.
     """
 
+    compilable = False  # it remembers every step
+
     def __init__(
         self,
         input_size: int,

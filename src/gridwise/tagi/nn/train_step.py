@@ -4,10 +4,9 @@
     for x, y, index in batches:
         mu, var = step(x, y, noise, index)
 
-`compile=True` runs the same layers, with less overhead around them: on a CPU `torch.compile` fuses the step into a few
-loops; on CUDA the kernels of a step are captured once in a CUDA graph and replayed. Every shape of a batch is compiled
-or captured once. The first steps on CUDA run plainly (they are ordinary training steps): that warms up what must not be
-set up during a capture. There is no second implementation of the mathematics.
+`compile=True` runs the same layers, with less around them: the step becomes a few loops of C++ on a CPU, and one CUDA
+graph of a few Triton kernels on a GPU (`compiled.py`). Every shape of a batch is compiled once, which takes seconds to
+minutes. There is no second implementation of the mathematics.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError, UnsupportedError
+from ...errors import PartitionError
+from .compiled import Batch, CompiledStep
 from .data_struct import as_tensor
 from .gaussian import Gaussian, Innovation
 from .layer_block import LayerBlock
 from .output_updater import observe, observe_at, observe_heteros
 from .sequential import Sequential
-
-_WARM_UP = 3  # plain steps before a capture
 
 
 class _Batch(NamedTuple):
@@ -49,7 +47,7 @@ class TrainStep:
         'all': every output is observed; 'indices': some units of each sample (hierarchical softmax);
         'heteros': outputs are means and noise variances in turn.
     compile
-        Whether to compile (CPU) or capture (CUDA) the step.
+        Whether to compile the step, and to capture it on CUDA.
     """
 
     def __init__(self, net: Sequential, observe: str = "all", compile: bool = False) -> None:
@@ -61,7 +59,7 @@ class TrainStep:
                 "  fix: the `.model` of a DDPSequential; forward, backward and step of a GridSequential."
             )
         self.net, self.observe, self.compile = net, observe, compile
-        self._runner: Callable[[_Batch], Gaussian] | None = None
+        self._run: Callable[[Batch], Gaussian] = CompiledStep(net, self._plain) if compile else self._plain
 
     @torch.no_grad()
     def __call__(self, x: Any, y: Any, noise: Any = 0.0, index: Any = None, var_x: Any = None) -> tuple[Tensor, Tensor]:
@@ -74,26 +72,13 @@ class TrainStep:
         self.net.output_z_buffer.gaussian = out
         return out.mu, out.variance()
 
-    def _run(self, batch: _Batch) -> Gaussian:
-        if self._runner is None:
-            if self.compile and self.net.after_backward is not None:
-                raise UnsupportedError(
-                    "TrainStep: a step that talks to other workers cannot be compiled.\n  fix: compile=False."
-                )
-            if not self.compile:
-                self._runner = self._plain
-            elif batch.mu_x.is_cuda:
-                self._runner = _Captured(self._plain)
-            else:
-                self._runner = torch.compile(self._plain, dynamic=False)
-        return self._runner(batch)
-
-    def _plain(self, batch: _Batch) -> Gaussian:
+    def _plain(self, tensors: Batch) -> Gaussian:
+        batch = _Batch(*tensors)  # type: ignore[arg-type]
         out = LayerBlock.forward(self.net, Gaussian(batch.mu_x, batch.var_x))
         LayerBlock.backward(self.net, self._innovation(out, batch), need_input=False)
         if self.net.after_backward is not None:
             self.net.after_backward()
-        LayerBlock.step(self.net)
+        self.net.step()
         return out
 
     def _innovation(self, out: Gaussian, batch: _Batch) -> Innovation:
@@ -104,42 +89,3 @@ class TrainStep:
                 raise PartitionError("TrainStep: `index` is needed with observe='indices'.")
             return observe_at(out, batch.y, batch.noise, batch.where)
         return observe(out, batch.y, batch.noise)
-
-
-class _Captured:
-    """A step as CUDA graphs, one for each shape of a batch."""
-
-    def __init__(self, step: Callable[[_Batch], Gaussian]) -> None:
-        self.step = step
-        self.seen: dict[Any, int] = {}
-        self.graphs: dict[Any, tuple[torch.cuda.CUDAGraph, _Batch, Gaussian]] = {}
-
-    def __call__(self, batch: _Batch) -> Gaussian:
-        key = tuple(None if t is None else (t.shape, t.dtype) for t in batch)
-        if key in self.graphs:
-            graph, place, out = self.graphs[key]
-            for target, value in zip(place, batch, strict=True):
-                if target is not None and value is not None:
-                    target.copy_(value)
-            graph.replay()
-            return Gaussian(out.mu.clone(), out.variance().clone(), out.jcb)
-        self.seen[key] = self.seen.get(key, 0) + 1
-        if self.seen[key] <= _WARM_UP:
-            return self._on_side_stream(batch)
-        self._capture(key, batch)
-        return self(batch)
-
-    def _on_side_stream(self, batch: _Batch) -> Gaussian:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            out = self.step(batch)
-        torch.cuda.current_stream().wait_stream(stream)
-        return out
-
-    def _capture(self, key: Any, batch: _Batch) -> None:
-        place = _Batch(*(None if t is None else t.clone() for t in batch))  # type: ignore[arg-type]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = self.step(place)
-        self.graphs[key] = (graph, place, out)

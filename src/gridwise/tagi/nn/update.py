@@ -9,18 +9,37 @@ With the raw sums of a layer over the batch (for a Linear layer `s1 = delta_mu' 
 
 The sums, not the products with the variances, are what workers add up: then any number of workers is one large batch.
 
-On a CPU the pass runs in blocks that stay in the cache, so that each of the four tensors crosses the memory bus once;
-a dozen separate passes over 20 million parameters would take five times as long.
+All parameters of a network are updated together. On a GPU each operation below is one kernel for many tensors; where
+the step is compiled they all become one. On a CPU the pass runs in blocks that stay in the cache, so that each of the
+four tensors crosses the memory bus once; a dozen separate passes over 20 million parameters would take five times as
+long.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .tracing import is_traced
+
 FLOOR = 1e-5  # the variance of a weight whose update would have made it negative
 _BLOCK = 1 << 17  # elements; what one block touches stays in the last-level cache
+_TOGETHER = 1 << 26  # elements updated by one kernel: their deltas are in memory at the same time
+
+
+class Change(NamedTuple):
+    """Parameters with the sums that are to change them, all of one shape."""
+
+    mu: Tensor
+    var: Tensor
+    s1: Tensor
+    s2: Tensor
+    cap: float | None  # None: no cap
+    floored: Tensor | None = None  # where to add how many variances had to be put to the floor
 
 
 def cap_factor(batch: int) -> float:
@@ -30,47 +49,59 @@ def cap_factor(batch: int) -> float:
     return 2.0 if batch < 256 else 3.0
 
 
-def capped_update(mu: Tensor, var: Tensor, s1: Tensor, s2: Tensor, cap: float | None) -> Tensor | int:
-    """Update `mu` and `var` in place; return how many variances had to be put to the floor."""
-    if mu.device.type != "cpu" or torch.compiler.is_compiling():
-        return _update(mu, var, s1, s2, cap).sum()
-    if not all(t.is_contiguous() for t in (mu, var, s1, s2)):
-        return int(_update(mu, var, s1, s2, cap).sum())
-    count = 0
-    flat = [t.view(-1).split(_BLOCK) for t in (mu, var, s1, s2)]
-    for m, v, a, b in zip(*flat, strict=True):
-        count += _update_in_cache(m, v, a, b, cap)
-    return count
+def capped_update(changes: Sequence[Change]) -> None:
+    """Update all `mu` and `var` in place, and the counts of variances that had to be put to the floor."""
+    if is_traced() or not all(_is_flat_on_cpu(change) for change in changes):
+        for group in _groups(changes):
+            _add(group)
+            for change in group:
+                _put_to_floor(change)
+        return
+    for change in changes:
+        blocks = (t.view(-1).split(_BLOCK) for t in (change.mu, change.var, change.s1, change.s2))
+        for mu, var, s1, s2 in zip(*blocks, strict=True):
+            piece = Change(mu, var, s1, s2, change.cap, change.floored)
+            _add([piece])
+            if float(piece.var.amin()) <= 0:  # to look costs a third of counting
+                _put_to_floor(piece)
 
 
-def _update(mu: Tensor, var: Tensor, s1: Tensor, s2: Tensor, cap: float | None) -> Tensor:
-    """The update as in the header of this file; returns which variances were put to the floor."""
-    low, high = _bars(var, cap)
-    delta_mu, delta_var = _clip(var * s1, low, high), _clip(var * var * s2, low, high)
-    mu.add_(delta_mu)
-    raw = var + delta_var
-    var.copy_(F.threshold(raw, 0.0, FLOOR))
-    return raw <= 0
+def _is_flat_on_cpu(change: Change) -> bool:
+    return all(t.device.type == "cpu" and t.is_contiguous() for t in change[:4]) and change.mu.numel() > 0
 
 
-def _update_in_cache(mu: Tensor, var: Tensor, s1: Tensor, s2: Tensor, cap: float | None) -> int:
-    """`_update` with a look before it counts: the comparison costs as much as a third of the rest."""
-    low, high = _bars(var, cap)
-    mu.add_(_clip(var * s1, low, high))
-    var.add_(_clip((var * var).mul_(s2), low, high))
-    if var.numel() == 0 or float(var.amin()) > 0:
-        return 0
-    count = int((var <= 0).sum())
-    var.copy_(F.threshold(var, 0.0, FLOOR))
-    return count
+def _groups(changes: Sequence[Change]) -> Iterator[list[Change]]:
+    """Changes that are made together: with the same cap, and not too many numbers."""
+    group: list[Change] = []
+    for change in changes:
+        size = sum(c.mu.numel() for c in group)
+        if group and (group[0].cap != change.cap or size + change.mu.numel() > _TOGETHER):
+            yield group
+            group = []
+        group.append(change)
+    if group:
+        yield group
 
 
-def _bars(var: Tensor, cap: float | None) -> tuple[Tensor | None, Tensor | None]:
-    if cap is None:
-        return None, None
-    bar = torch.sqrt(var).mul_(1.0 / cap)
-    return -bar, bar
+def _add(changes: Sequence[Change]) -> None:
+    """mu + delta_mu and var + delta_var, as in the header of this file, for changes of one cap."""
+    var, cap = [change.var for change in changes], changes[0].cap
+    delta_mu = torch._foreach_mul(var, [change.s1 for change in changes])
+    delta_var = torch._foreach_mul(var, var)
+    torch._foreach_mul_(delta_var, [change.s2 for change in changes])
+    if cap is not None:
+        bar = torch._foreach_sqrt(var)
+        torch._foreach_mul_(bar, 1.0 / cap)
+        for delta in (delta_mu, delta_var):
+            torch._foreach_minimum_(delta, bar)
+        torch._foreach_neg_(bar)
+        for delta in (delta_mu, delta_var):
+            torch._foreach_maximum_(delta, bar)
+    torch._foreach_add_([change.mu for change in changes], delta_mu)
+    torch._foreach_add_(var, delta_var)
 
 
-def _clip(value: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    return value if low is None or high is None else value.clamp_(low, high)
+def _put_to_floor(change: Change) -> None:
+    if change.floored is not None:
+        change.floored.add_((change.var <= 0).sum())
+    F.threshold(change.var, 0.0, FLOOR, inplace=True)

@@ -1,0 +1,37 @@
+"""Matrix products: one function for all layers, by torch's kernels or, where the step is compiled, inside its loops.
+
+    product(a, b, plus)  =  a b + plus          a (n, k), b (k, m), or stacks of them
+
+A compiler fuses everything but the calls of a matrix library. For products of a few thousand numbers the call costs more
+than the product, and forty of them tear the loops of a small recurrent network apart; written as a sum of products they
+disappear in those loops.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .tracing import is_traced
+
+SMALL = 1 << 15
+"""Multiplications of a product that a compiler may have written out."""
+
+
+def product(
+    a: Tensor,
+    b: Tensor,
+    dtype: torch.dtype | None = None,
+    plus: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`."""
+    if dtype is not None and dtype != a.dtype:
+        made = (a.to(dtype) @ b.to(dtype)).to(a.dtype)
+    elif is_traced() and a.numel() * b.shape[-1] <= SMALL:
+        made = (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+    elif plus is not None:
+        return torch.addmm(plus, a, b) if a.ndim == 2 else torch.baddbmm(plus, a, b)
+    else:
+        made = torch.matmul(a, b, out=out)
+    return made if plus is None else made + plus

@@ -129,11 +129,19 @@ def rows(rounds: int) -> list[Row]:
         both_ways(nn.DistributedBatchNorm2d(P_x, 8), *small),
         both_ways(torch.nn.BatchNorm2d(8), *small),
     )
-    sequential = UNet()
-    model = nn.distribute(sequential, P_x)
-    loss = nn.DistributedCrossEntropyLoss(model.P_y)
-    local = 1, 3, 128, 256
-    row("U-Net step (1,3,256,256)", 1.1, step(model, loss, *local), step(UNet(), torch.nn.CrossEntropyLoss(), *local))
+    chain = torch.nn.Sequential(*(torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(20)))
+    row(
+        "20 convolutions (1,8,32,32) in a model",
+        0.0,
+        both_ways(nn.distribute(chain, P_x), *small),
+        both_ways(chain, *small),
+    )
+    for batch, side in ((1, 256), (2, 512)):
+        model = nn.distribute(UNet(), P_x)
+        loss = nn.DistributedCrossEntropyLoss(model.P_y)
+        local = batch, 3, side // 2, side
+        plain = step(UNet(), torch.nn.CrossEntropyLoss(), *local)
+        row(f"U-Net step ({batch},3,{side},{side})", 1.1, step(model, loss, *local), plain)
     return found
 
 
@@ -150,11 +158,12 @@ def main() -> None:
         "limit ms",
         "ratio",
         "target",
+        "on top ms",
         title=f"2 workers over {arguments.transport}",
     )
     for name, ours, limit, target in found:
-        wish = f"{target:.2f}" if target else ""
-        table.add_row(name, f"{1e3 * ours:.2f}", f"{1e3 * limit:.2f}", f"{ours / limit:.2f}", wish)
+        wish, more = f"{target:.2f}" if target else "", f"{1e3 * (ours - limit):.2f}"
+        table.add_row(name, f"{1e3 * ours:.2f}", f"{1e3 * limit:.2f}", f"{ours / limit:.2f}", wish, more)
     Console(width=120).print(table)
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import PartitionError
 from ..grid import (
     Box,
     Copies,
@@ -133,6 +134,14 @@ class Conv(Windowed):
         return {"weight": Spread(grid, (0, 1, *whole), weight), "bias": Spread(firsts, (0,), bias)}
 
     # Planning
+
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        made = super()._shape_by_torch(shape, dtype)
+        if any(extent <= 0 for extent in made[2:]):  # refused by torch's kernels, not by all of its shape functions
+            raise PartitionError(
+                f"{self._says} cannot take a global input of shape {shape}: the kernel is larger than the padded input."
+            )
+        return made
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         assert self._transport is not None

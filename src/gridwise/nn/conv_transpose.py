@@ -13,7 +13,7 @@ What is left over is cropped, or padded with the bias alone, where no input reac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -130,8 +130,8 @@ class ConvTranspose(Windowed):
             return f"needs whole numbers as `output_size`, got {input[1]!r}"
         return super()._problem_with(input[:1] if len(input) == 2 else input)
 
-    def _distdl_input_changed(self, input: tuple) -> bool:
-        return super()._distdl_input_changed(input) or self._asked != _asked(input)
+    def _structure_of(self, input: tuple) -> Hashable:
+        return super()._structure_of(input), _asked(input)
 
     def _distdl_module_setup(self, input: tuple) -> None:
         assert self._transport is not None

@@ -6,7 +6,7 @@ All plan for the global shapes at a call, like layers, and again when these chan
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +35,8 @@ class Aligned(Module):
     exact : shapes must be equal, without broadcasting
     inplace : the first tensor is changed, so it must be the result's already
     """
+
+    _keeps_plans = True
 
     def __init__(
         self,
@@ -134,13 +136,15 @@ class Aligned(Module):
 class Sliced(Module):
     """Slices of the global tensor along any dims, in balanced blocks."""
 
+    _keeps_plans = True
+
     def __init__(self, P_x: Partition) -> None:
         super().__init__()
         self.P_x = P_x
         self._takes_part(P_x)
 
-    def _distdl_input_changed(self, input: tuple) -> bool:
-        return super()._distdl_input_changed(input) or self._planned != str(input[1])
+    def _structure_of(self, input: tuple) -> Hashable:
+        return super()._structure_of(input), str(input[1])
 
     def _distdl_module_setup(self, input: tuple) -> None:
         assert self._transport is not None
@@ -159,7 +163,7 @@ class Sliced(Module):
         self._steps = tuple(slice(None, None, r.step) for r in ranges)
         plan = route(layout, needs, self._transport.rank)
         self._fetch = Move(self._transport, self._team, self._says, plan, torch.clone)
-        self._records, self._planned = agreed.requires_grad, str(slices)
+        self._records = agreed.requires_grad
 
     def forward(self, x: Tensor, slices: tuple[slice, ...]) -> Tensor:
         return self._move(x, self._fetch, self._records)[self._steps]
@@ -170,6 +174,8 @@ class Summed(Module):
 
     Bytes: two times the result, whatever the extent of the dims.
     """
+
+    _keeps_plans = True
 
     def __init__(self, P_x: Partition, dims: Sequence[int], mean: bool) -> None:
         super().__init__()
@@ -198,6 +204,8 @@ class Summed(Module):
 
 class Replicated(Module):
     """A parameter that every worker has all of: itself, with its gradient summed over the workers."""
+
+    _keeps_plans = True
 
     def __init__(self, P_x: Partition, name: str) -> None:
         super().__init__()

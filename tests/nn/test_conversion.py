@@ -154,6 +154,67 @@ class ConvNeXt(nn.Module):
         return self.head(self.norm(x.mean([-2, -1])))
 
 
+class Attention(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, c = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv[0], qkv[1], qkv[2]
+        attention = ((q @ k.transpose(-2, -1)) * (c // self.heads) ** -0.5).softmax(dim=-1)
+        return self.proj((attention @ v).transpose(1, 2).reshape(b, n, c))
+
+
+class ViT(nn.Module):
+    """Patches by a convolution on the spatial grid; the encoder on blocks of the batch."""
+
+    def __init__(self, dim: int = 8, classes: int = 5) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, dim, 4, 4)
+        self.position = nn.Parameter(0.1 * torch.randn(1, 6, dim))
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(dim), Attention(dim, 2), nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 16), nn.GELU(), nn.Dropout(0.0), nn.Linear(16, dim))
+        self.head = nn.Linear(dim, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2) + self.position
+        x = x + self.attention(self.norm1(x))
+        x = x + self.mlp(self.norm2(x))
+        return self.head(x.mean(dim=1))
+
+
+class MobileBlock(nn.Module):
+    """An inverted residual with a gate, after a layer that concatenates like DenseNet's and one that shuffles."""
+
+    def __init__(self, dim: int = 4) -> None:
+        super().__init__()
+        self.grow = nn.Sequential(nn.BatchNorm2d(dim), nn.ReLU6(), nn.Conv2d(dim, dim, 3, padding=1, bias=False))
+        self.expand = nn.Sequential(nn.Conv2d(2 * dim, 4 * dim, 1), nn.BatchNorm2d(4 * dim), nn.Hardswish())
+        self.depthwise = nn.Conv2d(4 * dim, 4 * dim, 5, padding=2, groups=4 * dim)
+        self.squeeze, self.excite = nn.Conv2d(4 * dim, dim, 1), nn.Conv2d(dim, 4 * dim, 1)
+        self.project = nn.Conv2d(4 * dim, dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(self.expand(torch.cat([x, self.grow(x)], 1)))
+        y = y * F.hardsigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
+        b, c, h, w = y.shape
+        y = y.view(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w)
+        return x + self.project(y)
+
+
+class MobileNet(nn.Module):
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, 4, 3, 2, 1), MobileBlock()
+        self.dropout, self.head = nn.Dropout(0.0), nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(self.stem(x))
+        return self.head(self.dropout(F.adaptive_avg_pool2d(x, (1, 1)).flatten(1)))
+
+
 def train_both(sequential: nn.Module, P_x: Any, shape: tuple[int, ...], classes: int, steps: int) -> None:
     """Some steps of SGD with momentum on both; losses, gradients, weights and statistics must stay equal."""
     model = gridwise.distribute(sequential, P_x)
@@ -215,6 +276,15 @@ def test_convnext(gridwise_setting: tuple[str, int]) -> None:
         P_x = gridwise.world().create_cartesian_topology_partition(grid)
         torch.manual_seed(0)
         train_both(ConvNeXt().double(), P_x, (3, 3, 44, 29), 5, steps=4)
+
+
+@workers(2, 4, transports=("mpi",))
+def test_attention_and_gates(gridwise_setting: tuple[str, int]) -> None:
+    for grid in {2: [(1, 1, 2, 1)], 4: [(1, 1, 2, 2), (1, 2, 1, 2)]}[gridwise_setting[1]]:
+        P_x = gridwise.world().create_cartesian_topology_partition(grid)
+        torch.manual_seed(0)
+        train_both(ViT().double(), P_x, (3, 3, 8, 12), 5, steps=3)
+        train_both(MobileNet().double(), P_x, (3, 3, 13, 10), 5, steps=3)
 
 
 @workers(1, 2, 3, transports=("gloo",))

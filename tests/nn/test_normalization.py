@@ -60,6 +60,19 @@ def test_group_norm(gridwise_setting: tuple[str, int]) -> None:
                     run_case("GroupNorm", (groups, 6), options, shape, grid)
 
 
+@workers(1, 2)
+def test_groups_of_one_value() -> None:
+    """Torch takes them, and returns the bias, unless there is a single sample."""
+    grid = (gridwise.world().size, 1, 1)
+    run_case("GroupNorm", (4, 4), {}, (3, 4, 1), grid)
+    P_x = gridwise.world().create_cartesian_topology_partition(grid)
+    layer = nn.DistributedGroupNorm(P_x, 4, 4)
+    with pytest.raises(gridwise.errors.PartitionError, match="more than 1 value per group"):
+        layer(torch.ones(1 if gridwise.world().rank == 0 else 0, 4, 1))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        torch.nn.GroupNorm(4, 4)(torch.ones(1, 4, 1))
+
+
 def random_case(rng: random.Random, workers: int) -> None:
     channels = rng.choice((2, 3, 4, 6))
     shape = (rng.randint(1, 4), channels, *(rng.randint(1, 5) for _ in range(rng.randint(1, 2))))

@@ -6,6 +6,7 @@ import pytest
 from equality import check_all
 from random_layers import random_case
 
+import gridwise
 from gridwise.testing import workers
 
 
@@ -29,4 +30,5 @@ def test_many_random_layers(gridwise_setting, hundred):
     outcomes = check_all(
         [random_case(seed, count) for seed in range(1000 + 100 * hundred, 1100 + 100 * hundred)], count
     )
-    print(f"{outcomes.count('equal')} equal, {outcomes.count('refused')} refused")
+    if gridwise.world().rank == 0:
+        print(f"\n{outcomes.count('equal')} equal, {outcomes.count('refused')} refused")

@@ -198,5 +198,11 @@ def test_refusals() -> None:
             nn.DistributedUpsample(P_x, **options)(x)
     with pytest.raises(gridwise.errors.PartitionError, match=r"DistributedUpsample.* of a global input"):
         nn.DistributedUpsample(P_x, size=3, mode="bicubic")(x)  # needs two dims of space
+    for mode in ("nearest", "linear"):
+        with pytest.raises(gridwise.errors.PartitionError, match=r"would be empty|greater than 0"):
+            nn.DistributedUpsample(P_x, scale_factor=0.2, mode=mode)(x)
+        with pytest.raises(gridwise.errors.PartitionError, match="of a global input of shape"):
+            nn.DistributedUpsample(P_x, scale_factor=0.2, mode=mode, recompute_scale_factor=True)(x)
+        assert nn.DistributedUpsample(P_x, scale_factor=2, mode=mode)(x[:0]).shape == (0, 1, 4)
     with pytest.raises(gridwise.errors.PartitionError, match="floating-point tensors only"):
         nn.DistributedUpsample(P_x, size=3, mode="linear")(x.long())

@@ -176,8 +176,8 @@ class DistributedGroupNorm(SampleNorm):
         block = layout.block(self._transport.rank)
         in_group = self.num_channels // self.num_groups
         self._sets = self._sets_over(layout, range(1, layout.grid.dim), in_group * math.prod(layout.global_shape[2:]))
-        if self._sets.count == 1 and self.training:
-            raise PartitionError(f"{self._says}: expected more than 1 value per group when training, got 1.")
+        if self._sets.count * layout.global_shape[0] == 1:  # what torch refuses: it counts the samples too
+            raise PartitionError(f"{self._says}: expected more than 1 value per group, got 1.")
         samples, groups = torch.meshgrid(
             torch.arange(block.shape[0]), torch.arange(block.start[1], block.stop[1]) // in_group, indexing="ij"
         )

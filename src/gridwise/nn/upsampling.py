@@ -175,16 +175,18 @@ class DistributedUpsample(Module):
         """The global output's shape, and torch's own refusal of arguments that do not fit."""
         try:
             y = F.interpolate(
-                torch.empty(tuple(shape), device="meta"),
+                torch.empty((max(1, shape[0]), *shape[1:]), device="meta"),  # an empty batch is no problem, but there
                 self.size,
                 self.scale_factor,
                 self.mode,
                 self.align_corners,
                 self.recompute_scale_factor,
             )
-        except (ValueError, NotImplementedError, RuntimeError, AssertionError) as error:
+        except (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError, ZeroDivisionError) as error:
             raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)}: {error}") from error
-        return tuple(y.shape)
+        if 0 in (*shape[1:], *y.shape[2:]):  # which torch refuses, on devices that compute
+            raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)} would be empty.")
+        return (shape[0], *y.shape[1:])
 
     def _scale(self, d: int) -> float | None:
         """The factor that torch's kernel would be given for a dim."""

@@ -30,10 +30,11 @@ from .aliases import changed_through_views
 from .held import hold
 from .model import DistributedModel, GlobalShape, MadeAtCall
 from .moves import Replicated
-from .state import OnGrid, Several, State, Symbol, Whole
+from .state import Lost, OnGrid, Several, State, Symbol, Whole
 from .trace import traced
-from .walk import Node, Walk, given, name_of
+from .walk import Node, Unfit, Walk, given, name_of
 
+NO_LAYER = "has no distributed layer"
 RULES = {**joining.RULES, **reshaping.RULES, **indexing.RULES, **reducing.RULES}
 
 
@@ -88,7 +89,7 @@ class Conversion(Walk):
     def run(self) -> None:
         self.problems += changed_through_views(self.graph, self.model)
         for node in list(self.graph.nodes):
-            self.states[node] = getattr(self, f"_{node.op}")(node)
+            self.states[node] = self._found(node)
         names: dict[int, str] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             first = names.setdefault(id(parameter), name)
@@ -97,6 +98,30 @@ class Conversion(Walk):
         for name in dict.fromkeys(self.parameters):
             if name.rpartition(".")[0] in self.modules:
                 self.problems.append(f"{name} is used outside of its layer, which holds it in blocks")
+
+    def _found(self, node: Node) -> State:
+        """What is known of a node. After something that does not fit, a guess: all that stands in the way is to be named."""
+        if any(isinstance(self.states[arg], Lost) for arg in node.all_input_nodes):
+            name = name_of(node.target)
+            known = {*RULES, *functions.ELEMENTWISE_NAMES, "size", "shape", "getattr", "dim"}
+            targets = {*functions.LAYERS, *functions.NUMBERS}
+            if node.op in ("call_function", "call_method") and name not in known and node.target not in targets:
+                self.problem(node, f"{name} has no rule")
+            if node.op == "call_module" and not layers.is_known(self.model.get_submodule(node.target)):
+                self.problem(
+                    node, f"{node.target}: torch.nn.{type(self.model.get_submodule(node.target)).__name__} {NO_LAYER}"
+                )
+            return Lost()
+        try:
+            state: State = getattr(self, f"_{node.op}")(node)
+        except Unfit as error:
+            self.problem(node, str(error))
+            return Lost()
+        except (PartitionError, AssertionError, IndexError):
+            if not self.problems:
+                raise
+            return Lost()  # by a wrong guess
+        return state
 
     def output_partitions(self) -> Any:
         output = next(node for node in self.graph.nodes if node.op == "output")
@@ -161,7 +186,7 @@ class Conversion(Walk):
             new = dict.fromkeys(range(state.dim - 3, state.dim), None)
             return self.rebalanced(node, state.with_extents({d: Symbol() for d in new}))
         if not layers.has_layer(module):
-            return self.problem(node, f"{node.target}: torch.nn.{kind.__name__} has no distributed layer", state)
+            return self.problem(node, f"{node.target}: torch.nn.{kind.__name__} {NO_LAYER}", state)
         more = len(node.args) + len(node.kwargs) > 1
         if (
             len(tensors) > 1

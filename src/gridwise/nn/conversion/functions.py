@@ -5,6 +5,7 @@ Tables; `convert` applies them. What needs more than a table has a rule: see `jo
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,7 +46,11 @@ NUMBERS = {
     operator.truediv,
     operator.mod,
     operator.neg,
+    operator.pow,
     int,
+    math.ceil,
+    math.floor,
+    math.sqrt,
 }
 """What is done with sizes."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .moves import Sliced
-from .state import OnGrid, Several, State, Symbol
+from .state import Lost, OnGrid, Several, State, Symbol
 from .walk import Node, Walk, dims_of, fresh, given
 
 
@@ -27,7 +27,7 @@ def getitem(walk: Walk, node: Node, name: str) -> State:
         return walk.problem(node, "indexing by a tensor, a list or a truth value", state)
     taken = sum(part is not None and part is not Ellipsis for part in listed)
     if taken > state.dim or listed.count(Ellipsis) > 1:
-        return walk.problem(node, f"{taken} indices of a tensor of {state.dim} dims", state)
+        return walk.problem(node, f"{taken} indices of a tensor of {state.dim} dims", Lost())
     at = listed.index(Ellipsis) if Ellipsis in listed else len(listed)
     listed[at : at + 1] = [slice(None)] * (state.dim - taken)
     node.args = (x, tuple(listed))

@@ -52,6 +52,12 @@ ALONG: dict[type, int | None] = {
 """Modules that run as they are where a dim is whole: which one; None for their attribute `dim`."""
 
 
+def is_known(module: torch.nn.Module) -> bool:
+    """Whether a module can be converted on some grid."""
+    as_it_is = (*ELEMENTWISE, *ALONG, torch.nn.Flatten, torch.nn.Unflatten, torch.nn.PixelShuffle)
+    return isinstance(module, as_it_is) or has_layer(module)
+
+
 def has_layer(module: torch.nn.Module) -> bool:
     return _layer_of(module) is not None
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .moves import Summed
-from .state import OnGrid, Several, State, Symbol
+from .state import Lost, OnGrid, Several, State, Symbol
 from .walk import Node, Walk, dims_of, fresh, given
 
 
@@ -22,7 +22,7 @@ def reduction(walk: Walk, node: Node, name: str) -> State:
     asked = given(node, 1, "dim", given(node, 1, "axis"))
     dims = None if asked is None else dims_of(asked, state.dim)
     if dims is None or len(dims) == state.dim:
-        return walk.problem(node, f"{name} over all dims", state)
+        return walk.problem(node, f"{name} over all dims", Lost())
     keeps = bool(given(node, 3 if name[:3] in ("var", "std") else 2, "keepdim", False))
     sums = name in ("sum", "mean") and not {"dtype", "out"} & set(node.kwargs) and len(node.args) < 4
     if state.is_cut(dims) and sums:

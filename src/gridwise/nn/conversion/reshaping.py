@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .state import Extent, OnGrid, State, product_of
+from .state import Extent, Lost, OnGrid, State, product_of
 from .walk import Node, Walk, dims_of, fresh, given
 
 
@@ -22,7 +22,7 @@ def flatten(walk: Walk, node: Node, x: Node, start: int, end: int) -> State:
     rank = _on(walk, x).dim
     ends = dims_of([start, end], rank)
     if ends is None or ends[0] > ends[1]:
-        return walk.problem(node, "flatten of dims that are not there", walk.states[x])
+        return walk.problem(node, "flatten of dims that are not there", Lost())
     first, last = ends[0], ends[1] + 1
     _, state = walk.with_whole(node, x, range(first, last))
     return state.reshaped(first, last, [product_of(state.extents[first:last])])
@@ -37,9 +37,9 @@ def view(walk: Walk, node: Node, name: str) -> State:
     sizes = list(shape) if isinstance(shape, tuple | list) else list(node.args[1:])
     x, state = node.args[0], _on(walk, node.args[0])
     if not all(isinstance(n, int) or (isinstance(n, torch.fx.Node) and walk.states[n] is None) for n in sizes):
-        return walk.problem(node, f"{name} to a dtype, or to sizes that are not numbers", state)
+        return walk.problem(node, f"{name} to a dtype, or to sizes that are not numbers", Lost())
     if len(sizes) == 1 and isinstance(walk.sizes.get(sizes[0]), tuple):
-        return walk.problem(node, f"{name} to the shape of another tensor", state)
+        return walk.problem(node, f"{name} to the shape of another tensor", Lost())
     asked = [walk.sizes.get(n) if isinstance(n, torch.fx.Node) else n for n in sizes]
     before, after = _kept(state.extents, asked)
     if before == after == 0 and sizes[0] == -1 and all(n != -1 for n in sizes[1:]):
@@ -137,7 +137,7 @@ def squeeze(walk: Walk, node: Node, name: str) -> State:
     x, state = node.args[0], _on(walk, node.args[0])
     dims = dims_of(given(node, 1, "dim", list(range(state.dim))), state.dim)
     if dims is None or not all(isinstance(state.extents[d], int) for d in dims):
-        return walk.problem(node, "squeeze of dims whose extents are known only when it is called", state)
+        return walk.problem(node, "squeeze of dims whose extents are known only when it is called", Lost())
     ones = [d for d in dims if state.extents[d] == 1]
     _, state = walk.with_whole(node, x, ones)
     node.op, node.target, node.args, node.kwargs = "call_function", torch.squeeze, (node.args[0], tuple(ones)), {}
@@ -149,7 +149,7 @@ def squeeze(walk: Walk, node: Node, name: str) -> State:
 def unflatten(walk: Walk, node: Node, x: Node, dim: Any, sizes: Any) -> State:
     dims = dims_of(dim, _on(walk, x).dim)
     if dims is None or not isinstance(sizes, tuple | list):
-        return walk.problem(node, "unflatten of a dim, or to sizes, that are not numbers", walk.states[x])
+        return walk.problem(node, "unflatten of a dim, or to sizes, that are not numbers", Lost())
     _, state = walk.with_whole(node, x, dims)
     return state.reshaped(dims[0], dims[0] + 1, [fresh(n if n != -1 else None) for n in sizes])
 

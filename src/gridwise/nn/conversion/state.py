@@ -90,7 +90,12 @@ class Several:
     each: OnGrid
 
 
-State = OnGrid | Whole | Several | None
+@dataclass(frozen=True)
+class Lost:
+    """What comes after something that cannot be converted: nothing is known of it."""
+
+
+State = OnGrid | Whole | Several | Lost | None
 """None: not a tensor."""
 
 

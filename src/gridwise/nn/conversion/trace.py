@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.fx import Graph
 from ...errors import UnsupportedError
 from .layers import has_layer
 
+INSIDE = os.path.dirname(torch.__file__)
 CONSTANT = re.compile(r"_tensor_constant\d+")
 
 
@@ -46,5 +48,5 @@ def traced(model: torch.nn.Module) -> Graph:
 def code_of(node: Any) -> str:
     """The line of the user's code that made a node; empty if unknown."""
     lines = (node.stack_trace or "").strip().splitlines()
-    places = [i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith("File") and "torch/fx" not in line]
+    places = [i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith("File") and INSIDE not in line]
     return lines[places[-1] + 1].strip() if places else ""

@@ -21,6 +21,10 @@ Node = Any
 """A `torch.fx.Node`. Its arguments are annotated as anything that a graph may hold, which says nothing here."""
 
 
+class Unfit(Exception):
+    """A node that cannot be converted, where nothing can be said of what it makes."""
+
+
 class Walk:
     """One pass over the graph; `build` puts the new modules in, once there are no problems."""
 
@@ -84,8 +88,7 @@ class Walk:
             return x, state
         target = state.with_whole(dims)
         if target is None:
-            self.problem(node, f"{name_of(node.target)} over all dims of a tensor on the grid {state.P.shape}")
-            return x, state
+            raise Unfit(f"{name_of(node.target)} of all dims of a tensor on the grid {state.P.shape}")
         moved = self.moved(node, x, target.P)
         self.replace(node, {x: moved})
         return moved, target

@@ -190,7 +190,7 @@ def drop_from_memory(folder: Path) -> None:
 # The run, on every worker
 
 
-def run(kind: str, amount: int, repeat: int, folder: Path) -> dict[str, dict[str, float]]:
+def run(kind: str, amount: int, repeat: int, folder: Path, ways: list[str]) -> dict[str, dict[str, float]]:
     """Seconds, extra MiB and bytes of every way, best of `repeat` rounds; the slowest worker counts."""
     import gridwise
 
@@ -214,6 +214,8 @@ def run(kind: str, amount: int, repeat: int, folder: Path) -> dict[str, dict[str
 
     for _ in range(repeat):
         for name, (save, load) in WAYS.items():
+            if name not in ("raw", *ways):
+                continue
             if name == "dcp" and P.size > 1 and not torch.distributed.is_initialized():
                 continue
             if P.rank == 0:
@@ -256,6 +258,7 @@ def main() -> None:
     options.add_argument("--tensors", type=int, default=10_000, help="number of small tensors")
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     options.add_argument("--repeat", type=int, default=3)
+    options.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), help="besides raw; default: all")
     options.add_argument("--folder", type=Path, default=None, help="where to write; default: the temporary folder")
     given = options.parse_args()
     import gridwise
@@ -265,7 +268,7 @@ def main() -> None:
             if not amount:
                 continue
             with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-                args = (kind, amount, given.repeat, Path(folder))
+                args = (kind, amount, given.repeat, Path(folder), given.ways)
                 if workers == 1:
                     results = run(*args)
                 else:

@@ -167,9 +167,9 @@ def test_the_same_whether_the_system_holds_the_file_in_memory(tmp_path: Path, mo
 
     def ways() -> Iterator[None]:
         for in_memory in (True, False):
-            monkeypatch.setattr(DataFile, "_is_in_memory", lambda *_, known=in_memory: known)
+            monkeypatch.setattr(DataFile, "is_in_memory", lambda *_, known=in_memory: known)
             yield
-        monkeypatch.setattr(DataFile, "_is_in_memory", lambda *_: True)
+        monkeypatch.setattr(DataFile, "is_in_memory", lambda *_: True)
         monkeypatch.setattr(openfile, "POPULATE_READ", -1)  # a system that does not know it
         yield
 

@@ -34,6 +34,7 @@ class DataFile:
 
     def __init__(self, path: Path, stored: StoredFile, key: str, save_id: str) -> None:
         self._fd = _opened(path, stored, key, save_id)
+        self._seen = self._last_change()
         self._mapping: mmap.mmap | None = None
         if NOWAIT is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -45,6 +46,14 @@ class DataFile:
                 self._mapping.close()
             self._mapping = None
         os.close(self._fd)
+
+    def has_changed(self) -> bool:
+        """Whether somebody has written to the file since it was opened."""
+        return self._last_change() != self._seen
+
+    def _last_change(self) -> tuple[int, int]:
+        status = os.fstat(self._fd)
+        return status.st_size, status.st_mtime_ns
 
     def read(self, offset: int, places: Sequence[memoryview | Memory]) -> int:
         """Read from `offset` on into the places, one after the other; the number of bytes that are not there."""
@@ -59,7 +68,7 @@ class DataFile:
         start = offset - offset % PAGE
         length = offset + size - start
         mapping = self._mapping
-        if may_map and mapping is not None and self._is_in_memory(offset, size):
+        if may_map and mapping is not None and self.is_in_memory(offset, size):
             try:
                 mapping.madvise(POPULATE_READ, start, length)
             except OSError:
@@ -74,9 +83,10 @@ class DataFile:
         view = _own.buffer[:size]
         yield view, _read(self._fd, offset, [view])
 
-    def _is_in_memory(self, offset: int, size: int) -> bool:
+    def is_in_memory(self, offset: int, size: int) -> bool:
         """Whether the system holds the first and the last of these bytes in memory; if so, probably all."""
-        assert NOWAIT is not None
+        if NOWAIT is None:
+            return False
         byte = bytearray(1)
         try:
             return all(os.preadv(self._fd, [byte], at, NOWAIT) == 1 for at in (offset, offset + size - 1))

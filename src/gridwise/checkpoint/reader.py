@@ -3,11 +3,12 @@
     wants      this worker's boxes of stored tensors, and the memory they go to
     units      the chunks that hold them; those that lie side by side, a span, are read together
     check()    looks at every unit and compares its checksum; nothing of the caller's is changed
-    fill()     reads again, straight into place where that is possible, and compares again
+    fill()     reads again, straight into place where that is possible; the files must not have changed meanwhile
 
-Checking a large state before changing any of it means passing over it twice. The second time its bytes come from the
-system's memory, and if they lie there already the first pass copies nothing: it looks at them where they are. Memory that
-is new (a deferred parameter, a result without `into`) is filled by the first pass. One chunk per thread is allocated.
+Checking a large state before changing any of it means passing over it twice. What lies in the system's memory is looked
+at there by the first pass, without a copy, and copied by the second. What does not, because there is more of it than
+memory, comes from the disk a second time, and is compared a second time. Memory that is new (a deferred parameter, a
+result without `into`) is filled by the first pass. One chunk per thread is allocated.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from pathlib import Path
 
 from ..errors import CheckpointDamaged, describe
 from .chunks import checksums, memories
+from .disk import MOST_BUFFERS
 from .manifest import Manifest
 from .openfile import DataFile
 from .units import Span, Unit, in_order, put, spans_of, tensors_of
+
+AT_ONCE = 8 << 20
+"""Bytes that are read into place in one call."""
 
 SMALL = 128 << 10
 THREADS = max(1, min(4, os.cpu_count() or 1))
@@ -71,16 +76,52 @@ class Reader:
         self._run(self._check_span, self.spans, progress, "Nothing was changed.")
 
     def fill(self, progress: Progress | None = None) -> None:
-        """Put the values into place, checking them once more as they are read."""
+        """Put the values into place."""
+        left = [(start, stop) for start, stop in self.spans if not all(map(_is_done, self.units[start:stop]))]
         self._run(
             self._fill_span,
-            [(start, stop) for start, stop in self.spans if not all(map(_is_done, self.units[start:stop]))],
+            self._wider(left),
             progress,
             "It was whole when it was checked, and has changed since: what was to be filled now holds a mixture.",
+            self._changed,
         )
 
+    def _wider(self, spans: Sequence[Span]) -> list[Span]:
+        """The spans, neighbours taken together where all their bytes go straight into place: fewer, larger reads."""
+        wider: list[Span] = []
+        straight = False
+        for start, stop in spans:
+            goes_on = straight
+            straight = all(map(_ADDRESS, self.units[start:stop]))
+            if goes_on and straight and self._adjoins(wider[-1], (start, stop)):
+                wider[-1] = wider[-1][0], stop
+            else:
+                wider.append((start, stop))
+        return wider
+
+    def _adjoins(self, before: Span, span: Span) -> bool:
+        """Whether a span follows another in the same file, and they are not too much together."""
+        first, last, following = (self.units[place] for place in (before[0], before[1] - 1, span[0]))
+        return (
+            (last.file, last.offset + last.size) == (following.file, following.offset)
+            and self.units[span[1] - 1].offset - first.offset < AT_ONCE
+            and span[1] - before[0] <= MOST_BUFFERS
+        )
+
+    def _changed(self) -> list[str]:
+        return [
+            f"file {self.folder.name}/{self.files[number].name}: it was modified while it was read"
+            for number, file in self._open_files.items()
+            if file.has_changed()
+        ]
+
     def _run(
-        self, work: Callable[[list[Unit]], list[str]], spans: Sequence[Span], progress: Progress | None, tail: str
+        self,
+        work: Callable[[list[Unit]], list[str]],
+        spans: Sequence[Span],
+        progress: Progress | None,
+        tail: str,
+        afterwards: Callable[[], list[str]] = list,
     ) -> None:
         problems: list[str] = []
         next_span = iter(spans)  # shared: whoever is free takes the next one, so the files are read in order
@@ -98,6 +139,7 @@ class Reader:
             with ThreadPoolExecutor(self.threads, "gridwise-read") as pool:
                 for done in [pool.submit(take_spans) for _ in range(self.threads)]:
                     done.result()
+        problems += afterwards()
         if problems:
             shown = sorted(set(problems))
             more = [f"... and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
@@ -107,21 +149,28 @@ class Reader:
 
     def _check_span(self, span: list[Unit]) -> list[str]:
         if all(unit.fresh and unit.address for unit in span):
-            return self._read_into_place(span)
+            return self._read_into_place(span, trusted=False)
         return self._look(span, fresh=True, may_map=not any(unit.fresh for unit in span))
 
     def _fill_span(self, span: list[Unit]) -> list[str]:
         if all(map(_ADDRESS, span)):
-            return self._read_into_place(span)
+            return self._read_into_place(span, trusted=True)
         return self._look(span, fresh=False, may_map=False)
 
-    def _read_into_place(self, span: list[Unit]) -> list[str]:
-        """Read a span to where its units belong; what is wrong, if anything."""
+    def _read_into_place(self, span: list[Unit], trusted: bool) -> list[str]:
+        """Read a span to where its units belong; what is wrong, if anything.
+
+        Not compared again (`trusted`) are bytes that were checked before, if the system still holds them in memory.
+        """
         places = memories(list(map(_ADDRESS, span)), list(map(_SIZE, span)))
+        file, first = self._open_files[span[0].file], span[0].offset
+        trusted = trusted and file.is_in_memory(first, _size_of(span))
         try:
-            missing = self._open_files[span[0].file].read(span[0].offset, places)
+            missing = file.read(first, places)
         except OSError as error:
             return [f"{self._says(span)}: cannot be read: {error}"]
+        if trusted and not missing:
+            return []
         return self._compared(span, checksums(places), missing)
 
     def _look(self, span: list[Unit], fresh: bool, may_map: bool) -> list[str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from ctypes import memmove
+from ctypes import PyDLL, c_size_t, c_void_p
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -20,9 +21,13 @@ from ..comm.transport import Transport
 from .chunks import CHUNK
 from .datafile import ALIGNMENT
 from .held import Held, Part
-from .state import Flat
+from .state import Flat, Group
 
 _memory: dict[Transport, Tensor] = {}
+
+memmove = PyDLL(None).memmove
+"""The C library's, called without handing the interpreter to other threads: for a few kilobytes that takes longer."""
+memmove.argtypes, memmove.restype = (c_void_p, c_void_p, c_size_t), None
 
 
 class Staged:
@@ -32,30 +37,37 @@ class Staged:
     def __init__(self, flat: Flat, transport: Transport) -> None:
         self._flat = flat
         parts = list(_parts(flat))
-        sizes = [part.size or part.data.nbytes for part in parts]
+        groups = [group.plain for group in flat.groups]
+        sizes = [part.size or part.data.nbytes for part in parts] + [size for plain in groups for size in plain.sizes]
         rooms = -(-np.array(sizes, dtype=np.int64) // ALIGNMENT) * ALIGNMENT
         pinned = any(part.data.is_cuda for part in parts if not part.size)
         self._memory = _memory_of(transport, int(rooms.sum()), pinned)
         self._addresses: list[int] = (self._memory.data_ptr() + np.cumsum(rooms) - rooms).tolist()
-        origins = [part.address for part in parts]
-        if all(origins) and max(sizes, default=0) <= CHUNK:
-            deque(map(memmove, self._addresses, origins, sizes), maxlen=0)
+        self._copy(parts)
+        origins = [address for plain in groups for address in plain.addresses]
+        if max(sizes, default=0) <= CHUNK:
+            deque(map(memmove, self._addresses[len(parts) :], origins, sizes[len(parts) :]), maxlen=0)
         else:
-            self._copy(parts)
+            tensors = (x for plain in groups for x in plain.tensors)
+            for to, x in zip(self._addresses[len(parts) :], tensors, strict=True):
+                self._place(to, x).copy_(x)
 
     def _copy(self, parts: list[Part]) -> None:
         devices = set()
-        for to, part in zip(self._addresses, parts, strict=True):
+        for to, part in zip(self._addresses, parts, strict=False):
             if part.address and part.size <= CHUNK:  # of more, torch copies with several threads
                 memmove(to, part.address, part.size)
                 continue
-            start, data = to - self._memory.data_ptr(), part.data
-            place = self._memory[start : start + data.nbytes].view(data.dtype).view(data.shape)
-            place.copy_(data, non_blocking=True)
-            if data.is_cuda:
-                devices.add(data.device)
+            self._place(to, part.data).copy_(part.data, non_blocking=True)
+            if part.data.is_cuda:
+                devices.add(part.data.device)
         for device in devices:
             torch.cuda.synchronize(device)
+
+    def _place(self, address: int, x: Tensor) -> Tensor:
+        """The memory at an address as a tensor like `x`."""
+        start = address - self._memory.data_ptr()
+        return self._memory[start : start + x.nbytes].view(x.dtype).view(x.shape)
 
     def flat(self) -> Flat:
         """The state, with the copies in the place of its tensors."""
@@ -66,7 +78,15 @@ class Staged:
                 key: Held(x.code, x.shape, self._copies(x.parts, addresses), x.everywhere) for key, x in tensors.items()
             }
 
-        return replace(self._flat, tensors=copied(self._flat.tensors), own_tensors=copied(self._flat.own_tensors))
+        tensors, own_tensors = copied(self._flat.tensors), copied(self._flat.own_tensors)
+        groups = []
+        for prefix, plain, alone in self._flat.groups:
+            count = len(plain.names)
+            copies = plain._replace(tensors=[self._memory] * count, addresses=list(islice(addresses, count)))
+            groups.append(Group(prefix, copies, alone))
+        flat = replace(self._flat, tensors=tensors, own_tensors=own_tensors, groups=groups)
+        flat.spell_out()
+        return flat
 
     def _copies(self, parts: Sequence[Part], addresses: Iterator[int]) -> list[Part]:
         return [

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from torch import Tensor
 from ..errors import CheckpointMismatch
 from ..grid import Layout
 from .held import Held, Part, held, held_plain, is_deferred, is_tensor, layout_of
-from .plain import plain_of
-from .values import DEEPEST, Json, encoded, is_key, joined, joined_all, refusal
+from .plain import Plain, plain_of
+from .values import DEEPEST, KEYS, Json, encoded, joined, joined_all, refusal
 
 RULES = ("refuse", "keep", "wrap")
 
@@ -63,7 +63,8 @@ class Flat:
 
     `tensors` and `values` must have the same names on all workers, and values the same contents. `own_tensors` and
     `own_values` are named by those workers only that have them. `per_worker` lists the keys of `PerWorker` values.
-    `workers` is how many there were, where that is not how many save (a conversion).
+    `workers` is how many there were, where that is not how many save (a conversion). `groups` are tensors that are not
+    spelt out yet.
     """
 
     tensors: dict[str, Held] = field(default_factory=dict)
@@ -72,12 +73,32 @@ class Flat:
     own_values: dict[str, Json] = field(default_factory=dict)
     per_worker: list[str] = field(default_factory=list)
     workers: int | None = None
+    groups: list[Group] = field(default_factory=list)
+
+    def spell_out(self) -> None:
+        """Turn groups of plain tensors into entries of `tensors` and `own_tensors`."""
+        for prefix, plain, alone in self.groups:
+            shares = zip(joined_all(prefix, plain.names), held_plain(plain, owned=alone), strict=True)
+            (self.own_tensors if alone else self.tensors).update(shares)
+        self.groups.clear()
 
 
-def flatten(state: Any, rank: int = 0, place: int = 0) -> Flat:
-    """The state of the worker with rank `rank` in the world, which is number `place` of those that save."""
+class Group(NamedTuple):
+    """Plain tensors of one dict, of which nobody has yet asked more than their memory; `alone`: inside a `PerWorker`."""
+
+    prefix: str
+    plain: Plain
+    alone: bool
+
+
+def flatten(state: Any, rank: int = 0, place: int = 0, in_groups: bool = False) -> Flat:
+    """The state of the worker with rank `rank` in the world, which is number `place` of those that save.
+
+    With `in_groups`, dicts of plain tensors only are left as groups: enough for a copy, and quickly done.
+    """
     check_state(state)
     walk = _Walk(rank, place, state)
+    walk.in_groups = in_groups
     walk.any("", state, 0)
     return walk.flat
 
@@ -151,6 +172,7 @@ class _Walk:
     def __init__(self, rank: int, place: int, state: Any) -> None:
         self.rank, self.place, self.state = rank, place, state
         self.flat = Flat()
+        self.in_groups = False
         self.alone = False
         """Inside a `PerWorker`: names and values are this worker's own."""
 
@@ -187,18 +209,20 @@ class _Walk:
             self.value(key, encoded(value, key))
 
     def dict(self, key: str, value: dict[Any, Any], depth: int) -> None:
-        if not all(map(is_key, value)):
+        if not set(map(type, value)) <= KEYS:
             raise CheckpointMismatch(refusal(key, value))
         self.items(key, value, depth)
 
     def items(self, key: str, items: Mapping[Any, Any], depth: int) -> None:
         plain, others = plain_of(items)
-        shares = held_plain(plain, owned=self.alone)
-        tensors = self.flat.own_tensors if self.alone else self.flat.tensors
         if not others:
-            tensors.update(zip(joined_all(key, plain.names), shares, strict=True))
+            self.flat.groups.append(Group(key, plain, self.alone))
+            if not self.in_groups:
+                self.flat.spell_out()
             return
         # In the order of the items: which of them are plain may differ from worker to worker.
+        shares = held_plain(plain, owned=self.alone)
+        tensors = self.flat.own_tensors if self.alone else self.flat.tensors
         for name, item in items.items():
             if name in others:
                 self.any(joined(key, name), item, depth + 1)

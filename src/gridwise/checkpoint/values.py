@@ -75,8 +75,12 @@ def unescaped(name: str) -> str | int:
     return name.replace("~1", "/").replace("~0", "~")
 
 
+KEYS = {str, int}
+"""Types of the keys of dicts."""
+
+
 def is_key(value: object) -> bool:
-    return type(value) in (str, int)
+    return type(value) in KEYS
 
 
 def encoded(value: object, key: str, depth: int = 0) -> Json:

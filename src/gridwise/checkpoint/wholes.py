@@ -29,10 +29,12 @@ LARGEST = 2**62
 _OPENS = b'\n"tensors":{\n'
 _CLOSES = b'\n},\n"values":'
 _LINE = re.compile(
-    r'^"([^"\\\x00-\x1f]+)":\["([A-Z0-9_]+)",\[([0-9,]*)\],\[\[(0|[1-9][0-9]{0,6}),([1-9][0-9]{0,17}),"([0-9a-f]+)"\]\]\],$',
+    r'^"([^"\\\x00-\x1f]+)":\[("[A-Z0-9_]+",\[[0-9,]*\],\[\[[0-9]+),([1-9][0-9]{0,17}),"([0-9a-f]+)"\]\]\],$',
     re.MULTILINE,
 )
-_EXTENTS = re.compile(r"([1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*)?").fullmatch
+_KIND = re.compile(
+    r'"([A-Z0-9_]+)",\[((?:[1-9][0-9]{0,17}(?:,[1-9][0-9]{0,17})*)?)\],\[\[(0|[1-9][0-9]{0,6})'
+).fullmatch
 
 
 class Wholes(NamedTuple):
@@ -65,13 +67,14 @@ def wholes_of(lines: str, files: tuple[StoredFile, ...]) -> tuple[Wholes, dict[i
         others = {place: line for place, line in enumerate(lines.split("\n")) if not _LINE.fullmatch(line)}
     if not found:
         return NONE, others
-    keys, codes, extents, number_texts, offset_texts, sums = zip(*found, strict=True)
-    kinds = list(zip(codes, extents, strict=True))  # few: many tensors are alike
-    known = {kind: _known(*kind) for kind in set(kinds)}
-    shapes, sizes, digits = zip(*map(known.__getitem__, kinds), strict=True)
-    if list(map(len, sums)) != list(digits) or 0 in digits:
+    keys, texts, offset_texts, sums = zip(*found, strict=True)
+    kinds = {text: _kind(text) for text in set(texts)}  # few: many tensors are alike
+    if None in kinds.values():
         return None
-    numbers, offsets = list(map(int, number_texts)), list(map(int, offset_texts))
+    codes, shapes, numbers, sizes, digits = zip(*map(kinds.__getitem__, texts), strict=True)
+    if list(map(len, sums)) != list(digits):
+        return None
+    offsets = list(map(int, offset_texts))
     number, start = np.array(numbers, dtype=np.int64), np.array(offsets, dtype=np.int64)
     stop = start + np.array(sizes, dtype=np.int64)
     if number.max() >= len(files):
@@ -85,9 +88,14 @@ def wholes_of(lines: str, files: tuple[StoredFile, ...]) -> tuple[Wholes, dict[i
     return (Wholes(stored, number, start, stop), others) if len(stored) == len(keys) else None
 
 
-def _known(code: str, extents: str) -> tuple[tuple[int, ...], int, int]:
-    """The shape, the bytes and the digits of the checksums of a tensor; no digits if dtype or shape are odd."""
-    shape = tuple(map(int, extents.split(","))) if extents and _EXTENTS(extents) else ()
+def _kind(text: str) -> tuple[str, tuple[int, ...], int, int, int] | None:
+    """Dtype, shape, number of the file, bytes and digits of the checksums of a tensor; None if any of it is odd."""
+    found = _KIND(text)
+    if found is None:
+        return None
+    code, extents, number = found.groups()
+    shape = tuple(map(int, extents.split(","))) if extents else ()
     nbytes = ITEMSIZE.get(code, 0) * math.prod(shape)
-    odd = not _EXTENTS(extents) or len(shape) > MOST_DIMS or nbytes >= LARGEST
-    return shape, nbytes, 0 if odd else DIGITS * number_of_chunks(nbytes)
+    if not 0 < nbytes < LARGEST or len(shape) > MOST_DIMS:
+        return None
+    return code, shape, int(number), nbytes, DIGITS * number_of_chunks(nbytes)

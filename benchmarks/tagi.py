@@ -5,7 +5,8 @@
     python benchmarks/tagi.py --only fnn_small lstm   some of them
     python benchmarks/tagi.py --device cuda           on a GPU, with back-propagation of the same networks beside it
     python benchmarks/tagi.py --original              measure pytagi in this run, where it can be imported
-    python benchmarks/tagi.py --workers 2             also on workers: a part of the samples each, or of the images
+
+On several workers: `tagi_workers.py`.
 
 Where pytagi is not measured, its times are the recorded ones: pytagi 0.2.1, one thread of an AMD EPYC (Zen 3) whose
 sgemm peak was 72.7 GFLOP/s. A ratio to a recorded time compares two machines: read it with both peaks in mind.
@@ -24,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import gridwise
 import gridwise.tagi.nn as tagi_nn
 
 
@@ -136,38 +136,6 @@ def ours(case: Case, batch: int, device: str, compile: bool) -> float:
     return smallest_ms(lambda: step(x, y, noise), case.repeat, device)
 
 
-def on_workers(case: Case, workers: int) -> dict[str, float]:
-    """Milliseconds of a step of one global batch: alone, by samples, by blocks of images; wall time of worker 0."""
-
-    def task() -> dict[str, float]:
-        P = gridwise.world()
-        torch.set_num_threads(1)
-        shape = {784: (1, 28, 28), 3072: (3, 32, 32)}[case.inputs]
-        x, y = torch.randn(case.batch, *shape), torch.randn(case.batch, case.outputs)
-        config = tagi_nn.DDPConfig([], P.transport.name, P.rank, P.size)
-        by_samples = tagi_nn.DDPSequential(case.build(tagi_nn), config, average=False)
-        mine = gridwise.local_slice(P.create_cartesian_topology_partition([P.size, 1]), y.shape)[0]
-        nets = {"alone": (case.build(tagi_nn), x, y), "samples": (by_samples, x[mine], y[mine])}
-        if not case.name.startswith("fnn"):
-            P_x = P.create_cartesian_topology_partition([1, 1, P.size, 1])
-            net = gridwise.tagi.on_grid(case.build(tagi_nn), P_x)
-            nets["images"] = (net, x[gridwise.local_slice(P_x, x.shape)], y[gridwise.local_slice(net.P_y, y.shape)])
-        return {kind: wall_ms(*parts) for kind, parts in nets.items() if kind != "alone" or P.rank == 0}
-
-    def wall_ms(net: Any, x: torch.Tensor, y: torch.Tensor) -> float:
-        updater, times = tagi_nn.OutputUpdater(), []
-        for _ in range(min(case.repeat, 5) + 2):
-            start = time.perf_counter()
-            net(x)
-            updater.update(net.output_z_buffer, y, 0.1, net.input_delta_z_buffer)
-            net.backward()
-            net.step()
-            times.append(time.perf_counter() - start)
-        return 1e3 * min(times[2:])
-
-    return gridwise.launch(task, workers=workers, transport="mpi")[0]
-
-
 def the_original(case: Case, batch: int) -> float:
     import pytagi.nn as nn
 
@@ -257,7 +225,6 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--original", action="store_true")
     parser.add_argument("--backprop", action="store_true", help="also on the CPU")
-    parser.add_argument("--workers", type=int, help="also on so many workers over MPI, a thread each")
     parser.add_argument("--only", nargs="*", help="names of networks")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -280,10 +247,6 @@ def main() -> None:
             for compile in (False, True) if options.compile else (False,):
                 ms = ours(case, batch, options.device, compile)
                 show(case, batch, "compiled" if compile else "eager", ms, peak, original, torch_ms)
-    for case in CASES if options.workers else ():
-        if case.name in ("fnn_4096", "cnn", "resnet18") and (not options.only or case.name in options.only):
-            times = ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in on_workers(case, options.workers).items())
-            print(f"{case.name:22s} {case.batch:5d}  {options.workers} workers: {times}", flush=True)
 
 
 if __name__ == "__main__":

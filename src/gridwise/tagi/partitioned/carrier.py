@@ -5,20 +5,21 @@
 
 The innovations of a sum of copies are the sums of the innovations, for means and for variances alike: the adjoint of
 the movement is all that closed-form inference needs of it. The routes are those of every other layer (`gridwise.nn`),
-without autograd, and with one dim more in front: mean and variance are stacked there and leave in one message per peer.
+without autograd, for two tensors at a time: mean and variance leave in one message per peer, each from where it lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...comm.parcels import put
 from ...comm.transport import Team, Transport
-from ...grid import Grid, Interval, Layout, Needs, route
+from ...grid import Interval, Layout, Needs, route
 from ...nn.fetch import Fetch
+from ...nn.move import Place, Placed
 from ...nn.windowed import nothing
 from ..nn.base_layer import BaseLayer
 from ..nn.gaussian import Gaussian, Innovation
@@ -39,36 +40,68 @@ class Carrier:
     ) -> None:
         self.transport, self.team, self.name = transport, team, name
         self.source, self.needs, self.margins, self.fill = source, needs, tuple(margins), fill
-        self._operators: dict[int, Fetch] = {}
-
-    def _operator(self, stacked: int) -> Fetch:
-        """The movement of so many tensors of one shape at once."""
-        if stacked not in self._operators:
-            grids = [Grid(g.ranks, (1, *g.shape)) for g in (self.source.grid, self.needs.grid)]
-            source = Layout(grids[0], ((0, stacked), *self.source.cuts))
-            needs = Needs(grids[1], (((0, stacked),), *self.needs.intervals), (False, *self.needs.wrap))
-            plan = route(source, needs, self.transport.rank)
-            margins = ((0, 0), *self.margins) if self.margins else ()
-            self._operators[stacked] = Fetch(self.transport, self.team, self.name, plan, nothing, margins, self.fill)
-        return self._operators[stacked]
+        plan = route(source, needs, transport.rank)
+        self._forth = Fetch(transport, team, name, plan, nothing, self.margins, fill)
 
     def fetch(self, x: Gaussian) -> Gaussian:
         """What this worker needs, without Jacobians: they stay with the owners."""
-        if x.var is None:
-            return Gaussian(self._operator(1)(x.mu.unsqueeze(0))[0])
-        operator = self._operator(2)
-        if operator.aliases:
+        forth, sources = self._forth, [x.mu] if x.var is None else [x.mu, x.var]
+        if forth.aliases:
             return Gaussian(x.mu, x.var)
-        mu, var = operator(torch.stack((x.mu, x.var)))
-        return Gaussian(mu, var)
+        results = [self._room(t) for t in sources]
+        targets = results if forth.inner is None else [forth.inner(t) for t in results]
+        self._carry(sources, targets, forth.sends, forth.receives, forth.kept, add=False)
+        return Gaussian(*results)
 
-    def give_back(self, delta: Innovation) -> Innovation:
-        """The innovations of what this worker owns, from those of everything that was fetched of it."""
-        operator = self._operator(2)
-        if operator.aliases:
+    def _room(self, like: Tensor) -> Tensor:
+        """A tensor for what this worker needs, with the margins filled."""
+        if self._forth.plan.needed is None:
+            return nothing(like)
+        out = like.new_empty(self._forth.shape)
+        for edge in self._forth.edges:
+            edge(out).fill_(self.fill)
+        return out
+
+    def give_back(self, delta: Innovation, fresh: bool = True) -> Innovation:
+        """The innovations of what this worker owns, from those of everything that was fetched of it.
+
+        `fresh` innovations are nobody else's: what arrives is added to them, and they are not copied.
+        """
+        forth = self._forth
+        if forth.aliases:
             return delta
-        mu, var = operator.adjoint(torch.stack((delta.mu, delta.var)))
-        return Innovation(mu, var)
+        sources = list(delta) if forth.inner is None else [forth.inner(t) for t in delta]
+        if fresh and forth.keeps_all:
+            targets = [forth.kept[0][1](t) for t in sources]
+            kept: list[tuple[Place, Place]] = []
+        else:
+            owned = forth.plan.owned
+            targets = [nothing(t) if owned is None else t.new_zeros(owned.shape) for t in sources]
+            kept = [(target, source) for source, target in forth.kept]
+        self._carry(sources, targets, forth.receives, forth.sends, kept, add=True)
+        return Innovation(*targets)
+
+    def _carry(
+        self,
+        sources: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        sends: Sequence[Placed],
+        receives: Sequence[Placed],
+        kept: Sequence[tuple[Place, Place]],
+        add: bool,
+    ) -> None:
+        """Send places of all `sources`, one message per peer, and put what arrives and what is kept into `targets`."""
+        pending = self.transport.move(
+            [(peer, [place(t) for t in sources for place in places]) for peer, places in sends],
+            [(peer, [place(t) for t in targets for place in places]) for peer, places in receives],
+            sources[0].dtype,
+            self.name,
+            add,
+        )
+        for source, target in zip(sources, targets, strict=True):
+            for origin, place in kept:
+                put(place(target), origin(source), add)
+        pending.wait()
 
 
 class GridHalo(Carrier):
@@ -102,4 +135,4 @@ class Regrid(BaseLayer):
         if not need_input:
             return None
         needed = self.carrier.needs.box(self.carrier.transport.rank).shape
-        return self.carrier.give_back(delta.reshape(*needed)).through(jcb)
+        return self.carrier.give_back(delta.reshape(*needed), fresh=False).through(jcb)

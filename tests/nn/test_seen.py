@@ -191,3 +191,15 @@ def test_a_plan_that_changes_between_forward_and_backward():
         return torch.autograd.grad(y + z, [x, *layer.parameters()])
 
     same(*both("conv, reflect", run))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@workers(2)
+@pytest.mark.parametrize("name", LAYERS)
+def test_on_a_device(name):
+    def run(layer, x):
+        found = gradients(layer.cuda(), x.detach().cuda().requires_grad_())
+        return [gradient.cpu() for gradient in found]
+
+    for one, other in zip(*both(name, run), strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-9)

@@ -167,3 +167,46 @@ def test_without_gradients_and_back_again():
         assert torch.allclose(layer.weight.grad, 2 * first)
         with torch.no_grad():
             assert torch.equal(layer(x), y)
+
+
+@workers(2, 4)
+def test_a_whole_model_trains_as_without():
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, gridwise.world().size, 1])
+    runs = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        sequential = torch.nn.Sequential(
+            torch.nn.Conv2d(2, 4, 3, padding=1),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(3, 2, 1),
+            torch.nn.Conv2d(4, 4, 5, padding=2, padding_mode="circular"),
+            torch.nn.Upsample(scale_factor=2),
+            torch.nn.AvgPool2d(3, 1, 1),
+        ).double()
+        model, x = gridwise.distribute(sequential, P_x), torch.randn(2, 2, 16, 12, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with nn.overlap(enabled):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+        runs.append([p.detach() for p in model.parameters()])
+    for one, other in zip(*runs, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@workers(2)
+def test_on_a_device():
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    torch.manual_seed(0)
+    layer, x = nn.DistributedConv2d(P_x, 3, 4, 3, padding=1, dtype=torch.float64), torch.randn(1, 3, 12, 9).double()
+    results = []
+    for device, enabled in (("cpu", False), ("cuda", True)):
+        layer, block = layer.to(device), x.to(device).detach().requires_grad_()
+        with nn.overlap(enabled):
+            y = layer(block)
+            results.append([y, *torch.autograd.grad(y.pow(2).sum(), [block, layer.weight])])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other.cpu(), rtol=1e-9, atol=1e-9)

@@ -26,11 +26,12 @@ LAYERS = {
 
 
 @contextmanager
-def replacing(least: int = 0):
-    """Blocks of any size are replaced, or of none."""
-    before, seen.LEAST = seen.LEAST, least
+def replacing(enabled: bool = True):
+    """Blocks of any size are replaced, or none."""
+    before, seen.LEAST = seen.LEAST, 0
     try:
-        yield
+        with nn.keep_fetched(not enabled):
+            yield
     finally:
         seen.LEAST = before
 
@@ -47,9 +48,9 @@ def block():
 def both(name, run):
     """What `run(layer, x)` returns with fetched blocks kept, and with all of them replaced."""
     results = []
-    for least in (1 << 60, 0):
+    for enabled in (False, True):
         torch.manual_seed(0)
-        with replacing(least):
+        with replacing(enabled):
             results.append(run(LAYERS[name](by_rows()), block()))
     return results
 
@@ -190,3 +191,15 @@ def test_a_plan_that_changes_between_forward_and_backward():
         return torch.autograd.grad(y + z, [x, *layer.parameters()])
 
     same(*both("conv, reflect", run))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@workers(2)
+@pytest.mark.parametrize("name", LAYERS)
+def test_on_a_device(name):
+    def run(layer, x):
+        found = gradients(layer.cuda(), x.detach().cuda().requires_grad_())
+        return [gradient.cpu() for gradient in found]
+
+    for one, other in zip(*both(name, run), strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-9)

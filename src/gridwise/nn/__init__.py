@@ -87,5 +87,6 @@ from .prelu import DistributedPReLU as DistributedPReLU
 from .reduce_scatter import ReduceScatter as ReduceScatter
 from .repartition import Repartition as Repartition
 from .replicas import check_replicas as check_replicas
+from .seen import keep_fetched as keep_fetched
 from .sum_reduce import SumReduce as SumReduce
 from .upsampling import DistributedUpsample as DistributedUpsample

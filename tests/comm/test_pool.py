@@ -15,7 +15,7 @@ import torch
 
 from gridwise.comm import find
 from gridwise.comm.launch import launch
-from gridwise.comm.pool import Pool
+from gridwise.comm.pool import FAILURES, Pool
 from gridwise.comm.start import environment_for, mpi_missing
 from gridwise.errors import CommTimeout, PartitionError, WorkerDied, WorkerFailed
 from gridwise.testing import workers
@@ -222,6 +222,70 @@ def test_launch_starts_and_ends_one_worker() -> None:
     (pid,) = launch(os.getpid, workers=1)
     assert pid != os.getpid()
     _check_gone([pid])
+
+
+WORLD_LEFT_OPEN = """
+import sys
+from gridwise.comm.pool import Pool
+
+def open_a_world():
+    import gridwise
+    from mpi4py import MPI
+    return gridwise.world(MPI.COMM_WORLD).size
+
+with Pool(3, "mpi") as pool:
+    print(pool.run(open_a_world))
+"""
+
+
+@pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
+def test_a_world_that_a_task_left_open_is_no_death_when_the_pool_ends(tmp_path: Path) -> None:
+    script = tmp_path / "open.py"
+    script.write_text(WORLD_LEFT_OPEN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout == "[3, 3, 3]\n"
+    assert done.stderr == ""
+
+
+def used() -> tuple[int, int]:
+    """Open descriptors and mapped files of this process, with a world in use."""
+    total(1.0)
+    return len(os.listdir("/dev/fd")), len(Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts what is mapped, which needs /proc")
+def test_failed_tasks_leave_nothing_open(pool: Pool) -> None:
+    def fail() -> None:
+        transport = find.current()
+        transport.all_sum(torch.ones(1 << 17), transport.everyone)  # large enough for shared memory
+        raise ValueError("after a sum")
+
+    def failed(times: int) -> tuple[list[int], list[int]]:
+        for _ in range(times):
+            with pytest.raises(ValueError, match="after a sum"):
+                pool.run(fail)
+        descriptors, maps = zip(*pool.run(used), strict=True)
+        return list(descriptors), list(maps)
+
+    descriptors, maps = failed(2)
+    after, maps_after = failed(FAILURES - 5)
+    assert after == descriptors
+    assert max(maps_after) < max(maps) + FAILURES // 2
+    assert failed(10)[0] == descriptors  # by then new workers have taken over where nothing more can be freed
+
+
+def test_a_sum_that_nobody_joins_does_not_hold_up_the_next_task(pool: Pool) -> None:
+    def fail() -> None:
+        transport = find.current()
+        if pool_transport == "gloo" and transport.rank == 0:
+            transport.post_sum(torch.ones(4), transport.everyone)
+        raise ValueError("while it runs")
+
+    pool_transport = pool.transport
+    with pytest.raises(ValueError, match="while it runs"):
+        pool.run(fail)
+    assert pool.run(total, 1.0, timeout=20)[2] == (2, 3, 3.0)
 
 
 PARENT = """

@@ -8,6 +8,7 @@
                      <-    AskStacks     when time has run out
     Stacks           ->
     Overdue          ->                  when it has waited for another worker longer than GRIDWISE_TIMEOUT
+                     <-    Renew         when a task has failed and all have answered
                      <-    Stop
 
 They are pickled, which is safe because a line is opened with a secret and never leaves the machine.
@@ -24,7 +25,6 @@ class Task:
 
     number: int
     workers: int
-    era: int
     path: list[str]
     call: bytes
 
@@ -85,6 +85,11 @@ class Overdue:
     """A worker has waited for others longer than `limit` seconds, the GRIDWISE_TIMEOUT."""
 
     limit: float
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Free the worlds of the tasks so far: messages of a failed one may still be under way there."""
 
 
 @dataclass(frozen=True)

@@ -164,10 +164,13 @@ class MPITransport(Transport):
         sys.stderr.flush()
         self._world.Abort(code)
 
-    def _close(self) -> None:
+    def _abandon(self) -> None:
+        # The communicators stay: MPI gives the number of a freed one to the next, which would get its messages.
         if self._shared is not None:
             self._shared.close()
-        for comm in self._comms.values():
-            comm.Free()
-        self._comms.clear()
+
+    def _close(self) -> None:
+        self._abandon()
+        for team in sorted(self._comms):  # freeing is collective: in one order on all workers
+            self._comms.pop(team).Free()
         self._group.Free()

@@ -27,12 +27,15 @@ import cloudpickle
 from ..errors import PartitionError, TransportError, describe
 from ..log import logger
 from .line import Exchange, Line, LineClosed
-from .messages import Hello, Stop, Task, Welcome
+from .messages import Hello, Renew, Stop, Task, Welcome
 from .round import Round, Settled
 from .start import Crew, choose, environment_for, start
 
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
+FAILURES = 50
+"""How many tasks may fail over MPI before the workers are started anew: the communicators of a failed world are never
+freed (`MPITransport.abandon`), and a process has about two thousand."""
 
 
 class Pool:
@@ -55,7 +58,7 @@ class Pool:
         self._crew: Crew | None = None
         self._finalizer: Callable[[], Any] | None = None
         self._task = 0
-        self._era = 0
+        self._failures = 0
         self._busy = threading.Lock()
 
     def run(
@@ -80,10 +83,10 @@ class Pool:
             try:
                 self._crew = self._running()
                 self._task += 1
-                task = Task(self._task, count, self._era, list(sys.path), call)
+                task = Task(self._task, count, list(sys.path), call)
                 return Round(task, self._lines, self._crew, timeout).results()
             except Settled as settled:
-                self._era += 1
+                self._renew()
                 raise settled.error from None
             except BaseException:
                 self.kill()
@@ -150,12 +153,23 @@ class Pool:
 
     def close(self) -> None:
         """End the workers in good order. The next `run` starts new ones."""
-        for line in self._lines:
-            with contextlib.suppress(LineClosed):
-                line.send(pickle.dumps(Stop()))
+        self._tell_all(Stop())
         if self._lines and self._crew is not None:
             self._crew.wait(STOP_SECONDS)
         self.kill()
+
+    def _renew(self) -> None:
+        """Let the workers, all of them idle now, free the worlds of a failed task together."""
+        self._failures += 1
+        if self.transport == "mpi" and self._failures == FAILURES:
+            self.close()
+        else:
+            self._tell_all(Renew())
+
+    def _tell_all(self, message: object) -> None:
+        for line in self._lines:
+            with contextlib.suppress(LineClosed):
+                line.send(pickle.dumps(message))
 
     def kill(self) -> None:
         """End the workers now."""
@@ -163,7 +177,7 @@ class Pool:
             self._finalizer()
         for line in self._lines:
             line.close()
-        self._lines, self._crew, self._finalizer = [], None, None
+        self._lines, self._crew, self._finalizer, self._failures = [], None, None, 0
 
     def __enter__(self) -> Pool:
         return self

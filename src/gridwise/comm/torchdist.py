@@ -133,15 +133,17 @@ class TorchTransport(Transport):
         if self._before is not None:  # a group is being made at this moment
             ours |= open_now - self._before
         port = _store_port()
-        for connection in ours | {c for c in open_now if c.peer_port == port}:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as duplicate:
-                duplicate.shutdown(socket.SHUT_RDWR)
+        _shut(ours | {c for c in open_now if c.peer_port == port})
 
     def abort(self, code: int = 1) -> None:
         self.cut()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+    def _abandon(self) -> None:
+        _shut(self._sockets & _connections())  # a sum that runs in the background would be waited for
+        self._close()
 
     def _close(self) -> None:
         for group in self._groups.values():
@@ -199,6 +201,12 @@ class Connection:
     @property
     def peer_port(self) -> int:
         return self.there[1] if isinstance(self.there, tuple) else 0
+
+
+def _shut(connections: set[Connection]) -> None:
+    for connection in connections:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _connections() -> set[Connection]:

@@ -227,11 +227,19 @@ class Transport(ABC):
 
     def close(self) -> None:
         """Free what was made. Collective: all workers call it, or none."""
+        self._forget()
+        self._close()
+
+    def abandon(self) -> None:
+        """Free what can be freed while messages that nobody will take are under way. Collective, like `close`."""
+        self._forget()
+        self._abandon()
+
+    def _forget(self) -> None:
         for callback in reversed(self.on_close):
             callback()
         self.on_close.clear()
         self.kept.clear()
-        self._close()
 
     def cut(self) -> None:
         """Break every connection of this worker at once, from any thread, so that nobody waits for it in vain."""
@@ -276,6 +284,9 @@ class Transport(ABC):
 
     def _close(self) -> None:
         return None
+
+    def _abandon(self) -> None:
+        self._close()
 
     def __deepcopy__(self, memo: dict) -> Transport:
         return self  # copies of a layer talk over the same wire

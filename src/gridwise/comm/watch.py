@@ -44,6 +44,15 @@ DESERTED_SECONDS = 5.0
 """How long a wait for a worker that has finished may last: its last messages may still be under way."""
 CONNECT_SECONDS = 20.0
 
+_open: set[Watch] = set()
+"""Those of this process that have not said goodbye."""
+
+
+def leave_all() -> None:
+    """Say goodbye in every world of this process: for a process that ends without running exit functions."""
+    for each in list(_open):
+        each.leave()
+
 
 def timeout() -> float:
     """`GRIDWISE_TIMEOUT` in seconds."""
@@ -144,6 +153,7 @@ class Watch:
         host, litter = socket.gethostname(), shared_memory_files()
         self._say("hello", token=token, rank=transport.rank, process=self._process, host=host, litter=litter)
         threading.Thread(target=self._listen, name="gridwise watch", daemon=True).start()
+        _open.add(self)
         atexit.register(self.leave)
         # a forked child must not hold the connection open when its parent dies
         os.register_at_fork(after_in_child=connection.close)
@@ -167,12 +177,14 @@ class Watch:
     def announce(self, text: str) -> None:
         """Tell the others that this worker ends with an exception."""
         self._left = True
+        _open.discard(self)
         self._say("failed", text=text)
 
     def leave(self) -> None:
         """Say goodbye: this worker ends in good order."""
         if not self._left and os.getpid() == self._process:
             self._left = True
+            _open.discard(self)
             atexit.unregister(self.leave)
             self._say("goodbye")
             with contextlib.suppress(OSError):

@@ -3,7 +3,7 @@
 The main thread runs one task after the other; a second thread listens to the pool, answers when it is asked where the
 task stands (a hang), and ends the process when the pool is gone, so that no worker outlives the one who started it.
 For each number of workers that a task is given to, there is a world of its own, made on first use and kept. After a
-task that failed somewhere the worlds are made anew: messages of the failed task may still be under way in the old ones.
+task that failed somewhere the worlds are freed and made anew: messages of the failed task may still be under way in them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any
 import cloudpickle
 
 from ..errors import GridwiseError, PartitionError
+from ..log import logger
 from . import find
 from .line import Line, LineClosed, dial
-from .messages import AskStacks, Failure, Hello, Overdue, Result, Stacks, Stop, Task
+from .messages import AskStacks, Failure, Hello, Overdue, Renew, Result, Stacks, Stop, Task
 from .start import shared_memory_files
 from .transport import Transport
-from .watch import tick, timeout
+from .watch import leave_all, tick, timeout
 
 OWN_THREADS = "gridwise "
 """How the names of our own threads begin: they are left out of the stacks that a user gets to see."""
@@ -39,7 +40,6 @@ class Worker:
         self._line = line
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._worlds: dict[int, Transport] = {}
-        self._era = 0
         self._litter: list[str] = []
         self._uses_mpi = os.environ["GRIDWISE_TRANSPORT"] == "mpi"
 
@@ -73,6 +73,9 @@ class Worker:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 self.tell(answer)
+            elif isinstance(message, Renew):
+                self._free_worlds()
+        leave_all()  # the end below runs no exit functions, and a world that a task left open would report a death
         if self._uses_mpi:
             from mpi4py import MPI
 
@@ -102,7 +105,7 @@ class Worker:
     def _run(self, task: Task) -> Result | Failure:
         sys.path.extend(entry for entry in task.path if entry not in sys.path)
         try:
-            find.use(self._world(task.workers, task.era))
+            find.use(self._world(task.workers))
             function, args, kwargs = cloudpickle.loads(task.call)
             value = function(*args, **kwargs)
             try:
@@ -117,10 +120,16 @@ class Worker:
         finally:
             find.use(None)
 
-    def _world(self, workers: int, era: int) -> Transport:
-        if era != self._era:
-            self._worlds.clear()
-            self._era = era
+    def _free_worlds(self) -> None:
+        """Free the worlds, the small ones first: all workers of each do so at this moment, in the same order."""
+        while self._worlds:
+            world = self._worlds.pop(min(self._worlds))
+            try:
+                world.abandon()
+            except Exception as error:
+                logger.debug("%r could not be freed: %r", world, error)
+
+    def _world(self, workers: int) -> Transport:
         if workers not in self._worlds:
             self._worlds[workers] = find.begin(self._new_world(workers), watched=False)
         return self._worlds[workers]
@@ -131,8 +140,13 @@ class Worker:
 
             from .mpi import MPITransport
 
-            group = MPI.COMM_WORLD.Get_group().Incl(list(range(workers)))
-            return MPITransport(MPI.COMM_WORLD.Create_group(group, tag=workers))
+            everyone = MPI.COMM_WORLD.Get_group()
+            group = everyone.Incl(list(range(workers)))
+            comm = MPI.COMM_WORLD.Create_group(group, tag=workers)
+            transport = MPITransport(comm)  # has a duplicate of its own
+            for made in (comm, group, everyone):
+                made.Free()
+            return transport
         from .torchdist import TorchTransport
 
         return TorchTransport(ranks=range(workers))

@@ -143,3 +143,19 @@ def test_a_layer_keeps_what_the_sequential_one_keeps(name):
         y = layer(x)
         kept = memory.nbytes
     assert y.nbytes <= kept <= output_and_indices * x.nbytes + received_by(layer) + 100_000
+
+
+@workers(2)
+def test_overlap_makes_no_copy_of_the_block():
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    torch.manual_seed(0)
+    layer, x = nn.DistributedConv2d(P_x, 8, 1, 3, padding=1), torch.ones(2, 8, 128, 256, requires_grad=True)
+    spent = []
+    for enabled in (False, True):
+        with nn.overlap(enabled):
+            layer(x)
+            with FreshMemory() as memory:
+                layer(x)
+        spent.append(memory.nbytes)
+    assert spent[0] >= x.nbytes
+    assert spent[1] <= 0.5 * x.nbytes

@@ -39,7 +39,6 @@ VALUES = ("Convolution",)
 SHAPE_ONLY = ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "ReflectionPad", "ReplicationPad")
 """Nodes that save it and read its shape alone, in backward of first and of second order."""
 
-
 _keeps = os.environ.get("GRIDWISE_KEEP_FETCHED", "off").lower() == "on"
 
 

@@ -103,7 +103,8 @@ class Reader:
         """Whether a span follows another in the same file, and they are not too much together."""
         first, last, following = (self.units[place] for place in (before[0], before[1] - 1, span[0]))
         return (
-            (last.file, last.offset + last.size) == (following.file, following.offset)
+            before[1] == span[0]
+            and (last.file, last.offset + last.size) == (following.file, following.offset)
             and self.units[span[1] - 1].offset - first.offset < AT_ONCE
             and span[1] - before[0] <= MOST_BUFFERS
         )

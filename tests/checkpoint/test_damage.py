@@ -227,6 +227,16 @@ def test_an_error_while_filling_says_that_the_state_is_mixed(tmp_path: Path, mon
         checkpoint.load(tmp_path / "c", {"x": torch.zeros(100_000)})
 
 
+def test_a_file_that_is_only_touched_while_it_is_filled_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(tmp_path / "c", {"x": torch.ones(3_000_000), "y": torch.ones(3)})
+    monkeypatch.setattr(DataFile, "has_changed", lambda self: True)
+    into = {"x": torch.zeros(3_000_000), "y": torch.zeros(3)}
+    checkpoint.load(tmp_path / "c", into)
+    assert all(x.all() for x in into.values())
+
+
 def test_a_file_that_is_cut_short_while_it_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is open and was long enough: touching what is gone would end the process, were it not asked for first."""
     checkpoint.save(tmp_path / "c", {"x": torch.ones(3_000_000)})

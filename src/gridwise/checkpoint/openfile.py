@@ -48,7 +48,7 @@ class DataFile:
         os.close(self._fd)
 
     def has_changed(self) -> bool:
-        """Whether somebody has written to the file since it was opened."""
+        """Whether somebody may have written to the file since it was opened."""
         return self._last_change() != self._seen
 
     def _last_change(self) -> tuple[int, int]:

@@ -78,13 +78,13 @@ class Reader:
     def fill(self, progress: Progress | None = None) -> None:
         """Put the values into place."""
         left = [(start, stop) for start, stop in self.spans if not all(map(_is_done, self.units[start:stop]))]
-        self._run(
-            self._fill_span,
-            self._wider(left),
-            progress,
-            "It was whole when it was checked, and has changed since: what was to be filled now holds a mixture.",
-            self._changed,
-        )
+        spans = self._wider(left)
+        tail = "It was whole when it was checked, and has changed since: what was to be filled now holds a mixture."
+        self._run(self._fill_span, spans, progress, tail)
+        changed = {number for number, file in self._open_files.items() if file.has_changed()}
+        if changed:
+            again = [(start, stop) for start, stop in spans if self.units[start].file in changed]
+            self._run(self._compare_in_place, again, None, tail)
 
     def _wider(self, spans: Sequence[Span]) -> list[Span]:
         """The spans, neighbours taken together where all their bytes go straight into place: fewer, larger reads."""
@@ -103,17 +103,11 @@ class Reader:
         """Whether a span follows another in the same file, and they are not too much together."""
         first, last, following = (self.units[place] for place in (before[0], before[1] - 1, span[0]))
         return (
-            (last.file, last.offset + last.size) == (following.file, following.offset)
+            before[1] == span[0]
+            and (last.file, last.offset + last.size) == (following.file, following.offset)
             and self.units[span[1] - 1].offset - first.offset < AT_ONCE
             and span[1] - before[0] <= MOST_BUFFERS
         )
-
-    def _changed(self) -> list[str]:
-        return [
-            f"file {self.folder.name}/{self.files[number].name}: it was modified while it was read"
-            for number, file in self._open_files.items()
-            if file.has_changed()
-        ]
 
     def _run(
         self,
@@ -121,7 +115,6 @@ class Reader:
         spans: Sequence[Span],
         progress: Progress | None,
         tail: str,
-        afterwards: Callable[[], list[str]] = list,
     ) -> None:
         problems: list[str] = []
         next_span = iter(spans)  # shared: whoever is free takes the next one, so the files are read in order
@@ -139,7 +132,6 @@ class Reader:
             with ThreadPoolExecutor(self.threads, "gridwise-read") as pool:
                 for done in [pool.submit(take_spans) for _ in range(self.threads)]:
                     done.result()
-        problems += afterwards()
         if problems:
             shown = sorted(set(problems))
             more = [f"... and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
@@ -172,6 +164,12 @@ class Reader:
         if trusted and not missing:
             return []
         return self._compared(span, checksums(places), missing)
+
+    def _compare_in_place(self, span: list[Unit]) -> list[str]:
+        """Compare what a span has put into place; what went through a buffer was compared there."""
+        if not all(map(_ADDRESS, span)):
+            return []
+        return self._compared(span, checksums(memories(list(map(_ADDRESS, span)), list(map(_SIZE, span)))), 0)
 
     def _look(self, span: list[Unit], fresh: bool, may_map: bool) -> list[str]:
         """Look at a span and put into place what goes to new memory (`fresh`), or what does not; what is wrong, if anything."""

@@ -152,3 +152,17 @@ def test_without_a_compiler_the_step_runs_plainly(
 def test_compiled() -> None:
     one, other = _pair("cnn")
     _same_steps("cnn", one, other, (4, 4, 4))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("name", ["cnn", "lstm", "stateful"])
+def test_captured_on_a_gpu(name: str) -> None:
+    """States are carried from replay to replay, and parameters may move to other memory."""
+    one, other = _pair(name)
+    for step in (one, other):
+        step.net.to("cuda")
+    _same_steps(name, one, other, (4,) * 6)
+    for step in (one, other):
+        step.net.load_state_dict({k: v.clone() for k, v in step.net.state_dict().items()}, assign=True)
+    _same_steps(name, one, other, (4,) * 3)

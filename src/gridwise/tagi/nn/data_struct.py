@@ -1,12 +1,12 @@
 """The buffers that users of pytagi know: hidden states, innovations of the output, and the tree of classes.
 
 They hold torch tensors of shape (batch, units), on the device of the network; NumPy arrays and lists are accepted where
-they are set. `jcb` is one and the variances are zero until something else is known.
+they are set.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,75 +15,39 @@ from torch import Tensor
 from ...errors import PartitionError
 from .gaussian import Gaussian, Innovation
 
+Value = TypeVar("Value", Gaussian, Innovation)
+
 
 def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
     """A tensor from a tensor, an array or a list, with the device and the floating-point type of `like`."""
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()
-    exact = (
-        torch.float64 if isinstance(value, float) else None
-    )  # a Python number would lose digits on its way to `like`
-    out = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=exact if like is not None else None)
+    if not isinstance(value, Tensor):
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            value = value.copy()
+        exact = isinstance(value, float) and like is not None  # a Python number would lose digits on its way to `like`
+        value = torch.as_tensor(value, dtype=torch.float64 if exact else None)
     if like is None:
-        return out if out.is_floating_point() else out.to(torch.get_default_dtype())
-    return out.to(device=like.device, dtype=like.dtype)
+        return value if value.is_floating_point() else value.to(torch.get_default_dtype())
+    return value.to(device=like.device, dtype=like.dtype)
 
 
-class BaseHiddenStates:
-    """Means `mu_a`, variances `var_a` and Jacobians `jcb` of a layer's units, for a batch of `block_size` samples."""
+class _States(Generic[Value]):
+    """The values of a layer's units, for a batch of `block_size` samples, as tensors of the shape of its output."""
+
+    _value: Value
 
     def __init__(self, size: int | None = None, block_size: int | None = None) -> None:
         self.set_size(size or 0, block_size or 0)
 
     def set_size(self, size: int, block_size: int) -> str:
-        """Make room for `size` values in `block_size` samples; all means and variances zero, all Jacobians one."""
-        shape = (block_size, size // block_size) if block_size else (0, 0)
-        self._value = Gaussian(torch.zeros(shape), torch.zeros(shape), torch.ones(shape))
+        """Make room for `size` values in `block_size` samples, with nothing known of them."""
+        self._value = self._unknown((block_size, size // block_size) if block_size else (0, 0))
         return self.get_name()
 
-    def set_input_x(self, mu_x: Any, var_x: Any = None, block_size: int = 1) -> None:
-        """Take `block_size` samples of a network's input."""
-        mu = as_tensor(mu_x).reshape(block_size, -1)
-        self._value = Gaussian(mu, None if var_x is None else as_tensor(var_x, mu).reshape(mu.shape))
-
-    @property
-    def gaussian(self) -> Gaussian:
-        """The states as the layers use them, in the shape of the layer's output."""
-        return self._value
-
-    @gaussian.setter
-    def gaussian(self, value: Gaussian) -> None:
-        self._value = value
-
-    def _flat(self, t: Tensor) -> Tensor:
-        return t.reshape(t.shape[0], -1)
+    def _unknown(self, shape: tuple[int, int]) -> Value:
+        raise NotImplementedError
 
     def _like(self, value: Any) -> Tensor:
         return as_tensor(value, self._value.mu).reshape(self._value.mu.shape)
-
-    @property
-    def mu_a(self) -> Tensor:
-        return self._flat(self._value.mu)
-
-    @mu_a.setter
-    def mu_a(self, value: Any) -> None:
-        self._value = self._value._replace(mu=self._like(value))
-
-    @property
-    def var_a(self) -> Tensor:
-        return self._flat(self._value.variance())
-
-    @var_a.setter
-    def var_a(self, value: Any) -> None:
-        self._value = self._value._replace(var=self._like(value))
-
-    @property
-    def jcb(self) -> Tensor:
-        return self._flat(self._value.jacobian())
-
-    @jcb.setter
-    def jcb(self, value: Any) -> None:
-        self._value = self._value._replace(jcb=self._like(value))
 
     @property
     def size(self) -> int:
@@ -103,17 +67,60 @@ class BaseHiddenStates:
         return type(self).__name__
 
 
-class BaseDeltaStates:
-    """Innovations `delta_mu` and `delta_var` of a layer's units, for a batch of `block_size` samples."""
+def _rows(t: Tensor) -> Tensor:
+    return t.reshape(t.shape[0], -1)
 
-    def __init__(self, size: int | None = None, block_size: int | None = None) -> None:
-        self.set_size(size or 0, block_size or 0)
 
-    def set_size(self, size: int, block_size: int) -> str:
-        """Make room for `size` values in `block_size` samples, all zero."""
-        shape = (block_size, size // block_size) if block_size else (0, 0)
-        self._value = Innovation(torch.zeros(shape), torch.zeros(shape))
-        return self.get_name()
+class BaseHiddenStates(_States[Gaussian]):
+    """Means `mu_a`, variances `var_a` and Jacobians `jcb` of a layer's units: 0, 0 and 1 before anything is known."""
+
+    def _unknown(self, shape: tuple[int, int]) -> Gaussian:
+        return Gaussian(torch.zeros(shape), torch.zeros(shape), torch.ones(shape))
+
+    def set_input_x(self, mu_x: Any, var_x: Any = None, block_size: int = 1) -> None:
+        """Take `block_size` samples of a network's input."""
+        mu = as_tensor(mu_x).reshape(block_size, -1)
+        self._value = Gaussian(mu, None if var_x is None else as_tensor(var_x, mu).reshape(mu.shape))
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """The states as the layers use them, in the shape of the layer's output."""
+        return self._value
+
+    @gaussian.setter
+    def gaussian(self, value: Gaussian) -> None:
+        self._value = value
+
+    @property
+    def mu_a(self) -> Tensor:
+        return _rows(self._value.mu)
+
+    @mu_a.setter
+    def mu_a(self, value: Any) -> None:
+        self._value = self._value._replace(mu=self._like(value))
+
+    @property
+    def var_a(self) -> Tensor:
+        return _rows(self._value.variance())
+
+    @var_a.setter
+    def var_a(self, value: Any) -> None:
+        self._value = self._value._replace(var=self._like(value))
+
+    @property
+    def jcb(self) -> Tensor:
+        return _rows(self._value.jacobian())
+
+    @jcb.setter
+    def jcb(self, value: Any) -> None:
+        self._value = self._value._replace(jcb=self._like(value))
+
+
+class BaseDeltaStates(_States[Innovation]):
+    """Innovations `delta_mu` and `delta_var` of a layer's units, zero before anything is known."""
+
+    def _unknown(self, shape: tuple[int, int]) -> Innovation:
+        return Innovation(torch.zeros(shape), torch.zeros(shape))
 
     @property
     def innovation(self) -> Innovation:
@@ -141,34 +148,19 @@ class BaseDeltaStates:
 
     @property
     def delta_mu(self) -> Tensor:
-        return self._value.mu.reshape(self._value.mu.shape[0], -1)
+        return _rows(self._value.mu)
 
     @delta_mu.setter
     def delta_mu(self, value: Any) -> None:
-        self._value = Innovation(as_tensor(value, self._value.mu).reshape(self._value.mu.shape), self._value.var)
+        self._value = self._value._replace(mu=self._like(value))
 
     @property
     def delta_var(self) -> Tensor:
-        return self._value.var.reshape(self._value.var.shape[0], -1)
+        return _rows(self._value.var)
 
     @delta_var.setter
     def delta_var(self, value: Any) -> None:
-        self._value = Innovation(self._value.mu, as_tensor(value, self._value.var).reshape(self._value.var.shape))
-
-    @property
-    def size(self) -> int:
-        return self._value.mu.numel()
-
-    @property
-    def block_size(self) -> int:
-        return self._value.mu.shape[0]
-
-    @property
-    def actual_size(self) -> int:
-        return self.size // max(self.block_size, 1)
-
-    def get_name(self) -> str:
-        return type(self).__name__
+        self._value = self._value._replace(var=self._like(value))
 
 
 class HRCSoftmax:

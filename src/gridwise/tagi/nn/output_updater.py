@@ -68,13 +68,13 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
 
 def _gaussian_update(m: Tensor, v: Tensor, jcb: Tensor | None, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     gain = torch.reciprocal(v + noise) if jcb is None else jcb / (v + noise)
-    usable = torch.isfinite(gain) & torch.isfinite(y)
+    usable = torch.isfinite(gain * y)  # neither a gain by nothing, nor a missing value
     delta_var = -gain if jcb is None else -gain * jcb
     return _where_finite(gain * (y - m), usable), _where_finite(delta_var, usable)
 
 
 def _where_finite(value: Tensor, usable: Tensor) -> Tensor:
-    return value.masked_fill(~usable, 0.0)
+    return torch.where(usable, value, 0.0)
 
 
 class OutputUpdater:

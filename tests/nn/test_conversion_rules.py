@@ -72,6 +72,11 @@ def attention(m: Any, x: Tensor) -> Tensor:
     return torch.matmul(weights, v) + F.scaled_dot_product_attention(q, k, v)
 
 
+def unpooled(m: Any, x: Tensor) -> Tensor:
+    y, indices = m.pool(x)
+    return m.unpool(y * 2, indices, output_size=x.size())
+
+
 def in_place(m: Any, x: Tensor) -> Tensor:
     y = m.conv(x)
     y += x
@@ -147,6 +152,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "a cropped skip": lambda: Of(cropped_skip, valid=nn.Conv2d(4, 3, 3)),
     "concatenation of rows": lambda: Of(lambda m, x: torch.cat([x, x.sin()], 2)),
     "in place": lambda: Of(in_place, conv=nn.Conv2d(4, 4, 3, padding=1)),
+    "unpooling": lambda: Of(
+        unpooled, pool=nn.MaxPool2d(2, return_indices=True), unpool=nn.MaxUnpool2d(2)
+    ),
     "attention": lambda: Of(attention, qkv=nn.Linear(4, 12)),
     "pads": lambda: Of(lambda m, x: F.pad(F.pad(x, (1, 2, 0, 1)), (1, 1, 0, 0), mode="circular")),
     "pads of channels": lambda: Of(lambda m, x: F.pad(m.conv(x)[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1)), conv=nn.Conv2d(4, 4, 1)),
@@ -268,9 +276,6 @@ NAMED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Of(lambda m, x: F.interpolate(x, size=(3, 3), mode="bilinear", antialias=True)), "interpolate with antialias"
     ),
     "no layer": (lambda: Of(lambda m, x: m.unfold(x), unfold=nn.Unfold(2)), "torch.nn.Unfold has no distributed layer"),
-    "indices of pooling": (
-        lambda: Of(lambda m, x: m.pool(x)[0], pool=nn.MaxPool2d(2, return_indices=True)), "more than one tensor"
-    ),
     "a parameter as output": (lambda: Of(lambda m, x: (x, m.w * 2), w=parameter(1)), "a parameter as an output"),
     "an unknown squeeze": (lambda: Of(lambda m, x: x.squeeze(2)), "squeeze of dims whose extents are known only"),
 }  # fmt: skip

@@ -138,6 +138,10 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         lambda m, x: m.fc(m.conv(x).view(-1, 4 * 7 * 6)), conv=nn.Conv2d(4, 4, 1), fc=nn.Linear(168, 3)
     ),
     "a view of half samples": lambda: Of(lambda m, x: x.reshape(-1, 2 * 7 * 6)),
+    "a view of pixels": lambda: Of(
+        lambda m, x: m.fc(x.permute(0, 2, 3, 1).reshape(-1, x.size(1))), fc=nn.Linear(4, 3)
+    ),
+    "a view of rows": lambda: Of(lambda m, x: x.reshape(-1, x.shape[2], x.shape[3])),
     "a view by the batch": lambda: Of(lambda m, x: x.reshape(x.shape[0], -1)),
     "a view that keeps space": lambda: Of(shuffled, conv=nn.Conv2d(4, 4, 1)),
     "unflatten": lambda: Of(lambda m, x: x.unflatten(1, (2, 2)).sum(1) + m.apart(x)[:, 0], apart=nn.Unflatten(1, (2, -1))),

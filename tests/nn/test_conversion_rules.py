@@ -72,6 +72,11 @@ def attention(m: Any, x: Tensor) -> Tensor:
     return torch.matmul(weights, v) + F.scaled_dot_product_attention(q, k, v)
 
 
+def unpooled(m: Any, x: Tensor) -> Tensor:
+    y, indices = m.pool(x)
+    return m.unpool(y * 2, indices, output_size=x.size())
+
+
 def in_place(m: Any, x: Tensor) -> Tensor:
     y = m.conv(x)
     y += x
@@ -133,6 +138,10 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         lambda m, x: m.fc(m.conv(x).view(-1, 4 * 7 * 6)), conv=nn.Conv2d(4, 4, 1), fc=nn.Linear(168, 3)
     ),
     "a view of half samples": lambda: Of(lambda m, x: x.reshape(-1, 2 * 7 * 6)),
+    "a view of pixels": lambda: Of(
+        lambda m, x: m.fc(x.permute(0, 2, 3, 1).reshape(-1, x.size(1))), fc=nn.Linear(4, 3)
+    ),
+    "a view of rows": lambda: Of(lambda m, x: x.reshape(-1, x.shape[2], x.shape[3])),
     "a view by the batch": lambda: Of(lambda m, x: x.reshape(x.shape[0], -1)),
     "a view that keeps space": lambda: Of(shuffled, conv=nn.Conv2d(4, 4, 1)),
     "unflatten": lambda: Of(lambda m, x: x.unflatten(1, (2, 2)).sum(1) + m.apart(x)[:, 0], apart=nn.Unflatten(1, (2, -1))),
@@ -147,6 +156,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "a cropped skip": lambda: Of(cropped_skip, valid=nn.Conv2d(4, 3, 3)),
     "concatenation of rows": lambda: Of(lambda m, x: torch.cat([x, x.sin()], 2)),
     "in place": lambda: Of(in_place, conv=nn.Conv2d(4, 4, 3, padding=1)),
+    "unpooling": lambda: Of(
+        unpooled, pool=nn.MaxPool2d(2, return_indices=True), unpool=nn.MaxUnpool2d(2)
+    ),
     "attention": lambda: Of(attention, qkv=nn.Linear(4, 12)),
     "pads": lambda: Of(lambda m, x: F.pad(F.pad(x, (1, 2, 0, 1)), (1, 1, 0, 0), mode="circular")),
     "pads of channels": lambda: Of(lambda m, x: F.pad(m.conv(x)[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1)), conv=nn.Conv2d(4, 4, 1)),
@@ -268,9 +280,6 @@ NAMED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Of(lambda m, x: F.interpolate(x, size=(3, 3), mode="bilinear", antialias=True)), "interpolate with antialias"
     ),
     "no layer": (lambda: Of(lambda m, x: m.unfold(x), unfold=nn.Unfold(2)), "torch.nn.Unfold has no distributed layer"),
-    "indices of pooling": (
-        lambda: Of(lambda m, x: m.pool(x)[0], pool=nn.MaxPool2d(2, return_indices=True)), "more than one tensor"
-    ),
     "a parameter as output": (lambda: Of(lambda m, x: (x, m.w * 2), w=parameter(1)), "a parameter as an output"),
     "an unknown squeeze": (lambda: Of(lambda m, x: x.squeeze(2)), "squeeze of dims whose extents are known only"),
 }  # fmt: skip

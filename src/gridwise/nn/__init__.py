@@ -89,4 +89,7 @@ from .repartition import Repartition as Repartition
 from .replicas import check_replicas as check_replicas
 from .seen import keep_fetched as keep_fetched
 from .sum_reduce import SumReduce as SumReduce
+from .unpooling import DistributedMaxUnpool1d as DistributedMaxUnpool1d
+from .unpooling import DistributedMaxUnpool2d as DistributedMaxUnpool2d
+from .unpooling import DistributedMaxUnpool3d as DistributedMaxUnpool3d
 from .upsampling import DistributedUpsample as DistributedUpsample

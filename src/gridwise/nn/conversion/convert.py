@@ -187,13 +187,9 @@ class Conversion(Walk):
             return self.rebalanced(node, state.with_extents({d: Symbol() for d in new}))
         if not layers.has_layer(module):
             return self.problem(node, f"{node.target}: torch.nn.{kind.__name__} {NO_LAYER}", state)
-        more = len(node.args) + len(node.kwargs) > 1
-        if (
-            len(tensors) > 1
-            or (more and "ConvTranspose" not in kind.__name__)
-            or getattr(module, "return_indices", False)
-        ):
-            return self.problem(node, f"{node.target} is called with, or returns, more than one tensor", state)
+        unpools, more = "MaxUnpool" in kind.__name__, len(node.args) + len(node.kwargs) > 1
+        if len(tensors) != 1 + unpools or (more and not unpools and "ConvTranspose" not in kind.__name__):
+            return self.problem(node, f"{node.target} is called with more than one tensor", state)
         known = self.modules.get(node.target)
         if known is not None and known[0] != state.P:
             if known[0].dim != state.dim:
@@ -202,9 +198,12 @@ class Conversion(Walk):
                 )
             self.replace(node, {x: self.moved(node, x, known[0])})
             state = OnGrid(known[0], state.extents)
+        if unpools and (x is not node.args[0] or self.states[tensors[1]] != OnGrid(state.P, state.extents)):
+            return self.problem(node, f"{node.target}: values and indices that do not lie alike", state)
         P = state.P
         self.modules[node.target] = (P, lambda: layers.converted(module, P))
-        return OnGrid(P, layers.extents_after(module, state.extents))
+        result = OnGrid(P, layers.extents_after(module, state.extents))
+        return Several(result) if getattr(module, "return_indices", False) else result
 
     def _call_function(self, node: Node) -> State:
         return self._call(node, name_of(node.target))

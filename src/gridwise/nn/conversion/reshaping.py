@@ -42,7 +42,8 @@ def view(walk: Walk, node: Node, name: str) -> State:
         return walk.problem(node, f"{name} to the shape of another tensor", Lost())
     asked = [walk.sizes.get(n) if isinstance(n, torch.fx.Node) else n for n in sizes]
     before, after = _kept(state.extents, asked)
-    if before == after == 0 and sizes[0] == -1 and all(n != -1 for n in sizes[1:]):
+    trailing = range(state.dim - after, state.dim)
+    if before == 0 and sizes[0] == -1 and all(n != -1 for n in sizes[1:]) and not state.is_cut(trailing):
         return _by_sample(walk, node, x, sizes[1:])
     first, last = before, state.dim - after
     middle = sizes[before : len(sizes) - after]

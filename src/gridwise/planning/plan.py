@@ -60,7 +60,7 @@ def plan(
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
     >>> planned = gridwise.plan(model, (1, 1, 32, 32), (1, 3, 4096, 4096), workers=[0, 33])
     >>> [(worker.messages, worker.sent) for worker in planned.workers]
-    [(3, 3992), (8, 7984)]
+    [(3, 4890), (8, 7998)]
     """
     shape, extents = tuple(map(int, input_shape)), tuple(map(int, grid))
     if len(extents) != len(shape):

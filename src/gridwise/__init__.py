@@ -1,7 +1,8 @@
 """Gridwise: tensors on a Cartesian grid of workers; every movement is a linear operator with an exact adjoint.
 
 What is used most stands here. The rest is one import away: `gridwise.nn` (primitives and layers), `gridwise.fake` and
-`gridwise.deferred_init`, `gridwise.checkpoint`, `gridwise.tagi`, `gridwise.optim`, `gridwise.testing`, `gridwise.show`.
+`gridwise.deferred_init`, `gridwise.checkpoint`, `gridwise.tagi`, `gridwise.optim`, `gridwise.planning`,
+`gridwise.testing`, `gridwise.show`.
 """
 
 import importlib
@@ -23,10 +24,11 @@ from .partition import Partition as Partition
 from .partition import local_slice as local_slice
 from .partition import world as world
 from .partition import zero_volume_tensor as zero_volume_tensor
+from .planning import plan as plan
 from .show.describe import describe as describe
 from .version import __version__ as __version__
 
-_ROOMS = ("checkpoint", "deferred_init", "fake", "optim", "tagi", "testing")
+_ROOMS = ("checkpoint", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
 
 
 def __getattr__(name: str) -> ModuleType:

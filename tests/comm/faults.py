@@ -21,6 +21,7 @@ import torch
 
 from gridwise.comm import find
 from gridwise.comm.transport import Transport
+from gridwise.comm.watch import DESERTED_SECONDS, Watch
 
 PATIENCE = 25.0
 
@@ -119,6 +120,32 @@ def different_operators(transport: Transport) -> None:
     if transport.rank == 1:
         receive(transport, 0, "HaloExchange")
     transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
+
+
+def sent_and_left(transport: Transport) -> None:
+    """1 sends what 0 waits for and leaves; 2 takes its time."""
+    if transport.rank == 0:
+        transport.exchange([], [(1, torch.empty(4)), (2, torch.empty(4))], "HaloExchange")
+    else:
+        time.sleep(2.0 + DESERTED_SECONDS if transport.rank == 2 else 0.0)
+        transport.exchange([(0, torch.ones(4))], [], "HaloExchange")
+
+
+def exception_in_a_second_world(transport: Transport) -> None:
+    """The transport of the first was closed, in good order."""
+    transport.close()
+    exception(find.current())
+
+
+def closed(transport: Transport) -> None:
+    """Says which descriptor the watch still has, soon after its transport was closed."""
+    watch = transport.watch
+    assert isinstance(watch, Watch)
+    transport.close()
+    deadline = time.monotonic() + 10.0
+    while watch._socket.fileno() >= 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    tell("closed", descriptor=watch._socket.fileno())
 
 
 def nothing(transport: Transport) -> None:

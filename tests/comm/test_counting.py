@@ -46,16 +46,50 @@ def test_an_undeclared_layout_is_an_error_that_says_what_to_do():
 
 
 def test_control_messages_do_not_grow_with_the_number_of_workers():
-    sent = []
+    planning, calling = [], []
     for side in (8, 64):
         ledger = Ledger(side * side)
         P = gridwise.world(ledger.worker(5)).create_cartesian_topology_partition([side, side])
         ledger.declare(Layout.balanced(P.grid, (4 * side, 4 * side)))
         layer = nn.HaloExchange(P, [(1, 1), (1, 1)])
+        layer(torch.empty(4, 4, device="meta"))
+        planning.append(ledger.bytes_sent(5, "control"))
+        ledger.entries.clear()
         for _ in range(3):
             layer(torch.empty(4, 4, device="meta"))
-        sent.append(ledger.bytes_sent(5, "control"))
-    assert sent[0] == sent[1] == 3 * 5 * 8
+        calling.append(ledger.bytes_sent(5, "control"))
+    assert calling == [3 * 5 * 8] * 2
+    assert planning[1] - planning[0] == 2 * 8 * 2 * (64 - 8)  # two numbers for each place along each axis
+
+
+def test_a_pretended_worker_learns_from_those_that_ran_before_it():
+    ledger = Ledger(4)
+    got = {}
+    for rank in (2, 0, 1, 3):  # the source first
+        world = gridwise.world(ledger.worker(rank))
+        P_x = world.create_partition_inclusive([2]).create_cartesian_topology_partition([1, 1])
+        P_y = world.create_cartesian_topology_partition([2, 2])
+        x = torch.empty(3, 5, dtype=torch.float64, device="meta", requires_grad=True)
+        y = nn.Broadcast(P_x, P_y)(x if rank == 2 else gridwise.zero_volume_tensor())
+        got[rank] = (y.shape, y.dtype, y.device.type, y.requires_grad)
+        y.sum().backward()
+    assert set(got.values()) == {((3, 5), torch.float64, "meta", True)}
+    assert [ledger.bytes_sent(rank, "copy") for rank in range(4)] == [0, 0, 3 * 3 * 5 * 8, 0]
+    assert [ledger.bytes_sent(rank, "sum") for rank in range(4)] == [3 * 5 * 8, 3 * 5 * 8, 0, 3 * 5 * 8]
+
+
+def test_layouts_that_cannot_be_told_apart_are_an_error_until_another_worker_knows():
+    def answer(rank, rows):
+        P = gridwise.world(ledger.worker(rank)).create_cartesian_topology_partition([2])
+        return nn.HaloExchange(P, [(1, 1)])(torch.empty(rows, device="meta")).shape
+
+    ledger = Ledger(2)
+    P = gridwise.world(ledger.worker(0)).create_cartesian_topology_partition([2])
+    ledger.declare(Layout.balanced(P.grid, (7,)), Layout.balanced(P.grid, (8,)))
+    with pytest.raises(PartitionError, match="several layouts were declared"):
+        answer(0, 4)
+    assert answer(1, 3) == (4,)
+    assert answer(0, 4) == (5,)
 
 
 def test_a_broadcast_to_a_pretended_worker_says_that_it_cannot_know_the_shape():

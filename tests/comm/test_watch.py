@@ -124,6 +124,22 @@ def test_nothing_is_said_when_all_is_well(over_gloo: Callable[..., Events]) -> N
     assert [[event["kind"] for event in one] for one in over_gloo("nothing")] == [["done"]] * 3
 
 
+def test_a_worker_that_has_sent_its_message_may_leave(over_gloo: Callable[..., Events]) -> None:
+    assert [[event["kind"] for event in one] for one in over_gloo("sent_and_left")] == [["done"]] * 3
+
+
+def test_the_watch_closes_its_socket_with_the_transport(over_gloo: Callable[..., Events]) -> None:
+    assert [one[0]["descriptor"] for one in over_gloo("closed")] == [-1] * 3
+
+
+@needs_mpi
+def test_an_exception_after_a_transport_was_closed_and_made_anew_ends_the_job() -> None:
+    code, output, _ = over_mpi("exception_in_a_second_world")
+    assert code != 0
+    assert output.count("Traceback") == 1
+    assert "ValueError: the pressure is negative" in output
+
+
 @needs_mpi
 @pytest.mark.parametrize(("name", "victim"), [("collective", 2), ("long_computation", 0)])
 def test_a_kill_under_mpiexec_ends_the_job_with_a_message(name: str, victim: int) -> None:

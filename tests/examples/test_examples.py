@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHORT = ("checkpoint", "deferred_init", "picture_on_a_grid", "tagi_digits", "tagi_noise")
+SHORT = ("checkpoint", "deferred_init", "picture_on_a_grid", "plan", "tagi_digits", "tagi_noise")
 LONG = ("tagi_ddp", "tagi_regression", "tagi_series")
 
 

@@ -113,7 +113,9 @@ class Transport(ABC):
         """Take back an `ordinal`: what it was for has been refused, perhaps with other texts on other workers."""
         self._ordinals[text] -= 1
 
-    def declared_layout(self, grid: Grid, block: tuple[int, ...], whole: Sequence[int]) -> Layout | None:
+    def declared_layout(
+        self, grid: Grid, block: tuple[int, ...], whole: Sequence[int], what: str, team: Team
+    ) -> Layout | None:
         """The layout of a tensor that need not be asked for; only a transport that moves nothing knows one."""
         return None
 

@@ -155,9 +155,7 @@ def agree_layout(
     Along the dims in `whole` every worker must hold the same, full extent; the layout cuts them evenly.
     """
     mine = Structure.of(x)
-    declared = transport.declared_layout(grid, mine.shape, whole)
-    if declared is not None:
-        return declared, mine
+    declared = transport.declared_layout(grid, mine.shape, whole, what, team)
     active = transport.rank in grid
     index = grid.index_of(transport.rank) if active else ()
     ballot = Ballot()
@@ -175,7 +173,11 @@ def agree_layout(
     if ballot.read(fits):
         asked = f"{what} needs tensors of {grid.dim} dims, one for each axis of the grid {grid.shape}."
         _refuse(transport, team, asked, mine, active)
+    if declared is not None and ballot.read(common[0]) is None:  # only the pretended workers that hold it know
+        return declared, mine
     agreed = _read_common(ballot, common, transport, team, what, mine, active)
+    if declared is not None:
+        return declared, agreed
     if any(extent is None for line in extents for extent in line):
         asked = (
             f"{what} needs blocks that form a grid: workers at the same place along an axis share that dim's extent."
@@ -248,7 +250,8 @@ def _read_common(
     assert dtype is not None
     where = mine.device
     if device != key_of(where.type):  # this worker holds no part and brought a tensor from elsewhere
-        where = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        plain = torch.device("meta" if device == key_of("meta") else "cpu")
+        where = torch.device("cuda", torch.cuda.current_device()) if cuda else plain
     return Structure(mine.shape, DTYPES[dtype], bool(wants), where, mine.records)
 
 

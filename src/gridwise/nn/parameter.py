@@ -181,7 +181,8 @@ class _Together(torch.autograd.Function):
         used = torch.tensor([float(g is not None) for g in gradients], dtype=parts[0].dtype, device=parts[0].device)
         total = apply(torch.cat([*parts, used]), ctx.operator.adjoint, ticket, torch.is_grad_enabled())
         *sums, counts = torch.split_with_sizes(total, [*[part.numel() for part in parts], len(gradients)])
-        found = zip(sums, counts.tolist(), ctx.likes, strict=True)
+        uses = used.new_ones(len(gradients), device="cpu") if counts.is_meta else counts  # meta tensors cannot tell
+        found = zip(sums, uses.tolist(), ctx.likes, strict=True)
         return None, None, *(part.view(like[0]) if count else None for part, count, like in found)
 
 

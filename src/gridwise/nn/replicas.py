@@ -75,5 +75,7 @@ def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Itera
 
 
 def _digest(value: Tensor) -> int:
+    if value.is_meta:  # without numbers
+        return key_of(f"{tuple(value.shape)} {value.dtype}")
     data = value.detach().as_subclass(Tensor).cpu().contiguous().view(-1)
     return xxhash.xxh3_64_intdigest(data.view(torch.uint8).numpy().data) >> 2

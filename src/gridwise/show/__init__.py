@@ -1,3 +1,4 @@
 """Pictures and tables, where people would rather look than read."""
 
 from .owners import owners as owners
+from .planned import planned as planned

@@ -1,0 +1,183 @@
+"""`plan`: one training step of a model on a grid, counted for every worker, without a process and without memory.
+
+    for each worker      distribute the model on the counting transport, with tensors that have no numbers
+                         run forward, loss and backward: the code that real workers run
+    in the ledger        what each of them would send, to whom, for which layer
+
+The first step of a model is counted. It moves what every later one moves; its agreement, which later steps leave out,
+is kept apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.counting import Ledger
+from ..errors import PartitionError
+from ..grid import Grid, Layout
+from ..nn.conversion import DistributedModel, distribute
+from ..nn.module import Module
+from ..partition import Partition, world
+from .report import BACKWARD, FORWARD, Plan, Worker, layers_of
+from .shapes import Shapes, global_shapes, tell_before_calls, without_numbers
+
+Loss = Callable[[Partition, Tensor], Tensor]
+MANY = 256
+"""Workers from which only typical ones are run."""
+
+
+def plan(
+    model: torch.nn.Module,
+    grid: Sequence[int],
+    input_shape: Sequence[int],
+    *,
+    loss: Loss | None = None,
+    dtype: torch.dtype = torch.float32,
+    workers: Iterable[int] | None = None,
+) -> Plan:
+    """What a training step of `model` on a grid of workers takes and sends: memory, bytes, messages, balance.
+
+    Nothing is started, allocated or computed. The model may be a deferred one, and the grid have thousands of workers.
+
+    Parameters
+    ----------
+    model : an ordinary torch model, as for `gridwise.distribute`; it is not changed
+    grid : the shape of the grid of workers, one axis for each dim of the input
+    input_shape : of the global input
+    loss : ``loss(P_y, y)`` makes the loss of the output `y` on `P_y`; by default backward starts from the output
+    dtype : of the input
+    workers : which workers to run, by their ranks. By default all of them up to 256; of more, those at the first, second,
+        middle and last places along each axis, and where blocks become shorter
+
+    Examples
+    --------
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
+    >>> planned = gridwise.plan(model, (1, 1, 32, 32), (1, 3, 4096, 4096), workers=[0, 33])
+    >>> [(worker.messages, worker.sent) for worker in planned.workers]
+    [(3, 4890), (8, 7998)]
+    """
+    shape, extents = tuple(map(int, input_shape)), tuple(map(int, grid))
+    if len(extents) != len(shape):
+        raise PartitionError(f"plan: `grid` (={extents}) needs an axis for each dim of `input_shape` (={shape}).")
+    twin = without_numbers(model)
+    if not list(twin.children()):  # a model of one layer, as in `distribute`
+        twin = torch.nn.Sequential(twin).train(model.training)
+    shapes = global_shapes(without_numbers(twin), torch.empty(shape, dtype=dtype, device="meta"))
+    found: list[Worker] = []
+
+    def step(P_world: Partition) -> None:
+        found.append(_step(twin, P_world.create_cartesian_topology_partition(extents), shapes, shape, dtype, loss))
+
+    size = math.prod(extents)
+    ledger = count(
+        step, size, (range(size) if size <= MANY else typical(extents, shape)) if workers is None else workers
+    )
+    return Plan(type(model).__name__, extents, shape, tuple(found), layers_of(ledger, [w.rank for w in found]), ledger)
+
+
+def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int] | None = None) -> Ledger:
+    """The ledger of a world of `size` in which each pretended worker has called ``program(P_world)``, one after the other.
+
+    Where a worker asks for what only others hold, the source of a broadcast say, let those run first: `workers` is also
+    the order. Give the program's tensors the device "meta", and the ledger the layouts of what its layers get
+    (``P_world.transport.ledger``, see `gridwise.comm.counting`).
+
+    Examples
+    --------
+    >>> def program(P_world):
+    ...     P_x = P_world.create_cartesian_topology_partition([1, 64])
+    ...     P_world.transport.ledger.expected = (16, 6400)
+    ...     gridwise.nn.HaloExchange(P_x, [(0, 0), (1, 1)])(torch.empty(16, 100, device="meta"))
+    >>> ledger = gridwise.planning.count(program, 64)
+    >>> ledger.bytes_sent(0, "message"), ledger.bytes_sent(1, "message")
+    (64, 128)
+    """
+    ledger = Ledger(size)
+    for rank in range(size) if workers is None else workers:
+        transport = ledger.worker(rank)
+        with torch.random.fork_rng(devices=[]):  # all workers start from the same state
+            torch.default_generator.manual_seed(0)
+            program(world(transport))
+        transport.close()
+    return ledger
+
+
+def typical(grid: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
+    """Workers at the ends, next to the ends and in the middle of each axis, and on both sides of where blocks shrink."""
+    places = []
+    for extent, rows in zip(grid, shape, strict=True):
+        chosen = {0, 1, extent // 2, extent - 2, extent - 1, rows % extent - 1, rows % extent}
+        places.append(sorted(chosen & set(range(extent))))
+    whole = Grid(tuple(range(math.prod(grid))), grid)
+    return [whole.rank_at(index) for index in product(*places)]
+
+
+def _step(
+    model: torch.nn.Module,
+    P_x: Partition,
+    shapes: Shapes,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    loss: Loss | None,
+) -> Worker:
+    transport: Any = P_x.transport
+    ledger, rank = transport.ledger, transport.rank
+    placed = distribute(model, P_x)
+    _name_layers(placed)
+    tell_before_calls(placed, shapes, lambda expected: setattr(ledger, "expected", expected))
+    ledger.entries[rank].clear()  # the construction is no part of a step
+    x = torch.empty(Layout.balanced(P_x.grid, shape).block(rank).shape, dtype=dtype, device="meta")
+    ledger.expected, ledger.phase = shape, FORWARD
+    kept = _Kept([*placed.parameters(), *placed.buffers(), x])
+    with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
+        y = placed(x)
+        if loss is not None:
+            ledger.expected = _output_shape(placed, shapes)
+            y = loss(placed.P_y, y)
+    ledger.phase = BACKWARD
+    if y.requires_grad:
+        y.backward(torch.empty_like(y))
+    parameters = list(placed.parameters())
+    return Worker.of(
+        rank,
+        P_x.index or (),
+        ledger.entries[rank],
+        parameters=sum(t.nbytes for t in (*parameters, *placed.buffers())),
+        gradients=sum(p.nbytes for p in parameters if p.requires_grad),
+        activations=kept.bytes,
+    )
+
+
+def _name_layers(model: DistributedModel) -> None:
+    """Let the ledger call the layers by their names in the model."""
+    for name, module in model.named_modules():
+        if isinstance(module, Module):
+            module._says = name
+
+
+def _output_shape(model: DistributedModel, shapes: Shapes) -> tuple[int, ...]:
+    output = next(node for node in model.graph.nodes if node.op == "output")
+    return shapes[output.all_input_nodes[0].name]
+
+
+class _Kept:
+    """The memory that autograd keeps for backward, each piece once, and none that the model or the user has anyway."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self._alive: list[Tensor] = []
+        self.bytes = 0
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self._alive.append(tensor)  # as long as it lives its address is its own
+            self.bytes += storage.nbytes()
+        return tensor

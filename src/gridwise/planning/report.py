@@ -1,0 +1,191 @@
+"""What a plan says: per worker and per layer, as data; and how it prints.
+
+The table is that of the busiest and the idlest worker, since thousands of lines help nobody: a job is as fast as its
+busiest worker, and as large as the one that needs most.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..comm.counting import Entry, Ledger
+
+FORWARD, BACKWARD = "forward", "backward"
+ADJOINT, GRADIENT = "the adjoint of ", "the gradient of "
+"""How the names of what is sent in backward begin, mostly."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker in one training step; sizes in bytes."""
+
+    rank: int
+    index: tuple[int, ...]
+    parameters: int
+    """Parameters and buffers."""
+    gradients: int
+    activations: int
+    """What autograd keeps for backward, apart from the model and the input."""
+    fetched: int
+    """What it gets of other workers' blocks on the way forward: halos, and blocks that move."""
+    sent: int
+    """In all: messages, and its share of sums and copies."""
+    received: int
+    """In messages."""
+    messages: int
+    sums: int
+    """How many sums and copies over several workers it takes part in."""
+    control: int
+    """Of the agreement in the first step, which later ones leave out."""
+
+    @property
+    def memory(self) -> int:
+        return self.parameters + self.gradients + self.activations
+
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        index: tuple[int, ...],
+        entries: Sequence[Entry],
+        parameters: int,
+        gradients: int,
+        activations: int,
+    ) -> Worker:
+        moved = [entry for entry in entries if entry.kind != "control"]
+        return cls(
+            rank,
+            index,
+            parameters,
+            gradients,
+            activations,
+            fetched=sum(entry.received for entry in moved if entry.phase == FORWARD),
+            sent=sum(entry.nbytes for entry in moved),
+            received=sum(entry.received for entry in moved),
+            messages=sum(entry.kind == "message" for entry in moved),
+            sums=sum(entry.kind in ("sum", "copy") for entry in moved),
+            control=sum(entry.nbytes for entry in entries if entry.kind == "control"),
+        )
+
+
+@dataclass(frozen=True)
+class LayerTraffic:
+    """What a worker sends for a layer in one training step: the largest of all workers, each for itself."""
+
+    name: str
+    messages: int
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training step on a grid, counted. Prints as two tables; `gridwise.show.planned` draws it."""
+
+    model: str
+    grid: tuple[int, ...]
+    input_shape: tuple[int, ...]
+    workers: tuple[Worker, ...]
+    layers: tuple[LayerTraffic, ...]
+    ledger: Ledger = field(repr=False)
+    """Every call of every worker."""
+
+    def balance(self, of: Callable[[Worker], int] = lambda worker: worker.sent) -> float:
+        """The mean over the workers divided by the largest: 1 when all have the same to do."""
+        values = [of(worker) for worker in self.workers]
+        return sum(values) / len(values) / max(values) if any(values) else 1.0
+
+    def _lines(self) -> list[list[str]]:
+        def line(name: str, of: Callable[[Worker], int], spelt: Callable[[int], str]) -> list[str]:
+            values = [of(worker) for worker in self.workers]
+            most = max(self.workers, key=of)
+            mean = sum(values) / len(values)
+            return [name, *map(spelt, (min(values), round(mean), max(values))), f"{self.balance(of):.2f}", _place(most)]
+
+        return [
+            ["per worker", "least", "mean", "most", "balance", "most on"],
+            line("parameters", lambda w: w.parameters, readable),
+            line("gradients", lambda w: w.gradients, readable),
+            line("activations", lambda w: w.activations, readable),
+            line("memory", lambda w: w.memory, readable),
+            line("fetched forward", lambda w: w.fetched, readable),
+            line("sent per step", lambda w: w.sent, readable),
+            line("received in messages", lambda w: w.received, readable),
+            line("messages", lambda w: w.messages, str),
+            line("sums and copies", lambda w: w.sums, str),
+            line("agreement, first step", lambda w: w.control, readable),
+        ]
+
+    def _layer_lines(self) -> list[list[str]]:
+        rows = [["sent at most by a worker", "messages", "forward", "backward"]]
+        for row in self.layers:
+            rows.append([row.name, str(row.messages), readable(row.forward), readable(row.backward)])
+        return rows
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        sizes = [" x ".join(map(str, shape)) for shape in (self.grid, self.input_shape)]
+        title = f"{self.model} on a grid of {sizes[0]} workers, input {sizes[1]}: one training step"
+        if len(self.workers) < self.ledger.size:
+            title += f" ({len(self.workers)} of {self.ledger.size} workers)"
+        return Group(_table(self._lines(), title), _table(self._layer_lines(), ""))
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=110).print(self)
+        return text.getvalue().rstrip()
+
+
+def layers_of(ledger: Ledger, ranks: Iterable[int]) -> tuple[LayerTraffic, ...]:
+    """What each layer sends, in the order in which they first do."""
+    sums: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0]))
+    for rank in ranks:
+        for entry in ledger.entries[rank]:
+            if entry.kind not in ("control", "receipt"):
+                of_worker = sums[_layer(entry.what)][rank]
+                of_worker[0] += entry.kind == "message"
+                of_worker[2 if entry.phase == BACKWARD else 1] += entry.nbytes
+    return tuple(
+        LayerTraffic(name, *(max(counts[i] for counts in by_worker.values()) for i in range(3)))
+        for name, by_worker in sums.items()
+    )
+
+
+def _layer(what: str) -> str:
+    if what.startswith(GRADIENT):
+        return f"gradients: {what.removeprefix(GRADIENT).rstrip(',')}"
+    return what.removeprefix(ADJOINT)
+
+
+def _place(worker: Worker) -> str:
+    return f"{worker.rank} at {worker.index}"
+
+
+def _table(lines: Sequence[Sequence[str]], title: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for at, name in enumerate(lines[0]):
+        table.add_column(name, justify="left" if at == 0 else "right", overflow="fold")
+    for cells in lines[1:]:
+        table.add_row(*cells)
+    return table
+
+
+def readable(size: int) -> str:
+    """A number of bytes in the unit that suits it."""
+    factor, unit = unit_for(size)
+    return f"{size:,} B" if factor == 1 else f"{size / factor:,.1f} {unit}"
+
+
+def unit_for(size: int) -> tuple[int, str]:
+    """The unit in which a number of bytes is read best, and its size."""
+    place = min(max(0, size.bit_length() - 1) // 10, 4)
+    return 1024**place, ("B", "KiB", "MiB", "GiB", "TiB")[place]

@@ -1,0 +1,75 @@
+"""The global shape of every tensor in a model's graph: the sequential model, run on the meta device.
+
+A distributed layer asks the others how its input is cut. On a transport that counts nobody answers, but inside a
+converted model every tensor lies in balanced blocks, so that its global shape is all there is to know.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PartitionError
+from ..nn.conversion.model import DistributedModel
+from ..nn.conversion.trace import traced
+
+Shapes = dict[str, tuple[int, ...]]
+"""By the name of a node."""
+
+
+def without_numbers(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the model on the meta device, made without copying a number; of a deferred model too."""
+    memo: dict[int, Any] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        twin = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = torch.nn.Parameter(twin, tensor.requires_grad) if is_parameter else twin
+    return copy.deepcopy(model, memo)
+
+
+def global_shapes(model: torch.nn.Module, x: Tensor) -> Shapes:
+    """The shape of the tensor that each node of the model's graph makes of the global input `x`."""
+    recorder = _Recorder(torch.fx.GraphModule(model, traced(model)))
+    try:
+        with torch.no_grad():
+            recorder.run(x)
+    except (RuntimeError, ValueError, IndexError) as error:
+        asked = f"{type(model).__name__} cannot take a global input of shape {tuple(x.shape)}, {x.dtype}"
+        raise PartitionError(f"plan: {asked}: {error}") from None
+    return recorder.shapes
+
+
+class _Recorder(torch.fx.Interpreter):
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.shapes: Shapes = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.shapes[n.name] = tuple(value.shape)
+        return value
+
+
+def tell_before_calls(model: DistributedModel, shapes: Shapes, tell: Callable[[tuple[int, ...]], None]) -> None:
+    """Let `tell` hear the global shape of a layer's input before each call of the layer."""
+    calls: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for node in model.graph.nodes:
+        if node.op == "call_module":
+            calls[str(node.target)].append(_shape_of(node.all_input_nodes[0], shapes))
+    for name, given in calls.items():
+        turn = cycle(given)
+        model.get_submodule(name).register_forward_pre_hook(lambda *_, turn=turn: tell(next(turn)), prepend=True)
+
+
+def _shape_of(node: torch.fx.Node, shapes: Shapes) -> tuple[int, ...]:
+    """Of a node that the conversion has put in, the shape of what it moves."""
+    while node.name not in shapes:
+        node = node.all_input_nodes[0]
+    return shapes[node.name]

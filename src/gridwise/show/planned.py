@@ -1,0 +1,85 @@
+"""A plan as a picture: where on the grid the bytes are sent and the memory is needed, and which layers send them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..planning.report import Plan, Worker, unit_for
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORWARD, BACKWARD = "#4477aa", "#ee6677"
+SHOWN = 16
+"""How many layers get a bar; those that send most."""
+
+
+def planned(plan: Plan, path: str | Path | None = None) -> Figure:
+    """Draw a plan: bytes sent and memory of each worker on the grid, and bytes per layer; save it as `path` if given.
+
+    The map shows the two longest axes of the grid, and the largest value along the others.
+
+    Examples
+    --------
+    >>> plan = gridwise.plan(torch.nn.Conv2d(1, 4, 3, padding=1), (1, 1, 4, 8), (1, 1, 64, 64))
+    >>> figure = gridwise.show.planned(plan)
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError("pictures need matplotlib.\n  fix: pip install 'gridwise[viz]'.") from error
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    sent, memory, layers = figure.subplots(1, 3, width_ratios=(1, 1, 1.3))
+    _map(sent, plan, "sent per step", lambda worker: worker.sent)
+    _map(memory, plan, "memory", lambda worker: worker.memory)
+    _bars(layers, plan)
+    figure.suptitle(f"{plan.model}, input {' x '.join(map(str, plan.input_shape))}, on {plan.ledger.size} workers")
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160)
+    return figure
+
+
+def _map(ax: Axes, plan: Plan, name: str, of: Callable[[Worker], int]) -> None:
+    """A square for each place along the two longest axes; places of which no worker was run are left out."""
+    rows, columns = sorted(np.argsort(plan.grid, kind="stable")[-2:]) if len(plan.grid) > 1 else (None, 0)
+    high = [sorted({w.index[axis] for w in plan.workers}) if axis is not None else [0] for axis in (rows, columns)]
+    values = np.full((len(high[0]), len(high[1])), np.nan)
+    for worker in plan.workers:
+        at = tuple(
+            places.index(worker.index[axis] if axis is not None else 0)
+            for places, axis in zip(high, (rows, columns), strict=True)
+        )
+        values[at] = np.nanmax([values[at], of(worker)])
+    size, unit = unit_for(max(map(of, plan.workers)))
+    image = ax.imshow(values / size, cmap="viridis", aspect="auto", vmin=0)
+    ax.figure.colorbar(image, ax=ax, shrink=0.8, label=unit)
+    for axis, places, put in ((rows, high[0], ax.set_yticks), (columns, high[1], ax.set_xticks)):
+        shown = range(0, len(places), max(1, len(places) // 8))
+        put(list(shown), [str(places[i]) for i in shown])
+        (ax.set_ylabel if put == ax.set_yticks else ax.set_xlabel)("" if axis is None else f"axis {axis} of the grid")
+    ax.set_title(f"{name}: balance {plan.balance(of):.2f}", fontsize=10)
+
+
+def _bars(ax: Axes, plan: Plan) -> None:
+    """What the layers send, in the order of the model; the first at the top."""
+    most = sorted(plan.layers, key=lambda layer: layer.forward + layer.backward)[-SHOWN:]
+    layers = [layer for layer in plan.layers if layer in most]
+    size, unit = unit_for(max((max(layer.forward, layer.backward) for layer in layers), default=0))
+    places = np.arange(len(layers))
+    forward, backward = (np.array([getattr(layer, way) for layer in layers]) / size for way in ("forward", "backward"))
+    ax.barh(places, forward, color=FORWARD, label="forward")
+    ax.barh(places, backward, left=forward, color=BACKWARD, label="backward")
+    names = [layer.name if len(layer.name) <= 28 else f"{layer.name[:27]}…" for layer in layers]
+    ax.set_yticks(places, names, fontsize=8)
+    ax.invert_yaxis()
+    ax.set_xlabel(unit)
+    ax.set_title("sent at most by a worker, per layer", fontsize=10)
+    if layers:
+        ax.legend(frameon=False, fontsize=8)

@@ -1,0 +1,62 @@
+"""Programs that run alike on real workers and on pretended ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gridwise import nn
+from gridwise.partition import Partition, zero_volume_tensor
+
+
+class Net(torch.nn.Module):
+    """Halos, statistics, a pool at a seam, a flatten that moves everything to the batch, two kinds of sharing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 5, padding=2, padding_mode="reflect")
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.second = torch.nn.Conv2d(8, 6, 3, stride=2, padding=1)
+        self.pool = torch.nn.MaxPool2d(3, 2)
+        self.last = torch.nn.Linear(6 * 3 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(torch.relu(self.second(torch.relu(self.norm(self.first(x))))))
+        return self.last(x.flatten(1))
+
+
+INPUT = (5, 3, 15, 18)
+
+
+def mse(P_y: Partition, y: Tensor) -> Tensor:
+    return nn.DistributedMSELoss(P_y)(y, torch.zeros_like(y))
+
+
+def by_hand(P_world: Partition, device: str, ask: bool = True) -> None:
+    """A model of layers made one by one, with weights on P_w and a source that only worker 0 holds."""
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 2])
+    P_0 = P_world.create_partition_inclusive([0])
+    P_flat, P_out = (P_0.create_cartesian_topology_partition(shape) for shape in ([1, 1, 1, 1], [1, 1]))
+    P_w = P_world.create_cartesian_topology_partition([2, 2])
+
+    def expect(*shape: int) -> None:
+        if ask:
+            P_world.transport.ledger.expected = shape  # type: ignore[attr-defined]
+
+    conv = nn.DistributedConv2d(P_x, 3, 8, 3, padding=1, device=device)
+    norm = nn.DistributedBatchNorm(P_x, 8, device=device)
+    linear = nn.DistributedLinear(P_out, 8 * 7 * 9, 6, P_y=P_out, P_w=P_w, device=device)
+    rows = {0: (4, 5), 1: (4, 4), 2: (3, 5), 3: (3, 4)}[P_world.rank]
+    expect(2, 3, 7, 9)
+    x = conv(torch.ones(2, 3, *rows, device=device))
+    expect(2, 8, 7, 9)
+    x = nn.Repartition(P_x, P_flat)(norm(x))
+    x = x.flatten(1) if P_0.active else x
+    expect(2, 8 * 7 * 9)
+    y = linear(x)
+    expect(2, 6)
+    loss = nn.DistributedMSELoss(P_out)(y, torch.zeros_like(y))
+    loss.backward()
+    source = torch.ones(3, 4, device=device, requires_grad=True) if P_0.active else zero_volume_tensor()
+    copy = nn.Broadcast(P_out, P_w)(source)
+    nn.SumReduce(P_w, P_out)(copy * 2).sum().backward()

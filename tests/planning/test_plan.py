@@ -1,0 +1,157 @@
+"""Plans: the ledger says, entry by entry, what real workers send."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import programs
+import pytest
+import torch
+
+import gridwise
+from gridwise.comm.counting import CountingTransport, Entry, Ledger
+from gridwise.comm.transport import Transport
+from gridwise.deferred_init import deferred_init
+from gridwise.errors import PartitionError
+from gridwise.nn.module import Module
+from gridwise.planning import count
+from gridwise.planning.plan import typical
+from gridwise.testing import workers
+
+COUNTED = ("_post", "_all_sum", "_sum_to", "_copy_from", "_all_max")
+
+
+def listen(transport: Transport) -> list[Entry]:
+    """Everything that the real `transport` is asked to send from now on, in the words of a ledger."""
+    ledger = Ledger(transport.size)
+    shadow = CountingTransport(ledger, transport.rank)
+
+    def both(name: str) -> Any:
+        real, counted = getattr(transport, name), getattr(shadow, name)
+
+        def call(self: Transport, *args: Any) -> Any:
+            shadow.waiting = transport.waiting
+            counted(*(x.copy() if isinstance(x, np.ndarray) else x for x in args))
+            return real(*args)
+
+        return MethodType(call, transport)
+
+    for name in COUNTED:
+        setattr(transport, name, both(name))
+    return ledger.entries[transport.rank]
+
+
+def plainly(entries: list[Entry]) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    return [(e.what, e.kind, e.peers, e.nbytes, e.received) for e in entries]
+
+
+@workers(4, transports=["gloo"])
+@pytest.mark.parametrize("grid", [(1, 1, 2, 2), (4, 1, 1, 1), (1, 2, 1, 2)])
+def test_a_plan_is_what_real_workers_send_call_by_call(grid):
+    transport = gridwise.world().transport
+    P_x = gridwise.world().create_cartesian_topology_partition(grid)
+    model = programs.Net()
+    placed = gridwise.distribute(model, P_x)
+    for name, module in placed.named_modules():
+        if isinstance(module, Module):
+            module._says = name
+    x = gridwise.scatter(torch.randn(programs.INPUT), P_x)
+    try:
+        entries = listen(transport)
+        y = placed(x)
+        loss = programs.mse(placed.P_y, y)
+        loss.backward()
+    finally:
+        for name in COUNTED:
+            delattr(transport, name)
+    messages = {"message", "receipt"} if max(grid[1:]) > 1 else set()
+    assert {entry.kind for entry in entries} == messages | {"sum", "control"}
+    planned = gridwise.plan(model, grid, programs.INPUT, loss=programs.mse, workers=[0, 1, 2, 3])
+    assert plainly(planned.ledger.entries[transport.rank]) == plainly(entries)
+
+
+@workers(4, transports=["gloo"])
+def test_layers_made_by_hand_are_counted_call_by_call():
+    transport = gridwise.world().transport
+    try:
+        entries = listen(transport)
+        programs.by_hand(gridwise.world(), "cpu", ask=False)
+    finally:
+        for name in COUNTED:
+            delattr(transport, name)
+    assert {entry.kind for entry in entries} == {"message", "receipt", "sum", "copy", "control"}
+    ledger = count(lambda P_world: programs.by_hand(P_world, "meta"), 4)
+    assert plainly(ledger.entries[transport.rank]) == plainly(entries)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    model = deferred_init(programs.Net)
+    return gridwise.plan(model, (1, 1, 2, 2), programs.INPUT, loss=programs.mse)
+
+
+def test_memory_is_that_of_the_blocks(planned):
+    weights = sum(t.nbytes for t in (*programs.Net().parameters(), *programs.Net().buffers()))
+    assert [worker.parameters for worker in planned.workers] == [weights] * 4  # space is cut, parameters are not
+    assert [worker.gradients for worker in planned.workers] == [sum(p.nbytes for p in programs.Net().parameters())] * 4
+    blocks = [8 * 5 * rows * columns * 4 for rows in (8, 7) for columns in (9, 9)]  # what `first` makes
+    assert all(worker.activations > block for worker, block in zip(planned.workers, blocks, strict=True))
+    assert all(worker.memory == worker.parameters + worker.gradients + worker.activations for worker in planned.workers)
+
+
+def test_what_is_sent_is_received(planned):
+    sent = sum(planned.ledger.bytes_sent(rank, "message") for rank in range(4))
+    assert (
+        sent == sum(worker.received for worker in planned.workers) == sum(map(planned.ledger.bytes_received, range(4)))
+    )
+    halo = [entry for entry in planned.ledger.entries[0] if entry.what == "first" and entry.kind == "message"]
+    assert [entry.nbytes for entry in halo] == [4 * 5 * 3 * n for n in (8 * 2, 2 * 9, 2 * 2)]
+
+
+def test_it_prints_workers_and_layers(planned):
+    text = str(planned)
+    for part in ("1 x 1 x 2 x 2 workers", "activations", "sent per step", "balance", "gradients: weight of first"):
+        assert part in text
+    assert [row.name for row in planned.layers[:3]] == ["first", "norm", "second"]
+    by_name = {row.name: row for row in planned.layers}
+    assert by_name["first"].backward == 0  # nobody asks for the input's gradient
+    assert by_name["norm"].backward > 0
+    assert 0 < planned.balance() <= 1
+
+
+def test_thousands_of_workers_by_typical_ones():
+    planned = gridwise.plan(torch.nn.Conv2d(1, 4, 3, padding=1), (1, 1, 64, 64), (1, 1, 640, 650))
+    assert planned.ledger.size == 4096
+    assert len(planned.workers) < 64
+    inner = {worker.index: worker for worker in planned.workers}[0, 0, 32, 32]
+    assert (inner.messages, inner.fetched) == (8, 4 * (2 * (10 + 10) + 4))
+    assert "of 4096 workers" in str(planned)
+
+
+def test_typical_workers_are_at_the_ends_and_where_blocks_shrink():
+    assert typical((1, 100), (3, 250)) == [0, 1, 49, 50, 98, 99]
+    assert typical((2, 2), (4, 4)) == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_planned_is_an_error():
+    with pytest.raises(PartitionError, match="an axis for each dim"):
+        gridwise.plan(torch.nn.ReLU(), (1, 2), (1, 1, 4))
+    with pytest.raises(PartitionError, match="cannot take a global input of shape"):
+        gridwise.plan(programs.Net(), (1, 1, 2, 2), (1, 4, 15, 18))
+
+
+def test_a_picture(planned, tmp_path):
+    pytest.importorskip("matplotlib")
+    gridwise.show.planned(planned, tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_code_of_the_guide_runs(place, capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    exec(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[place], {})
+    assert ("sent per step", f"[{4095 * 32 * 64 * 4}, {32 * 128 * 4}]")[place] in capsys.readouterr().out

@@ -10,6 +10,7 @@ import torch
 import gridwise
 from gridwise import nn
 from gridwise.errors import PartitionError
+from gridwise.nn.parameter import BlockParameter, BlockTensor
 from gridwise.testing import workers
 
 
@@ -99,3 +100,25 @@ def test_second_order_through_a_norm_where_one_workers_input_needs_no_gradient()
     x = torch.arange(6.0, dtype=torch.float64).view(3, 2).add(world.rank).square().requires_grad_(world.rank == 0)
     layer(x).pow(3).sum().backward(create_graph=True)
     assert (x.grad is not None) == (world.rank == 0)
+
+
+class Scaled(torch.nn.Module):
+    """A parameter of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((2, 1), 3.0))
+        self.conv = torch.nn.Conv1d(1, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.conv(x)
+
+
+@workers(3)
+def test_a_copy_of_a_model_holds_its_own_parameters_alike():
+    torch.manual_seed(0)
+    sequential, P = Scaled(), grid(1, 1, 2, ranks=[0, 1])
+    twin = copy.deepcopy(gridwise.distribute(sequential, P))
+    twin.load_state_dict(sequential.state_dict())
+    assert twin.scale.numel() == (2 if P.active else 0)
+    assert all(isinstance(value, BlockTensor | BlockParameter) for value in twin.state_dict().values())

@@ -36,11 +36,16 @@ def hold(model: torch.nn.Module, name: str, P: Partition) -> None:
     kept = BlockParameter(block, value.requires_grad)
     spread.label(kept, transport)
     module._parameters[own] = kept
-    spreads = module.__dict__.setdefault("_spreads", {})
-    if not spreads:
-        module._register_load_state_dict_pre_hook(partial(_cut, spreads, transport.rank))
-        module._register_state_dict_hook(partial(_labelled, spreads, transport))
-    spreads[own] = spread
+    if "_spreads" not in module.__dict__:
+        know(module, {}, transport)
+    module.__dict__["_spreads"][own] = spread
+
+
+def know(module: torch.nn.Module, spreads: dict[str, Spread], transport: Transport) -> None:
+    """Let states of `module` be saved and loaded as those of one that holds parameters so."""
+    module.__dict__["_spreads"] = spreads
+    module._register_load_state_dict_pre_hook(partial(_cut, spreads, transport.rank))
+    module._register_state_dict_hook(partial(_labelled, spreads, transport))
 
 
 def _cut(spreads: dict[str, Spread], rank: int, state: dict[str, Any], prefix: str, *rest: Any) -> None:

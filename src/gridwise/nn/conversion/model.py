@@ -23,6 +23,7 @@ from ..module import Module
 from ..operator import Operator, Ticket, apply
 from ..plan import Script
 from ..repartition import Repartition
+from .held import know
 
 
 class Passed(Operator):
@@ -73,6 +74,8 @@ class DistributedModel(torch.fx.GraphModule):
         twin = memo[id(self)] = DistributedModel(parts, copy.deepcopy(self.graph), self._get_name())
         twin.start(parts, self.P_x, self.P_y, self._name)
         twin.training = self.training
+        if "_spreads" in self.__dict__:
+            know(twin, dict(self.__dict__["_spreads"]), self.P_x.transport)
         return twin
 
     def __call__(self, *inputs: Any) -> Any:

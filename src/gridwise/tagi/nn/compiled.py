@@ -110,13 +110,12 @@ class CompiledStep:
 
         def run(*values: Tensor) -> list[Tensor]:
             out, after = self._with(batch, counts, iter(values))
-            layouts.append(((out.var is not None, out.jcb is not None), [len(states) for states in after]))
+            layouts[:] = [((out.var is not None, out.jcb is not None), [len(states) for states in after])]
             return [t for t in (*out, *chain.from_iterable(after)) if t is not None]
 
         graph = trace(run, tensors)
-        layout = layouts.pop()
         made = _compiled(graph, tensors) or run
-        return _Made(Captured(made, len(tensors) - len(self._places)) if tensors[0].is_cuda else made, *layout)
+        return _Made(Captured(made, len(tensors) - len(self._places)) if tensors[0].is_cuda else made, *layouts[0])
 
     def _check(self) -> None:
         if self.net.after_backward is not None:

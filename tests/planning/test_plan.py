@@ -51,26 +51,26 @@ def plainly(entries: list[Entry]) -> list[tuple[str, str, tuple[int, ...], int, 
 
 @workers(4, transports=["gloo"])
 @pytest.mark.parametrize("grid", [(1, 1, 2, 2), (4, 1, 1, 1), (1, 2, 1, 2)])
-def test_a_plan_is_what_real_workers_send_call_by_call(grid):
+@pytest.mark.parametrize("name", programs.MODELS)
+def test_a_plan_is_what_real_workers_send_call_by_call(name, grid):
     transport = gridwise.world().transport
     P_x = gridwise.world().create_cartesian_topology_partition(grid)
-    model = programs.Net()
+    make, shape, loss = programs.MODELS[name]
+    model = make()
     placed = gridwise.distribute(model, P_x)
-    for name, module in placed.named_modules():
+    for path, module in placed.named_modules():
         if isinstance(module, Module):
-            module._says = name
-    x = gridwise.scatter(torch.randn(programs.INPUT), P_x)
+            module._says = path
+    x = gridwise.scatter(torch.randn(shape), P_x)
     try:
         entries = listen(transport)
-        y = placed(x)
-        loss = programs.mse(placed.P_y, y)
-        loss.backward()
+        loss(placed.P_y, placed(x)).backward()
     finally:
-        for name in COUNTED:
-            delattr(transport, name)
+        for method in COUNTED:
+            delattr(transport, method)
     messages = {"message", "receipt"} if max(grid[1:]) > 1 else set()
     assert {entry.kind for entry in entries} == messages | {"sum", "control"}
-    planned = gridwise.plan(model, grid, programs.INPUT, loss=programs.mse, workers=[0, 1, 2, 3])
+    planned = gridwise.plan(model, grid, shape, loss=loss)
     assert plainly(planned.ledger.entries[transport.rank]) == plainly(entries)
 
 

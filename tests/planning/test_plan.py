@@ -130,11 +130,16 @@ def test_thousands_of_workers_by_typical_ones():
     inner = {worker.index: worker for worker in planned.workers}[0, 0, 32, 32]
     assert (inner.messages, inner.fetched) == (8, 4 * (2 * (10 + 10) + 4))
     assert "of 4096 workers" in str(planned)
+    assert planned.weights[0] == 1  # the only corner of its kind
+    assert sum(planned.weights) == 4096
+    inside, along = 62 * 62, 4 * 62
+    messages = (8 * inside + 5 * along + 3 * 4) / 4096
+    assert planned.mean(lambda worker: worker.messages) == pytest.approx(messages)
 
 
 def test_typical_workers_are_at_the_ends_and_where_blocks_shrink():
-    assert typical((1, 100), (3, 250)) == [0, 1, 49, 50, 98, 99]
-    assert typical((2, 2), (4, 4)) == [0, 1, 2, 3]
+    assert typical((1, 100), (3, 250)) == {0: 1, 1: 25, 49: 24, 50: 25, 98: 24, 99: 1}
+    assert typical((2, 2), (4, 4)) == dict.fromkeys(range(4), 1)
 
 
 def test_what_cannot_be_planned_is_an_error():

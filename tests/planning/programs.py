@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gridwise import nn
 from gridwise.partition import Partition, zero_volume_tensor
@@ -25,11 +26,36 @@ class Net(torch.nn.Module):
         return self.last(x.flatten(1))
 
 
-INPUT = (5, 3, 15, 18)
+class Residual(torch.nn.Module):
+    """Functions in place of modules, groups, a size in a view, interpolation, a skip, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = torch.nn.Conv2d(3, 4, 7, 2, 3)
+        self.inner = torch.nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False)
+        self.norm = torch.nn.GroupNorm(2, 4)
+        self.up = torch.nn.ConvTranspose2d(4, 4, 2, 2)
+        self.dropout = torch.nn.Dropout(0.25)
+        self.last = torch.nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.enter(x), 3, 2, 1)
+        x = F.relu(x + self.norm(self.inner(x)))
+        x = self.up(x) + F.interpolate(x, scale_factor=2.0)
+        x = F.adaptive_avg_pool2d(x, 1)
+        return self.last(self.dropout(x.view(x.size(0), -1)))
+
+
+def cross_entropy(P_y: Partition, y: Tensor) -> Tensor:
+    return nn.DistributedCrossEntropyLoss(P_y)(y, torch.zeros(y.shape[0], dtype=torch.int64, device=y.device))
 
 
 def mse(P_y: Partition, y: Tensor) -> Tensor:
     return nn.DistributedMSELoss(P_y)(y, torch.zeros_like(y))
+
+
+INPUT = (5, 3, 15, 18)
+MODELS = {"net": (Net, INPUT, mse), "residual": (Residual, (9, 3, 33, 40), cross_entropy)}
 
 
 def by_hand(P_world: Partition, device: str, ask: bool = True) -> None:

@@ -51,26 +51,26 @@ def plainly(entries: list[Entry]) -> list[tuple[str, str, tuple[int, ...], int, 
 
 @workers(4, transports=["gloo"])
 @pytest.mark.parametrize("grid", [(1, 1, 2, 2), (4, 1, 1, 1), (1, 2, 1, 2)])
-def test_a_plan_is_what_real_workers_send_call_by_call(grid):
+@pytest.mark.parametrize("name", programs.MODELS)
+def test_a_plan_is_what_real_workers_send_call_by_call(name, grid):
     transport = gridwise.world().transport
     P_x = gridwise.world().create_cartesian_topology_partition(grid)
-    model = programs.Net()
+    make, shape, loss = programs.MODELS[name]
+    model = make()
     placed = gridwise.distribute(model, P_x)
-    for name, module in placed.named_modules():
+    for path, module in placed.named_modules():
         if isinstance(module, Module):
-            module._says = name
-    x = gridwise.scatter(torch.randn(programs.INPUT), P_x)
+            module._says = path
+    x = gridwise.scatter(torch.randn(shape), P_x)
     try:
         entries = listen(transport)
-        y = placed(x)
-        loss = programs.mse(placed.P_y, y)
-        loss.backward()
+        loss(placed.P_y, placed(x)).backward()
     finally:
-        for name in COUNTED:
-            delattr(transport, name)
+        for method in COUNTED:
+            delattr(transport, method)
     messages = {"message", "receipt"} if max(grid[1:]) > 1 else set()
     assert {entry.kind for entry in entries} == messages | {"sum", "control"}
-    planned = gridwise.plan(model, grid, programs.INPUT, loss=programs.mse, workers=[0, 1, 2, 3])
+    planned = gridwise.plan(model, grid, shape, loss=loss)
     assert plainly(planned.ledger.entries[transport.rank]) == plainly(entries)
 
 
@@ -130,11 +130,16 @@ def test_thousands_of_workers_by_typical_ones():
     inner = {worker.index: worker for worker in planned.workers}[0, 0, 32, 32]
     assert (inner.messages, inner.fetched) == (8, 4 * (2 * (10 + 10) + 4))
     assert "of 4096 workers" in str(planned)
+    assert planned.weights[0] == 1  # the only corner of its kind
+    assert sum(planned.weights) == 4096
+    inside, along = 62 * 62, 4 * 62
+    messages = (8 * inside + 5 * along + 3 * 4) / 4096
+    assert planned.mean(lambda worker: worker.messages) == pytest.approx(messages)
 
 
 def test_typical_workers_are_at_the_ends_and_where_blocks_shrink():
-    assert typical((1, 100), (3, 250)) == [0, 1, 49, 50, 98, 99]
-    assert typical((2, 2), (4, 4)) == [0, 1, 2, 3]
+    assert typical((1, 100), (3, 250)) == {0: 1, 1: 25, 49: 24, 50: 25, 98: 24, 99: 1}
+    assert typical((2, 2), (4, 4)) == dict.fromkeys(range(4), 1)
 
 
 def test_what_cannot_be_planned_is_an_error():

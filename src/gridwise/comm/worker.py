@@ -98,6 +98,7 @@ class Worker:
                 else:
                     self._inbox.put(message)
         except LineClosed:
+            leave_all()
             for path in self._litter:
                 Path(path).unlink(missing_ok=True)
             os._exit(1)

@@ -109,7 +109,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         return self._problem_with_values(target, self._classes) if self._layout is not None else None
 
     def _problem_with_values(self, target: Tensor, classes: int) -> str | None:
-        if target.is_floating_point() or not target.numel():
+        if target.is_floating_point() or not target.numel() or target.is_meta:
             return None
         low, high = (int(end) for end in torch.aminmax(target))
         if low >= 0 and high < classes:

@@ -249,7 +249,7 @@ class DistributedBCELoss(DistributedLoss):
     def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
         problem = super()._problem_with_target(x, target)
         for what, values in (("inputs", x), ("targets", target)):
-            if problem is None and values.numel():
+            if problem is None and values.numel() and not values.is_meta:
                 low, high = (float(end) for end in torch.aminmax(values.detach()))
                 if not (low >= 0 and high <= 1):  # NaN too
                     problem = f"needs {what} between 0 and 1, got some from {low:g} to {high:g}"

@@ -70,7 +70,8 @@ def nearest_taps(mode: str, n_in: int, n_out: int, scale: float | None, x: Tenso
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if n_in > 2**24 and dtype == torch.float32:
         raise UnsupportedError(f"mode {mode!r} of a dim of {n_in} rows needs float64: float32 cannot number them.")
-    rows = torch.arange(n_in, dtype=dtype, device=x.device).view(1, 1, n_in)
+    device = "cpu" if x.is_meta else x.device  # of a plan, which has no numbers
+    rows = torch.arange(n_in, dtype=dtype, device=device).view(1, 1, n_in)
     return Taps((getattr(torch.ops.aten, NEAREST[mode][0])(rows, [n_out], scale).view(n_out).long().cpu(),))
 
 

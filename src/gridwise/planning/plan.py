@@ -11,6 +11,7 @@ is kept apart.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
@@ -75,10 +76,11 @@ def plan(
         found.append(_step(twin, P_world.create_cartesian_topology_partition(extents), shapes, shape, dtype, loss))
 
     size = math.prod(extents)
-    ledger = count(
-        step, size, (range(size) if size <= MANY else typical(extents, shape)) if workers is None else workers
-    )
-    return Plan(type(model).__name__, extents, shape, tuple(found), layers_of(ledger, [w.rank for w in found]), ledger)
+    ranks = range(size) if workers is None else list(workers)
+    weights = typical(extents, shape) if workers is None and size > MANY else dict.fromkeys(ranks, 1)
+    ledger = count(step, size, weights)
+    layers = layers_of(ledger, weights)
+    return Plan(type(model).__name__, extents, shape, tuple(found), layers, ledger, tuple(weights.values()))
 
 
 def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int] | None = None) -> Ledger:
@@ -108,14 +110,18 @@ def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int]
     return ledger
 
 
-def typical(grid: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
-    """Workers at the ends, next to the ends and in the middle of each axis, and on both sides of where blocks shrink."""
+def typical(grid: tuple[int, ...], shape: tuple[int, ...]) -> dict[int, int]:
+    """Workers at the ends, next to the ends and in the middle of each axis, and on both sides of where blocks shrink;
+    and how many workers each stands for, those that are nearest to it."""
     places = []
     for extent, rows in zip(grid, shape, strict=True):
         chosen = {0, 1, extent // 2, extent - 2, extent - 1, rows % extent - 1, rows % extent}
-        places.append(sorted(chosen & set(range(extent))))
+        known = sorted(chosen & set(range(extent)))
+        inner = [place for place in known if 0 < place < extent - 1] or known
+        stood_for = Counter(i if i in known else min(inner, key=lambda place: abs(place - i)) for i in range(extent))
+        places.append(sorted(stood_for.items()))
     whole = Grid(tuple(range(math.prod(grid))), grid)
-    return [whole.rank_at(index) for index in product(*places)]
+    return {whole.rank_at([i for i, _ in line]): math.prod(n for _, n in line) for line in product(*places)}
 
 
 def _step(

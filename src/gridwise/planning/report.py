@@ -93,18 +93,24 @@ class Plan:
     layers: tuple[LayerTraffic, ...]
     ledger: Ledger = field(repr=False)
     """Every call of every worker."""
+    weights: tuple[int, ...] = field(repr=False)
+    """How many workers of the grid each of `workers` stands for."""
+
+    def mean(self, of: Callable[[Worker], int]) -> float:
+        """Over the workers of the grid."""
+        total = sum(weight * of(worker) for weight, worker in zip(self.weights, self.workers, strict=True))
+        return total / sum(self.weights)
 
     def balance(self, of: Callable[[Worker], int] = lambda worker: worker.sent) -> float:
         """The mean over the workers divided by the largest: 1 when all have the same to do."""
-        values = [of(worker) for worker in self.workers]
-        return sum(values) / len(values) / max(values) if any(values) else 1.0
+        most = max(map(of, self.workers))
+        return self.mean(of) / most if most else 1.0
 
     def _lines(self) -> list[list[str]]:
         def line(name: str, of: Callable[[Worker], int], spelt: Callable[[int], str]) -> list[str]:
             values = [of(worker) for worker in self.workers]
-            most = max(self.workers, key=of)
-            mean = sum(values) / len(values)
-            return [name, *map(spelt, (min(values), round(mean), max(values))), f"{self.balance(of):.2f}", _place(most)]
+            spread = (min(values), round(self.mean(of)), max(values))
+            return [name, *map(spelt, spread), f"{self.balance(of):.2f}", _place(max(self.workers, key=of))]
 
         return [
             ["per worker", "least", "mean", "most", "balance", "most on"],

@@ -224,6 +224,7 @@ def run(kind: str, amount: int, repeat: int, folder: Path) -> dict[str, dict[str
         timed("memcpy", "save", memcpy)
         timed("async", "save", our_async)
         _pending.pop().wait()
+    _copy.clear()  # or it would travel to the workers of the next run
     return results
 
 

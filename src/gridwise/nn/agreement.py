@@ -13,7 +13,7 @@ at its place along each dim, and everybody holds the same cuts afterwards, or se
 memory of the number of workers; only the text of an error does.
 
 `agreement(False)`, or `GRIDWISE_AGREEMENT=off`, leaves the first message out, for those who know that their workers
-agree. What that saves is in benchmarks/README.md.
+agree: all make the same calls, and blocks change on all workers or on none. What that saves is in benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -70,12 +70,15 @@ def key_of(text: str) -> int:
 
 
 def agree_call(transport: Transport, team: Team, what: str, key: int, changed: bool, problem: str | None) -> bool:
-    """Whether any worker's input changed; raises on all of them if they call different things or one has a problem."""
+    """Whether any worker's input changed; raises as `agree_plan`."""
     return not agree_plan(transport, team, what, key, 0 if changed else 1, problem)
 
 
 def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int, problem: str | None) -> int:
-    """The number of the plan that all workers would take, 0 if they differ or one has none; raises as `agree_call`."""
+    """The number of the plan that all workers would take, 0 if they differ or one has none.
+
+    Raises on all of them if they call different things or one has a problem.
+    """
     if not _on or len(team) == 1:
         if problem is not None:
             raise PartitionError(f"{what}: {problem}")
@@ -94,6 +97,27 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
     if refused:
         raise PartitionError(describe(f"{what} got an input that it cannot take.", tell(transport, team, problem)))
     return most if most == -least else 0
+
+
+def agree_common(transport: Transport, team: Team, what: str, candidates: Sequence[int]) -> int:
+    """The largest number above 0 that all workers have at the same place of their lists, 0 if there is none."""
+    ballot = Ballot()
+    places = [ballot.equal(number) for number in candidates]
+    ballot.count(transport, team, what)
+    return max(ballot.read(place) or 0 for place in places)
+
+
+def agree_mode(transport: Transport, team: Team, what: str, mode: object) -> None:
+    """Raise on all workers unless they have the same `mode`: whatever else than inputs decides what a call does."""
+    if not _on or len(team) == 1:
+        return
+    ballot = Ballot()
+    place = ballot.equal(key_of(repr(mode)))
+    ballot.count(transport, team, what)
+    if ballot.read(place) is None:
+        asked = f"{what} is not in the same mode on all workers (train or eval, frozen parameters, dtypes)."
+        fix = "call train(), eval(), requires_grad_() and to() on all workers alike."
+        raise PartitionError(describe(asked, tell(transport, team, str(mode)), fix))
 
 
 class Structure(NamedTuple):

@@ -139,7 +139,8 @@ class Conv(Windowed):
         made = super()._shape_by_torch(shape, dtype)
         if any(extent <= 0 for extent in made[2:]):  # refused by torch's kernels, not by all of its shape functions
             raise PartitionError(
-                f"{self._says} cannot take a global input of shape {shape}: the kernel is larger than the padded input."
+                f"{self._says} cannot take a global input of shape {shape}: Kernel size: "
+                f"({' x '.join(map(str, self.kernel_size))}), larger than the padded input."
             )
         return made
 

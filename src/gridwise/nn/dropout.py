@@ -9,6 +9,7 @@ grids. Channel dropout numbers the channels of the global batch. No tensor is mo
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -44,6 +45,9 @@ class DistributedDropout(Module):
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         assert self._transport is not None
         self._layout, _ = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+
+    def _mode(self) -> Hashable:
+        return self.training
 
     def _mask_dims(self, dim: int) -> int:
         """How many leading dims have their own mask; it is the same along the others."""

@@ -187,7 +187,7 @@ class DistributedInstanceNorm2d(InstanceNorm):
 
     Notes
     -----
-    No activation is moved: forward and backward exchange two numbers per sample and channel (forward in two steps).
+    No activation is moved: forward and backward exchange a few numbers per sample and channel (`standardise`).
 
     Examples
     --------

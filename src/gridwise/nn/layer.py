@@ -11,7 +11,7 @@ tensors, of which each worker takes its block) as well as the worker's own.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -116,9 +116,13 @@ class Layer(Module):
         operator, key = self._shared[name]
         return apply(value, operator, Ticket(key, self._ticket.call), True)
 
+    def _mode(self) -> Hashable:
+        return self.training, tuple([p is not None and p.requires_grad for p in self._parameters.values()])
+
     def _borrows(self) -> list[tuple[str, Shared]]:
         """The parameters for which `forward` asks `_parameter`, if they need a gradient and are shared (`lending`)."""
-        return [(name, operator) for name, (operator, _) in self._shared.items() if getattr(self, name).requires_grad]
+        needed = {name for name, value in self._parameters.items() if value is not None and value.requires_grad}
+        return [(name, operator) for name, (operator, _) in self._shared.items() if name in needed]
 
     # Conversion, saving and loading
 

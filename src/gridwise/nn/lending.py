@@ -40,8 +40,11 @@ class Loan:
     bytes: int = 0
 
 
-def loans_of(layers: Sequence[Layer], says: str) -> list[Loan]:
-    """How the shared parameters of `layers` that need a gradient are put together; alike on all workers."""
+def loans_of(layers: Sequence[Layer], key: int) -> list[Loan]:
+    """How the shared parameters of `layers` that need a gradient are put together; alike on all workers.
+
+    `key` stands for the model: equal ones have loans of their own.
+    """
     loans: list[Loan] = []
     counts: Counter[Team] = Counter()
     open_loans: dict[tuple[Team, torch.dtype, torch.device], Loan] = {}
@@ -52,8 +55,8 @@ def loans_of(layers: Sequence[Layer], says: str) -> list[Loan]:
             loan = open_loans.get(kind)
             if loan is None or value.nbytes >= LARGE or loan.bytes + value.nbytes > FULL:
                 title = f"{name} of {layer._says}, and more,"
-                key = key_of(f"{says}, loan {counts[operator.team]} of {operator.team}")
-                loan = Loan(Shared(operator.transport, operator.team, title), key)
+                own = key_of(f"{key}, loan {counts[operator.team]} of {operator.team}")
+                loan = Loan(Shared(operator.transport, operator.team, title), own)
                 loans.append(loan)
                 counts[operator.team] += 1
                 if value.nbytes < LARGE:
@@ -68,12 +71,12 @@ def lent(loans: Sequence[Loan], call: int) -> Iterator[None]:
     """Let the layers use the parameters that come out of the nodes, while the body runs."""
     if not torch.is_grad_enabled():
         loans = ()
-    for loan in loans:
-        values = [getattr(layer, name) for layer, name in loan.borrowers]
-        out = shared_together(values, loan.operator, Ticket(loan.key, call))
-        for (layer, name), value in zip(loan.borrowers, out, strict=True):
-            layer._lent[name] = value
     try:
+        for loan in loans:
+            values = [getattr(layer, name) for layer, name in loan.borrowers]
+            out = shared_together(values, loan.operator, Ticket(loan.key, call))
+            for (layer, name), value in zip(loan.borrowers, out, strict=True):
+                layer._lent[name] = value
         yield
     finally:
         for loan in loans:

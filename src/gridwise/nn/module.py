@@ -1,11 +1,11 @@
 """The base of every distributed layer: set up at the first call, and again when the structure of the input changes.
 
-    call ──► changed here? ──► agreed with all workers: changed anywhere? ──► teardown, setup ──► forward
+    call ──► a plan at hand? ──► agreed with all workers: the same everywhere? ──► if not: teardown, setup ──► forward
 
-A layer learns shapes only when it is called, so planning happens then, and only then: set-up runs once in a hundred equal
-calls. The names are those that DistDL's subclassers override. What is new is the agreement in the middle: a change that
-leaves this worker's block as it was is noticed all the same, and all workers plan anew together (`agreement`). Layers of
-this package also keep their plans for inputs that come back (`plan`).
+A layer learns shapes only when it is called, so planning happens then: once, however many equal calls follow. The names
+are those that DistDL's subclassers override. What is new is the agreement in the middle: a change that leaves this
+worker's block as it was is noticed all the same, and all workers plan anew together (`agreement`). Layers of this package
+also keep their plans for inputs that come back (`plan`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from torch import Tensor
 from ..comm.transport import Team, Transport
 from ..grid import union_of
 from ..partition import Partition
-from .agreement import Structure, agree_plan, is_on, key_of
+from .agreement import Structure, agree_common, agree_mode, agree_plan, is_on, key_of
 from .operator import Operator, Ticket, apply
 from .plan import Plan, Plans, script
+
+_CONTRACT = frozenset(
+    {"_distdl_module_setup", "_distdl_module_teardown", "_distdl_input_changed", "_distdl_module_requires_reset"}
+)
 
 
 class Module(torch.nn.Module):
@@ -42,7 +46,16 @@ class Module(torch.nn.Module):
     """
 
     _keeps_plans: ClassVar[bool] = False
-    """Whether set-up only assigns attributes, so that they may be put back when an input of that structure comes back."""
+    """Whether set-up only assigns attributes, so that they may be put back when an input of that structure comes back.
+
+    A class that overrides the contract below has to say so itself.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        foreign = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
+        if foreign and "_keeps_plans" not in cls.__dict__ and not _CONTRACT.isdisjoint(cls.__dict__):
+            cls._keeps_plans = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,16 +108,27 @@ class Module(torch.nn.Module):
         elif problem is not None:
             raise ValueError(f"{self._says}: {problem}")
         if plan is None or not number:
-            plan = self._set_up(input)
+            plan = self._common_plan(input) or self._set_up(input)
         self._take_up(plan)
         if model is not None and self._keeps_plans:
             model.note(self, plan)
 
     def _plan_at_hand(self, input: tuple) -> Plan | None:
         """The plan that this worker would take for the input, if it has one."""
-        if self._keeps_plans and is_on():
-            return self._plans.find(self._structure_of(input))
-        return None if self._distdl_module_requires_reset(input) else self._plans.current
+        plans = self._plans
+        is_reset = plans.current is not None and not self._distdl_is_setup
+        if self._keeps_plans and is_on() and not is_reset:
+            return plans.find(self._structure_of(input))
+        return None if self._distdl_module_requires_reset(input) else plans.current
+
+    def _common_plan(self, input: tuple) -> Plan | None:
+        """A kept plan that fits on all workers, of those that are not the newest on some."""
+        if not (self._keeps_plans and is_on() and self._plans.count > 1) or self._transport is None:
+            return None
+        is_reset = self._plans.current is not None and not self._distdl_is_setup
+        candidates = self._plans.candidates(() if is_reset else self._structure_of(input))
+        number = agree_common(self._transport, self._team, self._says, candidates)
+        return self._plans.take(number) if number else None
 
     def _set_up(self, input: tuple) -> Plan:
         if self._distdl_is_setup:
@@ -112,13 +136,16 @@ class Module(torch.nn.Module):
             self._distdl_module_teardown(input)
         self._plans.count += 1
         self._plans.current = None
-        self._assigned = set()
+        if self._transport is not None and (mode := self._mode()) is not None:
+            agree_mode(self._transport, self._team, self._says, mode)
+        self._assigned = names = set[str]()
         try:
             self._distdl_module_setup(input)
-            assigned = {name: self.__dict__[name] for name in self._assigned if name in self.__dict__}
+            assigned = {name: self.__dict__[name] for name in names if name in self.__dict__}
         finally:
             self._assigned = None
-        return self._plans.add(self._structure_of(input), assigned)
+        keep = self._keeps_plans and len(assigned) == len(names)
+        return self._plans.add(self._structure_of(input), assigned, keep)
 
     def _take_up(self, plan: Plan) -> None:
         """Be as after the set-up that made `plan`."""
@@ -143,7 +170,11 @@ class Module(torch.nn.Module):
 
     def _structure_of(self, input: tuple) -> Hashable:
         """All that a plan depends on, as far as this worker can see."""
-        return tuple([Structure.of(x) for x in input if isinstance(x, Tensor)])
+        return tuple([Structure.of(x) for x in input if isinstance(x, Tensor)]), self._mode()
+
+    def _mode(self) -> Hashable:
+        """What must be the same on all workers besides the structure of the input; None if nothing must."""
+        return None
 
     def _distdl_module_setup(self, input: tuple) -> None:
         """Plan for an input of this structure. All workers of the layer enter together."""

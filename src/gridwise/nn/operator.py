@@ -5,7 +5,9 @@ whose backward applies the adjoint, by the same road: so gradients of gradients 
 backward pass makes is guarded like those of a forward pass.
 
 All workers of an operator enter its backward together. If any of them needs a gradient, the output requires grad on all:
-on a worker whose own input does not, an empty *anchor* tensor makes autograd record the node.
+on a worker whose own input does not, an empty *anchor* tensor makes autograd record the node. Every node saves a tensor,
+an empty one, and looks at it before it sends anything: so `torch.utils.checkpoint`, which computes a part of a model again
+when backward first needs something saved there, does that at the same place on all workers.
 """
 
 from __future__ import annotations
@@ -59,18 +61,38 @@ class Operator(ABC):
 class _Applied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor | None, operator: Operator, ticket: Ticket) -> Tensor:
-        ctx.operator, ctx.ticket, ctx.shape, ctx.guarded = operator, ticket, x.shape, is_on()
+        ctx.operator, ctx.ticket, ctx.shape = operator, ticket, x.shape
+        prepare(ctx)
         return operator(_plain(x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         operator, ticket = ctx.operator.adjoint, ctx.ticket.differentiated()
-        if ctx.guarded and is_on():  # inside a model, its output was guarded for all of it
-            agree_call(operator.transport, operator.team, operator.name, ticket.number, False, None)
+        meet(ctx, operator.transport, operator.team, operator.name, ticket)
         x = apply(gradient, operator, ticket, torch.is_grad_enabled())
         if x.shape != ctx.shape:  # a worker that holds no part of x may have brought a tensor of any shape
             x = x.sum().expand(ctx.shape)
         return x, None, None, None
+
+
+_NOTHING = torch.empty(0)
+
+
+def prepare(ctx: Any, *saved: Tensor | None) -> None:
+    """Let a node of autograd be able to `meet` the other workers in backward; `saved` is what it saves besides."""
+    ctx.guarded = is_on()
+    ctx.save_for_backward(*saved, _NOTHING)
+
+
+def meet(ctx: Any, transport: Transport, team: Team, name: str, ticket: Ticket) -> tuple[Any, ...]:
+    """Agree that all workers of a node have entered its backward; what it has saved.
+
+    Inside a model nothing is agreed here: where the cotangent entered it, that was done for all of it.
+    """
+    *saved, _ = ctx.saved_tensors
+    if ctx.guarded and is_on():
+        agree_call(transport, team, name, ticket.number, False, None)
+    return tuple(saved)
 
 
 def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tensor:

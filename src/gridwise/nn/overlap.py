@@ -104,6 +104,8 @@ class InParts(Seen):
         self.parts, self.boxes, self.exchange = parts, boxes, exchange
 
     def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Tensor:
-        inner = call(self.x, self.parts.padding)
-        self.exchange.finish()
+        try:
+            inner = call(self.x, self.parts.padding)
+        finally:  # others wait for what was posted, whatever happens here
+            self.exchange.finish()
         return self.parts.put_together(inner, [call(box, self.parts.padding) for box in self.boxes])

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from ..comm.transport import Team, Transport
 from ..grid import Box, Grid, Layout, Shape
-from .agreement import agree_call, is_on
-from .operator import Operator, Ticket, apply
+from .operator import Operator, Ticket, apply, meet, prepare
 
 
 @dataclass(frozen=True)
@@ -160,26 +159,26 @@ class _Together(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: Shared, ticket: Ticket, *blocks: Tensor) -> tuple[Tensor, ...]:
-        ctx.operator, ctx.ticket, ctx.guarded = operator, ticket, is_on()
+        ctx.operator, ctx.ticket = operator, ticket
+        prepare(ctx)
         ctx.likes = [(block.shape, block.dtype, block.device) for block in blocks]
         ctx.set_materialize_grads(False)
         return blocks
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        ticket = ctx.ticket.differentiated()
-        if ctx.guarded and is_on():
-            agree_call(ctx.operator.transport, ctx.operator.team, ctx.operator.name, ticket.number, False, None)
-        if len(gradients) == 1:
-            assert gradients[0] is not None
-            return None, None, apply(gradients[0], ctx.operator.adjoint, ticket, torch.is_grad_enabled())
+        operator, ticket = ctx.operator, ctx.ticket.differentiated()
+        meet(ctx, operator.transport, operator.team, operator.name, ticket)
         parts = []
         for gradient, (shape, dtype, device) in zip(gradients, ctx.likes, strict=True):
             if gradient is None:
                 gradient = torch.zeros((), dtype=dtype, device=device).expand(shape)
             parts.append(gradient.reshape(-1))
+        if len(parts) == 1:  # large perhaps: nothing is put beside it
+            total = apply(parts[0], operator.adjoint, ticket, torch.is_grad_enabled())
+            return None, None, total.view(ctx.likes[0][0])
         used = torch.tensor([float(g is not None) for g in gradients], dtype=parts[0].dtype, device=parts[0].device)
-        total = apply(torch.cat([*parts, used]), ctx.operator.adjoint, ticket, torch.is_grad_enabled())
+        total = apply(torch.cat([*parts, used]), operator.adjoint, ticket, torch.is_grad_enabled())
         *sums, counts = torch.split_with_sizes(total, [*[part.numel() for part in parts], len(gradients)])
         uses = used.new_ones(len(gradients), device="cpu") if counts.is_meta else counts  # meta tensors cannot tell
         found = zip(sums, uses.tolist(), ctx.likes, strict=True)

@@ -2,7 +2,8 @@
 
 A pool that a network calls at two sizes would be set up twice in every step. So a layer keeps what its last set-ups
 assigned, by the structure of the input. One worker's structure does not tell the global one: which of the plans to take
-is agreed by its *number*, which counts the set-ups and is the same everywhere, since all workers set up together.
+is agreed by its *number*, which counts the set-ups and is the same everywhere, since all workers set up together. Each
+worker names its newest plan that fits; where these differ, all look for one that fits everywhere.
 
 A model whose input has not changed makes the same calls as before. It keeps them as a `Script`, layer by layer with the
 plan of each call, and follows that without asking anybody.
@@ -38,19 +39,34 @@ class Plans:
     def __init__(self) -> None:
         self.count = 0
         self.current: Plan | None = None
-        self._kept: dict[Hashable, Plan] = {}
+        self._kept: dict[int, Plan] = {}
+        self._newest: dict[Hashable, Plan] = {}
 
     def find(self, structure: Hashable) -> Plan | None:
-        return self._kept.get(structure)
+        """The newest plan for inputs that look so on this worker; elsewhere they may look differently."""
+        return self._newest.get(structure)
 
-    def add(self, structure: Hashable, assigned: dict[str, Any]) -> Plan:
-        """Keep a new plan."""
+    def add(self, structure: Hashable, assigned: dict[str, Any], keep: bool = True) -> Plan:
+        """A new plan, numbered by `count`; kept beside others for the same structure if `keep`."""
         plan = Plan(self.count, structure, assigned)
-        self._kept.pop(structure, None)
-        self._kept[structure] = plan
-        if len(self._kept) > KEPT:
-            del self._kept[next(iter(self._kept))]
+        if keep:
+            self._kept[plan.number] = self._newest[structure] = plan
+            if len(self._kept) > KEPT:
+                oldest = self._kept.pop(next(iter(self._kept)))
+                if self._newest.get(oldest.structure) is oldest:
+                    del self._newest[oldest.structure]
         return plan
+
+    def candidates(self, structure: Hashable) -> list[int]:
+        """For each of `KEPT` places, the number of the plan kept there for this structure, or 0; places go by number."""
+        found = [0] * KEPT
+        for number, plan in self._kept.items():
+            if plan.structure == structure:
+                found[number % KEPT] = number
+        return found
+
+    def take(self, number: int) -> Plan:
+        return self._kept[number]
 
     def __deepcopy__(self, memo: dict) -> Plans:
         return Plans()  # the copy of a layer sets itself up
@@ -82,8 +98,9 @@ class Script:
         """The plan of the call that is due; `layer` and `structure` are those of the call that was made."""
         due, plan = self._calls[self._at] if self._at < len(self._calls) else (None, None)
         if due is not layer or plan is None or plan.structure != structure:
+            was = "the end of the model" if due is None or plan is None else f"{due._says} with {plan.structure}"
             raise PartitionError(
-                f"{layer._says} was called with {structure}, not as when the model was first run with this input.\n"
+                f"{layer._says} was called with {structure}. When the model was first run with this input, {was} came here.\n"
                 "  fix: a distributed model must make the same calls with the same shapes for the same input."
             )
         self._at += 1

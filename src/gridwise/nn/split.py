@@ -19,10 +19,9 @@ from torch import Tensor
 
 from ..comm.parcels import put
 from ..grid import Box
-from .agreement import agree_call, is_on
 from .fetch import Fetch, memory_format_of
 from .move import HALVES, Place
-from .operator import Ticket
+from .operator import Ticket, meet, prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +102,10 @@ class Split:
         pending.wait()
         return x.to(dtype)
 
-    def agree(self, ticket: Ticket, guarded: bool) -> None:
+    def meet(self, ctx: Any, ticket: Ticket) -> None:
         """As for every operator that backward applies."""
-        if guarded and is_on():
-            name = f"the adjoint of {self.fetch.name}" if ticket.depth % 2 else self.fetch.name
-            agree_call(self.fetch.transport, self.fetch.team, name, ticket.number, False, None)
+        name = f"the adjoint of {self.fetch.name}" if ticket.depth % 2 else self.fetch.name
+        meet(ctx, self.fetch.transport, self.fetch.team, name, ticket)
 
 
 class Exchange:
@@ -145,7 +143,8 @@ class _Forth(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor | None, split: Split, ticket: Ticket, fill: float, begun: list[Exchange]
     ) -> tuple[Tensor, ...]:
-        ctx.split, ctx.ticket, ctx.guarded = split, ticket, is_on()
+        ctx.split, ctx.ticket = split, ticket
+        prepare(ctx)
         exchange = Exchange(split, x, fill)
         begun.append(exchange)
         return (split.inside(x), *exchange.boxes)
@@ -153,7 +152,7 @@ class _Forth(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, inside: Tensor, *boxes: Tensor) -> tuple[Tensor | None, ...]:
         ticket = ctx.ticket.differentiated()
-        ctx.split.agree(ticket, ctx.guarded)
+        ctx.split.meet(ctx, ticket)
         if not torch.is_grad_enabled():
             return ctx.split.back(inside, boxes, own=True), None, None, None, None, None
         known = any(part.requires_grad for part in (inside, *boxes))
@@ -166,13 +165,14 @@ class _Back(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor | None, split: Split, ticket: Ticket, inside: Tensor, *boxes: Tensor
     ) -> Tensor:
-        ctx.split, ctx.ticket, ctx.guarded = split, ticket, is_on()
+        ctx.split, ctx.ticket = split, ticket
+        prepare(ctx)
         return split.back(inside, boxes, own=False)
 
     @staticmethod
     def backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
         ticket = ctx.ticket.differentiated()
-        ctx.split.agree(ticket, ctx.guarded)
+        ctx.split.meet(ctx, ticket)
         if torch.is_grad_enabled():
             anchor, begun = None if x.requires_grad else torch.empty(0, requires_grad=True), list[Exchange]()
             parts = _Forth.apply(x, anchor, ctx.split, ticket, 0.0, begun)

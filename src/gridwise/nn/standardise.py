@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from ..comm.transport import Team, Transport
-from .agreement import agree_call, is_on
 from .copy import AllSum
-from .operator import Ticket, apply
+from .operator import Ticket, apply, meet, prepare
 
 FEW = 8
 """The largest team whose members' statistics go into one message; its size grows with the team."""
+MANY = 1 << 14
+"""The most sets of all members that go into one."""
 
 
 @dataclass
@@ -67,8 +68,9 @@ class Sets:
         """Mean and variance (not corrected) of every set; no gradient."""
         rows = x.shape[1]
         mean, var = row_moments(x.detach()) if x.numel() else (x.new_zeros(rows),) * 2
-        share = x.numel() / max(1, rows) / self.count  # of a set, in each of its rows
-        if len(self.members) > FEW:
+        share = x.numel() / max(1, rows) / max(1, self.count)  # of a set, in each of its rows
+        sets = rows if self.of_row is None else self.total
+        if len(self.members) > FEW or len(self.members) * sets > MANY:
             together = self.all_sum
             whole = together(self.fold(mean * share))
             return whole, together(self.fold((var + (mean - self.unfold(whole)).square()) * share))
@@ -95,8 +97,7 @@ def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     It makes one careful pass, four times faster than the kernel of batch norm. Its results for each n are merged.
     """
     samples, rows = x.shape[:2]
-    if not x.is_contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format):
-        x = x.contiguous()
+    x = x.contiguous()  # of channels last it would take E[x^2] - E[x]^2
     elements = x.numel() // (samples * rows)
     _, mean, scale = torch.native_group_norm(x, None, None, samples, rows, elements, rows, 0.0)
     mean, var = mean.view(samples, rows), scale.view(samples, rows).pow(-2)
@@ -127,25 +128,23 @@ class Standardised(torch.autograd.Function):
         shared: Callable[[Tensor], Tensor] | None,
     ) -> Tensor:
         mean, var = map(sets.unfold, statistics)
-        ctx.save_for_backward(x, weight, bias)
+        prepare(ctx, x, weight, bias)
         ctx.mean, ctx.var, ctx.eps, ctx.sets, ctx.ticket, ctx.shared = mean, var, eps, sets, ticket, shared
-        ctx.guarded = is_on()
         return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
         sets, mean, var = ctx.sets, ctx.mean, ctx.var
         if torch.is_grad_enabled():
+            x, weight, bias, _ = ctx.saved_tensors
             wanted = [t for t in (x, weight, bias) if t is not None and t.requires_grad]
             source = x if wanted else x.detach().requires_grad_()  # to take part in the others' adjoints
             y = standardised(source, weight, bias, ctx.eps, sets, ctx.ticket, ctx.shared)
             found = iter(torch.autograd.grad(y, wanted or [source], dy, create_graph=True))
             gradients = [next(found) if t is not None and t.requires_grad else None for t in (x, weight, bias)]
             return *gradients, *(None,) * 6
-        if ctx.guarded and is_on():
-            name = f"the adjoint of {sets.name}"
-            agree_call(sets.transport, sets.team, name, ctx.ticket.differentiated().number, False, None)
+        name, ticket = f"the adjoint of {sets.name}", ctx.ticket.differentiated()
+        x, weight, bias = meet(ctx, sets.transport, sets.team, name, ticket)
         r = (var + ctx.eps).rsqrt()
         if x.is_cuda and x.numel():
             plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)

@@ -1,6 +1,6 @@
 """A converted model: one graph of distributed layers that agrees once per call, not once per layer.
 
-call      one all-reduce: same model, same step, same structure of input, modes and frozen parameters on all workers?
+call      one all-reduce: same model, same step, a known structure of input, modes and frozen parameters on all workers?
           unchanged since the last call: the layers inside follow its script (`plan`) and send no agreement of their own
           changed anywhere: every layer agrees, and plans anew if it has no plan, once
 backward  one all-reduce where the cotangent enters; the operators inside follow in the graph's order
@@ -9,6 +9,8 @@ backward  one all-reduce where the cotangent enters; the operators inside follow
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,12 +18,12 @@ from torch import Tensor
 
 from ...grid import Layout
 from ...partition import Partition
-from ..agreement import Structure, agree_call, agree_layout, agreement, is_on, key_of
+from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreement, is_on, key_of
 from ..layer import Layer
 from ..lending import Loan, lent, loans_of
 from ..module import Module
 from ..operator import Operator, Ticket, apply
-from ..plan import Script
+from ..plan import Plans, Script
 from ..repartition import Repartition
 from .held import know
 
@@ -35,6 +37,16 @@ class Passed(Operator):
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
+
+
+@dataclass
+class Run:
+    """How a model is run with one kind of input."""
+
+    balance: list[Repartition | None]
+    """What brings each input to balanced blocks, where it is not."""
+    loans: list[Loan]
+    script: Script = field(default_factory=Script)
 
 
 class DistributedModel(torch.fx.GraphModule):
@@ -61,10 +73,7 @@ class DistributedModel(torch.fx.GraphModule):
         self.P_x, self.P_y, self._name = P_x, P_y, name
         self._says = f"the distributed {name} on {P_x.shape}"
         self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} #{P_x.transport.ordinal(self._says)}"), 0)
-        self._seen: Any = None
-        self._script = Script()
-        self._loans: list[Loan] = []
-        self._balance: list[Repartition | None] = []
+        self._plans = Plans()
         self._meet = Passed(P_x.transport, P_x.team, self._says)
 
     def __deepcopy__(self, memo: dict) -> DistributedModel:
@@ -81,27 +90,39 @@ class DistributedModel(torch.fx.GraphModule):
     def __call__(self, *inputs: Any) -> Any:
         if not self.P_x.active:
             return self._nothing(inputs)
-        here = self._structure(inputs)
-        ticket = Ticket(self._ticket.key, self._ticket.call + 1)
+        plan = self._plans.find(self._structure(inputs))
+        ticket = self._ticket.called_again()
         transport, team = self.P_x.transport, self.P_x.team
-        changed = agree_call(transport, team, self._says, ticket.number, here != self._seen, None)
+        number = plan.number if plan is not None else 0
+        number = agree_plan(transport, team, self._says, ticket.number, number, None)
         self._ticket = ticket  # a call counts when all have joined it
+        changed = plan is None or not number
         if changed:
-            self._seen, self._script = None, Script()
-            self._balance = [self._balancing(x) for x in inputs]
-            self._loans = loans_of([m for m in self.modules() if isinstance(m, Layer)], self._says)
-        inputs = tuple(x if move is None else move(x) for x, move in zip(inputs, self._balance, strict=True))
-        with agreement(is_on() and changed), self._script.running(), lent(self._loans, ticket.call):
-            y = super().__call__(*inputs)
-        self._seen = here
+            self._plans.count += 1
+            agree_mode(transport, team, self._says, self._mode())
+            run = Run(
+                [self._balancing(x) for x in inputs],
+                loans_of([m for m in self.modules() if isinstance(m, Layer)], self._ticket.key),
+            )
+        else:
+            assert plan is not None
+            run = plan.assigned["run"]
+        own = tuple(x if move is None else move(x) for x, move in zip(inputs, run.balance, strict=True))
+        with agreement(is_on() and changed), run.script.running(), lent(run.loans, ticket.call):
+            y = super().__call__(*own)
+        if changed:  # kept only now that it went well; layers that it has made at this call count from now on
+            self._plans.add(self._structure(inputs), {"run": run})
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
 
-    def _structure(self, inputs: tuple) -> Any:
+    def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
+        return tuple(map(_known, inputs)), tuple(map(id, self.modules())), self._mode()
+
+    def _mode(self) -> Hashable:
+        """What has to be the same on all workers, besides the inputs."""
         return (
-            tuple(Structure.of(x) if isinstance(x, Tensor) else x for x in inputs),
-            tuple(module.training for module in self.modules()),
-            tuple((p.requires_grad, p.dtype) for p in self.parameters()),
+            tuple([module.training for module in self.modules()]),
+            tuple([(p.requires_grad, p.dtype) for p in self.parameters()]),
             tuple(
                 (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
             ),
@@ -115,12 +136,12 @@ class DistributedModel(torch.fx.GraphModule):
         layout, _ = agree_layout(P_x.transport, P_x.team, self._says, P_x.grid, x)
         return None if layout == Layout.balanced(P_x.grid, layout.global_shape) else Repartition(P_x, P_x)
 
-    def _nothing(self, inputs: tuple) -> Tensor:
-        """A worker outside holds no part, and can call `backward` all the same."""
+    def _nothing(self, inputs: tuple) -> Any:
+        """A worker outside holds no part of any output, and can call `backward` all the same."""
         parts = [
             x.flatten()[:0] for x in (*inputs, *self.parameters()) if isinstance(x, Tensor) and x.is_floating_point()
         ]
-        return torch.cat(parts)
+        return _mapped(self.P_y, lambda _: torch.cat(parts))
 
 
 class GlobalShape(Module):
@@ -159,8 +180,17 @@ class MadeAtCall(torch.nn.Module):
         return layer.train(self.training or not self.follows_mode)(x)
 
 
+def _known(x: Any) -> Hashable:
+    """What is known of an argument before the call: of tensors their structure, of other values all."""
+    if isinstance(x, Tensor):
+        return Structure.of(x)
+    if isinstance(x, dict):
+        return tuple((key, _known(value)) for key, value in x.items())
+    return tuple(map(_known, x)) if isinstance(x, tuple | list) else repr(x)
+
+
 def _mapped(y: Any, change: Any) -> Any:
-    if isinstance(y, Tensor):
+    if isinstance(y, Tensor | Partition):
         return change(y)
     if isinstance(y, dict):
         return type(y)((key, _mapped(value, change)) for key, value in y.items())

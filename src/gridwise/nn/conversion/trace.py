@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from typing import Any
 
 import torch
@@ -17,7 +18,12 @@ CONSTANT = re.compile(r"_tensor_constant\d+")
 
 
 class _Tracer(torch.fx.Tracer):
-    record_stack_traces = True
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch's, and remembers the user's line; torch's own way to do that imports its compiler, for seconds."""
+        proxy = super().create_proxy(*args, **kwargs)
+        frames = [frame for frame in traceback.extract_stack()[:-1] if INSIDE not in frame.filename]
+        proxy.node.meta["line"] = frames[-1].line if frames else ""
+        return proxy
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         return super().is_leaf_module(m, module_qualified_name) or has_layer(m)
@@ -47,6 +53,4 @@ def traced(model: torch.nn.Module) -> Graph:
 
 def code_of(node: Any) -> str:
     """The line of the user's code that made a node; empty if unknown."""
-    lines = (node.stack_trace or "").strip().splitlines()
-    places = [i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith("File") and INSIDE not in line]
-    return lines[places[-1] + 1].strip() if places else ""
+    return node.meta.get("line") or ""

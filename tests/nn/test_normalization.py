@@ -118,3 +118,21 @@ def test_gradients_of_gradients_and_halves() -> None:
         nn.DistributedGroupNorm(P_x, 3, 4)
     with pytest.raises(gridwise.errors.PartitionError, match="normalises 4 dims"):
         nn.DistributedLayerNorm(P_x, (1, 2, 3, 4))
+
+
+@workers(1, 2)
+@pytest.mark.parametrize("name", ["BatchNorm2d", "InstanceNorm2d", "GroupNorm"])
+def test_channels_last_far_from_zero_loses_no_digits(name):
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, gridwise.world().size, 1])
+    arguments = (2, 4) if name == "GroupNorm" else (4,)
+    x = 1000 + torch.randn(2, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = getattr(torch.nn, name)(*arguments).double()(x)[gridwise.local_slice(P_x, x.shape)]
+    mine = x[gridwise.local_slice(P_x, x.shape)].float().to(memory_format=torch.channels_last)
+    y = getattr(gridwise.nn, f"Distributed{name}")(P_x, *arguments)(mine)
+    assert (y - expected).abs().max() < 1e-3
+
+
+@workers(2)
+def test_group_norm_of_nothing():
+    P_x = gridwise.world().create_cartesian_topology_partition([2, 1, 1])
+    assert gridwise.nn.DistributedGroupNorm(P_x, 2, 4)(torch.ones(1, 4, 0)).shape == (1, 4, 0)

@@ -143,7 +143,7 @@ class Module(torch.nn.Module):
             self._distdl_module_setup(input)
             assigned = {name: self.__dict__[name] for name in names if name in self.__dict__}
         finally:
-            self._assigned = None
+            self.__dict__["_assigned"] = None
         keep = self._keeps_plans and len(assigned) == len(names)
         return self._plans.add(self._structure_of(input), assigned, keep)
 

@@ -230,7 +230,6 @@ def run(kind: str, amount: int, repeat: int, folder: Path, ways: list[str]) -> d
         timed("memcpy", "save", memcpy)
         timed("async", "save", our_async)
         _pending.pop().wait()
-    _copy.clear()  # or it would travel to the workers of the next run
     return results
 
 

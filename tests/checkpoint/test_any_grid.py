@@ -139,6 +139,7 @@ def test_each_worker_reads_only_the_chunks_that_hold_its_block(tmp_path: Path, m
 
     monkeypatch.setattr(DataFile, "bytes", counting_bytes)
     monkeypatch.setattr(DataFile, "read", counting_read)
+    monkeypatch.setattr(DataFile, "read_from_memory", lambda *_: False)  # or it would be read there
 
     def loads(P: Partition) -> None:
         target = split(torch.zeros(4096, 1024), line(P, (4096, 1024)), P.transport.rank)

@@ -77,8 +77,8 @@ def test_a_failure_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(disk, "sync", lambda fd: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         checkpoint.async_save(tmp_path / "c", {"x": torch.ones(3)})
-        background.in_flight[world().transport]._written.wait()  # type: ignore[attr-defined]
-        background.in_flight[world().transport]._thread.join()  # type: ignore[attr-defined]
+        background.in_flight[world().transport, world().team]._written.wait()  # type: ignore[attr-defined]
+        background.in_flight[world().transport, world().team]._thread.join()  # type: ignore[attr-defined]
     with pytest.raises(CheckpointWriteFailed, match="Input/output error"):
         getattr(checkpoint, call)(tmp_path / "d", {"x": torch.ones(3)})
     checkpoint.save(tmp_path / "d", {"x": torch.ones(3)})  # raised once, then forgotten

@@ -101,7 +101,7 @@ def test_float32_at_awkward_sizes(mode: str) -> None:
         torch.testing.assert_close(y, expected, rtol=0, atol=0 if mode.startswith("nearest") else 1e-4)
 
 
-@workers(1, 2, 4)
+@workers(1, 2, 4, transports=("mpi",))
 def test_bicubic_at_borders_up_and_down() -> None:
     """Every way to reach a row: whole dims, powers of two, odd factors; rows repeated at the global edge only."""
     world = gridwise.world()
@@ -116,10 +116,10 @@ def test_bicubic_at_borders_up_and_down() -> None:
             {"size": (11, 7)},
             {"size": (3, 40)},
         ):
-            for corners in (None, False, True):
+            for corners in (False, True):
                 if corners and options.get("recompute_scale_factor"):
                     continue
-                for shape in ((2, 3, 11, 7), (1, 1, 2, 3), (1, 2, 1, 9)):
+                for shape in ((2, 3, 11, 7), (1, 2, 1, 9)):
                     arguments = {**options, "mode": "bicubic", "align_corners": corners}
                     if min(int(n * f) for n, f in zip(shape[2:], factors(options), strict=True)) < 1:
                         continue

@@ -64,7 +64,7 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
     talk.settle()
     with collector_paused():
         pending = _started(talk, Path(path), state)
-    in_flight[talk.transport] = pending
+    in_flight[talk.transport, talk.team] = pending
     pending.start()
     return pending
 
@@ -95,7 +95,15 @@ class Pending:
         self._settled = False
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there are no more threads to be had
+            logger.warning("%s: %s; it is written before training goes on", self.talk.what, error)
+            self._run()
+
+    def _join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def done(self) -> bool:
         """Whether this worker has nothing left to do; on the first worker: whether it is committed, or has failed."""
@@ -108,19 +116,19 @@ class Pending:
         self._written.wait()
         try:
             self.talk.agree(self._write_error, CheckpointWriteFailed, NOTHING_COMMITTED)
-            self._thread.join()
+            self._join()
             self.talk.agree(self._commit_error, CheckpointWriteFailed)
         except BaseException:
             # Only now is nobody writing into the data folder any more.
             self._given_up.set()
-            self._thread.join()
+            self._join()
             if self._saving is not None:
                 self._saving.abandon()
             raise
         finally:
             self._settled = True
-            if in_flight.get(self.talk.transport) is self:
-                del in_flight[self.talk.transport]
+            if in_flight.get((self.talk.transport, self.talk.team)) is self:
+                del in_flight[self.talk.transport, self.talk.team]
 
     # In the thread
 
@@ -142,9 +150,11 @@ class Pending:
 
     def _write(self) -> tuple[Flat, Shares, Message | None]:
         place = self.talk.place
-        flat, shares, message = Flat(), Shares(), None
+        flat, shares, message, staged = Flat(), Shares(), None, None
         try:
-            flat = self._staged.pop().flat()  # from here on the caller's own tensors are free
+            staged = self._staged.pop()
+            flat = staged.flat()
+            staged.free()  # from here on the caller's own tensors are free
             shares = shares_of(flat.tensors, self.talk.size)
             message = write_part(self._folder, self._id, place, flat, shares, self.talk.size)
             if place:
@@ -154,6 +164,9 @@ class Pending:
             message = None
             if place:
                 _leave_failure(self._folder, place)
+        finally:
+            if staged is not None:
+                staged.give_back()
         self._written.set()
         return flat, shares, message
 

@@ -140,13 +140,25 @@ def _syncing(fd: int, aside: bool) -> Iterator[None]:
             errors.append(error)
 
     thread = threading.Thread(target=sync, name="gridwise-sync")
-    thread.start()
+    if not started(thread):
+        yield
+        disk.sync(fd)
+        return
     try:
         yield
     finally:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def started(thread: threading.Thread) -> bool:
+    """Start a thread, if that can be done: Python 3.12 refuses when the program is over, a system when it has too many."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Summing:
@@ -162,8 +174,11 @@ class Summing:
 
     def add(self, memory: memoryview) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="gridwise-checksums")
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="gridwise-checksums")
+            if not started(thread):
+                self._sums.append("".join(map(checksum, chunks_of_memory(memory))))
+                return
+            self._thread = thread
         self._memory.put(memory)
 
     def _run(self) -> None:

@@ -65,7 +65,7 @@ def held_plain(plain: Plain, owned: bool) -> Iterator[Held]:
 def held(x: Any, key: str, rank: int) -> Held:
     """This worker's share of the tensor `x`, of which `key` is the name."""
     code = CODES.get(x.dtype)
-    if code is not None and type(x) in KINDS and x.layout is torch.strided:
+    if code is not None and type(x) in KINDS and x.layout is torch.strided and (x.data_ptr() or not x.numel()):
         return Held(code, tuple(x.shape), [Part(None, x.detach() if x.requires_grad else x, False)], everywhere=True)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
@@ -139,6 +139,11 @@ def check_dense(x: Tensor, key: str) -> None:
     if x.is_quantized or (not is_deferred(x) and _torch_layout(x) is not torch.strided):
         raise CheckpointMismatch(
             f"{key!r} is a sparse or quantized tensor, which cannot be stored.\n  fix: save its parts."
+        )
+    if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__ or (x.numel() and not x.data_ptr()):
+        raise CheckpointMismatch(
+            f"{key!r} (a {type(x).__name__}) has no memory of its own: it is fake, its storage was freed, or it is made of "
+            "other tensors.\n  fix: save or load the tensors that it is made of."
         )
 
 

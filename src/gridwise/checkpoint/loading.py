@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import CheckpointDamaged
+from ..errors import CheckpointError
 from ..partition import Partition
 from .fit import Plan
 from .manifest import MANIFEST, Manifest
@@ -118,7 +118,7 @@ def _opened(talk: Talk, path: Path, manifest: Manifest, plan: Plan, last: bool) 
 def _id_now(path: Path) -> str | None:
     try:
         return read_manifest(path).id
-    except CheckpointDamaged:
+    except CheckpointError:
         return None
 
 

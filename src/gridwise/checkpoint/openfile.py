@@ -32,11 +32,11 @@ PAGE = mmap.PAGESIZE
 class DataFile:
     """The data file `path`, after checking its kind, size and header; `key` is a tensor that it holds, for errors."""
 
-    def __init__(self, path: Path, stored: StoredFile, key: str, save_id: str) -> None:
+    def __init__(self, path: Path, stored: StoredFile, key: str, save_id: str, may_map: bool = True) -> None:
         self._fd = _opened(path, stored, key, save_id)
         self._seen = self._last_change()
         self._mapping: mmap.mmap | None = None
-        if NOWAIT is not None:
+        if NOWAIT is not None and may_map:
             with contextlib.suppress(OSError, ValueError):
                 self._mapping = mmap.mmap(self._fd, stored.size, mmap.MAP_SHARED, mmap.PROT_READ)
 
@@ -51,9 +51,16 @@ class DataFile:
         """Whether somebody may have written to the file since it was opened."""
         return self._last_change() != self._seen
 
-    def _last_change(self) -> tuple[int, int]:
+    def _last_change(self) -> tuple[int, int, int]:
         status = os.fstat(self._fd)
-        return status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns  # the last cannot be put back
+
+    def read_from_memory(self, offset: int, places: Sequence[memoryview | Memory]) -> bool:
+        """Read only what the system holds in memory; whether that was all."""
+        try:
+            return NOWAIT is not None and os.preadv(self._fd, places, offset, NOWAIT) == sum(map(len, places))
+        except OSError:
+            return False
 
     def read(self, offset: int, places: Sequence[memoryview | Memory]) -> int:
         """Read from `offset` on into the places, one after the other; the number of bytes that are not there."""

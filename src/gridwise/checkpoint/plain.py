@@ -41,9 +41,11 @@ def plain_of(items: Mapping[Any, Any]) -> tuple[Plain, dict[Any, Any]]:
         if type(x) in KINDS and x.is_cpu and x.layout is STRIDED and x.is_contiguous() and not x.is_neg()
     ]
     odd = {dtype for dtype in {each[2] for each in found} if dtype not in CODES or dtype.is_complex}
-    if odd or not all(map(itemgetter(5), found)):
+    if odd or not all(map(itemgetter(5), found)) or not all(map(itemgetter(4), found)):
         found = [
-            each for each in found if each[5] and (each[2] not in odd or (each[2] in CODES and not each[1].is_conj()))
+            each
+            for each in found
+            if each[4] and each[5] and (each[2] not in odd or (each[2] in CODES and not each[1].is_conj()))
         ]
     rest: dict[Any, Any] = {}
     if len(found) < len(items):

@@ -29,6 +29,9 @@ from .units import Span, Unit, in_order, put, spans_of, tensors_of
 AT_ONCE = 8 << 20
 """Bytes that are read into place in one call."""
 
+MOST_MAPPED = 64
+"""Files up to which they are mapped: a mapping holds a second descriptor."""
+
 SMALL = 128 << 10
 THREADS = max(1, min(4, os.cpu_count() or 1))
 MOST_NAMED = 8
@@ -51,9 +54,10 @@ class Reader:
         self.threads = THREADS if sum(map(itemgetter(2), units)) > len(units) * SMALL else 1
         self._open_files: dict[int, DataFile] = {}
         try:
-            for first in {self.units[start].file: self.units[start] for start, _ in self.spans}.values():
-                file = self.files[first.file]
-                self._open_files[first.file] = DataFile(self.folder / file.name, file, first.key, self.save_id)
+            firsts = {self.units[start].file: self.units[start] for start, _ in self.spans}
+            for first in firsts.values():
+                file, may_map = self.files[first.file], len(firsts) <= MOST_MAPPED
+                self._open_files[first.file] = DataFile(self.folder / file.name, file, first.key, self.save_id, may_map)
         except BaseException:
             self.close()
             raise
@@ -156,13 +160,12 @@ class Reader:
         """
         places = memories(list(map(_ADDRESS, span)), list(map(_SIZE, span)))
         file, first = self._open_files[span[0].file], span[0].offset
-        trusted = trusted and file.is_in_memory(first, _size_of(span))
+        if trusted and file.read_from_memory(first, places):
+            return []
         try:
             missing = file.read(first, places)
         except OSError as error:
             return [f"{self._says(span)}: cannot be read: {error}"]
-        if trusted and not missing:
-            return []
         return self._compared(span, checksums(places), missing)
 
     def _compare_in_place(self, span: list[Unit]) -> list[str]:

@@ -51,6 +51,9 @@ def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int
         walk.mapping("", into, 0)
     else:
         walk.any("", into, lambda _: None, 0)
+    for wants in walk.plan.plain:
+        if list(map(Tensor.data_ptr, wants.targets)) != wants.addresses:
+            raise CheckpointMismatch("a `state_dict()` in `into` moves the memory of tensors that stand before it.")
     walk.plan.result = into
     return walk.plan
 
@@ -189,6 +192,16 @@ class _Walk(Fit):
     def module(self, key: str, module: torch.nn.Module, depth: int) -> None:
         names = module.state_dict(keep_vars=True)
         self.check_names(key, (joined(key, name) for name in names), f"the {type(module).__name__}")
+        own = {id(x) for part in module.modules() for x in (*part._parameters.values(), *part._buffers.values())}
+        copies = [
+            name for name, x in names.items() if id(x) not in own and is_tensor(x) and not name.endswith("_extra_state")
+        ]
+        if copies:
+            raise CheckpointMismatch(
+                f"the {type(module).__name__} at {key or 'the top'!r} gives copies of {listed(copies)} as its state (a "
+                "hook, or a `state_dict` of its own): filling these would not fill the module.\n"
+                "  fix: load without `into`, and hand the result to its `load_state_dict`."
+            )
         for name, item in self.but_plain(key, names).items():
             owner, last = module, name
             if "." in name:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from ctypes import PyDLL, c_size_t, c_void_p
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -23,7 +24,8 @@ from .datafile import ALIGNMENT
 from .held import Held, Part
 from .state import Flat, Group
 
-_memory: dict[Transport, Tensor] = {}
+_memory: dict[Transport, Tensor | None] = {}
+"""None: a save is using it."""
 
 memmove = PyDLL(None).memmove
 """The C library's, called without handing the interpreter to other threads: for a few kilobytes that takes longer."""
@@ -41,7 +43,8 @@ class Staged:
         sizes = [part.size or part.data.nbytes for part in parts] + [size for plain in groups for size in plain.sizes]
         rooms = -(-np.array(sizes, dtype=np.int64) // ALIGNMENT) * ALIGNMENT
         pinned = any(part.data.is_cuda for part in parts if not part.size)
-        self._memory = _memory_of(transport, int(rooms.sum()), pinned)
+        self._transport = transport
+        self._memory = _lent(transport, int(rooms.sum()), pinned)
         self._addresses: list[int] = (self._memory.data_ptr() + np.cumsum(rooms) - rooms).tolist()
         self._copy(parts)
         origins = [address for plain in groups for address in plain.addresses]
@@ -69,6 +72,15 @@ class Staged:
         start = address - self._memory.data_ptr()
         return self._memory[start : start + x.nbytes].view(x.dtype).view(x.shape)
 
+    def free(self) -> None:
+        """Let go of the caller's own tensors."""
+        self._flat = Flat()
+
+    def give_back(self) -> None:
+        """Keep the memory for the next save: nobody looks at it any more."""
+        if self._transport in _memory:  # else it was closed meanwhile
+            _memory[self._transport] = self._memory
+
     def flat(self) -> Flat:
         """The state, with the copies in the place of its tensors."""
         addresses = iter(self._addresses)
@@ -89,23 +101,26 @@ class Staged:
         return flat
 
     def _copies(self, parts: Sequence[Part], addresses: Iterator[int]) -> list[Part]:
-        return [
-            Part(part.box, self._memory, part.owned, next(addresses), part.size or part.data.nbytes) for part in parts
-        ]
+        copies = []
+        for part, address in zip(parts, addresses, strict=False):
+            size = part.size or part.data.nbytes
+            copies.append(Part(part.box, self._memory, part.owned, address, size) if size else part)
+        return copies
 
 
 def _parts(flat: Flat) -> Iterator[Part]:
     return (part for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values() for part in x.parts)
 
 
-def _memory_of(transport: Transport, size: int, pinned: bool) -> Tensor:
+def _lent(transport: Transport, size: int, pinned: bool) -> Tensor:
+    """Memory of at least `size`: that of the last save if nobody uses it, else new."""
+    if transport not in _memory:
+        transport.on_close.append(partial(forget, transport))
     memory = _memory.get(transport)
+    _memory[transport] = None
     if memory is None or memory.numel() < size or (pinned and not memory.is_pinned()):
-        if memory is None:
-            transport.on_close.append(lambda: forget(transport))
-        _memory.pop(transport, None)
         del memory
-        memory = _memory[transport] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
     return memory
 
 

@@ -100,7 +100,21 @@ def flatten(state: Any, rank: int = 0, place: int = 0, in_groups: bool = False) 
     walk = _Walk(rank, place, state)
     walk.in_groups = in_groups
     walk.any("", state, 0)
+    if walk.asked_late:
+        _check_places(walk.flat)
     return walk.flat
+
+
+def _check_places(flat: Flat) -> None:
+    """Raise if a `state_dict()` has moved a tensor whose address was noted before it was called."""
+    parts = [part for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values() for part in x.parts]
+    places = [(part.data, part.address) for part in parts if part.address]
+    places += [pair for group in flat.groups for pair in zip(group.plain.tensors, group.plain.addresses, strict=True)]
+    if any(x.data_ptr() != address for x, address in places):
+        raise CheckpointMismatch(
+            "a `state_dict()` in the state moves the memory of tensors that stand before it in the state.\n"
+            "  fix: call it first, and put what it gives into the state."
+        )
 
 
 def check_state(state: Any) -> None:
@@ -173,6 +187,8 @@ class _Walk:
         self.rank, self.place, self.state = rank, place, state
         self.flat = Flat()
         self.in_groups = False
+        self.asked_late = False
+        """Whether a `state_dict()` was called when addresses had been noted already."""
         self.alone = False
         """Inside a `PerWorker`: names and values are this worker's own."""
 
@@ -181,6 +197,8 @@ class _Walk:
         return names_of_parameters(self.state)
 
     def any(self, key: str, value: Any, depth: int) -> None:
+        if not self.asked_late and has_state(value):
+            self.asked_late = bool(self.flat.groups or self.flat.tensors or self.flat.own_tensors)
         if is_tensor(value):
             self.tensor(key, value)
         elif depth > DEEPEST:

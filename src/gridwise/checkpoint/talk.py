@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
-from ..comm.transport import Transport
+from ..comm.transport import Team, Transport
 from ..errors import CheckpointError, PartitionError
 from ..partition import Partition, world
 
@@ -43,8 +43,8 @@ class InFlight(Protocol):
     def wait(self) -> None: ...
 
 
-in_flight: dict[Transport, InFlight] = {}
-"""The one save that each transport may have in the background."""
+in_flight: dict[tuple[Transport, Team], InFlight] = {}
+"""The one save that each team may have in the background."""
 
 
 class Talk:
@@ -64,8 +64,8 @@ class Talk:
 
     def settle(self) -> None:
         """Wait for the save that these workers have in the background, if any, and raise what went wrong with it."""
-        pending = in_flight.get(self.transport)
-        if pending is not None and pending.talk.team == self.team:
+        pending = in_flight.get((self.transport, self.team))
+        if pending is not None:
             pending.wait()
 
     @property

@@ -5,13 +5,15 @@
 
 That makes a flat graph without any Python in it (`tracing.py`), which inductor, torch's compiler, turns into C++ on a CPU
 and into Triton kernels on CUDA. On CUDA a graph of those kernels, or of torch's own where there is no Triton, is then
-captured (`captured.py`). What a step depends on besides tensors (the layers' settings, shapes, precision) is looked up at
-each call; when it has changed, another step is made and the first one kept.
+captured (`captured.py`). Neither is trusted before it has done what the layers do (`checked.py`). What a step depends on
+besides tensors (the layers' settings, shapes, precision) is looked up at each call; when it has changed, another step is
+made and the first one kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain, islice
 from operator import itemgetter
@@ -25,6 +27,7 @@ from ...errors import UnsupportedError
 from ...log import logger
 from .base_layer import BaseLayer
 from .captured import Captured
+from .checked import Candidate, Checked
 from .gaussian import Gaussian
 from .sequential import Sequential
 from .tracing import trace
@@ -38,8 +41,14 @@ _NOTED = {
 }
 """What layers note of their last input: nothing that the next step depends on."""
 
-_CPP = {"cpp_wrapper": True, "memory_planning": True}
-"""Without Python between the loops, and with one allocation for all that lies between them."""
+_CPU_OPTIONS: dict[str, dict[str, Any]] = {
+    "compiled": {"cpp_wrapper": True, "memory_planning": True},
+    "cautiously compiled": {},
+}
+"""Without Python between the loops and with one allocation for all that lies between them; then as torch.compile does it."""
+
+
+_TF32 = 2.0**-10
 
 
 class _Made(NamedTuple):
@@ -113,9 +122,20 @@ class CompiledStep:
             layouts[:] = [((out.var is not None, out.jcb is not None), [len(states) for states in after])]
             return [t for t in (*out, *chain.from_iterable(after)) if t is not None]
 
+        def measure(*values: Tensor) -> list[Tensor]:
+            with _untouched(self._layers):
+                return run(*values)
+
         graph = trace(run, tensors)
-        made = _compiled(graph, tensors) or run
-        return _Made(Captured(made, len(tensors) - len(self._places)) if tensors[0].is_cuda else made, *layouts[0])
+        candidates = _on_cuda if tensors[0].is_cuda else _on_cpu
+        given = len(tensors) - len(self._places)
+        return _Made(Checked(run, measure, candidates(graph, run, tensors, given), self._eps(tensors)), *layouts[0])
+
+    def _eps(self, tensors: Tensors) -> float:
+        """The rounding of the coarsest products of a step."""
+        types = {t.dtype for t in tensors if t.is_floating_point()}
+        types |= {layer.compute_dtype for layer in self._layers if layer.compute_dtype is not None}
+        return max(_TF32 if t == torch.float32 and _fast_products(tensors) else torch.finfo(t).eps for t in types)
 
     def _check(self) -> None:
         if self.net.after_backward is not None:
@@ -158,13 +178,51 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, int | float | str) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
-def _compiled(graph: GraphModule, tensors: Tensors) -> Callable[..., Tensors] | None:
+@contextmanager
+def _untouched(layers: Sequence[BaseLayer]) -> Iterator[None]:
+    """What layers note and keep of a step is as it was before, when this ends."""
+    kept = [vars(layer) | {"_memory": layer._memory.copy()} for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, attributes in zip(layers, kept, strict=True):
+            vars(layer).clear()
+            vars(layer).update(attributes)
+
+
+def _fast_products(tensors: Tensors) -> bool:
+    """Whether torch takes float32 products in a coarser type, which a rewritten step may do elsewhere or not at all."""
+    backends: Any = torch.backends  # torch does not tell mypy all of it
+    cuda = tensors[0].is_cuda
+    places = [backends.cuda.matmul if cuda else backends.mkldnn.matmul]
+    if any(t.ndim == 4 for t in tensors):
+        places.append(backends.cudnn.conv if cuda else backends.mkldnn.conv)
+    return any(place.fp32_precision in ("tf32", "bf16") for place in places)
+
+
+# ---- the ways to a faster step, best first ---------------------------------------------------------------------------
+def _on_cpu(graph: GraphModule, run: Callable[..., Tensors], tensors: Tensors, given: int) -> Iterator[Candidate]:
+    for name, options in _CPU_OPTIONS.items():
+        made = _compiled(graph, tensors, options)
+        if made is None:
+            return
+        yield Candidate(name, made)
+
+
+def _on_cuda(graph: GraphModule, run: Callable[..., Tensors], tensors: Tensors, given: int) -> Iterator[Candidate]:
+    made = _compiled(graph, tensors, {})
+    if made is not None:
+        yield Candidate("compiled", Captured(made, given))
+    yield Candidate("captured", Captured(run, given))
+
+
+def _compiled(graph: GraphModule, tensors: Tensors, options: dict[str, Any]) -> Callable[..., Tensors] | None:
     """The graph as machine code; None, with a line in the log, where there is nothing to compile with."""
     cuda = tensors[0].is_cuda
     why = "Triton is not installed" if cuda and find_spec("triton") is None else None
     if why is None:
         try:
-            return torch._inductor.compile(graph, list(tensors), options={} if cuda else _CPP)
+            return torch._inductor.compile(graph, list(tensors), options=options)
         except Exception as error:  # whatever a tool chain may raise; the step itself has been traced without an error
             why = str(error)
     logger.warning(

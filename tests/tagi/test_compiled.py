@@ -58,7 +58,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that are made; they run as they are, uncompiled."""
     graphs: list[Any] = []
 
-    def keep(graph: Any, tensors: Any, options: Any) -> Any:
+    def keep(graph: Any, tensors: Any) -> Any:
         graphs.append(graph)
         return graph
 

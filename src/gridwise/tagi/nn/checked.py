@@ -10,11 +10,12 @@ the end the plain step, makes this call and those that follow. Either way every 
 
 What agrees is a matter of norms. For a tensor that was `old` and should become `want`,
 
-    |got - want|  <=  tolerance |want - old|  +  16 eps |want|        tolerance = 10 sqrt(eps), eps of the coarsest products
+    |got - want|  <=  tolerance |want - old|  +  16 eps |want|        tolerance = 1000 eps, eps of the coarsest products
 
 with `old` = 0 for what a step returns. Norms rather than single numbers, because rounding alone may put a unit on the
 other side of a ReLU's zero; the change rather than the value, because a parameter that is not updated at all is still
-close to what it should be.
+close to what it should be. A step in float32 is 10 eps from one in float64 in what it returns, up to a ResNet-18, and for
+parameters the second term explains all of it.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def disagreement(got: Sequence[Tensor], want: Sequence[Tensor], old: Sequence[Te
     """How far `got` is from `want`, in words; empty where rounding explains it. `old`: the first tensors before the step."""
     if len(got) != len(want):
         return f"{len(got)} tensors instead of {len(want)}"
-    tolerance = min(10 * eps**0.5, _LOOSEST)
+    tolerance = min(1000 * eps, _LOOSEST)
     worst, words = 0.0, ""
     for i, (mine, other) in enumerate(zip(got, want, strict=True)):
         what = f"tensor {i}, which it changes," if i < len(old) else f"output {i - len(old)}"

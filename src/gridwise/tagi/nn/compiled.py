@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice
 from operator import itemgetter
@@ -41,12 +42,11 @@ _NOTED = {
 }
 """What layers note of their last input: nothing that the next step depends on."""
 
-_CPU_OPTIONS: dict[str, dict[str, Any]] = {
-    "compiled": {"cpp_wrapper": True, "memory_planning": True},
-    "cautiously compiled": {},
-}
-"""Without Python between the loops and with one allocation for all that lies between them; then as torch.compile does it."""
+_CPP = {"cpp_wrapper": True, "memory_planning": True}
+"""Without Python between the loops, and with one allocation for all that lies between them."""
 
+_IN_PLACE = torch.__version__ >= "2.12"  # compared as versions are
+"""Whether to let the compiler write parameters. That of torch 2.11 does so before backward has read them."""
 
 _TF32 = 2.0**-10
 
@@ -126,10 +126,24 @@ class CompiledStep:
             with _untouched(self._layers):
                 return run(*values)
 
-        graph = trace(run, tensors)
-        candidates = _on_cuda if tensors[0].is_cuda else _on_cpu
         given = len(tensors) - len(self._places)
-        return _Made(Checked(run, measure, candidates(graph, run, tensors, given), self._eps(tensors)), *layouts[0])
+        candidates = self._candidates(run, tensors, given)
+        checked = Checked(run, measure, candidates, self._eps(tensors))
+        return _Made(checked, *layouts[0])
+
+    def _candidates(self, run: Callable[..., list[Tensor]], tensors: Tensors, given: int) -> Iterator[Candidate]:
+        """The ways to a faster step, the best first."""
+        cuda = tensors[0].is_cuda
+        for name in ("compiled", "compiled out of place") if _IN_PLACE else ("compiled out of place",):
+            graph = trace(run if name == "compiled" else partial(_apart, run, given), tensors)
+            made = _compiled(graph, tensors)
+            if made is None:
+                break
+            if name != "compiled":
+                made = partial(_put_back, made, given)
+            yield Candidate(name, Captured(made, given) if cuda else made)
+        if cuda:
+            yield Candidate("captured", Captured(run, given))
 
     def _eps(self, tensors: Tensors) -> float:
         """The rounding of the coarsest products of a step."""
@@ -200,29 +214,27 @@ def _fast_products(tensors: Tensors) -> bool:
     return any(place.fp32_precision in ("tf32", "bf16") for place in places)
 
 
-# ---- the ways to a faster step, best first ---------------------------------------------------------------------------
-def _on_cpu(graph: GraphModule, run: Callable[..., Tensors], tensors: Tensors, given: int) -> Iterator[Candidate]:
-    for name, options in _CPU_OPTIONS.items():
-        made = _compiled(graph, tensors, options)
-        if made is None:
-            return
-        yield Candidate(name, made)
+# ---- compiling -------------------------------------------------------------------------------------------------------
+def _apart(run: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
+    """A step that changes none of its tensors: those after the `given` ones are returned as they should become."""
+    after = [t.clone() for t in tensors[given:]]
+    return [*run(*tensors[:given], *after), *after]
 
 
-def _on_cuda(graph: GraphModule, run: Callable[..., Tensors], tensors: Tensors, given: int) -> Iterator[Candidate]:
-    made = _compiled(graph, tensors, {})
-    if made is not None:
-        yield Candidate("compiled", Captured(made, given))
-    yield Candidate("captured", Captured(run, given))
+def _put_back(made: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
+    """A step that changes its tensors, from one that returns them."""
+    out, own = list(made(*tensors)), tensors[given:]
+    torch._foreach_copy_(list(own), out[len(out) - len(own) :])
+    return out[: len(out) - len(own)]
 
 
-def _compiled(graph: GraphModule, tensors: Tensors, options: dict[str, Any]) -> Callable[..., Tensors] | None:
+def _compiled(graph: GraphModule, tensors: Tensors) -> Callable[..., Tensors] | None:
     """The graph as machine code; None, with a line in the log, where there is nothing to compile with."""
     cuda = tensors[0].is_cuda
     why = "Triton is not installed" if cuda and find_spec("triton") is None else None
     if why is None:
         try:
-            return torch._inductor.compile(graph, list(tensors), options=options)
+            return torch._inductor.compile(graph, list(tensors), options={} if cuda else _CPP)
         except Exception as error:  # whatever a tool chain may raise; the step itself has been traced without an error
             why = str(error)
     logger.warning(

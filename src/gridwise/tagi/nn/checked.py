@@ -3,7 +3,7 @@
     candidate     the step as a compiler or a capture made it: fast, and wrong where that tool has a fault
     plain         the same step by the layers themselves: the measure
 
-The first `calls` calls of a candidate are made twice, from the same tensors: by the candidate, on the tensors themselves,
+The first `CALLS` calls of a candidate are made twice, from the same tensors: by the candidate, on the tensors themselves,
 and by the plain step, on copies. All that a step changes or returns is compared. If it agrees, the candidate's results
 stand; if not, the tensors get their old values back, the log says by how much it was wrong, and the next candidate, or in
 the end the plain step, makes this call and those that follow. Either way every call is one step.

@@ -5,13 +5,16 @@
 
 That makes a flat graph without any Python in it (`tracing.py`), which inductor, torch's compiler, turns into C++ on a CPU
 and into Triton kernels on CUDA. On CUDA a graph of those kernels, or of torch's own where there is no Triton, is then
-captured (`captured.py`). What a step depends on besides tensors (the layers' settings, shapes, precision) is looked up at
-each call; when it has changed, another step is made and the first one kept.
+captured (`captured.py`). Neither is trusted before it has done what the layers do (`checked.py`). What a step depends on
+besides tensors (the layers' settings, shapes, precision) is looked up at each call; when it has changed, another step is
+made and the first one kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice
 from operator import itemgetter
@@ -25,6 +28,7 @@ from ...errors import UnsupportedError
 from ...log import logger
 from .base_layer import BaseLayer
 from .captured import Captured
+from .checked import Candidate, Checked
 from .gaussian import Gaussian
 from .sequential import Sequential
 from .tracing import trace
@@ -40,6 +44,11 @@ _NOTED = {
 
 _CPP = {"cpp_wrapper": True, "memory_planning": True}
 """Without Python between the loops, and with one allocation for all that lies between them."""
+
+_IN_PLACE = torch.__version__ >= "2.12"  # compared as versions are
+"""Whether to let the compiler write parameters. That of torch 2.11 does so before backward has read them."""
+
+_TF32 = 2.0**-10
 
 
 class _Made(NamedTuple):
@@ -113,9 +122,34 @@ class CompiledStep:
             layouts[:] = [((out.var is not None, out.jcb is not None), [len(states) for states in after])]
             return [t for t in (*out, *chain.from_iterable(after)) if t is not None]
 
-        graph = trace(run, tensors)
-        made = _compiled(graph, tensors) or run
-        return _Made(Captured(made, len(tensors) - len(self._places)) if tensors[0].is_cuda else made, *layouts[0])
+        def measure(*values: Tensor) -> list[Tensor]:
+            with _untouched(self._layers):
+                return run(*values)
+
+        given = len(tensors) - len(self._places)
+        candidates = self._candidates(run, tensors, given)
+        checked = Checked(run, measure, candidates, self._eps(tensors))
+        return _Made(checked, *layouts[0])
+
+    def _candidates(self, run: Callable[..., list[Tensor]], tensors: Tensors, given: int) -> Iterator[Candidate]:
+        """The ways to a faster step, the best first."""
+        cuda = tensors[0].is_cuda
+        for name in ("compiled", "compiled out of place") if _IN_PLACE else ("compiled out of place",):
+            graph = trace(run if name == "compiled" else partial(_apart, run, given), tensors)
+            made = _compiled(graph, tensors)
+            if made is None:
+                break
+            if name != "compiled":
+                made = partial(_put_back, made, given)
+            yield Candidate(name, Captured(made, given) if cuda else made)
+        if cuda:
+            yield Candidate("captured", Captured(run, given))
+
+    def _eps(self, tensors: Tensors) -> float:
+        """The rounding of the coarsest products of a step."""
+        types = {t.dtype for t in tensors if t.is_floating_point()}
+        types |= {layer.compute_dtype for layer in self._layers if layer.compute_dtype is not None}
+        return max(_TF32 if t == torch.float32 and _fast_products(tensors) else torch.finfo(t).eps for t in types)
 
     def _check(self) -> None:
         if self.net.after_backward is not None:
@@ -156,6 +190,42 @@ def _settings_of(layer: BaseLayer) -> itemgetter:
 
 def _is_plain(value: object) -> bool:
     return isinstance(value, int | float | str) or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+@contextmanager
+def _untouched(layers: Sequence[BaseLayer]) -> Iterator[None]:
+    """What layers note and keep of a step is as it was before, when this ends."""
+    kept = [vars(layer) | {"_memory": layer._memory.copy()} for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, attributes in zip(layers, kept, strict=True):
+            vars(layer).clear()
+            vars(layer).update(attributes)
+
+
+def _fast_products(tensors: Tensors) -> bool:
+    """Whether torch takes float32 products in a coarser type, which a rewritten step may do elsewhere or not at all."""
+    backends: Any = torch.backends  # torch does not tell mypy all of it
+    cuda = tensors[0].is_cuda
+    places = [backends.cuda.matmul if cuda else backends.mkldnn.matmul]
+    if any(t.ndim == 4 for t in tensors):
+        places.append(backends.cudnn.conv if cuda else backends.mkldnn.conv)
+    return any(place.fp32_precision in ("tf32", "bf16") for place in places)
+
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+def _apart(run: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
+    """A step that changes none of its tensors: those after the `given` ones are returned as they should become."""
+    after = [t.clone() for t in tensors[given:]]
+    return [*run(*tensors[:given], *after), *after]
+
+
+def _put_back(made: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
+    """A step that changes its tensors, from one that returns them."""
+    out, own = list(made(*tensors)), tensors[given:]
+    torch._foreach_copy_(list(own), out[len(out) - len(own) :])
+    return out[: len(out) - len(own)]
 
 
 def _compiled(graph: GraphModule, tensors: Tensors) -> Callable[..., Tensors] | None:

@@ -59,6 +59,7 @@ class TrainStep:
                 "  fix: the `.model` of a DDPSequential; forward, backward and step of a GridSequential."
             )
         self.net, self.observe, self.compile = net, observe, compile
+        self._last_noise: tuple[Any, Tensor] | None = None
         self._run: Callable[[Batch], Gaussian] = CompiledStep(net, self._plain) if compile else self._plain
 
     @torch.no_grad()
@@ -67,10 +68,19 @@ class TrainStep:
         given = self.net._input(x, var_x)
         like = given.mu
         at = None if index is None else torch.as_tensor(index).to(like.device, torch.long)
-        batch = _Batch(given.mu, given.var, as_tensor(y, like), as_tensor(noise, like), at)
+        batch = _Batch(given.mu, given.var, as_tensor(y, like), self._as_noise(noise, like), at)
         out = self._run(batch)
         self.net.output_z_buffer.gaussian = out
         return out.mu, out.variance()
+
+    def _as_noise(self, noise: Any, like: Tensor) -> Tensor:
+        """`noise` as a tensor; the same one for the same number, which then crosses to a GPU once."""
+        if not isinstance(noise, float):
+            return as_tensor(noise, like)
+        key = noise, like.dtype, like.device
+        if self._last_noise is None or self._last_noise[0] != key:
+            self._last_noise = key, as_tensor(noise, like)
+        return self._last_noise[1]
 
     def _plain(self, tensors: Batch) -> Gaussian:
         batch = _Batch(*tensors)  # type: ignore[arg-type]

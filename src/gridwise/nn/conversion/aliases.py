@@ -18,7 +18,10 @@ from .trace import code_of
 from .walk import name_of
 
 INPLACE_OPERATORS = frozenset(["iadd", "isub", "imul", "itruediv"])
-VIEWS = frozenset([*reshaping.RULES, *indexing.RULES])
+SOMETIMES = ("contiguous", "detach", "to", "type", "type_as", "float", "double", "half", "bfloat16")
+"""What returns its argument itself where nothing has to be done."""
+VIEWS = frozenset([*reshaping.RULES, *indexing.RULES, *SOMETIMES])
+SAME = (torch.nn.Flatten, torch.nn.Unflatten, torch.nn.Identity, torch.nn.modules.dropout._DropoutNd)
 
 
 def changed_through_views(graph: Graph, model: torch.nn.Module) -> list[str]:
@@ -60,7 +63,7 @@ def changes(node: Any, model: torch.nn.Module) -> bool:
 
 def _is_view(node: Any, model: torch.nn.Module) -> bool:
     if node.op == "call_module":
-        return isinstance(model.get_submodule(node.target), torch.nn.Flatten | torch.nn.Unflatten)
+        return isinstance(model.get_submodule(node.target), SAME)
     return node.op in ("call_function", "call_method") and name_of(node.target) in VIEWS
 
 

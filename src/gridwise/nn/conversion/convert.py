@@ -62,6 +62,10 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
     name = type(model).__name__
     if layers.has_layer(model):  # a model of one layer
         model = torch.nn.Sequential(model)
+    if layers.has_hooks(model) or any(parameter._backward_hooks for parameter in model.parameters()):
+        raise UnsupportedError(
+            f"distribute: {name}, or a parameter of it, has hooks, which would be lost.\n  fix: register them on the result."
+        )
     twin = copy.deepcopy(model)
     graph = traced(twin)
     walk = Conversion(twin, graph, P_x)
@@ -80,7 +84,11 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
     result.start(walk.model, P_x, walk.output_partitions(), name)
     for parameter in dict.fromkeys(walk.parameters):
         hold(result, parameter, P_x)
-    return result.train(model.training)
+    result.train(model.training)
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in result.named_modules():
+        module.training = modes.get(name, module.training)
+    return result
 
 
 class Conversion(Walk):
@@ -211,7 +219,14 @@ class Conversion(Walk):
     def _call_method(self, node: Node) -> State:
         return self._call(node, node.target)
 
+    def _owner(self, node: Node) -> torch.nn.Module | None:
+        """The module whose code calls the node; None for the model itself."""
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        return self.model.get_submodule(stack[-1][0]) if stack and stack[-1][0] else None
+
     def _call(self, node: Node, name: str) -> State:
+        if node.target is not getattr:
+            node.kwargs = {functions.ALIASES.get(key, key): value for key, value in node.kwargs.items()}
         states = [state for arg in node.all_input_nodes if (state := self.states[arg]) is not None]
         if not states:
             self._number(node, name)
@@ -228,7 +243,7 @@ class Conversion(Walk):
                 return None
             if node.target in functions.LAYERS:
                 return self._made_at_call(node, state, name)
-            if name in ("to", "type_as") and node.args[0] in self.on_grid(node):  # another tensor says the dtype only
+            if name in ("to", "type_as"):  # another tensor says the dtype only
                 return self.states[node.args[0]]
             if name in functions.ELEMENTWISE_NAMES:
                 return joining.elementwise(self, node, name)
@@ -279,8 +294,11 @@ class Conversion(Walk):
                 return state.with_extents({d: Symbol() for d in padded})
         module, P = f"_made_{node.name}", state.P
         make = functions.LAYERS[node.target]
-        constant = "dropout" in name and "training" not in node.kwargs and len(node.args) < 3
-        self.modules[module] = (P, lambda: MadeAtCall(make, P, follows_mode=not constant))
+        in_training, in_evaluation = node.meta.get("training", (True, False)) if "dropout" in name else (True, False)
+        if not in_training:
+            return state if not in_evaluation else self.problem(node, f"{name} in evaluation only", state)
+        follows, owner = not in_evaluation, self._owner(node)
+        self.modules[module] = (P, lambda: MadeAtCall(make, P, follows, owner))
         node.op, node.target = "call_module", module
         if name in functions.KEEPS_EXTENTS:
             return state

@@ -47,6 +47,10 @@ NUMBERS = {
     operator.mod,
     operator.neg,
     operator.pow,
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
     int,
     math.ceil,
     math.floor,
@@ -56,6 +60,9 @@ NUMBERS = {
 
 OF_PARAMETERS = frozenset("expand flatten getitem permute reshape squeeze sum mean transpose unsqueeze view".split())  # noqa: SIM905
 """What may be done with parameters alone, besides what is elementwise."""
+
+ALIASES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "x2": "other"}
+"""Names of arguments that torch takes as well."""
 
 
 def max_pool(

@@ -20,7 +20,7 @@ def getitem(walk: Walk, node: Node, name: str) -> State:
     x, index = node.args[:2]
     state = walk.states[x]
     if isinstance(state, Several):
-        return state.each if isinstance(index, int) else state
+        return state.one() if isinstance(index, int) else state
     assert isinstance(state, OnGrid)
     listed = list(index) if isinstance(index, tuple) else [index]
     if not all(_is_plain(walk, part) for part in listed):
@@ -112,7 +112,7 @@ def parts(walk: Walk, node: Node, name: str) -> State:
     if name == "unbind":
         return Several(state.reshaped(dim, dim + 1, []))
     even = name == "split" and isinstance(own, list | tuple) and len(set(own)) == 1
-    return Several(state.with_extents({dim: fresh(own[0]) if even else Symbol()}))
+    return Several(state.with_extents({dim: fresh(own[0]) if even else Symbol()}), None if even else dim)
 
 
 RULES: dict[str, Any] = {

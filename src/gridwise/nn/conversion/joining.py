@@ -22,6 +22,8 @@ INPLACE = frozenset(["iadd", "isub", "imul", "itruediv"])
 
 def elementwise(walk: Walk, node: Node, name: str) -> State:
     inplace = name in INPLACE or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+    if inplace and isinstance(walk.states.get(node.args[0]), Whole):
+        return walk.problem(node, f"{name} changes a buffer by a tensor on the grid", _any(walk, node))
     return align(walk, node, inplace=inplace)
 
 

@@ -118,7 +118,13 @@ def _keeps_space(conv: Any, space: int) -> bool:
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether something else happens when the module is called: weight norm, spectral norm, the user's own hooks."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "parametrizations" in module._modules)
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "parametrizations" in module._modules
+    )
 
 
 def _layer_of(module: torch.nn.Module) -> type | None:

@@ -163,11 +163,19 @@ class GlobalShape(Module):
 
 
 class MadeAtCall(torch.nn.Module):
-    """A function of the model as a layer, made for each set of arguments that it is called with."""
+    """A function of the model as a layer, made for each set of arguments that it is called with.
 
-    def __init__(self, make: Any, P: Partition, follows_mode: bool = True) -> None:
+    If `follows_mode`, it is in the mode of `owner`, the module whose code calls it (None: the model).
+    """
+
+    owner: torch.nn.Module
+
+    def __init__(
+        self, make: Any, P: Partition, follows_mode: bool = True, owner: torch.nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.make, self.P, self.follows_mode = make, P, follows_mode
+        self.__dict__["owner"] = owner if owner is not None else self  # no child of this module
         self.layers = torch.nn.ModuleDict()
         self._names: dict[str, str] = {}
 
@@ -177,7 +185,7 @@ class MadeAtCall(torch.nn.Module):
             self._names[key] = f"call{len(self._names)}"
             self.layers[self._names[key]] = self.make(self.P, *args, **kwargs)
         layer = self.layers[self._names[key]]
-        return layer.train(self.training or not self.follows_mode)(x)
+        return layer.train(self.owner.training or not self.follows_mode)(x)
 
 
 def _known(x: Any) -> Hashable:

@@ -88,6 +88,12 @@ class Several:
     """Tensors that lie alike."""
 
     each: OnGrid
+    uneven: int | None = None
+    """The dim along which they may differ in extent."""
+
+    def one(self) -> OnGrid:
+        """Any one of them."""
+        return self.each if self.uneven is None else self.each.with_extents({self.uneven: Symbol()})
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import traceback
@@ -17,11 +18,37 @@ INSIDE = os.path.dirname(torch.__file__)
 CONSTANT = re.compile(r"_tensor_constant\d+")
 
 
+class _Proxy(torch.fx.Proxy):
+    """Torch's turns ``x += y`` into ``x = x + y``, which nobody else who holds x sees."""
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._changed(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._changed(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._changed(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._changed(operator.itruediv, other)
+
+    def _changed(self, change: Any, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", change, (self, other), {})
+
+
 class _Tracer(torch.fx.Tracer):
+    proxy_buffer_attributes = True  # or what the code does with buffers alone would be done once, here
+
+    def proxy(self, node: Any) -> _Proxy:
+        return _Proxy(node, self)
+
     def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's, and remembers the user's line; torch's own way to do that imports its compiler, for seconds."""
         proxy = super().create_proxy(*args, **kwargs)
-        frames = [frame for frame in traceback.extract_stack()[:-1] if INSIDE not in frame.filename]
+        frames = [
+            frame for frame in traceback.extract_stack() if INSIDE not in frame.filename and frame.filename != __file__
+        ]
         proxy.node.meta["line"] = frames[-1].line if frames else ""
         return proxy
 
@@ -45,10 +72,34 @@ def traced(model: torch.nn.Module) -> Graph:
     finally:
         for module, mode in training:
             module.training = mode
-    kinds = [[(node.op, CONSTANT.sub("constant", str(node.target))) for node in graph.nodes] for graph in graphs]
-    if kinds[0] != kinds[1]:
-        raise UnsupportedError(f"distribute: {type(model).__name__} runs another graph in training than in evaluation.")
+    _check_same(model, *graphs)
     return graphs[0]
+
+
+def _check_same(model: torch.nn.Module, training: Graph, evaluation: Graph) -> None:
+    """Raise unless both graphs do the same, with the same numbers; where a flag differs, each node remembers both."""
+    name, pairs = type(model).__name__, list(zip(training.nodes, evaluation.nodes, strict=False))
+    if len(training.nodes) != len(evaluation.nodes):
+        raise UnsupportedError(f"distribute: {name} runs another graph in training than in evaluation.")
+    places = {node: place for graph in (training, evaluation) for place, node in enumerate(graph.nodes)}
+    for one, other in pairs:
+        if _told(one, model, places) != _told(other, model, places):
+            raise UnsupportedError(
+                f"distribute: {name} does not do the same each time, in training and in evaluation:  {code_of(one)}\n"
+                "  fix: no counters, random numbers or modes in `forward`; torch's modules follow the mode by themselves."
+            )
+        one.meta["training"] = one.kwargs.get("training"), other.kwargs.get("training")
+
+
+def _told(node: Any, model: torch.nn.Module, places: dict[Any, int]) -> str:
+    """All that a node does; of tensors that the code makes of numbers, the numbers."""
+    target = str(node.target)
+    if node.op == "get_attr" and CONSTANT.search(target):
+        value = getattr(model.get_submodule(target.rpartition(".")[0]), target.rpartition(".")[2])
+        target = f"constant {value.tolist()}"
+    follows = "dropout" in target  # which is given the mode
+    kwargs = {key: value for key, value in node.kwargs.items() if not (follows and key == "training")}
+    return repr((node.op, target, torch.fx.map_arg((node.args, kwargs), places.get)))
 
 
 def code_of(node: Any) -> str:

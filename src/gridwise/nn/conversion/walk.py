@@ -116,11 +116,11 @@ class Walk:
         def like(arg: Node) -> Any:
             state = self.states[arg]
             if not isinstance(state, Whole):
-                raise TypeError("a size")
+                raise TypeError("with sizes that only the call knows")
             return state.like
 
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), like)
         try:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), like)
             if node.op == "call_method":
                 return Whole(getattr(args[0], node.target)(*args[1:], **kwargs))
             return Whole(node.target(*args, **kwargs))
@@ -141,7 +141,7 @@ def given(node: Node, place: int, name: str, default: Any = None) -> Any:
 def dims_of(dims: Any, rank: int) -> list[int] | None:
     """Dims as torch takes them, counted from the front; None if they are not numbers."""
     listed = list(dims) if isinstance(dims, tuple | list) else [dims]
-    if not all(isinstance(d, int) and -rank <= d < rank for d in listed):
+    if not all(isinstance(d, int) and not isinstance(d, bool) and -rank <= d < rank for d in listed):
         return None
     return [d % rank for d in listed]
 

@@ -136,15 +136,16 @@ def _step(
     ledger, rank = transport.ledger, transport.rank
     placed = distribute(model, P_x)
     _name_layers(placed)
-    tell_before_calls(placed, shapes, lambda expected: setattr(ledger, "expected", expected))
+    tell_before_calls(placed, shapes, ledger.expect)
     ledger.entries[rank].clear()  # the construction is no part of a step
     x = torch.empty(Layout.balanced(P_x.grid, shape).block(rank).shape, dtype=dtype, device="meta")
-    ledger.expected, ledger.phase = shape, FORWARD
+    ledger.expect(shape)
+    ledger.phase = FORWARD
     kept = _Kept([*placed.parameters(), *placed.buffers(), x])
     with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
         y = placed(x)
         if loss is not None:
-            ledger.expected = _output_shape(placed, shapes)
+            ledger.expect(_output_shape(placed, shapes))
             y = loss(placed.P_y, y)
     ledger.phase = BACKWARD
     if y.requires_grad:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import PartitionError
 from ..nn.conversion.model import DistributedModel
+from ..nn.conversion.moves import Aligned, Summed
 from ..nn.conversion.trace import traced
 
 Shapes = dict[str, tuple[int, ...]]
@@ -57,19 +58,31 @@ class _Recorder(torch.fx.Interpreter):
         return value
 
 
-def tell_before_calls(model: DistributedModel, shapes: Shapes, tell: Callable[[tuple[int, ...]], None]) -> None:
-    """Let `tell` hear the global shape of a layer's input before each call of the layer."""
-    calls: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+def tell_before_calls(model: DistributedModel, shapes: Shapes, tell: Callable[..., None]) -> None:
+    """Let `tell` hear, before each call of a layer, the global shapes of the inputs that it will ask about."""
+    calls: dict[str, list[list[tuple[int, ...]]]] = defaultdict(list)
     for node in model.graph.nodes:
         if node.op == "call_module":
-            calls[str(node.target)].append(_shape_of(node.all_input_nodes[0], shapes))
+            asked = _asked_about(node, model.get_submodule(str(node.target)))
+            calls[str(node.target)].append([_shape_of(arg, model, shapes) for arg in asked])
     for name, given in calls.items():
         turn = cycle(given)
-        model.get_submodule(name).register_forward_pre_hook(lambda *_, turn=turn: tell(next(turn)), prepend=True)
+        model.get_submodule(name).register_forward_pre_hook(lambda *_, turn=turn: tell(*next(turn)), prepend=True)
 
 
-def _shape_of(node: torch.fx.Node, shapes: Shapes) -> tuple[int, ...]:
-    """Of a node that the conversion has put in, the shape of what it moves."""
-    while node.name not in shapes:
-        node = node.all_input_nodes[0]
-    return shapes[node.name]
+def _asked_about(node: torch.fx.Node, module: torch.nn.Module) -> list[torch.fx.Node]:
+    """The inputs of a call whose blocks the layer asks about: the first, and where tensors are lined up, all in blocks."""
+    if isinstance(module, Aligned):
+        return [arg for arg, P in zip(node.all_input_nodes, module.sources, strict=True) if P is not None]
+    return node.all_input_nodes[:1]
+
+
+def _shape_of(node: torch.fx.Node, model: DistributedModel, shapes: Shapes) -> tuple[int, ...]:
+    """Of a node that the conversion has put in, the shape of what it moves; of a sum, that of the sum."""
+    if node.name in shapes:
+        return shapes[node.name]
+    shape = _shape_of(node.all_input_nodes[0], model, shapes)
+    module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if isinstance(module, Summed):
+        return tuple(1 if d in module.dims else n for d, n in enumerate(shape))
+    return shape

@@ -76,6 +76,21 @@ class UNet(torch.nn.Module):
         return torch.cat([x, self.out(torch.cat([half, up], 1))], 1)
 
 
+class Several(torch.nn.Module):
+    """Two outputs on two grids, from values that are put back by their indices and scaled by plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.unpool = torch.nn.MaxPool2d(2, return_indices=True), torch.nn.MaxUnpool2d(2)
+        self.enter, self.last = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(4, 5)
+        self.scale = torch.linspace(1, 2, 4).view(4, 1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, places = self.pool(self.enter(x) * torch.arange(16.0))
+        x = self.unpool(values, places) * self.scale
+        return x, self.last(x.mean((2, 3)))
+
+
 def cross_entropy(P_y: Partition, y: Tensor) -> Tensor:
     return nn.DistributedCrossEntropyLoss(P_y)(y, torch.zeros(y.shape[0], dtype=torch.int64, device=y.device))
 
@@ -84,12 +99,17 @@ def mse(P_y: Partition, y: Tensor) -> Tensor:
     return nn.DistributedMSELoss(P_y)(y, torch.zeros_like(y))
 
 
+def of_both(P_y: tuple[Partition, Partition], y: tuple[Tensor, Tensor]) -> Tensor:
+    return mse(P_y[1], y[1]) + mse(P_y[0], y[0])
+
+
 INPUT = (5, 3, 15, 18)
 MODELS = {
     "net": (Net, INPUT, mse),
     "residual": (Residual, (9, 3, 33, 40), cross_entropy),
     "gated": (Gated, (5, 3, 7, 9), mse),
     "unet": (UNet, (5, 3, 12, 16), mse),
+    "several": (Several, (5, 3, 12, 16), of_both),
 }
 
 

@@ -147,6 +147,31 @@ def test_what_cannot_be_planned_is_an_error():
         gridwise.plan(torch.nn.ReLU(), (1, 2), (1, 1, 4))
     with pytest.raises(PartitionError, match="cannot take a global input of shape"):
         gridwise.plan(programs.Net(), (1, 1, 2, 2), (1, 4, 15, 18))
+    with pytest.raises(PartitionError, match="`loss` must return a tensor"):
+        gridwise.plan(programs.Net(), (1, 1, 2, 2), programs.INPUT, loss=lambda P_y, y: 3.0)
+
+
+@pytest.mark.parametrize("grid", [4, (1, 1, 0, 1), (1, 1, -2, 1), (1, 1, 1.5, 1), "1121", None])
+def test_a_grid_is_of_whole_numbers(grid):
+    with pytest.raises(PartitionError, match=r"`grid` .* must be a sequence of whole numbers, none less than 1"):
+        gridwise.plan(torch.nn.Conv2d(3, 8, 3), grid, (2, 3, 16, 16))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16.7, 16), (2, 3, -1, 16), 4])
+def test_an_input_is_of_whole_numbers(shape):
+    with pytest.raises(PartitionError, match=r"`input_shape` .* must be a sequence of whole numbers"):
+        gridwise.plan(torch.nn.Conv2d(3, 8, 3), (1, 1, 2, 1), shape)
+
+
+@pytest.mark.parametrize(("workers", "problem"), [([], "names no worker"), ([0.5], "`workers` .* whole numbers")])
+def test_workers_to_run_are_some_of_the_grid(workers, problem):
+    with pytest.raises(PartitionError, match=problem):
+        gridwise.plan(torch.nn.Conv2d(3, 8, 3), (1, 1, 2, 1), (2, 3, 16, 16), workers=workers)
+
+
+def test_several_outputs_are_counted_without_a_loss():
+    planned = gridwise.plan(programs.Several(), (1, 1, 2, 2), (5, 3, 12, 16))
+    assert all(worker.sums for worker in planned.workers)  # of the gradients
 
 
 def test_a_picture(planned, tmp_path):

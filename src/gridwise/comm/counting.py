@@ -76,8 +76,11 @@ class Ledger:
         self.layouts = [*layouts, *self.layouts]
 
     def expect(self, *shapes: tuple[int, ...]) -> None:
-        """Say the global shapes, in balanced blocks, of the tensors that will be asked for next, in their order."""
-        self.expected, *self.following = shapes
+        """Say the global shapes, in balanced blocks, of the tensors that will be asked for next, in their order.
+
+        None at all: declared layouts answer.
+        """
+        self.expected, self.following = shapes[0] if shapes else None, list(shapes[1:])
 
     def bytes_sent(self, rank: int, kind: str | None = None) -> int:
         """How many bytes a worker would have sent, in all or of one kind (message, sum, copy, control)."""

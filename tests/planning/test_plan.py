@@ -121,6 +121,7 @@ def test_it_prints_workers_and_layers(planned):
     assert by_name["first"].backward == 0  # nobody asks for the input's gradient
     assert by_name["norm"].backward > 0
     assert 0 < planned.balance() <= 1
+    assert "about" not in text  # every worker was run
 
 
 def test_thousands_of_workers_by_typical_ones():
@@ -129,7 +130,9 @@ def test_thousands_of_workers_by_typical_ones():
     assert len(planned.workers) < 64
     inner = {worker.index: worker for worker in planned.workers}[0, 0, 32, 32]
     assert (inner.messages, inner.fetched) == (8, 4 * (2 * (10 + 10) + 4))
-    assert "of 4096 workers" in str(planned)
+    text = " ".join(str(planned).split())
+    assert "of 4096 workers" in text
+    assert "mean, about" in text
     assert planned.weights[0] == 1  # the only corner of its kind
     assert sum(planned.weights) == 4096
     inside, along = 62 * 62, 4 * 62

@@ -198,8 +198,8 @@ class Conversion(Walk):
                 )
             self.replace(node, {x: self.moved(node, x, known[0])})
             state = OnGrid(known[0], state.extents)
-        if unpools and (x is not node.args[0] or self.states[tensors[1]] != OnGrid(state.P, state.extents)):
-            return self.problem(node, f"{node.target}: values and indices that do not lie alike", state)
+        if unpools and (x is not node.args[0] or self._partition_of(tensors[1]) != state.P):
+            return self.problem(node, f"{node.target}: values and indices that do not lie on one grid", state)
         P = state.P
         self.modules[node.target] = (P, lambda: layers.converted(module, P))
         result = OnGrid(P, layers.extents_after(module, state.extents))

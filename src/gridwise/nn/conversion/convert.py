@@ -129,7 +129,8 @@ class Conversion(Walk):
 
     def _partition_of(self, node: Node) -> Any:
         state = self.states[node]
-        state = state.each if isinstance(state, Several) else state
+        if isinstance(state, Several):
+            return state.each.P if state.count is None else (state.each.P,) * state.count
         return state.P if isinstance(state, OnGrid) else None
 
     def _placeholder(self, node: Node) -> OnGrid:
@@ -203,7 +204,7 @@ class Conversion(Walk):
         P = state.P
         self.modules[node.target] = (P, lambda: layers.converted(module, P))
         result = OnGrid(P, layers.extents_after(module, state.extents))
-        return Several(result) if getattr(module, "return_indices", False) else result
+        return Several(result, 2) if getattr(module, "return_indices", False) else result
 
     def _call_function(self, node: Node) -> State:
         return self._call(node, name_of(node.target))

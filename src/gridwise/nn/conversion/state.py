@@ -88,6 +88,8 @@ class Several:
     """Tensors that lie alike."""
 
     each: OnGrid
+    count: int | None = None
+    """None: only the call can tell."""
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,26 @@ class UNet(nn.Module):
         return self.outc(self.conv1(self.joined(self.up1(y), x1)))
 
 
+class SegNet(nn.Module):
+    """Two levels down and up: unpooling by the encoder's indices of what the decoder has made, to sizes that were odd."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        w = width
+        self.down1, self.down2 = double_conv(2, w), double_conv(w, 2 * w)
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.up2, self.up1 = double_conv(2 * w, w), nn.Conv2d(w, 3, 3, padding=1)
+        self.middle = nn.Conv2d(2 * w, 2 * w, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x1 = self.down1(x)
+        y, first = self.pool(x1)
+        x2 = self.down2(y)
+        y, second = self.pool(x2)
+        y = self.up2(self.unpool(self.middle(y), second, output_size=x2.size()))
+        return self.up1(self.unpool(y, first, output_size=x1.size()))
+
+
 class LayerNorm2d(nn.LayerNorm):
     """Over the channels of images, as ConvNeXt does it."""
 
@@ -265,6 +285,31 @@ def test_resnet18() -> None:
 def test_unet_on_uneven_sizes(bilinear: bool) -> None:
     P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 2))
     train_both(UNet(bilinear=bilinear).double(), P_x, (2, 2, 23, 30), 3, steps=10)
+
+
+@workers(2)
+@pytest.mark.parametrize("grid", [(1, 1, 2, 1), (1, 1, 1, 2), (2, 1, 1, 1), (1, 2, 1, 1)])
+def test_segnet_on_uneven_sizes(grid: tuple[int, ...]) -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition(grid)
+    torch.manual_seed(0)
+    train_both(SegNet().double(), P_x, (2, 2, 19, 14), 3, steps=3)
+
+
+@workers(2)
+def test_indices_of_another_shape_are_refused_by_all() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, places = self.pool(x)
+            return self.unpool(self.pool(y)[0], places)
+
+    P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
+    model = gridwise.distribute(Mixed(), P_x)
+    with pytest.raises(gridwise.errors.PartitionError, match="values and indices of one shape"):
+        model(torch.ones(1, 1, 8, 16))
 
 
 @workers(1, 2, 4, transports=("mpi",))

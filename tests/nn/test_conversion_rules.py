@@ -312,6 +312,32 @@ def test_what_does_not_broadcast_is_refused_by_all() -> None:
             model(x)
 
 
+PARTS = {
+    "chunk": (lambda m, x: m.conv(x).chunk(2, 1), 2),
+    "chunks that are fewer": (lambda m, x: torch.chunk(m.conv(x), chunks=4, dim=1), 3),
+    "split": (lambda m, x: m.conv(x).split(2, dim=1), 3),
+    "split by a list": (lambda m, x: torch.split(m.conv(x), [1, 2, 1, 1], 1), 4),
+    "tensor_split": (lambda m, x: m.conv(x).tensor_split((1, 3), dim=1), 3),
+    "unbind": (lambda m, x: m.conv(x).unbind(1), 5),
+    "some of them": (lambda m, x: m.conv(x).unbind(1)[1:4:2], 2),
+    "values and indices": (lambda m, x: m.conv(x).max(1), 2),
+}  # fmt: skip
+
+
+@workers(3)
+@pytest.mark.parametrize("name", PARTS)
+def test_a_worker_outside_gets_as_many_outputs(name: str) -> None:
+    function, count = PARTS[name]
+    P_x = gridwise.world().create_partition_inclusive([0, 1]).create_cartesian_topology_partition((1, 1, 2, 1))
+    torch.manual_seed(0)
+    model = gridwise.distribute(Of(function, conv=nn.Conv2d(4, 5, 1)), P_x)
+    assert len(model.P_y) == count
+    parts = model(torch.ones(1, 4, 3, 6) if P_x.active else gridwise.zero_volume_tensor())
+    assert len(parts) == count
+    assert P_x.active or not any(part.numel() for part in parts)
+    sum(part.sum() for part in parts if part.requires_grad).backward()
+
+
 @workers(3)
 def test_parameters_outside_of_layers_are_held_by_the_grid() -> None:
     """Names, loading, saving, copies of the model, clipping and replicas, with a worker that has no part in it."""

@@ -46,6 +46,51 @@ class Residual(torch.nn.Module):
         return self.last(self.dropout(x.view(x.size(0), -1)))
 
 
+class Gated(torch.nn.Module):
+    """Means over space: as a gate that is lined up with what it gates, and before a classifier; a parameter in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.less, self.more = torch.nn.Conv2d(4, 2, 1), torch.nn.Conv2d(2, 4, 1)
+        self.scale = torch.nn.Parameter(torch.ones(4, 1, 9))
+        self.last = torch.nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.scale * self.enter(x)
+        x = x * torch.sigmoid(self.more(F.relu(self.less(x.mean((2, 3), keepdim=True)))))
+        return self.last((x * x.mean(2, keepdim=True)).mean((2, 3)))
+
+
+class UNet(torch.nn.Module):
+    """Two levels down, and up again, each joined with what it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.Conv2d(4, 6, 3, 2, 1)
+        self.up, self.out = torch.nn.ConvTranspose2d(6, 4, 2, 2), torch.nn.ConvTranspose2d(8, 2, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = F.relu(self.first(x))
+        up = self.up(F.relu(self.second(half)))
+        return torch.cat([x, self.out(torch.cat([half, up], 1))], 1)
+
+
+class Several(torch.nn.Module):
+    """Two outputs on two grids, from values that are put back by their indices and scaled by plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.unpool = torch.nn.MaxPool2d(2, return_indices=True), torch.nn.MaxUnpool2d(2)
+        self.enter, self.last = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(4, 5)
+        self.scale = torch.linspace(1, 2, 4).view(4, 1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, places = self.pool(self.enter(x) * torch.arange(16.0))
+        x = self.unpool(values, places) * self.scale
+        return x, self.last(x.mean((2, 3)))
+
+
 def cross_entropy(P_y: Partition, y: Tensor) -> Tensor:
     return nn.DistributedCrossEntropyLoss(P_y)(y, torch.zeros(y.shape[0], dtype=torch.int64, device=y.device))
 
@@ -54,8 +99,18 @@ def mse(P_y: Partition, y: Tensor) -> Tensor:
     return nn.DistributedMSELoss(P_y)(y, torch.zeros_like(y))
 
 
+def of_both(P_y: tuple[Partition, Partition], y: tuple[Tensor, Tensor]) -> Tensor:
+    return mse(P_y[1], y[1]) + mse(P_y[0], y[0])
+
+
 INPUT = (5, 3, 15, 18)
-MODELS = {"net": (Net, INPUT, mse), "residual": (Residual, (9, 3, 33, 40), cross_entropy)}
+MODELS = {
+    "net": (Net, INPUT, mse),
+    "residual": (Residual, (9, 3, 33, 40), cross_entropy),
+    "gated": (Gated, (5, 3, 7, 9), mse),
+    "unet": (UNet, (5, 3, 12, 16), mse),
+    "several": (Several, (5, 3, 12, 16), of_both),
+}
 
 
 def by_hand(P_world: Partition, device: str, ask: bool = True) -> None:

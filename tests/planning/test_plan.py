@@ -121,6 +121,7 @@ def test_it_prints_workers_and_layers(planned):
     assert by_name["first"].backward == 0  # nobody asks for the input's gradient
     assert by_name["norm"].backward > 0
     assert 0 < planned.balance() <= 1
+    assert "about" not in text  # every worker was run
 
 
 def test_thousands_of_workers_by_typical_ones():
@@ -129,7 +130,9 @@ def test_thousands_of_workers_by_typical_ones():
     assert len(planned.workers) < 64
     inner = {worker.index: worker for worker in planned.workers}[0, 0, 32, 32]
     assert (inner.messages, inner.fetched) == (8, 4 * (2 * (10 + 10) + 4))
-    assert "of 4096 workers" in str(planned)
+    text = " ".join(str(planned).split())
+    assert "of 4096 workers" in text
+    assert "mean, about" in text
     assert planned.weights[0] == 1  # the only corner of its kind
     assert sum(planned.weights) == 4096
     inside, along = 62 * 62, 4 * 62
@@ -147,6 +150,31 @@ def test_what_cannot_be_planned_is_an_error():
         gridwise.plan(torch.nn.ReLU(), (1, 2), (1, 1, 4))
     with pytest.raises(PartitionError, match="cannot take a global input of shape"):
         gridwise.plan(programs.Net(), (1, 1, 2, 2), (1, 4, 15, 18))
+    with pytest.raises(PartitionError, match="`loss` must return a tensor"):
+        gridwise.plan(programs.Net(), (1, 1, 2, 2), programs.INPUT, loss=lambda P_y, y: 3.0)
+
+
+@pytest.mark.parametrize("grid", [4, (1, 1, 0, 1), (1, 1, -2, 1), (1, 1, 1.5, 1), "1121", None])
+def test_a_grid_is_of_whole_numbers(grid):
+    with pytest.raises(PartitionError, match=r"`grid` .* must be a sequence of whole numbers, none less than 1"):
+        gridwise.plan(torch.nn.Conv2d(3, 8, 3), grid, (2, 3, 16, 16))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16.7, 16), (2, 3, -1, 16), 4])
+def test_an_input_is_of_whole_numbers(shape):
+    with pytest.raises(PartitionError, match=r"`input_shape` .* must be a sequence of whole numbers"):
+        gridwise.plan(torch.nn.Conv2d(3, 8, 3), (1, 1, 2, 1), shape)
+
+
+@pytest.mark.parametrize(("workers", "problem"), [([], "names no worker"), ([0.5], "`workers` .* whole numbers")])
+def test_workers_to_run_are_some_of_the_grid(workers, problem):
+    with pytest.raises(PartitionError, match=problem):
+        gridwise.plan(torch.nn.Conv2d(3, 8, 3), (1, 1, 2, 1), (2, 3, 16, 16), workers=workers)
+
+
+def test_several_outputs_are_counted_without_a_loss():
+    planned = gridwise.plan(programs.Several(), (1, 1, 2, 2), (5, 3, 12, 16))
+    assert all(worker.sums for worker in planned.workers)  # of the gradients
 
 
 def test_a_picture(planned, tmp_path):

@@ -58,6 +58,8 @@ class Ledger:
     layouts: list[Layout] = field(default_factory=list)
     expected: tuple[int, ...] | None = None
     """The global shape of the tensor that will be asked for next, in balanced blocks; goes before declared layouts."""
+    following: list[tuple[int, ...]] = field(default_factory=list)
+    """Those asked for after it, one by one; the last stays. `expect` says all of them."""
     phase: str = ""
     """Written into every entry: whoever runs the workers may say what they are doing, "backward" say."""
     answers: dict[Any, Any] = field(default_factory=dict)
@@ -72,6 +74,13 @@ class Ledger:
     def declare(self, *layouts: Layout) -> None:
         """Say how tensors are cut: the answer when a layer wants to know everybody's blocks."""
         self.layouts = [*layouts, *self.layouts]
+
+    def expect(self, *shapes: tuple[int, ...]) -> None:
+        """Say the global shapes, in balanced blocks, of the tensors that will be asked for next, in their order.
+
+        None at all: declared layouts answer.
+        """
+        self.expected, self.following = shapes[0] if shapes else None, list(shapes[1:])
 
     def bytes_sent(self, rank: int, kind: str | None = None) -> int:
         """How many bytes a worker would have sent, in all or of one kind (message, sum, copy, control)."""
@@ -123,6 +132,8 @@ class CountingTransport(Transport):
 
     def _candidates(self, question: Any, grid: Grid) -> list[Layout]:
         known, shape = self.ledger.answers.get(question), self.ledger.expected
+        if self.ledger.following:
+            self.ledger.expected = self.ledger.following.pop(0)
         if known is not None:
             return [known]
         if shape is not None and len(shape) == grid.dim:

@@ -131,7 +131,7 @@ class MaxUnpool(Module):
 
     def _misplaced(self, indices: Tensor) -> str | None:
         """What is wrong with indices of this worker: one outside of the window of its place."""
-        if not indices.numel():
+        if not indices.numel() or indices.is_meta:  # without numbers, in a plan, there is nothing to look at
             return None
         assert self._transport is not None
         assert self._source is not None

@@ -11,6 +11,7 @@ is kept apart.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -26,7 +27,7 @@ from ..nn.conversion import DistributedModel, distribute
 from ..nn.module import Module
 from ..partition import Partition, world
 from .report import BACKWARD, FORWARD, Plan, Worker, layers_of
-from .shapes import Shapes, global_shapes, tell_before_calls, without_numbers
+from .shapes import Shapes, global_shapes, parts_of, tell_before_calls, without_numbers
 
 Loss = Callable[[Partition, Tensor], Tensor]
 MANY = 256
@@ -63,9 +64,12 @@ def plan(
     >>> [(worker.messages, worker.sent) for worker in planned.workers]
     [(3, 4890), (8, 7998)]
     """
-    shape, extents = tuple(map(int, input_shape)), tuple(map(int, grid))
+    shape, extents = _numbers("input_shape", input_shape, 0), _numbers("grid", grid, 1)
+    asked = None if workers is None else _numbers("workers", workers, 0)
     if len(extents) != len(shape):
         raise PartitionError(f"plan: `grid` (={extents}) needs an axis for each dim of `input_shape` (={shape}).")
+    if asked == ():
+        raise PartitionError("plan: `workers` names no worker to run.\n  fix: leave it out, or name one at least.")
     twin = without_numbers(model)
     if not list(twin.children()):  # a model of one layer, as in `distribute`
         twin = torch.nn.Sequential(twin).train(model.training)
@@ -76,8 +80,8 @@ def plan(
         found.append(_step(twin, P_world.create_cartesian_topology_partition(extents), shapes, shape, dtype, loss))
 
     size = math.prod(extents)
-    ranks = range(size) if workers is None else list(workers)
-    weights = typical(extents, shape) if workers is None and size > MANY else dict.fromkeys(ranks, 1)
+    ranks = range(size) if asked is None else asked
+    weights = typical(extents, shape) if asked is None and size > MANY else dict.fromkeys(ranks, 1)
     ledger = count(step, size, weights)
     layers = layers_of(ledger, weights)
     return Plan(type(model).__name__, extents, shape, tuple(found), layers, ledger, tuple(weights.values()))
@@ -124,6 +128,19 @@ def typical(grid: tuple[int, ...], shape: tuple[int, ...]) -> dict[int, int]:
     return {whole.rank_at([i for i, _ in line]): math.prod(n for _, n in line) for line in product(*places)}
 
 
+def _numbers(name: str, values: Any, least: int) -> tuple[int, ...]:
+    """Whole numbers, as the user gave them: a fraction is no extent and no worker."""
+    try:
+        found = tuple(map(operator.index, values))
+    except TypeError:
+        found = None
+    if found is None or min(found, default=least) < least:
+        raise PartitionError(
+            f"plan: `{name}` (={values!r}) must be a sequence of whole numbers, none less than {least}."
+        )
+    return found
+
+
 def _step(
     model: torch.nn.Module,
     P_x: Partition,
@@ -135,20 +152,28 @@ def _step(
     transport: Any = P_x.transport
     ledger, rank = transport.ledger, transport.rank
     placed = distribute(model, P_x)
+    if hasattr(placed, "_constants"):  # what the model's code has made of numbers
+        placed.get_submodule("_constants").to("meta")
     _name_layers(placed)
-    tell_before_calls(placed, shapes, lambda expected: setattr(ledger, "expected", expected))
+    tell_before_calls(placed, shapes, ledger.expect)
     ledger.entries[rank].clear()  # the construction is no part of a step
     x = torch.empty(Layout.balanced(P_x.grid, shape).block(rank).shape, dtype=dtype, device="meta")
-    ledger.expected, ledger.phase = shape, FORWARD
+    ledger.expect(shape)
+    ledger.phase = FORWARD
     kept = _Kept([*placed.parameters(), *placed.buffers(), x])
     with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
         y = placed(x)
         if loss is not None:
-            ledger.expected = _output_shape(placed, shapes)
+            _expect_outputs(ledger, placed, shapes)
             y = loss(placed.P_y, y)
+            if not isinstance(y, Tensor):
+                raise PartitionError(
+                    f"plan: `loss` must return a tensor, from which backward starts; it returned {y!r}."
+                )
     ledger.phase = BACKWARD
-    if y.requires_grad:
-        y.backward(torch.empty_like(y))
+    ends = [tensor for tensor in parts_of(y, Tensor) if tensor.requires_grad]
+    if ends:
+        torch.autograd.backward(ends, [torch.empty_like(tensor) for tensor in ends])
     parameters = list(placed.parameters())
     return Worker.of(
         rank,
@@ -167,9 +192,16 @@ def _name_layers(model: DistributedModel) -> None:
             module._says = name
 
 
-def _output_shape(model: DistributedModel, shapes: Shapes) -> tuple[int, ...]:
-    output = next(node for node in model.graph.nodes if node.op == "output")
-    return shapes[output.all_input_nodes[0].name]
+def _expect_outputs(ledger: Ledger, model: DistributedModel, shapes: Shapes) -> None:
+    """The shape that a loss asks about; of several outputs any, in any order, which their blocks tell apart."""
+    outputs, partitions = shapes.outputs, parts_of(model.P_y, Partition)
+    if len(outputs) == 1:
+        ledger.expect(outputs[0])
+        return
+    known = len(partitions) == len(outputs)  # not of a `split` of a tensor whose extents only the call knows
+    pairs = zip(partitions, outputs, strict=True) if known else product(partitions, outputs)
+    ledger.expect()
+    ledger.layouts = [Layout.balanced(P.grid, shape) for P, shape in pairs if P.dim == len(shape)]
 
 
 class _Kept:

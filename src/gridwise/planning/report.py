@@ -97,7 +97,7 @@ class Plan:
     """How many workers of the grid each of `workers` stands for."""
 
     def mean(self, of: Callable[[Worker], int]) -> float:
-        """Over the workers of the grid."""
+        """Over the workers of the grid; an estimate where some stand for others."""
         total = sum(weight * of(worker) for weight, worker in zip(self.weights, self.workers, strict=True))
         return total / sum(self.weights)
 
@@ -112,8 +112,9 @@ class Plan:
             spread = (min(values), round(self.mean(of)), max(values))
             return [name, *map(spelt, spread), f"{self.balance(of):.2f}", _place(max(self.workers, key=of))]
 
+        about = ", about" if max(self.weights) > 1 else ""  # those that a worker stands for may differ from it a little
         return [
-            ["per worker", "least", "mean", "most", "balance", "most on"],
+            ["per worker", "least", f"mean{about}", "most", f"balance{about}", "most on"],
             line("parameters", lambda w: w.parameters, readable),
             line("gradients", lambda w: w.gradients, readable),
             line("activations", lambda w: w.activations, readable),

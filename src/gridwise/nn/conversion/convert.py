@@ -137,7 +137,8 @@ class Conversion(Walk):
 
     def _partition_of(self, node: Node) -> Any:
         state = self.states[node]
-        state = state.each if isinstance(state, Several) else state
+        if isinstance(state, Several):
+            return state.each.P if state.count is None else (state.each.P,) * state.count
         return state.P if isinstance(state, OnGrid) else None
 
     def _placeholder(self, node: Node) -> OnGrid:
@@ -206,12 +207,12 @@ class Conversion(Walk):
                 )
             self.replace(node, {x: self.moved(node, x, known[0])})
             state = OnGrid(known[0], state.extents)
-        if unpools and (x is not node.args[0] or self.states[tensors[1]] != OnGrid(state.P, state.extents)):
-            return self.problem(node, f"{node.target}: values and indices that do not lie alike", state)
+        if unpools and (x is not node.args[0] or self._partition_of(tensors[1]) != state.P):
+            return self.problem(node, f"{node.target}: values and indices that do not lie on one grid", state)
         P = state.P
         self.modules[node.target] = (P, lambda: layers.converted(module, P))
         result = OnGrid(P, layers.extents_after(module, state.extents))
-        return Several(result) if getattr(module, "return_indices", False) else result
+        return Several(result, 2) if getattr(module, "return_indices", False) else result
 
     def _call_function(self, node: Node) -> State:
         return self._call(node, name_of(node.target))

@@ -6,6 +6,7 @@ Whole dims are indexed as they are. Slices of cut dims are those of the global t
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -20,7 +21,10 @@ def getitem(walk: Walk, node: Node, name: str) -> State:
     x, index = node.args[:2]
     state = walk.states[x]
     if isinstance(state, Several):
-        return state.one() if isinstance(index, int) else state
+        if isinstance(index, int):
+            return state.one()
+        known = state.count is not None and isinstance(index, slice) and not node.all_input_nodes[1:]
+        return Several(state.each, len(range(state.count or 0)[index]) if known else None, state.uneven)
     assert isinstance(state, OnGrid)
     listed = list(index) if isinstance(index, tuple) else [index]
     if not all(_is_plain(walk, part) for part in listed):
@@ -109,10 +113,27 @@ def parts(walk: Walk, node: Node, name: str) -> State:
         return walk.problem(node, f"{name} along a dim that is no number", Several(state))
     _, state = walk.with_whole(node, x, dims)
     dim, own = dims[0], given(node, 1, "split_size_or_sections", given(node, 1, "split_size"))
+    count = _count(node, name, state.extents[dim])
     if name == "unbind":
-        return Several(state.reshaped(dim, dim + 1, []))
+        return Several(state.reshaped(dim, dim + 1, []), count)
     even = name == "split" and isinstance(own, list | tuple) and len(set(own)) == 1
-    return Several(state.with_extents({dim: fresh(own[0]) if even else Symbol()}), None if even else dim)
+    return Several(state.with_extents({dim: fresh(own[0]) if even else Symbol()}), count, None if even else dim)
+
+
+def _count(node: Node, name: str, extent: Any) -> int | None:
+    """How many parts there will be. Chunks are as many as asked for, unless the extent is known to be too short for that."""
+    if name == "unbind":
+        return extent if isinstance(extent, int) else None
+    own = next((part for key, part in node.kwargs.items() if key not in ("input", "dim")), given(node, 1, ""))
+    if isinstance(own, tuple | list):
+        return len(own) + (name == "tensor_split")
+    if not isinstance(own, int) or own < 1:
+        return None
+    if name == "tensor_split":
+        return own
+    if not isinstance(extent, int):
+        return own if name == "chunk" else None
+    return math.ceil(extent / (own if name == "split" else max(1, math.ceil(extent / own))))
 
 
 RULES: dict[str, Any] = {

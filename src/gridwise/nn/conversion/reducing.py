@@ -63,7 +63,7 @@ def values_and_indices(walk: Walk, node: Node, name: str) -> State:
     if len(walk.on_grid(node)) > 1:
         return elementwise(walk, node, name)
     state = reduction(walk, node, name)
-    return Several(state) if isinstance(state, OnGrid) else state
+    return Several(state, 2) if isinstance(state, OnGrid) else state
 
 
 def along(walk: Walk, node: Node, name: str) -> State:

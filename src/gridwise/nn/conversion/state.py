@@ -88,6 +88,8 @@ class Several:
     """Tensors that lie alike."""
 
     each: OnGrid
+    count: int | None = None
+    """None: only the call can tell."""
     uneven: int | None = None
     """The dim along which they may differ in extent."""
 

@@ -18,6 +18,8 @@ from .interior import Window as Window
 from .interior import interior_of as interior_of
 from .layout import Boxes as Boxes
 from .layout import Layout as Layout
+from .meeting import Meeting as Meeting
+from .meeting import meetings as meetings
 from .route import Message as Message
 from .route import Needs as Needs
 from .route import Piece as Piece
@@ -28,5 +30,6 @@ from .window import adaptive_need as adaptive_need
 from .window import adaptive_runs as adaptive_runs
 from .window import hull_then_pad as hull_then_pad
 from .window import leave_to_torch as leave_to_torch
+from .window import sliced_need as sliced_need
 from .window import transposed_need as transposed_need
 from .window import window_need as window_need

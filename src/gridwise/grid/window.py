@@ -144,3 +144,13 @@ def _restarts_alike(outputs: Interval, extent: int, size: int) -> bool:
         if adaptive_need((i, i + 1), stop - start, count) != (here[0] - start, here[1] - start):
             return False
     return True
+
+
+def sliced_need(rows: range, outputs: Interval) -> Interval:
+    """The input rows between which a slice, of these `rows`, finds its outputs ``[o0, o1)``.
+
+    >>> sliced_need(range(3, 20, 4), (1, 3))
+    (7, 12)
+    """
+    first, last = outputs
+    return (rows[first], rows[last - 1] + 1) if first < last else (0, 0)

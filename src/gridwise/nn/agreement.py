@@ -19,9 +19,8 @@ agree: all make the same calls, and blocks change on all workers or on none. Wha
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from torch import Tensor
 from ..comm.transport import Team, Transport
 from ..errors import MismatchError, PartitionError, describe
 from ..grid import Grid, Layout, cuts_from_extents
+from .switch import Switch
 
 NOTHING = np.iinfo(np.int64).min
 DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
@@ -40,11 +40,10 @@ Places = tuple[int, int, int, int, int]
 SHOWN = 8
 """How many workers an error lists before it says how many more there are."""
 
-_on = os.environ.get("GRIDWISE_AGREEMENT", "on").lower() != "off"
+_switch = Switch("GRIDWISE_AGREEMENT", "on")
 
 
-@contextmanager
-def agreement(enabled: bool) -> Iterator[None]:
+def agreement(enabled: bool) -> AbstractContextManager[None]:
     """Switch the per-call agreement on or off, on all workers alike, while the body runs.
 
     Examples
@@ -52,16 +51,11 @@ def agreement(enabled: bool) -> Iterator[None]:
     >>> with gridwise.agreement(False):
     ...     pass  # training steps whose shapes are known to agree
     """
-    global _on
-    before, _on = _on, enabled
-    try:
-        yield
-    finally:
-        _on = before
+    return _switch.to(enabled)
 
 
 def is_on() -> bool:
-    return _on
+    return _switch.on
 
 
 def key_of(text: str) -> int:
@@ -79,7 +73,7 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
 
     Raises on all of them if they call different things or one has a problem.
     """
-    if not _on or len(team) == 1:
+    if not _switch.on or len(team) == 1:
         if problem is not None:
             raise PartitionError(f"{what}: {problem}")
         return plan
@@ -109,7 +103,7 @@ def agree_common(transport: Transport, team: Team, what: str, candidates: Sequen
 
 def agree_mode(transport: Transport, team: Team, what: str, mode: object) -> None:
     """Raise on all workers unless they have the same `mode`: whatever else than inputs decides what a call does."""
-    if not _on or len(team) == 1:
+    if not _switch.on or len(team) == 1:
         return
     ballot = Ballot()
     place = ballot.equal(key_of(repr(mode)))

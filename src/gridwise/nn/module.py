@@ -115,18 +115,20 @@ class Module(torch.nn.Module):
 
     def _plan_at_hand(self, input: tuple) -> Plan | None:
         """The plan that this worker would take for the input, if it has one."""
-        plans = self._plans
-        is_reset = plans.current is not None and not self._distdl_is_setup
-        if self._keeps_plans and is_on() and not is_reset:
-            return plans.find(self._structure_of(input))
-        return None if self._distdl_module_requires_reset(input) else plans.current
+        if self._keeps_plans and is_on() and not self._was_reset:
+            return self._plans.find(self._structure_of(input))
+        return None if self._distdl_module_requires_reset(input) else self._plans.current
+
+    @property
+    def _was_reset(self) -> bool:
+        """Whether somebody has told the layer to set itself up again, by `_distdl_is_setup`."""
+        return self._plans.current is not None and not self._distdl_is_setup
 
     def _common_plan(self, input: tuple) -> Plan | None:
         """A kept plan that fits on all workers, of those that are not the newest on some."""
         if not (self._keeps_plans and is_on() and self._plans.count > 1) or self._transport is None:
             return None
-        is_reset = self._plans.current is not None and not self._distdl_is_setup
-        candidates = self._plans.candidates(() if is_reset else self._structure_of(input))
+        candidates = self._plans.candidates(() if self._was_reset else self._structure_of(input))
         number = agree_common(self._transport, self._team, self._says, candidates)
         return self._plans.take(number) if number else None
 

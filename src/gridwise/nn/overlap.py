@@ -12,9 +12,8 @@ come last.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -24,15 +23,15 @@ from .fetch import Fetch
 from .operator import Ticket
 from .seen import Call, Seen
 from .split import Exchange, Split
+from .switch import Switch
 
 LEAST_SHARE = 0.5
 """Which part of the outputs must be interior: with less, cutting the work up costs more than waiting."""
 
-_on = os.environ.get("GRIDWISE_OVERLAP", "off").lower() == "on"
+_switch = Switch("GRIDWISE_OVERLAP", "off")
 
 
-@contextmanager
-def overlap(enabled: bool) -> Iterator[None]:
+def overlap(enabled: bool) -> AbstractContextManager[None]:
     """Let convolutions and pooling compute while halos are on their way, or not, while the body runs.
 
     Examples
@@ -40,16 +39,11 @@ def overlap(enabled: bool) -> Iterator[None]:
     >>> with gridwise.nn.overlap(True):
     ...     pass  # training steps
     """
-    global _on
-    before, _on = _on, enabled
-    try:
-        yield
-    finally:
-        _on = before
+    return _switch.to(enabled)
 
 
 def overlaps() -> bool:
-    return _on
+    return _switch.on
 
 
 class Parts:

@@ -15,9 +15,8 @@ nothing is replaced. In backward a block that was changed in place is noticed by
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .fetch import Fetch
+from .switch import Switch
 
 Call = Callable[[Tensor, tuple[int, ...]], Any]
 """What a layer makes of a tensor and of the padding that it leaves to torch: outputs, or a tuple that starts with them."""
@@ -39,11 +39,10 @@ VALUES = ("Convolution",)
 SHAPE_ONLY = ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "ReflectionPad", "ReplicationPad")
 """Nodes that save it and read its shape alone, in backward of first and of second order."""
 
-_keeps = os.environ.get("GRIDWISE_KEEP_FETCHED", "off").lower() == "on"
+_keeping = Switch("GRIDWISE_KEEP_FETCHED", "off")
 
 
-@contextmanager
-def keep_fetched(enabled: bool) -> Iterator[None]:
+def keep_fetched(enabled: bool) -> AbstractContextManager[None]:
     """Keep the fetched block of every layer for backward, or not, while the body runs.
 
     Kept blocks save a copy in backward, about 3 % of a convolution with few channels, and take as much memory as the
@@ -54,12 +53,7 @@ def keep_fetched(enabled: bool) -> Iterator[None]:
     >>> with gridwise.nn.keep_fetched(True):
     ...     pass  # forward passes with memory to spare
     """
-    global _keeps
-    before, _keeps = _keeps, enabled
-    try:
-        yield
-    finally:
-        _keeps = before
+    return _keeping.to(enabled)
 
 
 class Seen:
@@ -83,7 +77,7 @@ class Fetched(Seen):
     def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Any:
         y = call(self.x, padding)
         made = y[0] if isinstance(y, tuple) else y
-        if not _keeps and made.grad_fn is not None and self._is_worth_it():
+        if not _keeping.on and made.grad_fn is not None and self._is_worth_it():
             self._replace_saved(made)
         return y
 

@@ -18,31 +18,19 @@ import torch
 from torch import Tensor
 
 from ..comm.parcels import put
-from ..grid import Box
+from ..grid import Box, Meeting, meetings
 from .fetch import Fetch, memory_format_of
 from .move import HALVES, Place
 from .operator import Ticket, meet, prepare
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """A piece of a box: where it lies there, and where in tensor number `source`."""
+class Part:
+    """A part of a box, as places: there, and in tensor number `piece`."""
 
     there: Place
-    source: int
+    piece: int
     here: Place
-    volume: int
-
-
-def meetings(box: Box, pieces: Sequence[tuple[Box, Box, Box]]) -> list[Meeting]:
-    """Where a box meets pieces: for each, where it would lie, and where it lies within its own tensor."""
-    found = []
-    for i, (target, source, within) in enumerate(pieces):
-        if (common := box.intersect(target)) is not None:
-            here = common.relative_to(target).shifted(source.start)
-            there = Place(common.relative_to(box), Box.of_shape(box.shape))
-            found.append(Meeting(there, i, Place(here, within), common.volume))
-    return found
 
 
 class Split:
@@ -53,17 +41,16 @@ class Split:
         plan, own = fetch.plan, Box.of_shape(fetch.plan.owned.shape)
         margin = tuple(first for first, _ in fetch.margins) or (0,) * len(own.start)
         received = [[piece.target.shifted(margin) for piece in message.pieces] for message in plan.receives]
-        mine = [(piece.target.shifted(margin), piece.source, own) for piece in plan.kept]
-        theirs = [(box, strip, strip) for line in received for box in line for strip in [Box.of_shape(box.shape)]]
+        mine = [(piece.target.shifted(margin), piece.source) for piece in plan.kept]
+        theirs = [(box, Box.of_shape(box.shape)) for line in received for box in line]
         self.fetch, self.inside = fetch, Place(inside, own)
         self.shapes = [box.shape for box in boxes]
         self.strips = [[box.shape for box in line] for line in received]
-        self.kept = [meetings(box, mine) for box in boxes]
-        self.awaited = [meetings(box, theirs) for box in boxes]
-        self.has_gaps = [
-            sum(piece.volume for piece in (*kept, *awaited)) < box.volume
-            for box, kept, awaited in zip(boxes, self.kept, self.awaited, strict=True)
-        ]
+        met = [(box, meetings(box, mine), meetings(box, theirs)) for box in boxes]
+        strips = [strip for _, strip in theirs]
+        self.kept = [_parts(box, kept, [own] * len(mine)) for box, kept, _ in met]
+        self.awaited = [_parts(box, awaited, strips) for box, _, awaited in met]
+        self.has_gaps = [sum(part.here.volume for part in (*k, *a)) < box.volume for box, k, a in met]
 
     def begin(self, x: Tensor, ticket: Ticket, records: bool) -> tuple[Tensor, list[Tensor], Exchange]:
         """The inside of `x`, the boxes, and what fills them; recorded by autograd on all workers if `records`."""
@@ -87,8 +74,8 @@ class Split:
         strips = [[inside.new_zeros(shape) for shape in line] for line in self.strips]
         flat = [strip for line in strips for strip in line]
         for box, awaited in zip(boxes, self.awaited, strict=True):
-            for piece in awaited:
-                put(piece.here(flat[piece.source]), piece.there(box), add=True)
+            for part in awaited:
+                put(part.here(flat[part.piece]), part.there(box), add=True)
         pending = fetch.transport.move(
             [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
             [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
@@ -97,8 +84,8 @@ class Split:
             True,
         )
         for box, kept in zip(boxes, self.kept, strict=True):
-            for piece in kept:
-                put(piece.here(x), piece.there(box), add=True)
+            for part in kept:
+                put(part.here(x), part.there(box), add=True)
         pending.wait()
         return x.to(dtype)
 
@@ -106,6 +93,11 @@ class Split:
         """As for every operator that backward applies."""
         name = f"the adjoint of {self.fetch.name}" if ticket.depth % 2 else self.fetch.name
         meet(ctx, self.fetch.transport, self.fetch.team, name, ticket)
+
+
+def _parts(box: Box, met: Sequence[Meeting], tensors: Sequence[Box]) -> list[Part]:
+    whole = Box.of_shape(box.shape)
+    return [Part(Place(each.there, whole), each.piece, Place(each.here, tensors[each.piece])) for each in met]
 
 
 class Exchange:
@@ -127,15 +119,15 @@ class Exchange:
         for box, kept, has_gaps in zip(self.boxes, split.kept, split.has_gaps, strict=True):
             if has_gaps:
                 box.fill_(fill)
-            for piece in kept:
-                put(piece.there(box), piece.here(x), add=False)
+            for part in kept:
+                put(part.there(box), part.here(x), add=False)
 
     def finish(self) -> None:
         """Wait for what is on its way, and bring it to its places."""
         self.pending.wait()
         for box, awaited in zip(self.boxes, self.split.awaited, strict=True):
-            for piece in awaited:
-                put(piece.there(box.detach()), piece.here(self.strips[piece.source]), add=False)
+            for part in awaited:
+                put(part.there(box.detach()), part.here(self.strips[part.piece]), add=False)
 
 
 class _Forth(torch.autograd.Function):

@@ -15,9 +15,8 @@ from torch.fx import Graph
 
 from . import indexing, reshaping
 from .trace import code_of
-from .walk import name_of
+from .walk import is_inplace, name_of
 
-INPLACE_OPERATORS = frozenset(["iadd", "isub", "imul", "itruediv"])
 SOMETIMES = ("contiguous", "detach", "to", "type", "type_as", "float", "double", "half", "bfloat16")
 """What returns its argument itself where nothing has to be done."""
 VIEWS = frozenset([*reshaping.RULES, *indexing.RULES, *SOMETIMES])
@@ -53,12 +52,7 @@ def changes(node: Any, model: torch.nn.Module) -> bool:
         return bool(getattr(model.get_submodule(node.target), "inplace", False))
     if node.op not in ("call_function", "call_method"):
         return False
-    name = name_of(node.target)
-    return (
-        name in INPLACE_OPERATORS
-        or (name.endswith("_") and not name.endswith("__"))
-        or bool(node.kwargs.get("inplace"))
-    )
+    return is_inplace(node, name_of(node.target))
 
 
 def _is_view(node: Any, model: torch.nn.Module) -> bool:

@@ -15,13 +15,11 @@ from ...grid import Grid
 from ...partition import CartesianPartition, Partition
 from .moves import Aligned
 from .state import Extent, OnGrid, Several, State, Symbol, Whole
-from .walk import Node, Walk, dims_of, given
-
-INPLACE = frozenset(["iadd", "isub", "imul", "itruediv"])
+from .walk import Node, Walk, dims_of, given, is_inplace
 
 
 def elementwise(walk: Walk, node: Node, name: str) -> State:
-    inplace = name in INPLACE or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+    inplace = is_inplace(node, name)
     if inplace and isinstance(walk.states.get(node.args[0]), Whole):
         return walk.problem(node, f"{name} changes a buffer by a tensor on the grid", _any(walk, node))
     return align(walk, node, inplace=inplace)

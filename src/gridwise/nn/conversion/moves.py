@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Grid, Interval, Layout, Needs, Shape, route
+from ...grid import Grid, Interval, Layout, Needs, Shape, route, sliced_need
 from ...partition import Partition
 from ..agreement import agree_layout
 from ..copy import AllSum
@@ -155,7 +155,7 @@ class Sliced(Module):
         needs = Needs(
             layout.grid,
             tuple(
-                tuple((r[a], r[b - 1] + 1) if a < b else (0, 0) for a, b in pairwise(cuts))
+                tuple(sliced_need(r, outputs) for outputs in pairwise(cuts))
                 for r, cuts in zip(ranges, target.cuts, strict=True)
             ),
             (False,) * layout.grid.dim,

@@ -133,6 +133,12 @@ def name_of(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
+def is_inplace(node: Node, name: str) -> bool:
+    """Whether a function or method of this name changes its first argument."""
+    operators = ("iadd", "isub", "imul", "itruediv")
+    return name in operators or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+
+
 def given(node: Node, place: int, name: str, default: Any = None) -> Any:
     """An argument of a node, by its place or its name."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)

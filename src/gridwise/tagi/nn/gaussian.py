@@ -58,8 +58,3 @@ class Innovation(NamedTuple):
         if jcb is None:
             return self
         return Innovation(self.mu * jcb, self.var * (jcb * jcb))
-
-
-def product_variance(a: Tensor, var_a: Tensor, b: Tensor, var_b: Tensor) -> Tensor:
-    """Var(AB) of independent A and B."""
-    return var_a * var_b + var_a * b * b + var_b * a * a

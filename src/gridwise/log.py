@@ -1,6 +1,7 @@
 """The logger "gridwise", with the worker's name in every line. The root logger is never touched.
 
-`GRIDWISE_LOG=debug` (or info, warning, error) shows its messages on standard error:
+Warnings go where Python's logging sends them, to standard error if the program has set up nothing. `GRIDWISE_LOG=debug` (or
+info, warning, error) shows more, on standard error:
 
     gridwise worker 2/4 INFO  group of workers (0, 2) made
 """
@@ -12,7 +13,6 @@ import os
 import sys
 
 logger = logging.getLogger("gridwise")
-logger.addHandler(logging.NullHandler())
 
 _worker = "-"
 

@@ -45,6 +45,9 @@ _NOTED = {
 _CPP = {"cpp_wrapper": True, "memory_planning": True}
 """Without Python between the loops, and with one allocation for all that lies between them."""
 
+_TRITON = {"loop_ordering_after_fusion": False}
+"""Loops of several tensors at once (`torch._foreach_*`) make the compiler of torch 2.11 stop where it reorders loops."""
+
 _IN_PLACE = torch.__version__ >= "2.12"  # compared as versions are
 """Whether to let the compiler write parameters. That of torch 2.11 does so before backward has read them."""
 
@@ -234,7 +237,7 @@ def _compiled(graph: GraphModule, tensors: Tensors) -> Callable[..., Tensors] | 
     why = "Triton is not installed" if cuda and find_spec("triton") is None else None
     if why is None:
         try:
-            return torch._inductor.compile(graph, list(tensors), options={} if cuda else _CPP)
+            return torch._inductor.compile(graph, list(tensors), options=_TRITON if cuda else _CPP)
         except Exception as error:  # whatever a tool chain may raise; the step itself has been traced without an error
             why = str(error)
     logger.warning(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .tracing import is_traced
 
-SMALL = 1 << 15
-"""Multiplications of a product that a compiler may have written out."""
+SMALL = {"cpu": 1 << 15, "cuda": 1 << 21}
+"""Multiplications of a product that a compiler may have written out, by kind of device."""
 
 
 def product(
@@ -28,7 +28,7 @@ def product(
     """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`."""
     if dtype is not None and dtype != a.dtype:
         made = (a.to(dtype) @ b.to(dtype)).to(a.dtype)
-    elif is_traced() and a.numel() * b.shape[-1] <= SMALL:
+    elif is_traced() and a.numel() * b.shape[-1] <= SMALL.get(a.device.type, 0):
         made = (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
     elif plus is not None:
         return torch.addmm(plus, a, b) if a.ndim == 2 else torch.baddbmm(plus, a, b)

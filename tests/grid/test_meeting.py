@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from gridwise.grid import Box, meetings, sliced_need
 
 
-@given(st.lists(st.integers(0, 12), min_size=2, max_size=6), st.integers(0, 11), st.integers(1, 12), st.integers(0, 5))
-def test_pieces_that_cover_a_line_fill_every_box_of_it(cuts: list[int], start: int, length: int, offset: int) -> None:
+@given(
+    st.lists(st.integers(0, 12), min_size=2, max_size=6),
+    st.integers(0, 11),
+    st.integers(1, 12),
+    st.integers(0, 5),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+)
+def test_pieces_that_cover_a_line_fill_every_box_of_it(
+    cuts: list[int], start: int, length: int, offset: int, within: tuple[int, int]
+) -> None:
     cuts = sorted({0, 12, *cuts})
     pieces = [(Box((a,), (b,)), Box((offset,), (offset + b - a,))) for a, b in pairwise(cuts)]
     tensors = [np.full(offset + b - a, -1) for a, b in pairwise(cuts)]
@@ -20,9 +28,11 @@ def test_pieces_that_cover_a_line_fill_every_box_of_it(cuts: list[int], start: i
         tensor[source.slices] = np.arange(12)[target.slices]
     box = Box((start,), (min(12, start + length),))
     filled = np.full(box.shape, -1)
-    for each in meetings(box, pieces):
+    low, high = sorted(within)
+    for each in meetings(box, pieces, within=Box((low,), (high,))):
         filled[each.there.slices] = tensors[each.piece][each.here.slices]
-    assert np.array_equal(filled, np.arange(12)[box.slices])
+    expected = [row if low <= row < high else -1 for row in range(box.start[0], box.stop[0])]
+    assert filled.tolist() == expected
 
 
 @given(st.integers(0, 20), st.integers(1, 20), st.integers(1, 5), st.data())

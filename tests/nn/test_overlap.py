@@ -13,6 +13,7 @@ from random_layers import random_case
 
 import gridwise
 from gridwise import nn
+from gridwise.nn.added import Addition
 from gridwise.testing import workers
 
 LAYERS = {
@@ -34,16 +35,17 @@ LAYERS = {
 
 @contextmanager
 def overlapping(least_share: float = 0.0):
-    """Overlap on, wherever there is any interior; gives the list of calls that did."""
+    """Overlap on, wherever there is any interior, and no block added up instead; gives the list of calls that did."""
     module = importlib.import_module("gridwise.nn.overlap")
     before, module.LEAST_SHARE = module.LEAST_SHARE, least_share
+    suits, Addition.suits = Addition.suits, lambda *_, **__: False
     begin, begun = module.Parts.begin, []
     module.Parts.begin = lambda parts, *args: begun.append(parts) or begin(parts, *args)
     try:
         with nn.overlap(True):
             yield begun
     finally:
-        module.LEAST_SHARE, module.Parts.begin = before, begin
+        module.LEAST_SHARE, module.Parts.begin, Addition.suits = before, begin, suits
 
 
 def larger(case):
@@ -114,9 +116,13 @@ def test_the_interior_is_made_from_the_block_itself():
     layer._in_groups = watched
     layer(x)
     assert sizes == [(10, 9)]
-    with nn.overlap(True):
+    with overlapping():
         y = layer(x)
     assert sizes[1:] == [(8, 9), (3, 9), (3, 9)]
+    with nn.overlap(True):
+        z = layer(x)
+    assert sizes[4:] == [(8, 9), (3, 9)]
+    assert torch.allclose(z, y, rtol=1e-5, atol=1e-6)
     assert torch.allclose(y, layer(x), rtol=1e-5, atol=1e-6)
 
 

@@ -25,6 +25,9 @@ from .route import Needs as Needs
 from .route import Piece as Piece
 from .route import Route as Route
 from .route import route as route
+from .slabs import Slab as Slab
+from .slabs import Slabs as Slabs
+from .slabs import slabs_of as slabs_of
 from .window import Padding as Padding
 from .window import adaptive_need as adaptive_need
 from .window import adaptive_runs as adaptive_runs

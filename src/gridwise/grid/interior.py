@@ -44,6 +44,16 @@ class Window:
         last = min(outputs, (rows[1] + self.padding - self.extent) // self.stride + 1)
         return first, max(first, last)
 
+    def meeting(self, rows: Interval, outputs: int) -> Interval:
+        """The outputs, out of so many, from the first to the last that may see any of `rows`.
+
+        >>> Window(extent=3, stride=1, padding=0).meeting((9, 10), outputs=8)
+        (7, 8)
+        """
+        first = max(0, (rows[0] + self.padding - self.extent) // self.stride + 1)
+        last = min(outputs, -(-(rows[1] + self.padding) // self.stride))
+        return first, max(first, last)
+
 
 @dataclass(frozen=True)
 class Interior:

@@ -41,9 +41,11 @@ from ..grid import (
 )
 from ..grid.cuts import interval
 from ..partition import Partition
+from .added import Addition
 from .agreement import key_of
 from .copy import Copy, Sum
 from .operator import Ticket, apply
+from .overlap import Parts, overlaps
 from .parameter import Spread
 from .seen import Seen
 from .windowed import Rows, Share, Size, Windowed, computed_dtype, empty_output, nothing, windows_of
@@ -250,7 +252,15 @@ class Conv(Windowed):
         def convolve(x: Tensor, padding: tuple[int, ...]) -> Tensor:
             return self._in_groups(self._of_channels(x), weight, bias, padding)
 
-        return seen.computed(convolve, tuple(line.native for line in share.rows))
+        def without_bias(x: Tensor, padding: tuple[int, ...]) -> Tensor:
+            return self._in_groups(self._of_channels(x), weight, None, padding)
+
+        return seen.computed(convolve, tuple(line.native for line in share.rows), without_bias)
+
+    def _road(self, share: Share, x: Tensor) -> Parts | Addition | None:
+        if share.addition is not None and share.addition.suits(x, small_too=overlaps()):
+            return share.addition
+        return super()._road(share, x)
 
     def _of_channels(self, x: Tensor) -> Tensor:
         """`x` with just the input channels that this worker works on."""

@@ -62,19 +62,14 @@ class Parts:
     @classmethod
     def planned(cls, fetch: Fetch | None, windows: Sequence[Window] | None, outputs: Box | None) -> Parts | None:
         """The parts of `outputs`, which see what is fetched through `windows`; None where the plain road is taken."""
-        if fetch is None or windows is None or outputs is None or not outputs.volume:
+        if fetch is None or windows is None or outputs is None or not outputs.volume or fetch.stays is None:
             return None
-        if not fetch.plan.kept or not (fetch.plan.receives or fetch.plan.sends):
-            return None
-        main = max(fetch.plan.kept, key=lambda piece: piece.source.volume)
-        target = main.target.shifted(tuple(first for first, _ in fetch.margins)) if fetch.margins else main.target
-        if target.shape[:2] != fetch.shape[:2]:
-            return None
+        source, target = fetch.stays
         own = list(zip(target.start[2:], target.stop[2:], strict=True))
         interior = interior_of(windows, outputs.shape[2:], fetch.shape[2:], own)
         if interior is None or interior.share < LEAST_SHARE:
             return None
-        return cls(fetch, interior, [a - b for a, b in zip(main.source.start, target.start, strict=True)])
+        return cls(fetch, interior, [a - b for a, b in zip(source.start, target.start, strict=True)])
 
     def begin(self, x: Tensor, ticket: Ticket, records: bool) -> InParts:
         """Post the messages; recorded by autograd on all workers if `records`."""
@@ -97,7 +92,7 @@ class InParts(Seen):
         super().__init__(own)
         self.parts, self.boxes, self.exchange = parts, boxes, exchange
 
-    def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Tensor:
+    def computed(self, call: Call, padding: tuple[int, ...] = (), linear: Call | None = None) -> Tensor:
         try:
             inner = call(self.x, self.parts.padding)
         finally:  # others wait for what was posted, whatever happens here

@@ -27,6 +27,7 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, route
 from ..partition import Partition
+from .added import Addition
 from .agreement import Ballot, Structure, agree_layout
 from .fetch import Fetch
 from .layer import Layer
@@ -76,6 +77,11 @@ class Share:
     def parts(self) -> Parts | None:
         """The outputs in parts, of which some need no messages; None where all wait."""
         return None if self.pads else Parts.planned(self.fetch, self.windows, self.outputs)
+
+    @cached_property
+    def addition(self) -> Addition | None:
+        """The outputs of a convolution as a sum, over the own block and what others have; None where it takes padding."""
+        return None if self.pads else Addition.planned(self.fetch, self.windows, self.outputs)
 
     @cached_property
     def pads(self) -> bool:
@@ -231,8 +237,8 @@ class Windowed(Layer):
         assert self._agreed is not None
         records, share = self._agreed.requires_grad, self._share
         x = self._agreed.brought(x)
-        if overlaps() and share.parts is not None:
-            return share.parts.begin(x, self._ticket, records)
+        if (road := self._road(share, x)) is not None:
+            return road.begin(x, self._ticket, records)
         if share.fetch is None:
             box = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
@@ -241,6 +247,10 @@ class Windowed(Layer):
         if share.fetch is None or share.fetch.aliases or not box.numel():
             return Seen(box if pad is None else pad(box))
         return Fetched(x, share.fetch, box, pad)
+
+    def _road(self, share: Share, x: Tensor) -> Parts | Addition | None:
+        """A way to the outputs that does without a padded block; each worker may take another."""
+        return share.parts if overlaps() else None
 
     _pad_mode = "constant"
     _fresh_gradients = True

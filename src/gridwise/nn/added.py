@@ -1,0 +1,110 @@
+"""Convolutions of large blocks without a padded copy: the own block first, then what the rows of others add to it.
+
+    y  =  conv(own block, torch pads)  +  conv(slabs of received rows) on the outputs at the edges
+
+A convolution is linear: what it makes of a block with halos is what it makes of the block with zeros around it, plus what
+it makes of the halos. Nothing is put together, nothing but the block itself is kept for backward, and messages travel while
+the block is convolved. In backward each part has its own gradient; those of the slabs go back to their owners.
+
+The slabs cost a few small calls of torch, so small blocks are padded instead (`LEAST`). So are those whose outputs torch
+cannot make with equal padding on both sides (even kernels, strides that do not fit), 3-D ones padded in depth, whose weight
+gradient torch computes twice as slowly, and half precision, where a sum of two results is rounded twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..grid import Box, Interval, Slab, Window, slabs_of
+from .fetch import Fetch
+from .operator import Ticket
+from .seen import Call, Seen
+from .split import Exchange, Split
+
+LEAST = 1 << 20
+"""Bytes of a block from which adding is faster than padding."""
+
+
+class Addition:
+    """How one worker's outputs come from its own block and from slabs of received rows."""
+
+    def __init__(self, fetch: Fetch, own: Box, padding: tuple[int, ...], slabs: Sequence[Slab]) -> None:
+        self.padding, self.slabs = padding, slabs
+
+        def with_channels(box: Box) -> Box:
+            return Box((0, 0, *box.start), (*fetch.shape[:2], *box.stop))
+
+        self.split = Split(
+            fetch,
+            own,
+            [with_channels(slab.sees) for slab in slabs],
+            [with_channels(slab.received) for slab in slabs],
+        )
+
+    @classmethod
+    def planned(cls, fetch: Fetch | None, windows: Sequence[Window] | None, outputs: Box | None) -> Addition | None:
+        """For `outputs` that see what is fetched through `windows`; None where the padded block is needed."""
+        if fetch is None or windows is None or outputs is None or not outputs.volume or fetch.stays is None:
+            return None
+        source, target = fetch.stays
+        assert fetch.plan.owned is not None
+        if source.shape != fetch.plan.owned.shape or fetch.fill:
+            return None
+        margins = fetch.margins[2:] or ((0, 0),) * len(windows)
+        rows = fetch.shape[2:]
+        filled = [(before, n - after) for n, (before, after) in zip(rows, margins, strict=True)]
+        own = list(zip(target.start[2:], target.stop[2:], strict=True))
+        found = slabs_of(windows, outputs.shape[2:], rows, own, filled)
+        if found is None or (len(windows) == 3 and found.padding[0]):
+            return None
+        return cls(fetch, Box.of_shape(source.shape), found.padding, found.slabs)
+
+    def suits(self, x: Tensor, small_too: bool) -> bool:
+        """Whether adding is as exact as padding, and faster for this block or asked for small ones too."""
+        exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
+        return exact and (small_too or x.nbytes >= LEAST)
+
+    def begin(self, x: Tensor, ticket: Ticket, records: bool) -> Added:
+        """Post the messages; recorded by autograd on all workers if `records`."""
+        return Added(self, *self.split.begin(x, ticket, records))
+
+
+class Added(Seen):
+    """The own block, and slabs that are still on their way."""
+
+    def __init__(self, addition: Addition, own: Tensor, slabs: list[Tensor], exchange: Exchange) -> None:
+        super().__init__(own)
+        self.addition, self.slabs, self.exchange = addition, slabs, exchange
+
+    def computed(self, call: Call, padding: tuple[int, ...] = (), linear: Call | None = None) -> Tensor:
+        assert linear is not None
+        try:
+            y = call(self.x, self.addition.padding)
+        finally:  # others wait for what was posted, whatever happens here
+            self.exchange.finish()
+        slabs = self.addition.slabs
+        if not slabs:
+            return y
+        parts = [linear(box, slab.padding) for box, slab in zip(self.slabs, slabs, strict=True)]
+        return _AddAtEdges.apply(y, [(slab.dim + 2, slab.outputs) for slab in slabs], *parts)
+
+
+class _AddAtEdges(torch.autograd.Function):
+    """y, in place, plus each part on the outputs of one dim."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, places: list[tuple[int, Interval]], *parts: Tensor) -> Tensor:
+        ctx.places = places
+        for part, (d, (first, last)) in zip(parts, places, strict=True):
+            y.narrow(d, first, last - first).add_(part)
+        ctx.mark_dirty(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        edges = [gradient.narrow(d, first, last - first) for d, (first, last) in ctx.places]
+        return gradient, None, *edges

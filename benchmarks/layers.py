@@ -39,7 +39,7 @@ class HandPadded(torch.nn.Conv3d):
         return F.conv3d(x, self.weight, self.bias, self.stride, (0, *rest), self.dilation, self.groups)
 
 
-def measured(sides: list[Callable[[], object]], rounds: int, repeat: int) -> list[float]:
+def measured(sides: list[Callable[[], object]], rounds: int, repeat: int = 1) -> list[float]:
     """Medians in seconds of the slower worker, the sides taking turns."""
     world = gridwise.world()
     samples: list[list[float]] = [[] for _ in sides]

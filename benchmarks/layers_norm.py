@@ -10,12 +10,9 @@ same work. Medians of the slower worker, forward + backward.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from itertools import pairwise
-from statistics import median
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +20,7 @@ from torch import Tensor
 
 import gridwise
 from gridwise.comm.pool import Pool
+from layers import measured
 
 Row = tuple[str, float, float, float]
 
@@ -56,22 +54,6 @@ class UNet(torch.nn.Module):
         return self.out(x)
 
 
-def measured(ours: Callable[[], object], limit: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Medians in seconds of the slower worker, the two sides taking turns."""
-    world = gridwise.world()
-    samples: tuple[list[float], list[float]] = ([], [])
-    for k in range(rounds + 2):
-        for side, call in enumerate((ours, limit)):
-            world.barrier()
-            start = time.perf_counter()
-            call()
-            spent = np.array([int((time.perf_counter() - start) * 1e9)], dtype=np.int64)
-            world.transport.all_max(spent, world.team)
-            if k >= 2:
-                samples[side].append(spent[0] / 1e9)
-    return median(samples[0]), median(samples[1])
-
-
 def both_ways(layer: torch.nn.Module, *shape: int) -> Callable[[], object]:
     x = torch.randn(shape, requires_grad=True)
     dy = torch.randn_like(layer(x))
@@ -100,7 +82,8 @@ def rows(rounds: int) -> list[Row]:
     found: list[Row] = []
 
     def row(name: str, target: float, ours: Callable[[], object], limit: Callable[[], object]) -> None:
-        found.append((name, *measured(ours, limit, rounds), target))
+        mine, theirs = measured([ours, limit], rounds)
+        found.append((name, mine, theirs, target))
 
     row(
         "batch norm (4,16,512,512)",

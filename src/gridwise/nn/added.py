@@ -24,6 +24,7 @@ from .fetch import Fetch
 from .operator import Ticket
 from .seen import Call, Seen
 from .split import Exchange, Split
+from .switch import autocasts
 
 LEAST = 1 << 20
 """Bytes of a block from which adding is faster than padding."""
@@ -65,8 +66,7 @@ class Addition:
 
     def suits(self, x: Tensor, small_too: bool) -> bool:
         """Whether adding is as exact as padding, and faster for this block or asked for small ones too."""
-        exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
-        return exact and (small_too or x.nbytes >= LEAST)
+        return (small_too or x.nbytes >= LEAST) and x.dtype in (torch.float32, torch.float64) and not autocasts()
 
     def begin(self, x: Tensor, ticket: Ticket, records: bool) -> Added:
         """Post the messages; recorded by autograd on all workers if `records`."""

@@ -34,6 +34,7 @@ from .layer import Layer
 from .operator import apply
 from .overlap import Parts, overlaps
 from .seen import Fetched, Seen
+from .switch import autocasts
 
 Size = int | tuple[int, ...]
 """One number for all dims of space, or one for each."""
@@ -171,11 +172,10 @@ class Windowed(Layer):
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         """The global output's shape; raises what torch would raise for the global input."""
-        mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         template = self._template
         if dtypes := self._dtypes:
             template = template.to(dtypes[0])
-            dtype = dtypes[0] if mixed else dtype
+            dtype = dtypes[0] if autocasts() else dtype
         x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
         try:
             with torch.no_grad(), warnings.catch_warnings():

@@ -18,7 +18,6 @@ from torch import Tensor
 from ..grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
 from ..partition import Partition
 from .pooling import global_indices
-from .seen import Seen
 from .windowed import Rows, Share, Windowed, empty_output
 
 AVG_POOL: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
@@ -94,7 +93,8 @@ class AdaptiveAvgPool(AdaptivePool):
         }
         super().__init__(P_x, layers[self.dims](output_size))
 
-    def _local(self, seen: Seen, share: Share) -> Tensor:
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        seen = self._seen(x)
         assert share.outputs is not None
         if not share.outputs.volume:
             return empty_output(share.outputs.shape, seen.x)
@@ -120,7 +120,8 @@ class AdaptiveMaxPool(AdaptivePool):
         }
         super().__init__(P_x, layers[self.dims](output_size, return_indices))
 
-    def _local(self, seen: Seen, share: Share) -> Any:
+    def _local(self, x: Tensor, share: Share) -> Any:
+        seen = self._seen(x)
         assert share.outputs is not None
         x = seen.x
         if not share.outputs.volume:

@@ -3,8 +3,10 @@
     y  =  conv(own block, torch pads)  +  conv(slabs of received rows) on the outputs at the edges
 
 A convolution is linear: what it makes of a block with halos is what it makes of the block with zeros around it, plus what
-it makes of the halos. Nothing is put together, nothing but the block itself is kept for backward, and messages travel while
-the block is convolved. In backward each part has its own gradient; those of the slabs go back to their owners.
+it makes of the halos. Nothing is put together, nothing but the block itself is kept for backward. Messages travel while the
+block is convolved, and in backward, which has the gradients of the slabs first, while those of the block are computed:
+
+    forward    post ──► block ──► wait ──► slabs, add            backward    slabs ──► post ──► block ──► wait, add
 
 The slabs cost a few small calls of torch, so small blocks are padded instead (`LEAST`). So are those whose outputs torch
 cannot make with equal padding on both sides (even kernels, strides that do not fit), 3-D ones padded in depth, whose weight
@@ -13,7 +15,8 @@ gradient torch computes twice as slowly, and half precision, where a sum of two 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +24,9 @@ from torch import Tensor
 
 from ..grid import Box, Interval, Slab, Window, slabs_of
 from .fetch import Fetch
-from .operator import Ticket
+from .operator import Ticket, prepare
 from .seen import Call, Seen
-from .split import Exchange, Split
+from .split import Back, Exchange, Return, Split
 from .switch import autocasts
 
 LEAST = 1 << 20
@@ -70,15 +73,22 @@ class Addition:
 
     def begin(self, x: Tensor, ticket: Ticket, records: bool) -> Added:
         """Post the messages; recorded by autograd on all workers if `records`."""
-        return Added(self, *self.split.begin(x, ticket, records))
+        if not records or not self.slabs:  # without slabs nothing of backward can go first
+            own, slabs, exchange = self.split.begin(x, ticket, records)
+            return Added(self, own, exchange, lambda: slabs)
+        call = _Call(self.split, ticket, Exchange(self.split, x.detach(), 0.0))
+        anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
+        return Added(self, _Own.apply(x, anchor, call), call.exchange, lambda: list(_Slabs.apply(x, anchor, call)))
 
 
 class Added(Seen):
     """The own block, and slabs that are still on their way."""
 
-    def __init__(self, addition: Addition, own: Tensor, slabs: list[Tensor], exchange: Exchange) -> None:
+    def __init__(
+        self, addition: Addition, own: Tensor, exchange: Exchange, slabs: Callable[[], Sequence[Tensor]]
+    ) -> None:
         super().__init__(own)
-        self.addition, self.slabs, self.exchange = addition, slabs, exchange
+        self.addition, self.exchange, self.slabs = addition, exchange, slabs
 
     def computed(self, call: Call, padding: tuple[int, ...] = (), linear: Call | None = None) -> Tensor:
         assert linear is not None
@@ -89,8 +99,57 @@ class Added(Seen):
         slabs = self.addition.slabs
         if not slabs:
             return y
-        parts = [linear(box, slab.padding) for box, slab in zip(self.slabs, slabs, strict=True)]
+        parts = [linear(box, slab.padding) for box, slab in zip(self.slabs(), slabs, strict=True)]
         return _AddAtEdges.apply(y, [(slab.dim + 2, slab.outputs) for slab in slabs], *parts)
+
+
+@dataclass
+class _Call:
+    """What the two nodes of a call share: in backward, the messages that the second has posted for the first."""
+
+    split: Split
+    ticket: Ticket
+    exchange: Exchange
+    under_way: Return | None = None
+
+
+class _Own(torch.autograd.Function):
+    """The own block. Its gradient waits for what others add to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor | None, call: _Call) -> Tensor:
+        ctx.call = call
+        return call.split.inside(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        messages, ctx.call.under_way = ctx.call.under_way, None
+        if messages is None:  # gradients of gradients are asked for: the other node has given its part
+            return gradient, None, None
+        x = gradient.clone() if 0 in gradient.stride() else gradient  # the convolution's own
+        messages.finish(x)
+        return x, None, None
+
+
+class _Slabs(torch.autograd.Function):
+    """The slabs. Autograd runs later nodes first: this one is made after the block is convolved, to send before that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor | None, call: _Call) -> tuple[Tensor, ...]:
+        ctx.call, ctx.shape = call, x.shape
+        prepare(ctx)
+        return tuple(call.exchange.boxes)
+
+    @staticmethod
+    def backward(ctx: Any, *slabs: Tensor) -> tuple[Tensor | None, None, None]:
+        call, ticket = ctx.call, ctx.call.ticket.differentiated()
+        call.split.meet(ctx, ticket)
+        if not torch.is_grad_enabled():
+            call.under_way = Return(call.split, slabs, slabs[0])
+            return None, None, None
+        anchor = None if any(slab.requires_grad for slab in slabs) else torch.empty(0, requires_grad=True)
+        nothing = slabs[0].new_zeros(()).expand(ctx.shape)
+        return Back.apply(anchor, call.split, ticket, nothing, *slabs), None, None
 
 
 class _AddAtEdges(torch.autograd.Function):

@@ -47,7 +47,6 @@ from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .overlap import Parts, overlaps
 from .parameter import Spread
-from .seen import Seen
 from .windowed import Rows, Share, Size, Windowed, computed_dtype, empty_output, nothing, windows_of
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
@@ -231,19 +230,24 @@ class Conv(Windowed):
 
     # Calling
 
-    def _local(self, seen: Seen, share: Share) -> Tensor:
+    def _local(self, x: Tensor, share: Share) -> Tensor:
         assert self._agreed is not None
-        y = seen.x.to(computed_dtype(seen.x)) if share.outputs is None else self._convolved(seen, share)
+        if share.outputs is not None:
+            y = self._convolved(x, share)
+        else:
+            y = self._seen(x).x
+            y = y.to(computed_dtype(y))
         if self._sum is None:
             return y
         operator, key = self._sum
         wants = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters(recurse=False))
         return apply(y, operator, Ticket(key, self._ticket.call), wants or self._agreed.requires_grad)
 
-    def _convolved(self, seen: Seen, share: Share) -> Tensor:
+    def _convolved(self, x: Tensor, share: Share) -> Tensor:
         assert self._transport is not None
         assert share.outputs is not None
-        weight, bias = self._weight_and_bias()
+        weight, bias = self._weight_and_bias()  # first: in backward halos then go before the sums of gradients
+        seen = self._seen(x)
         if bias is not None and self._transport.rank not in self._spreads["bias"].holders:
             bias = None
         if not share.outputs.volume or not weight.shape[1]:

@@ -27,7 +27,6 @@ from ..grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transpo
 from ..partition import Partition
 from .agreement import Ballot, key_of, tell
 from .parameter import Spread
-from .seen import Seen
 from .windowed import Rows, Share, Size, Windowed, empty_output
 
 SEQUENTIAL: dict[int, Any] = {
@@ -198,8 +197,9 @@ class ConvTranspose(Windowed):
     def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
         return super().forward(x)
 
-    def _local(self, seen: Seen, share: Share) -> Tensor:
+    def _local(self, x: Tensor, share: Share) -> Tensor:
         weight, bias = self._weight_and_bias()
+        seen = self._seen(x)
         x = seen.x
         assert share.outputs is not None
         if not share.outputs.volume:

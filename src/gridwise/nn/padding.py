@@ -17,7 +17,6 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..grid import Cuts, Layout, Shape, hull_then_pad
 from ..partition import Partition
-from .seen import Seen
 from .windowed import Rows, Share, Size, Windowed, empty_output
 
 
@@ -60,7 +59,8 @@ class Pad(Windowed):
             return [Rows(need) for need in needs]
         return [Rows.padded(hull_then_pad(need, extent, self.mode), self.mode == "constant") for need in needs]
 
-    def _local(self, seen: Seen, share: Share) -> Tensor:
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        seen = self._seen(x)
         assert share.outputs is not None
         x = seen.x
         if not share.outputs.volume:

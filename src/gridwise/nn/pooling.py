@@ -25,7 +25,6 @@ from ..grid import Box, Cuts, Interval, Layout, Shape, hull_then_pad, window_nee
 from ..partition import Partition
 from .mixins import PoolingMixin
 from .move import HALVES
-from .seen import Seen
 from .windowed import Rows, Share, Size, Windowed, empty_output, windows_of
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -86,7 +85,8 @@ class DistributedPoolingBase(PoolingMixin, Windowed):
         """How many rows torch wants to see, besides those that it pads."""
         return 1
 
-    def _local(self, seen: Seen, share: Share) -> Any:
+    def _local(self, x: Tensor, share: Share) -> Any:
+        seen = self._seen(x)
         assert share.outputs is not None
         if not share.outputs.volume:
             return self._empty(share.outputs.shape, seen.x)

@@ -49,6 +49,7 @@ class Split:
         self.fetch, self.inside = fetch, Place(inside, own)
         self.shapes = [box.shape for box in boxes]
         self.strips = [[box.shape for box in line] for line in received]
+        self.sent = [[piece.source.shape for piece in message.pieces] for message in plan.sends]
         met = [
             (box, meetings(box, mine, part), meetings(box, theirs, part))
             for box, part in zip(boxes, filled or boxes, strict=True)
@@ -77,22 +78,7 @@ class Split:
             self.inside(x).copy_(inside)
         else:
             x = inside if own and total == dtype and 0 not in inside.stride() else inside.to(total, copy=True)
-        strips = [[inside.new_zeros(shape) for shape in line] for line in self.strips]
-        flat = [strip for line in strips for strip in line]
-        for box, awaited in zip(boxes, self.awaited, strict=True):
-            for part in awaited:
-                put(part.here(flat[part.piece]), part.there(box), add=True)
-        pending = fetch.transport.move(
-            [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
-            [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
-            dtype,
-            f"the adjoint of {fetch.name}",
-            True,
-        )
-        for box, kept in zip(boxes, self.kept, strict=True):
-            for part in kept:
-                put(part.here(x), part.there(box), add=True)
-        pending.wait()
+        Return(self, boxes, inside).finish(x)
         return x.to(dtype)
 
     def meet(self, ctx: Any, ticket: Ticket) -> None:
@@ -136,6 +122,38 @@ class Exchange:
                 put(part.there(box.detach()), part.here(self.strips[part.piece]), add=False)
 
 
+class Return:
+    """The messages of one adjoint, under way: gradients of others' pieces to their owners, and those of the own pieces here.
+
+    `like` has the dtype and the device of the gradients.
+    """
+
+    def __init__(self, split: Split, boxes: Sequence[Tensor], like: Tensor) -> None:
+        self.split, self.boxes, fetch = split, boxes, split.fetch
+        strips = [[like.new_zeros(shape) for shape in line] for line in split.strips]
+        flat = [strip for line in strips for strip in line]
+        for box, awaited in zip(boxes, split.awaited, strict=True):
+            for part in awaited:
+                put(part.here(flat[part.piece]), part.there(box), add=True)
+        self.landed = [[like.new_empty(shape) for shape in line] for line in split.sent]
+        self.pending = fetch.transport.move(
+            [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
+            [(peer, line) for (peer, _), line in zip(fetch.sends, self.landed, strict=True)],
+            like.dtype,
+            f"the adjoint of {fetch.name}",
+        )
+
+    def finish(self, x: Tensor) -> None:
+        """Wait for what is on its way, and add it, and what stays, to the gradient of the own block."""
+        for box, kept in zip(self.boxes, self.split.kept, strict=True):
+            for part in kept:
+                put(part.here(x), part.there(box), add=True)
+        self.pending.wait()
+        for (_, places), line in zip(self.split.fetch.sends, self.landed, strict=True):
+            for place, piece in zip(places, line, strict=True):
+                put(place(x), piece, add=True)
+
+
 class _Forth(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -155,10 +173,12 @@ class _Forth(torch.autograd.Function):
             return ctx.split.back(inside, boxes, own=True), None, None, None, None, None
         known = any(part.requires_grad for part in (inside, *boxes))
         anchor = None if known else torch.empty(0, requires_grad=True)
-        return _Back.apply(anchor, ctx.split, ticket, inside, *boxes), None, None, None, None, None
+        return Back.apply(anchor, ctx.split, ticket, inside, *boxes), None, None, None, None, None
 
 
-class _Back(torch.autograd.Function):
+class Back(torch.autograd.Function):
+    """The adjoint, recorded."""
+
     @staticmethod
     def forward(
         ctx: Any, anchor: Tensor | None, split: Split, ticket: Ticket, inside: Tensor, *boxes: Tensor

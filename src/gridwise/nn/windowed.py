@@ -226,7 +226,7 @@ class Windowed(Layer):
             return self._outside(x)
         assert self._share is not None
         assert self._agreed is not None
-        y = self._local(self._seen(self._batched(x)), self._share)
+        y = self._local(self._batched(x), self._share)
         if not self._unbatched:
             return y
         return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
@@ -257,8 +257,8 @@ class Windowed(Layer):
     """Whether what is fetched always goes to a function of torch that makes a new gradient for it."""
 
     @abstractmethod
-    def _local(self, seen: Seen, share: Share) -> Any:
-        """The outputs of this worker from what it has fetched; zero-volume and connected to it where it has none."""
+    def _local(self, x: Tensor, share: Share) -> Any:
+        """The outputs of this worker from what is `_seen` of `x`; zero-volume and connected to it where it has none."""
 
     def _outside(self, x: Tensor) -> Any:
         """What a worker outside the grid gets: a zero-volume tensor that can be differentiated like all others."""

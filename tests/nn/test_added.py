@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -227,6 +228,24 @@ def test_only_the_block_itself_is_kept_for_backward():
             layer(x)
     assert sorted(kept)[-1] == x.untyped_storage().nbytes()
     assert sum(sorted(set(kept))[:-1]) < 0.2 * x.untyped_storage().nbytes()
+
+
+def nodes_of(node):
+    """The nodes of autograd that are Python's, from here on."""
+    own = [node] if isinstance(node, torch.autograd.function.BackwardCFunction) else []
+    return own + [each for before, _ in node.next_functions if before is not None for each in nodes_of(before)]
+
+
+@workers(2)
+def test_nothing_is_held_when_the_graph_is_gone():
+    with adding():
+        layer, x = layer_and_block()
+        hidden = x * 1
+        y = layer(hidden)
+        held = [weakref.ref(each) for each in (hidden, *nodes_of(y.grad_fn))]
+        assert len(held) > 3
+        del hidden, y
+        assert not [each() for each in held if each() is not None]
 
 
 @workers(2)

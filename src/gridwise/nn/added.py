@@ -76,9 +76,10 @@ class Addition:
         if not records or not self.slabs:  # without slabs nothing of backward can go first
             own, slabs, exchange = self.split.begin(x, ticket, records)
             return Added(self, own, exchange, lambda: slabs)
-        call = _Call(self.split, ticket, Exchange(self.split, x.detach(), 0.0))
+        exchange, call = Exchange(self.split, x.detach(), 0.0), _Call(self.split, ticket)
         anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
-        return Added(self, _Own.apply(x, anchor, call), call.exchange, lambda: list(_Slabs.apply(x, anchor, call)))
+        own = _Own.apply(x, anchor, call)
+        return Added(self, own, exchange, lambda: _Slabs.apply(x, anchor, call, exchange.boxes))
 
 
 class Added(Seen):
@@ -109,7 +110,6 @@ class _Call:
 
     split: Split
     ticket: Ticket
-    exchange: Exchange
     under_way: Return | None = None
 
 
@@ -135,21 +135,21 @@ class _Slabs(torch.autograd.Function):
     """The slabs. Autograd runs later nodes first: this one is made after the block is convolved, to send before that."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor | None, call: _Call) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor | None, call: _Call, slabs: list[Tensor]) -> tuple[Tensor, ...]:
         ctx.call, ctx.shape = call, x.shape
         prepare(ctx)
-        return tuple(call.exchange.boxes)
+        return tuple(slabs)
 
     @staticmethod
-    def backward(ctx: Any, *slabs: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, *slabs: Tensor) -> tuple[Tensor | None, None, None, None]:
         call, ticket = ctx.call, ctx.call.ticket.differentiated()
         call.split.meet(ctx, ticket)
         if not torch.is_grad_enabled():
             call.under_way = Return(call.split, slabs, slabs[0])
-            return None, None, None
+            return None, None, None, None
         anchor = None if any(slab.requires_grad for slab in slabs) else torch.empty(0, requires_grad=True)
         nothing = slabs[0].new_zeros(()).expand(ctx.shape)
-        return Back.apply(anchor, call.split, ticket, nothing, *slabs), None, None
+        return Back.apply(anchor, call.split, ticket, nothing, *slabs), None, None, None
 
 
 class _AddAtEdges(torch.autograd.Function):

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gridwise
 from gridwise import nn
+from gridwise.errors import UnsupportedError
 from gridwise.nn import added
 from gridwise.testing import workers
 
@@ -189,6 +190,58 @@ def test_a_block_changed_in_place_is_noticed():
         hidden.add_(1)
         with pytest.raises(RuntimeError, match=r"modified (by an )?inplace"):
             y.backward()
+
+
+@workers(2)
+def test_after_a_backward_that_failed_on_all_workers():
+    with adding():
+        layer, x = layer_and_block(size=200)
+        expected = torch.autograd.grad(layer(x).pow(2).sum(), x)[0]
+        for _ in range(10):
+            hidden = x * 1
+            y = layer(hidden)
+            hidden.add_(1)
+            with pytest.raises(RuntimeError, match=r"modified (by an )?inplace"):
+                y.sum().backward()
+            del y, hidden
+            others = [torch.zeros(2, 3, 1, 9, dtype=torch.float64) for _ in range(20)]
+            assert torch.equal(torch.autograd.grad(layer(x).pow(2).sum(), x)[0], expected)
+            assert not any(other.any() for other in others)  # what was still on its way has not been written there
+
+
+@workers(2)
+def test_after_a_backward_that_failed_another_one_of_the_same_graph():
+    failing = [False]
+
+    def unpack(tensor):
+        if failing[0] and tensor.shape[-2:] == (12, 9):  # the block
+            raise MemoryError
+        return tensor
+
+    with adding():
+        layer, x = layer_and_block()
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            y = layer(x).pow(2).sum()
+        expected = torch.autograd.grad(y, x, retain_graph=True)[0]
+        for create_graph in (False, True):
+            failing[0] = True
+            with pytest.raises(MemoryError):
+                torch.autograd.grad(y, x, retain_graph=True)
+            failing[0] = False
+            found = torch.autograd.grad(y, x, retain_graph=True, create_graph=create_graph)[0]
+            assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@workers(2)
+def test_what_messages_cannot_follow_is_refused():
+    layer, x = layer_and_block()
+    with adding(), pytest.raises(UnsupportedError, match=r"torch\.func"):
+        torch.func.grad(lambda x: layer(x).sum())(x.detach())
+    with adding(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        with pytest.raises(UnsupportedError, match="forward-mode"):
+            layer(dual)
+    assert layer(x).shape == (2, 4, 12, 9)
 
 
 @workers(2)

@@ -94,6 +94,8 @@ class Transport(ABC):
         self.on_close: list[Callable[[], None]] = []
         self.kept: dict[Any, Any] = {}
         """Layers that functions have made, for their next call."""
+        self.left_over: list[Pending] = []
+        """Messages that somebody has started and, for an error in between, never waited for."""
         self._ordinals: Counter[str] = Counter()
 
     @property
@@ -142,6 +144,7 @@ class Transport(ABC):
         add: bool = False,
     ) -> Pending:
         """Start sending views to peers and receiving into views from peers, copied or added there when waited for."""
+        self._finish_left_over()
         landings = [(peer, Landing.of(views, dtype, add)) for peer, views in receives]
         pending = self.post(
             [(peer, packed(views)) for peer, views in sends],
@@ -149,6 +152,21 @@ class Transport(ABC):
             what,
         )
         return _Landing(pending, [landing for _, landing in landings])
+
+    def move_meanwhile(
+        self,
+        sends: Sequence[tuple[int, Views]],
+        receives: Sequence[tuple[int, Views]],
+        dtype: torch.dtype,
+        what: str = "a movement",
+    ) -> Pending:
+        """`move`, for a caller who does something else before it waits, and who may fail at that."""
+        return UnderWay(self, self.move(sends, receives, dtype, what))
+
+    def _finish_left_over(self) -> None:
+        """Before anything new: what an error has left behind, which peers may still write to or wait for."""
+        while self.left_over:
+            self.left_over.pop(0).wait()
 
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
@@ -219,6 +237,7 @@ class Transport(ABC):
 
     def waiting_for(self, what: str, team: Sequence[int]) -> Waiting:
         """Say what is waited for while the body runs, and raise its failures as errors that name a worker."""
+        self._finish_left_over()
         return Waiting(self, what, team)
 
     def _explained(self, error: Exception, what: str) -> Exception:
@@ -326,6 +345,21 @@ class _Landing:
             landing.put()
 
 
+class UnderWay:
+    """Messages that are waited for later. If they never are, their memory lives on in the transport until they have landed."""
+
+    def __init__(self, transport: Transport, pending: Pending) -> None:
+        self.transport, self.pending = transport, pending
+
+    def wait(self) -> None:
+        pending, self.pending = self.pending, _NOTHING
+        pending.wait()
+
+    def __del__(self) -> None:
+        if self.pending is not _NOTHING:
+            self.transport.left_over.append(self.pending)
+
+
 class _Nothing:
     """No message at all."""
 
@@ -343,3 +377,6 @@ class _Guarded:
     def wait(self) -> None:
         with self.waiting:
             self.pending.wait()
+
+
+_NOTHING = _Nothing()

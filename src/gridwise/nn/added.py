@@ -3,7 +3,7 @@
     y  =  conv(own block, torch pads)  +  conv(slabs of received rows) on the outputs at the edges
 
 A convolution is linear: what it makes of a block with halos is what it makes of the block with zeros around it, plus what
-it makes of the halos. Nothing is put together, nothing but the block itself is kept for backward. Messages travel while the
+it makes of the halos. Nothing is put together; the block itself and the slabs are kept for backward. Messages travel while the
 block is convolved, and in backward, which has the gradients of the slabs first, while those of the block are computed:
 
     forward    post ──► block ──► wait ──► slabs, add            backward    slabs ──► post ──► block ──► wait, add
@@ -22,22 +22,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..grid import Box, Interval, Slab, Window, slabs_of
+from ..grid import Box, Slab, Window, slabs_of
 from .fetch import Fetch
 from .operator import Ticket, prepare
 from .seen import Call, Seen
-from .split import Back, Exchange, Return, Split
+from .split import Back, Exchange, Homeward, Split
 from .switch import autocasts
 
 LEAST = 1 << 20
 """Bytes of a block from which adding is faster than padding."""
 
 
+def is_worth_adding(x: Tensor, small_too: bool) -> bool:
+    """Whether adding is as exact as padding for this block, and faster or asked for small ones too."""
+    return (small_too or x.nbytes >= LEAST) and x.dtype in (torch.float32, torch.float64) and not autocasts()
+
+
 class Addition:
     """How one worker's outputs come from its own block and from slabs of received rows."""
 
     def __init__(self, fetch: Fetch, own: Box, padding: tuple[int, ...], slabs: Sequence[Slab]) -> None:
-        self.padding, self.slabs = padding, slabs
+        self.padding = padding
+        self.slab_paddings = [slab.padding for slab in slabs]
+        self.places = [(slab.dim + 2, *slab.outputs) for slab in slabs]
 
         def with_channels(box: Box) -> Box:
             return Box((0, 0, *box.start), (*fetch.shape[:2], *box.stop))
@@ -67,13 +74,9 @@ class Addition:
             return None
         return cls(fetch, Box.of_shape(source.shape), found.padding, found.slabs)
 
-    def suits(self, x: Tensor, small_too: bool) -> bool:
-        """Whether adding is as exact as padding, and faster for this block or asked for small ones too."""
-        return (small_too or x.nbytes >= LEAST) and x.dtype in (torch.float32, torch.float64) and not autocasts()
-
     def begin(self, x: Tensor, ticket: Ticket, records: bool) -> Added:
         """Post the messages; recorded by autograd on all workers if `records`."""
-        if not records or not self.slabs:  # without slabs nothing of backward can go first
+        if not records or not self.places:  # without slabs nothing of backward can go first
             own, slabs, exchange = self.split.begin(x, ticket, records)
             return Added(self, own, exchange, lambda: slabs)
         exchange, call = Exchange(self.split, x.detach(), 0.0), _Call(self.split, ticket)
@@ -97,11 +100,11 @@ class Added(Seen):
             y = call(self.x, self.addition.padding)
         finally:  # others wait for what was posted, whatever happens here
             self.exchange.finish()
-        slabs = self.addition.slabs
-        if not slabs:
+        places, paddings = self.addition.places, self.addition.slab_paddings
+        if not places:
             return y
-        parts = [linear(box, slab.padding) for box, slab in zip(self.slabs(), slabs, strict=True)]
-        return _AddAtEdges.apply(y, [(slab.dim + 2, slab.outputs) for slab in slabs], *parts)
+        parts = [linear(slab, padding) for slab, padding in zip(self.slabs(), paddings, strict=True)]
+        return _AddAtEdges.apply(y, places, *parts)
 
 
 @dataclass
@@ -110,7 +113,7 @@ class _Call:
 
     split: Split
     ticket: Ticket
-    under_way: Return | None = None
+    under_way: Homeward | None = None
 
 
 class _Own(torch.autograd.Function):
@@ -123,9 +126,11 @@ class _Own(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        messages, ctx.call.under_way = ctx.call.under_way, None
-        if messages is None:  # gradients of gradients are asked for: the other node has given its part
+        if torch.is_grad_enabled():  # the other node has given its part, recorded
             return gradient, None, None
+        messages, ctx.call.under_way = ctx.call.under_way, None
+        if messages is None:
+            raise RuntimeError("gridwise: a convolution's block came before its slabs in backward; please report this.")
         x = gradient.clone() if 0 in gradient.stride() else gradient  # the convolution's own
         messages.finish(x)
         return x, None, None
@@ -143,9 +148,10 @@ class _Slabs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slabs: Tensor) -> tuple[Tensor | None, None, None, None]:
         call, ticket = ctx.call, ctx.call.ticket.differentiated()
+        call.under_way = None  # of a backward that failed
         call.split.meet(ctx, ticket)
         if not torch.is_grad_enabled():
-            call.under_way = Return(call.split, slabs, slabs[0])
+            call.under_way = Homeward(call.split, slabs, slabs[0])
             return None, None, None, None
         anchor = None if any(slab.requires_grad for slab in slabs) else torch.empty(0, requires_grad=True)
         nothing = slabs[0].new_zeros(()).expand(ctx.shape)
@@ -153,17 +159,17 @@ class _Slabs(torch.autograd.Function):
 
 
 class _AddAtEdges(torch.autograd.Function):
-    """y, in place, plus each part on the outputs of one dim."""
+    """y, in place, plus each part on some outputs of one dim: dim, first and last."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, places: list[tuple[int, Interval]], *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, places: list[tuple[int, int, int]], *parts: Tensor) -> Tensor:
         ctx.places = places
-        for part, (d, (first, last)) in zip(parts, places, strict=True):
+        for part, (d, first, last) in zip(parts, places, strict=True):
             y.narrow(d, first, last - first).add_(part)
         ctx.mark_dirty(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        edges = [gradient.narrow(d, first, last - first) for d, (first, last) in ctx.places]
+        edges = [gradient.narrow(d, first, last - first) for d, first, last in ctx.places]
         return gradient, None, *edges

@@ -41,7 +41,7 @@ from ..grid import (
 )
 from ..grid.cuts import interval
 from ..partition import Partition
-from .added import Addition
+from .added import Addition, is_worth_adding
 from .agreement import key_of
 from .copy import Copy, Sum
 from .operator import Ticket, apply
@@ -262,9 +262,8 @@ class Conv(Windowed):
         return seen.computed(convolve, tuple(line.native for line in share.rows), without_bias)
 
     def _road(self, share: Share, x: Tensor) -> Parts | Addition | None:
-        if share.addition is not None and share.addition.suits(x, small_too=overlaps()):
-            return share.addition
-        return super()._road(share, x)
+        addition = share.addition if is_worth_adding(x, small_too=overlaps()) else None
+        return super()._road(share, x) if addition is None else addition
 
     def _of_channels(self, x: Tensor) -> Tensor:
         """`x` with just the input channels that this worker works on."""

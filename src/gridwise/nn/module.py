@@ -15,8 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 
 from ..comm.transport import Team, Transport
+from ..errors import UnsupportedError
 from ..grid import union_of
 from ..partition import Partition
 from .agreement import Structure, agree_common, agree_mode, agree_plan, is_on, key_of
@@ -93,6 +96,7 @@ class Module(torch.nn.Module):
         """Set the layer up if it has to be: registered as a pre-forward hook."""
         if self._is_outside:
             return
+        refuse_transforms(self._says, input)
         model = script()
         if model is not None and model.is_complete and self._keeps_plans:
             self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
@@ -194,6 +198,20 @@ class Module(torch.nn.Module):
         """``operator(x)``; `step` tells the operators of one call apart, so that none can pass for another."""
         ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
         return apply(x, operator, ticket, records)
+
+
+def refuse_transforms(says: str, input: tuple) -> None:
+    """Raise where somebody differentiates forward or transforms the call: messages follow neither.
+
+    That is a matter of the program, which is the same on all workers, and under a transform nothing can be agreed on.
+    """
+    tensors = [x for x in input if isinstance(x, Tensor)]
+    if any(is_functorch_wrapped_tensor(x) for x in tensors):
+        raise UnsupportedError(
+            f"{says} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
+        )
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise UnsupportedError(f"{says} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")
 
 
 def _outside_of_graphs(module: Module, *args: Any, **kwargs: Any) -> Any:

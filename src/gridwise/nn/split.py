@@ -1,4 +1,4 @@
-"""The operator of overlapped layers: the own block as it is, and the boxes that wait for pieces from others.
+"""The operator of layers that compute while messages travel: the own block, and boxes that wait for pieces from others.
 
     forward   x -> (x, B x)         B puts each box together from pieces of the own block and of others'
     adjoint   (g, b) -> g + B' b    pieces of others go back and are added there, the own ones here
@@ -78,7 +78,7 @@ class Split:
             self.inside(x).copy_(inside)
         else:
             x = inside if own and total == dtype and 0 not in inside.stride() else inside.to(total, copy=True)
-        Return(self, boxes, inside).finish(x)
+        Homeward(self, boxes, inside).finish(x)
         return x.to(dtype)
 
     def meet(self, ctx: Any, ticket: Ticket) -> None:
@@ -100,7 +100,7 @@ class Exchange:
         x = x.resolve_conj().resolve_neg()
         strips = [[x.new_empty(shape) for shape in line] for line in split.strips]
         self.strips = [strip for line in strips for strip in line]
-        self.pending = fetch.transport.move(
+        self.pending = fetch.transport.move_meanwhile(
             [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
             [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
             x.dtype,
@@ -122,7 +122,7 @@ class Exchange:
                 put(part.there(box.detach()), part.here(self.strips[part.piece]), add=False)
 
 
-class Return:
+class Homeward:
     """The messages of one adjoint, under way: gradients of others' pieces to their owners, and those of the own pieces here.
 
     `like` has the dtype and the device of the gradients.
@@ -136,7 +136,7 @@ class Return:
             for part in awaited:
                 put(part.here(flat[part.piece]), part.there(box), add=True)
         self.landed = [[like.new_empty(shape) for shape in line] for line in split.sent]
-        self.pending = fetch.transport.move(
+        self.pending = fetch.transport.move_meanwhile(
             [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
             [(peer, line) for (peer, _), line in zip(fetch.sends, self.landed, strict=True)],
             like.dtype,

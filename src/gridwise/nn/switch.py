@@ -13,8 +13,10 @@ class Switch:
     """On or off; off or on again after a body."""
 
     def __init__(self, variable: str, default: str) -> None:
-        opposite = {"on": "off", "off": "on"}[default]
-        self.on = (default if os.environ.get(variable, default).lower() != opposite else opposite) == "on"
+        value = os.environ.get(variable, default).lower()
+        if value not in ("on", "off"):
+            raise ValueError(f"`{variable}` (={value!r}) must be on or off.")
+        self.on = value == "on"
 
     @contextmanager
     def to(self, enabled: bool) -> Iterator[None]:

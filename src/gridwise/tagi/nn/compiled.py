@@ -100,6 +100,7 @@ class CompiledStep:
             tuple(get(settings) for settings, get in self._settings),
             tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors),
             torch.get_num_threads(),
+            _precision_of_products(tensors[0].is_cuda),
         )
         made = self._made.get(key)
         if made is None:
@@ -207,14 +208,19 @@ def _untouched(layers: Sequence[BaseLayer]) -> Iterator[None]:
             vars(layer).update(attributes)
 
 
+def _precision_of_products(cuda: bool) -> tuple[str, str]:
+    """How torch takes float32 products and convolutions: as "tf32" and "bf16" it rounds their inputs."""
+    backends: Any = torch.backends  # torch does not tell mypy all of it
+    if cuda:
+        return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+    return backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
+
+
 def _fast_products(tensors: Tensors) -> bool:
     """Whether torch takes float32 products in a coarser type, which a rewritten step may do elsewhere or not at all."""
-    backends: Any = torch.backends  # torch does not tell mypy all of it
-    cuda = tensors[0].is_cuda
-    places = [backends.cuda.matmul if cuda else backends.mkldnn.matmul]
-    if any(t.ndim == 4 for t in tensors):
-        places.append(backends.cudnn.conv if cuda else backends.mkldnn.conv)
-    return any(place.fp32_precision in ("tf32", "bf16") for place in places)
+    products, convolutions = _precision_of_products(tensors[0].is_cuda)
+    coarse = ("tf32", "bf16")
+    return products in coarse or (convolutions in coarse and any(t.ndim == 4 for t in tensors))
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
     product(a, b, plus)  =  a b + plus          a (n, k), b (k, m), or stacks of them
 
-A compiler fuses everything but the calls of a matrix library. For products of a few thousand numbers the call costs more
-than the product, and forty of them tear the loops of a small recurrent network apart; written as a sum of products they
-disappear in those loops.
+A compiler fuses everything but the calls of a matrix library. For small products the call costs more than the product, and
+forty of them tear the loops of a small recurrent network apart; written as a sum of products they disappear in those loops.
+On a GPU such calls take 50 microseconds even for products of a million numbers, which do not fill it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def product(
     plus: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`."""
+    """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`.
+
+    `out` is memory for the result, used where nothing is added, cast or written out.
+    """
     if dtype is not None and dtype != a.dtype:
         made = (a.to(dtype) @ b.to(dtype)).to(a.dtype)
     elif is_traced() and a.numel() * b.shape[-1] <= SMALL.get(a.device.type, 0):

@@ -293,7 +293,8 @@ def _check_bytes(tensors: StoredTensors, files: tuple[StoredFile, ...]) -> None:
     for place in np.flatnonzero(start != due)[:1]:
         key, file = names[order[place]], files[number[place]]
         _must(False, f"{key!r} starts at byte {start[place]} of {file.name}, where byte {due[place]} comes next")
-    ends = dict(zip(number.tolist(), stop.tolist(), strict=True))  # the last one of each file stays
+    lasts = np.flatnonzero(np.diff(number, append=-1))
+    ends = dict(zip(number[lasts].tolist(), stop[lasts].tolist(), strict=True))
     for place, file in enumerate(files):
         end = ends.get(place, file.header)
         _must(end == file.size, f"{file.name} has {file.size} bytes, its tensors end at {end}")

@@ -160,10 +160,10 @@ class Reader:
 
         Not compared again (`trusted`) are bytes that were checked before, if the system still holds them in memory.
         """
-        places = span.memories()
         file, first = self._file_of(span), int(span.offsets[0])
-        if trusted and file.read_from_memory(first, places):
+        if trusted and file.read_from_memory(first, span.addresses, span.sizes):
             return []
+        places = span.memories()
         try:
             missing = file.read(first, places)
         except OSError as error:

@@ -21,7 +21,7 @@ class StoredTensors(Mapping[str, StoredTensor]):
         self.wholes = wholes
         self.others = others
         self._places = dict(zip(wholes.keys, range(len(wholes.keys)), strict=True))
-        self._order = (*wholes.keys, *others) if order is None else order
+        self._order = order if order is not None else [*wholes.keys, *others]
 
     @classmethod
     def spelt_out(cls, tensors: Mapping[str, StoredTensor]) -> StoredTensors:

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import CheckpointDamaged, describe
+from ..errors import CheckpointDamaged, CheckpointMismatch, describe
 from .chunks import checksums
 from .disk import MOST_BUFFERS
 from .manifest import Manifest
 from .openfile import DataFile
+from .overlaps import are_alike, pairs_that_share, shared_ranges
 from .units import Span, Units
 
 AT_ONCE = 8 << 20
@@ -79,6 +80,20 @@ class Reader:
     def check(self, progress: Progress | None = None) -> None:
         """Compare the checksums of all units; raise `CheckpointDamaged` naming files and tensors."""
         self._run(self._check_span, self.spans, progress, "Nothing was changed.")
+        self._check_shared()
+
+    def _check_shared(self) -> None:
+        for first, second in pairs_that_share(self.units):
+            if not are_alike(self.units, first, second):
+                *offsets, size = shared_ranges(self.units, first, second)
+                found = [bytearray(size), bytearray(size)]
+                for unit, offset, data in zip((first, second), offsets, found, strict=True):
+                    self._open_files[int(self.units.files[unit])].read(offset, [memoryview(data)])
+                if found[0] != found[1]:
+                    raise CheckpointMismatch(
+                        f"{self.units.keys[first]!r} and {self.units.keys[second]!r} share memory in `into`, and were saved "
+                        "with different values.\n  fix: give each of them memory of its own."
+                    )
 
     def fill(self, progress: Progress | None = None) -> None:
         """Put the values into place."""

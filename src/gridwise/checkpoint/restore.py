@@ -35,7 +35,7 @@ from .fit import Fit, Plan, listed, name_of
 from .held import Held, held, is_deferred, is_tensor, layout_of
 from .manifest import Manifest, StoredTensor
 from .plain import plain_of
-from .state import PerWorker, check_state, has_state, is_plain, names_of_parameters, parameter_names
+from .state import PerWorker, check_array, check_state, has_state, is_plain, names_of_parameters, parameter_names
 from .values import DEEPEST, joined, joined_all
 
 
@@ -167,6 +167,7 @@ class _Walk(Fit):
             self.want(key, stored, part.data, part.box, fresh=False)
 
     def array(self, key: str, value: np.ndarray, put: Callable[[Any], None]) -> None:
+        check_array(value, key)
         stored = self.stored(key)
         if value.flags.writeable and value.flags.c_contiguous:
             target = torch.from_numpy(value)

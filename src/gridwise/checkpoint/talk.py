@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,11 @@ class Talk:
     """The workers that save or load together, and what they are doing."""
 
     def __init__(self, P: Partition | None, doing: str, path: Path) -> None:
+        if sys.byteorder != "little":
+            raise CheckpointError(
+                f"{doing} {path}: this machine is {sys.byteorder}-endian, and checkpoints hold the bytes of little-endian "
+                "numbers, as they lie in memory.\n  fix: a little-endian machine; nothing is converted."
+            )
         self.P = P if P is not None else world()
         if not self.P.active:
             raise PartitionError(f"{doing} {path}: this worker is not in {self.P}, only its workers take part.")

@@ -23,6 +23,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         "none": torch.ones(0),
         "scalar": torch.tensor(1),
         "large": torch.ones(300_000),
+        "of many dims": torch.ones([1] * 40),
     }
     checkpoint.save(path, {**state, "step": 1})
     return read_manifest_bytes(path)

@@ -117,15 +117,15 @@ class Fit:
         if not isinstance(tensors, StoredTensors):
             return list(range(len(keys)))
         wholes, places = tensors.wholes, tensors.places(keys)
-        columns: tuple[list[Any], ...] = (places, keys, plain.tensors, plain.addresses)
+        columns: tuple[list[Any], ...] = (keys, plain.tensors, plain.addresses)
         others = _misfits(wholes, places, plain)
         if others:
             left_out = set(others)
             columns = tuple([item for n, item in enumerate(column) if n not in left_out] for column in columns)
-        if columns[0]:
-            at = np.array(columns[0], dtype=np.int64)
-            where = [column[at] for column in (wholes.files, wholes.starts, wholes.sizes, wholes.sums)]
-            self.plan.plain.append(PlainWants(*columns[1:], *where))  # type: ignore[arg-type]
+            places = np.delete(places, others)
+        if len(places):
+            where = [column[places] for column in (wholes.files, wholes.starts, wholes.sizes, wholes.sums)]
+            self.plan.plain.append(PlainWants(*columns, *where))  # type: ignore[arg-type]
         return others
 
     def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
@@ -138,17 +138,16 @@ class Fit:
         self.plan.wants.append(Want(key, stored, target, box, fresh))
 
 
-def _misfits(wholes: Wholes, places: list[int | None], plain: Plain) -> list[int]:
+def _misfits(wholes: Wholes, places: np.ndarray, plain: Plain) -> list[int]:
     """Which plain tensors are not stored whole, with the dtype and shape that they have."""
-    if None not in places:  # as it mostly is: all at once
-        codes, shapes = list(map(wholes.codes.__getitem__, places)), list(map(wholes.shapes.__getitem__, places))  # type: ignore[arg-type]
-        if codes == plain.codes and shapes == plain.shapes:
-            return []
-    return [
-        n
-        for n, (place, code, shape) in enumerate(zip(places, plain.codes, plain.shapes, strict=True))
-        if place is None or wholes.codes[place] != code or wholes.shapes[place] != shape
-    ]
+    if not wholes.keys:
+        return list(range(len(places)))
+    kinds = wholes.kinds[places].tolist()
+    codes, shapes = list(map(wholes.codes.__getitem__, kinds)), list(map(wholes.shapes.__getitem__, kinds))
+    if codes == plain.codes and shapes == plain.shapes and (places >= 0).all():  # as it mostly is
+        return []
+    columns = zip(places.tolist(), codes, plain.codes, shapes, plain.shapes, strict=True)
+    return [n for n, (place, a, b, c, d) in enumerate(columns) if place < 0 or a != b or c != d]
 
 
 def _is_expanded(x: Tensor) -> bool:

@@ -6,6 +6,9 @@ Whoever asks for one tensor gets it as an object, made for him; whoever wants te
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import repeat
+
+import numpy as np
 
 from .chunks import DIGITS
 from .manifest import StoredBlock, StoredTensor
@@ -32,17 +35,17 @@ class StoredTensors(Mapping[str, StoredTensor]):
         """Whether no key stands for two tensors."""
         return len(self._places) == len(self.wholes.keys) and self._places.keys().isdisjoint(self.others)
 
-    def places(self, keys: Sequence[str]) -> list[int | None]:
-        """Where in the columns each tensor is; None: it is not whole, or not there."""
-        return list(map(self._places.get, keys))
+    def places(self, keys: Sequence[str]) -> np.ndarray:
+        """Where in the columns each tensor is; -1: it is not whole, or not there."""
+        return np.fromiter(map(self._places.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
 
     def __getitem__(self, key: str) -> StoredTensor:
         place = self._places.get(key)
         if place is None:
             return self.others[key]
-        _, codes, shapes, sums, files, starts, _ = self.wholes
+        _, kinds, codes, shapes, sums, files, starts, _ = self.wholes
         block = StoredBlock(int(files[place]), int(starts[place]), f"{sums[place]:0{DIGITS}x}", None)
-        return StoredTensor(codes[place], shapes[place], (block,))
+        return StoredTensor(codes[kinds[place]], shapes[kinds[place]], (block,))
 
     def __contains__(self, key: object) -> bool:
         return key in self._places or key in self.others

@@ -20,6 +20,7 @@ import uuid
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from .chunks import CHUNK, DIGITS
 from .manifest import ITEMSIZE, StoredFile
@@ -36,12 +37,15 @@ _DIGIT = np.full(256, _NO_DIGIT, dtype=np.uint8)
 _DIGIT[list(b"0123456789abcdef")] = range(16)
 _MOST_DIGITS = 18
 """Of an offset: as many as always fit into 63 bits."""
+_WIDEST = 64
 
 
 class Wholes(NamedTuple):
     """Whole tensors in columns, in the order of the manifest: what each is, the file that holds it, and where."""
 
     keys: list[str]
+    kinds: np.ndarray
+    """Of each, its place in `codes` and `shapes`: many tensors are alike."""
     codes: list[str]
     shapes: list[tuple[int, ...]]
     sums: np.ndarray
@@ -51,7 +55,8 @@ class Wholes(NamedTuple):
     sizes: np.ndarray
 
 
-NO_WHOLES = Wholes([], [], [], np.empty(0, dtype=np.uint64), *(np.empty(0, dtype=np.int64) for _ in range(3)))
+_NONE = np.empty(0, dtype=np.int64)
+NO_WHOLES = Wholes([], _NONE, [], [], _NONE.astype(np.uint64), _NONE, _NONE, _NONE)
 
 
 def without_tensors(data: bytes) -> tuple[bytes, str, str] | None:
@@ -100,26 +105,28 @@ def _columns_of(lines: str) -> Wholes | None:
         return None
     numbers, commas = starts
     sums = (digits[:, 0::2] << 4 | digits[:, 1::2]).view(">u8").astype(np.uint64).ravel()
-    texts = _cut(lines, c + 1, commas)
-    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}  # few: many tensors are alike
-    kinds = [kind for text in places if (kind := _kind(text)) is not None]
+    texts = _texts(text, c + 1, commas)
+    places = {each: place for place, each in enumerate(dict.fromkeys(texts))}
+    kinds = [kind for each in places if (kind := _kind(each.decode("ascii"))) is not None]
     if len(kinds) < len(places):
         return None
-    codes, shapes, files, sizes = zip(*kinds, strict=True)
-    which = list(map(places.__getitem__, texts))
-    return Wholes(
-        _cut(lines, a + 1, b),
-        list(map(codes.__getitem__, which)),
-        list(map(shapes.__getitem__, which)),
-        sums,
-        np.array(files, dtype=np.int64)[which],
-        numbers,
-        np.array(sizes, dtype=np.int64)[which],
-    )
+    which = np.array(list(map(places.__getitem__, texts)), dtype=np.int64)
+    codes, shapes, *numbers_of = (list(column) for column in zip(*kinds, strict=True))
+    files, sizes = (np.array(column, dtype=np.int64)[which] for column in numbers_of)
+    keys = [lines[start:stop] for start, stop in zip((a + 1).tolist(), b.tolist(), strict=True)]
+    return Wholes(keys, which, codes, shapes, sums, files, numbers, sizes)
 
 
-def _cut(lines: str, starts: np.ndarray, stops: np.ndarray) -> list[str]:
-    return [lines[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+def _texts(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[bytes]:
+    """What stands between these places. They are short, or there would be too much to lay side by side."""
+    lengths = stops - starts
+    width = int(lengths.max())
+    if width > _WIDEST:
+        return [text[start:stop].tobytes() for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    rows = sliding_window_view(np.pad(text, (0, width)), width)[starts]
+    rows[np.arange(width) >= lengths[:, None]] = 0
+    found: list[bytes] = rows.view(f"S{width}").ravel().tolist()
+    return found
 
 
 def _are_framed(text: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, e: np.ndarray, f: np.ndarray) -> bool:

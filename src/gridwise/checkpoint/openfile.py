@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointDamaged
-from .chunks import CHUNK, Memory, checksum
+from .chunks import Memory, checksum
 from .datafile import ID_KEY
 from .manifest import StoredFile
 
@@ -96,7 +96,7 @@ class DataFile:
                 mapping.madvise(mmap.MADV_DONTNEED, start, length)
                 return
         if len(getattr(_own, "buffer", b"")) < size:
-            _own.buffer = memoryview(bytearray(max(size, CHUNK)))
+            _own.buffer = memoryview(bytearray(size))
         view = _own.buffer[:size]
         yield view, _read(self._fd, offset, [view])
 

@@ -8,7 +8,7 @@
 Checking a large state before changing any of it means passing over it twice. What lies in the system's memory is looked
 at there by the first pass, without a copy, and copied by the second. What does not, because there is more of it than
 memory, comes from the disk a second time, and is compared a second time. Memory that is new (a deferred parameter, a
-result without `into`) is filled by the first pass. One chunk per thread is allocated.
+result without `into`) is filled by the first pass. A few chunks per thread are allocated.
 """
 
 from __future__ import annotations

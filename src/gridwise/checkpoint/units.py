@@ -8,7 +8,7 @@ span     units that lie side by side in a file, to be read in one call
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -57,6 +57,9 @@ class Unit(NamedTuple):
     scatter: Scatter | None
 
 
+TOGETHER = 4 * CHUNK
+"""Bytes of a span: a few chunks, so that what is done once for each costs little."""
+
 Span = tuple[int, int]
 """Units from the first number up to, not including, the second."""
 
@@ -97,10 +100,12 @@ class Units:
 
     @property
     def columns(self) -> list[Any]:
-        return [getattr(self, field.name) for field in fields(self)]
+        numbers = [self.files, self.offsets, self.sizes, self.sums, self.addresses, self.fresh]
+        return [*numbers, self.keys, self.scatters]
 
     def cut(self, span: Span) -> Units:
-        return Units(*(column[slice(*span)] for column in self.columns))
+        part = slice(*span)
+        return Units(*[column[part] for column in self.columns])
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -137,7 +142,7 @@ class Units:
             scatter.put(data)
 
     def spans(self) -> Iterator[Span]:
-        """Units that lie side by side in a file, up to a chunk's bytes together; these units are `in_order`."""
+        """Units that lie side by side in a file, and are not too much together; these units are `in_order`."""
         if not len(self):
             return
         ends = self.offsets + self.sizes
@@ -145,7 +150,7 @@ class Units:
         first = 0
         for last in (*(np.flatnonzero(apart) + 1).tolist(), len(self)):
             while first < last:
-                fitting = int(np.searchsorted(ends[first:last], self.offsets[first] + CHUNK, "right"))
+                fitting = int(np.searchsorted(ends[first:last], self.offsets[first] + TOGETHER, "right"))
                 stop = first + max(1, min(fitting, MOST_BUFFERS))
                 yield first, stop
                 first = stop

@@ -122,6 +122,8 @@ class Units:
 
     def have_to_be_put(self) -> np.ndarray:
         """Which units still have bytes to be put when they are checked: not those for new memory, or for none."""
+        if self.go_straight:
+            return ~self.fresh
         scattered = np.array([scatter is not None for scatter in self.scatters], dtype=np.bool_)
         return ~self.fresh & ((self.addresses != 0) | scattered)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from crew import crew, crew_errors
@@ -164,3 +166,59 @@ def test_a_save_in_the_background_without_a_thread_is_written_at_once(
         patch.setattr(threading.Thread, "start", refuse)
         checkpoint.async_save(tmp_path / "c", {"x": torch.ones(1 << 20)}).wait()
     assert torch.equal(checkpoint.load(tmp_path / "c")["x"], torch.ones(1 << 20))
+
+
+def test_shared_memory_is_filled_if_what_was_saved_agrees(tmp_path: Path) -> None:
+    whole = torch.arange(600_000.0).reshape(3, -1)  # rows of less than a chunk, all of them of more
+    tied = torch.ones(5)
+    saved = {"row": whole[1], "whole": whole, "last": whole[2, 5:], "a": tied, "b": tied}
+    checkpoint.save(tmp_path / "c", saved)
+    target, other = torch.zeros(3, 200_000), torch.zeros(5)
+    into = {"row": target[1], "whole": target, "last": target[2, 5:], "a": other, "b": other}
+    checkpoint.load(tmp_path / "c", into)
+    assert torch.equal(target, whole)
+    assert torch.equal(other, tied)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"row": torch.ones(200_000)}, {"last": torch.ones(199_995)}, {"b": torch.zeros(5)}],
+    ids=["a row", "an end", "tied"],
+)
+def test_shared_memory_for_which_different_values_were_saved_is_refused(
+    tmp_path: Path, change: dict[str, torch.Tensor]
+) -> None:
+    whole = torch.arange(600_000.0).reshape(3, -1)
+    saved = {"row": whole[1], "whole": whole, "last": whole[2, 5:], "a": torch.ones(5), "b": torch.ones(5)}
+    target, other = torch.full((3, 200_000), 9.0), torch.full((5,), 9.0)
+    into = {"row": target[1], "whole": target, "last": target[2, 5:], "a": other, "b": other}
+
+    def body(P: Partition) -> None:
+        checkpoint.save(tmp_path / "c", {**saved, **change}, P)
+        apart = {key: value.clone() for key, value in saved.items()}
+        checkpoint.load(tmp_path / "c", into if P.rank == 1 else apart, P)
+
+    errors = crew_errors(2, body)
+    assert len({str(error) for error in errors}) == 1
+    with pytest.raises(CheckpointMismatch, match=r"worker 1: '.*' and '.*' share memory in `into`"):
+        raise errors[0]  # type: ignore[misc]
+    assert target.unique().tolist() == other.unique().tolist() == [9.0]
+
+
+def test_a_big_endian_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(tmp_path / "c", {"x": torch.ones(2)})
+    monkeypatch.setattr(sys, "byteorder", "big")
+    for call in (checkpoint.save, checkpoint.async_save, checkpoint.load):
+        with pytest.raises(CheckpointError, match="this machine is big-endian"):
+            call(tmp_path / "c", {"x": torch.zeros(2)})
+
+
+def test_a_masked_array_is_refused(tmp_path: Path) -> None:
+    masked = np.ma.masked_array(np.arange(3.0), mask=[False, True, False])
+    for call in (checkpoint.save, checkpoint.async_save):
+        with pytest.raises(CheckpointMismatch, match="'in/m' is a masked array"):
+            call(tmp_path / "c", {"in": {"m": masked}})
+    checkpoint.save(tmp_path / "c", {"m": masked.data, "mask": masked.mask})
+    with pytest.raises(CheckpointMismatch, match="'m' is a masked array"):
+        checkpoint.load(tmp_path / "c", {"m": masked})
+    assert checkpoint.load(tmp_path / "c")["mask"].tolist() == [False, True, False]

@@ -23,6 +23,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         "none": torch.ones(0),
         "scalar": torch.tensor(1),
         "large": torch.ones(300_000),
+        "of many dims": torch.ones([1] * 40),
     }
     checkpoint.save(path, {**state, "step": 1})
     return read_manifest_bytes(path)
@@ -47,7 +48,8 @@ def test_lines_are_read(manifest: bytes, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found == read_as_json(manifest, monkeypatch)
     fast = parse._parsed_by_lines(manifest)
     assert fast is not None
-    assert {"t0", "scalar", "large"} <= fast[3].tensors.keys()
+    assert {"t0", "t3", "scalar"} <= set(fast[2].wholes.keys)
+    assert {"none", "large"} <= fast[2].others.keys()
     assert list(found.tensors) == list(fast[2])
 
 

@@ -70,8 +70,8 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
 
 
 def _started(talk: Talk, path: Path, state: Any) -> Pending:
-    # Several workers compare the names of everything first; one alone has time for that in the thread.
-    flat, saving, save_id = start(talk, path, partial(flatten, state, talk.rank, talk.place, in_groups=talk.size == 1))
+    # Plain tensors stay in groups: there is time to spell them out in the thread.
+    flat, saving, save_id = start(talk, path, partial(flatten, state, talk.rank, talk.place), in_groups=True)
     try:
         staged = talk.together(lambda: Staged(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
     except BaseException:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -44,8 +45,14 @@ def memories(addresses: Sequence[int], sizes: Sequence[int]) -> list[Memory]:
     return [at[size](address) for address, size in zip(addresses, sizes, strict=True)]
 
 
-def checksums(data: Iterable[memoryview | Memory]) -> list[str]:
-    return list(map(xxhash.xxh3_64_hexdigest, data))
+def checksums(data: Sequence[memoryview | Memory]) -> np.ndarray:
+    """As unsigned numbers of 64 bits."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, data), dtype=np.uint64, count=len(data))
+
+
+def sum_at(sums: str, chunk: int) -> int:
+    """The checksum of a chunk, among those of a block."""
+    return int(sums[chunk * DIGITS : (chunk + 1) * DIGITS], 16)
 
 
 def memory_at(address: int, size: int) -> memoryview:

@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointDamaged, CheckpointMismatch, describe
 from ..grid import Box
-from .chunks import CHUNK
 from .manifest import Manifest, StoredTensor
 from .plain import Plain
+from .stored import StoredTensors
 from .tree import Node, find, tree_of
-from .units import PlainWants, Want
 from .values import decoded, unescaped
+from .wants import PlainWants, Want
+from .wholes import Wholes
 
 MOST_NAMED = 8
 
@@ -112,18 +113,19 @@ class Fit:
 
     def want_plain(self, keys: list[str], plain: Plain) -> list[int]:
         """Note the plain tensors that are stored just as they lie here, small and in one piece; where the others are."""
-        stored = list(map(self.manifest.tensors.get, keys))
-        columns = (keys, stored, plain.tensors, plain.addresses, plain.sizes)
-        others: list[int] = []
-        if not _all_fit(stored, plain):
-            fits = [
-                x is not None and x.code == code and x.shape == shape and size <= CHUNK and len(x.blocks) == 1
-                for x, code, shape, size in zip(stored, plain.codes, plain.shapes, plain.sizes, strict=True)
-            ]
-            columns = tuple(list(compress(column, fits)) for column in columns)  # type: ignore[assignment]
-            others = [place for place, fit in enumerate(fits) if not fit]
-        if columns[0]:
-            self.plan.plain.append(PlainWants(*columns))  # type: ignore[arg-type]
+        tensors = self.manifest.tensors
+        if not isinstance(tensors, StoredTensors):
+            return list(range(len(keys)))
+        wholes, places = tensors.wholes, tensors.places(keys)
+        columns: tuple[list[Any], ...] = (keys, plain.tensors, plain.addresses)
+        others = _misfits(wholes, places, plain)
+        if others:
+            left_out = set(others)
+            columns = tuple([item for n, item in enumerate(column) if n not in left_out] for column in columns)
+            places = np.delete(places, others)
+        if len(places):
+            where = [column[places] for column in (wholes.files, wholes.starts, wholes.sizes, wholes.sums)]
+            self.plan.plain.append(PlainWants(*columns, *where))  # type: ignore[arg-type]
         return others
 
     def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
@@ -136,12 +138,16 @@ class Fit:
         self.plan.wants.append(Want(key, stored, target, box, fresh))
 
 
-def _all_fit(stored: list[StoredTensor | None], plain: Plain) -> bool:
-    """Whether all are stored just as they lie here, small and in one piece."""
-    if not stored or None in stored or max(plain.sizes) > CHUNK:
-        return False
-    codes, shapes, blocks = zip(*stored, strict=True)
-    return list(codes) == plain.codes and list(shapes) == plain.shapes and set(map(len, blocks)) == {1}
+def _misfits(wholes: Wholes, places: np.ndarray, plain: Plain) -> list[int]:
+    """Which plain tensors are not stored whole, with the dtype and shape that they have."""
+    if not wholes.keys:
+        return list(range(len(places)))
+    kinds = wholes.kinds[places].tolist()
+    codes, shapes = list(map(wholes.codes.__getitem__, kinds)), list(map(wholes.shapes.__getitem__, kinds))
+    if codes == plain.codes and shapes == plain.shapes and (places >= 0).all():  # as it mostly is
+        return []
+    columns = zip(places.tolist(), codes, plain.codes, shapes, plain.shapes, strict=True)
+    return [n for n, (place, a, b, c, d) in enumerate(columns) if place < 0 or a != b or c != d]
 
 
 def _is_expanded(x: Tensor) -> bool:

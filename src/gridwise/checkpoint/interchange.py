@@ -38,8 +38,8 @@ from .reader import Progress, Reader
 from .saving import save_flat
 from .state import Flat, flatten
 from .talk import Talk
-from .units import Want, units_of
 from .values import joined
+from .wants import Want, units_of_all
 
 EXTRA = "gridwise"
 """The entry of a safetensors file's metadata that keeps what has no place among its tensors."""
@@ -78,7 +78,7 @@ def convert(
             "  fix: copy the folder with cp -r, or name a target that ends in .safetensors."
         )
     flat = _read_foreign(origin, trust)
-    save_flat(Talk(world(SoloTransport()), "saving", goal), goal, lambda: flat)
+    save_flat(Talk(world(SoloTransport()), "saving", goal), goal, lambda in_groups: flat)
 
 
 def read(source: str | os.PathLike[str], *, trust: bool = False) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _export(path: Path, target: Path, prefix: str, progress: Progress | None) ->
 def _tensor(path: Path, manifest: Manifest, key: str) -> Tensor:
     stored = manifest.tensors[key]
     target = torch.empty(stored.shape, dtype=stored.dtype)
-    with Reader(path, manifest, list(units_of(Want(key, stored, target, None, fresh=True)))) as reader:
+    with Reader(path, manifest, units_of_all([Want(key, stored, target, None, fresh=True)], [])) as reader:
         reader.check()
     return target
 

@@ -1,6 +1,6 @@
 """Load a checkpoint onto any grid and any number of workers; verify one without loading it.
 
-    manifest    the first worker reads it and hands it on, so all load the same save
+    manifest    the first worker reads it and hands it on, so all load the same save; each looks through it
     plan        which boxes this worker needs, and whether they fit; nothing is read yet
     check       the bytes of these boxes, and only these, against their checksums
     fill        values into place
@@ -27,7 +27,7 @@ from .parse import from_bytes, read_manifest, read_manifest_bytes
 from .reader import Progress, Reader
 from .restore import plan_load
 from .talk import Talk, collector_paused
-from .units import all_units, units_of_all
+from .wants import all_units, units_of_all
 
 ATTEMPTS = 5
 """Times that a checkpoint is opened anew when a save replaces it at just that moment."""
@@ -69,12 +69,12 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
 
 def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
     for attempt in range(1, ATTEMPTS + 1):
-        manifest = shared_manifest(talk, path)
-        plan = talk.together(partial(plan_load, manifest, into, talk.rank, talk.place, talk.size, cast))
-        reader = _opened(talk, path, manifest, plan, last=attempt == ATTEMPTS)
-        if reader is not None:
+        data = talk.from_root(partial(read_manifest_bytes, path))
+        started = _started(talk, path, data, into, cast, last=attempt == ATTEMPTS)
+        if started is not None:
             break
-    assert reader is not None
+    assert started is not None
+    plan, reader = started
     with reader:
         _wait_for_devices(plan)
         talk.together(reader.check)
@@ -84,35 +84,33 @@ def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
     return plan.result
 
 
-def shared_manifest(talk: Talk, path: Path) -> Manifest:
-    """The manifest, read by the first worker and the same on all."""
-    data = talk.on_root(lambda: read_manifest_bytes(path))
-    data = talk.from_root(data)
-    return talk.together(lambda: from_bytes(data, path / MANIFEST))
-
-
-def _opened(talk: Talk, path: Path, manifest: Manifest, plan: Plan, last: bool) -> Reader | None:
-    """The data files, open; None if another save has replaced them meanwhile, on any worker."""
+def _started(talk: Talk, path: Path, data: bytes, into: Any, cast: bool, last: bool) -> tuple[Plan, Reader] | None:
+    """What is to be done, and the open data files; None if another save has replaced these meanwhile, on any worker."""
+    manifest: Manifest | None = None
     reader: Reader | None = None
     error: Exception | None = None
     try:
+        manifest = from_bytes(data, path / MANIFEST)
+        plan = plan_load(manifest, into, talk.rank, talk.place, talk.size, cast)
         reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain))
     except Exception as caught:
         error = caught
-    replaced = isinstance(error, MissingFile) and not last and _id_now(path) not in (None, manifest.id)
-    flag = np.array([replaced], dtype=np.int64)
-    talk.transport.all_max(flag, talk.team, talk.what)
+    replaced = isinstance(error, MissingFile) and not last and manifest and _id_now(path) not in (None, manifest.id)
+    flags = np.array([bool(replaced), error is not None], dtype=np.int64)
     try:
-        if flag[0]:
+        talk.transport.all_max(flags, talk.team, talk.what)
+        if flags.any():
             if reader is not None:
                 reader.close()
+            if not flags[0]:
+                talk.agree(error)
             return None
-        talk.agree(error)
     except BaseException:
         if reader is not None:
             reader.close()
         raise
-    return reader
+    assert reader is not None
+    return plan, reader
 
 
 def _id_now(path: Path) -> str | None:
@@ -152,6 +150,6 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ma
     """
     where = Path(path)
     manifest = read_manifest(where)
-    with Reader(where, manifest, all_units(manifest)) as reader:
+    with Reader(where, manifest, [all_units(manifest)]) as reader:
         reader.check(progress)
     return manifest

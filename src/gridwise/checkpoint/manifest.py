@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ class Manifest:
     id: str
     workers: int
     files: tuple[StoredFile, ...]
-    tensors: dict[str, StoredTensor]
+    tensors: Mapping[str, StoredTensor]
     values: dict[str, Any] = field(default_factory=dict)
     per_worker: dict[str, int] = field(default_factory=dict)
     written_by: str = ""

@@ -20,8 +20,9 @@ from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ..grid import Box, Shape
 from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
+from .stored import StoredTensors
 from .tiling import tiling_problem
-from .wholes import MOST_DIMS, NONE, Wholes, wholes_of, without_tensors
+from .wholes import MOST_DIMS, Wholes, wholes_of, without_tensors
 
 LARGEST_MANIFEST = 256 << 20
 LARGEST_HEADER = 128 << 20
@@ -107,10 +108,11 @@ def _parsed(data: bytes) -> Manifest:
     tree = _json(data)
     files = _files(tree)
     items = _dict(tree["tensors"], "tensors").items()
-    return _manifest(tree, files, {key: _stored_tensor(key, item, files) for key, item in items}, NONE)
+    tensors = {key: _stored_tensor(key, item, files) for key, item in items}
+    return _manifest(tree, files, StoredTensors.spelt_out(tensors))
 
 
-def _parsed_by_lines(data: bytes) -> Parts | None:
+def _parsed_by_lines(data: bytes) -> tuple[dict[str, Any], tuple[StoredFile, ...], StoredTensors] | None:
     """The manifest with its tensors read line by line; None if it is laid out differently, or anything is odd."""
     apart = without_tensors(data)
     if apart is None:
@@ -122,52 +124,47 @@ def _parsed_by_lines(data: bytes) -> Parts | None:
         found = wholes_of(lines, files)
         if tree["tensors"] != word or found is None:
             return None
-        wholes, others = found
-        return tree, files, _with_others(wholes, others, files), wholes
-    except (ValueError, TypeError, KeyError, RecursionError, CheckpointDamaged):
+        tensors = _with_others(*found, files)
+        return (tree, files, tensors) if tensors.is_unique else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, CheckpointDamaged):
         return None
-
-
-Parts = tuple[dict[str, Any], tuple[StoredFile, ...], dict[str, StoredTensor], Wholes]
 
 
 def _json(data: bytes | str) -> dict[str, Any]:
     return _dict(json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant), "the manifest")
 
 
-def _with_others(wholes: Wholes, others: dict[int, str], files: tuple[StoredFile, ...]) -> dict[str, StoredTensor]:
-    """All tensors in the order of their lines; `others` are the lines, by number, that still have to be read."""
-    if not others:
-        return wholes.tensors
-    tensors: dict[str, StoredTensor] = {}
-    in_order = iter(wholes.tensors.items())
-    for place in range(len(wholes.tensors) + len(others)):
-        if place not in others:
-            key, stored = next(in_order)
-            _must(key not in tensors, f"the name {key[:100]!r} stands twice")
-            tensors[key] = stored
+def _with_others(wholes: Wholes, lines: dict[int, str], files: tuple[StoredFile, ...]) -> StoredTensors:
+    """All tensors in the order of their lines; `lines` are those, by number, that still have to be read."""
+    if not lines:
+        return StoredTensors(wholes, {})
+    others: dict[str, StoredTensor] = {}
+    order: list[str] = []
+    keys = iter(wholes.keys)
+    for place in range(len(wholes.keys) + len(lines)):
+        if place not in lines:
+            order.append(next(keys))
             continue
-        items = _json(f"{{{others[place].removesuffix(',')}}}")
-        _must(items and others[place].endswith(","), "a line is empty, or not ended by a comma")
+        items = _json(f"{{{lines[place].removesuffix(',')}}}")
+        _must(items and lines[place].endswith(","), "a line is empty, or not ended by a comma")
         for key, item in items.items():
-            _must(key not in tensors, f"the name {key[:100]!r} stands twice")
-            tensors[key] = _stored_tensor(key, item, files)
-    return tensors
+            _must(key not in others, f"the name {key[:100]!r} stands twice")
+            others[key] = _stored_tensor(key, item, files)
+            order.append(key)
+    return StoredTensors(wholes, others, order)
 
 
-def _manifest(
-    tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: dict[str, StoredTensor], wholes: Wholes
-) -> Manifest:
+def _manifest(tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: StoredTensors) -> Manifest:
     version = tree["format_version"]
     _must(type(version) is int and 1 <= version <= FORMAT_VERSION, f"format_version is {version!r}")
     identity = tree["id"]
     _must(isinstance(identity, str) and _ID.fullmatch(identity), "`id` must be 32 hexadecimal digits")
     workers = _natural(tree["workers"], "workers")
     _must(workers >= 1, "`workers` must be at least 1")
-    _check_bytes(tensors, wholes, files)
+    _check_bytes(tensors, files)
     values = _dict(tree["values"], "values")
-    twice = values.keys() & tensors.keys()
-    _must(not twice, f"{next(iter(twice), '')!r} is both a tensor and a value")
+    for key in values:
+        _must(key not in tensors, f"{key!r} is both a tensor and a value")
     per_worker = {key: _natural(count, key) for key, count in _dict(tree["per_worker"], "per_worker").items()}
     for key, count in per_worker.items():
         _must(count == workers, f"{key!r} has values of {count} workers, saved were {workers}")
@@ -275,18 +272,19 @@ def _box(key: str, start: Any, stop: Any, shape: Shape) -> Box:
     return Box(tuple(start), tuple(stop))
 
 
-def _check_bytes(tensors: dict[str, StoredTensor], wholes: Wholes, files: tuple[StoredFile, ...]) -> None:
+def _check_bytes(tensors: StoredTensors, files: tuple[StoredFile, ...]) -> None:
     """The blocks of a file follow one another from the end of its header to its end: no overlap, nothing hidden."""
+    wholes = tensors.wholes
     ranges: list[tuple[int, int, int]] = []
-    names = list(wholes.tensors)
-    for key in tensors.keys() - wholes.tensors.keys():
-        code, shape, blocks = tensors[key]
+    names = list(wholes.keys)
+    for key, (code, shape, blocks) in tensors.others.items():
         for block in blocks:
             volume = math.prod(shape) if block.box is None else block.box.volume
             ranges.append((block.file, block.offset, block.offset + volume * ITEMSIZE[code]))
             names.append(key)
     others = np.array(ranges, dtype=np.int64).reshape(-1, 3)
-    number, start, stop = (np.concatenate(pair) for pair in zip(wholes[1:], others.T, strict=True))
+    columns = wholes.files, wholes.starts, wholes.starts + wholes.sizes
+    number, start, stop = (np.concatenate(pair) for pair in zip(columns, others.T, strict=True))
     order = np.lexsort((stop, start, number))
     number, start, stop = number[order], start[order], stop[order]
     firsts = np.flatnonzero(np.diff(number, prepend=-1))
@@ -295,7 +293,8 @@ def _check_bytes(tensors: dict[str, StoredTensor], wholes: Wholes, files: tuple[
     for place in np.flatnonzero(start != due)[:1]:
         key, file = names[order[place]], files[number[place]]
         _must(False, f"{key!r} starts at byte {start[place]} of {file.name}, where byte {due[place]} comes next")
-    ends = dict(zip(number.tolist(), stop.tolist(), strict=True))  # the last one of each file stays
+    lasts = np.flatnonzero(np.diff(number, append=-1))
+    ends = dict(zip(number[lasts].tolist(), stop[lasts].tolist(), strict=True))
     for place, file in enumerate(files):
         end = ends.get(place, file.header)
         _must(end == file.size, f"{file.name} has {file.size} bytes, its tensors end at {end}")

@@ -8,7 +8,7 @@ attributes are read of each, and from then on it is an address and a number of b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import itemgetter
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -35,23 +35,27 @@ class Plain(NamedTuple):
 
 def plain_of(items: Mapping[Any, Any]) -> tuple[Plain, dict[Any, Any]]:
     """The plain tensors among the items, and the other items, both in their order."""
-    found = [
-        (name, x, x.dtype, x.shape, x.data_ptr(), x.nbytes)
-        for name, x in items.items()
-        if type(x) in KINDS and x.is_cpu and x.layout is STRIDED and x.is_contiguous() and not x.is_neg()
-    ]
-    odd = {dtype for dtype in {each[2] for each in found} if dtype not in CODES or dtype.is_complex}
-    if odd or not all(map(itemgetter(5), found)) or not all(map(itemgetter(4), found)):
-        found = [
-            each
-            for each in found
-            if each[4] and each[5] and (each[2] not in odd or (each[2] in CODES and not each[1].is_conj()))
+    columns: tuple[list[Any], ...] = ([], [], [], [], [], [])
+    add_name, add_tensor, add_dtype, add_shape, add_address, add_size = (column.append for column in columns)
+    for name, x in items.items():  # each tensor is looked at once, while it lies in the processor's cache
+        if type(x) in KINDS and x.is_cpu and x.layout is STRIDED and x.is_contiguous() and not x.is_neg():
+            add_name(name)
+            add_tensor(x)
+            add_dtype(x.dtype)
+            add_shape(x.shape)
+            add_address(x.data_ptr())
+            add_size(x.nbytes)
+    _, tensors, dtypes, _, addresses, sizes = columns
+    odd = {dtype for dtype in set(dtypes) if dtype not in CODES or dtype.is_complex}
+    if odd or not all(sizes) or not all(addresses):
+        fits = [
+            bool(address and size) and (dtype not in odd or (dtype in CODES and not x.is_conj()))
+            for x, dtype, address, size in zip(tensors, dtypes, addresses, sizes, strict=True)
         ]
+        columns = tuple(list(compress(column, fits)) for column in columns)
+    names, tensors, dtypes, shapes, addresses, sizes = columns
     rest: dict[Any, Any] = {}
-    if len(found) < len(items):
-        plain = set(map(itemgetter(0), found))
+    if len(names) < len(items):
+        plain = set(names)
         rest = {name: x for name, x in items.items() if name not in plain}
-    if not found:
-        return Plain([], [], [], [], [], []), rest
-    names, tensors, dtypes, shapes, addresses, sizes = map(list, zip(*found, strict=True))
     return Plain(names, tensors, list(map(CODES.__getitem__, dtypes)), shapes, addresses, sizes), rest

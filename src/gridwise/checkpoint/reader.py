@@ -8,7 +8,7 @@
 Checking a large state before changing any of it means passing over it twice. What lies in the system's memory is looked
 at there by the first pass, without a copy, and copied by the second. What does not, because there is more of it than
 memory, comes from the disk a second time, and is compared a second time. Memory that is new (a deferred parameter, a
-result without `into`) is filled by the first pass. One chunk per thread is allocated.
+result without `into`) is filled by the first pass. A few chunks per thread are allocated.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from operator import itemgetter
 from pathlib import Path
 
-from ..errors import CheckpointDamaged, describe
-from .chunks import checksums, memories
+import numpy as np
+
+from ..errors import CheckpointDamaged, CheckpointMismatch, describe
+from .chunks import checksums
 from .disk import MOST_BUFFERS
 from .manifest import Manifest
 from .openfile import DataFile
-from .units import Span, Unit, in_order, put, spans_of, tensors_of
+from .overlaps import are_alike, pairs_that_share, shared_ranges
+from .units import Span, Units
 
 AT_ONCE = 8 << 20
 """Bytes that are read into place in one call."""
@@ -43,21 +45,21 @@ Progress = Callable[[int], None]
 class Reader:
     """The open data files of a checkpoint, and the units to be read from them."""
 
-    def __init__(self, path: Path, manifest: Manifest, units: Sequence[Unit]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, units: Sequence[Units]) -> None:
         self.path = path
         self.files = manifest.files
         self.folder = path / manifest.folder
         self.save_id = manifest.id
-        self.units = in_order(units)
-        self.spans = list(spans_of(self.units))
+        self.units = Units.in_order(units)
+        self.spans = list(self.units.spans())
         # Small units are the interpreter's work, of which threads do not get more done.
-        self.threads = THREADS if sum(map(itemgetter(2), units)) > len(units) * SMALL else 1
+        self.threads = THREADS if self.units.sizes.sum() > len(self.units) * SMALL else 1
         self._open_files: dict[int, DataFile] = {}
         try:
-            firsts = {self.units[start].file: self.units[start] for start, _ in self.spans}
-            for first in firsts.values():
-                file, may_map = self.files[first.file], len(firsts) <= MOST_MAPPED
-                self._open_files[first.file] = DataFile(self.folder / file.name, file, first.key, self.save_id, may_map)
+            numbers, firsts = np.unique(self.units.files, return_index=True)
+            for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
+                file, key, may_map = self.files[number], self.units.keys[first], len(numbers) <= MOST_MAPPED
+                self._open_files[number] = DataFile(self.folder / file.name, file, key, self.save_id, may_map)
         except BaseException:
             self.close()
             raise
@@ -78,16 +80,30 @@ class Reader:
     def check(self, progress: Progress | None = None) -> None:
         """Compare the checksums of all units; raise `CheckpointDamaged` naming files and tensors."""
         self._run(self._check_span, self.spans, progress, "Nothing was changed.")
+        self._check_shared()
+
+    def _check_shared(self) -> None:
+        for first, second in pairs_that_share(self.units):
+            if not are_alike(self.units, first, second):
+                *offsets, size = shared_ranges(self.units, first, second)
+                found = [bytearray(size), bytearray(size)]
+                for unit, offset, data in zip((first, second), offsets, found, strict=True):
+                    self._open_files[int(self.units.files[unit])].read(offset, [memoryview(data)])
+                if found[0] != found[1]:
+                    raise CheckpointMismatch(
+                        f"{self.units.keys[first]!r} and {self.units.keys[second]!r} share memory in `into`, and were saved "
+                        "with different values.\n  fix: give each of them memory of its own."
+                    )
 
     def fill(self, progress: Progress | None = None) -> None:
         """Put the values into place."""
-        left = [(start, stop) for start, stop in self.spans if not all(map(_is_done, self.units[start:stop]))]
-        spans = self._wider(left)
+        left = self.units.have_to_be_put()
+        spans = self._wider([(start, stop) for start, stop in self.spans if left[start:stop].any()])
         tail = "It was whole when it was checked, and has changed since: what was to be filled now holds a mixture."
         self._run(self._fill_span, spans, progress, tail)
         changed = {number for number, file in self._open_files.items() if file.has_changed()}
         if changed:
-            again = [(start, stop) for start, stop in spans if self.units[start].file in changed]
+            again = [(start, stop) for start, stop in spans if self.units.files[start] in changed]
             self._run(self._compare_in_place, again, None, tail)
 
     def _wider(self, spans: Sequence[Span]) -> list[Span]:
@@ -96,7 +112,7 @@ class Reader:
         straight = False
         for start, stop in spans:
             goes_on = straight
-            straight = all(map(_ADDRESS, self.units[start:stop]))
+            straight = bool(self.units.addresses[start:stop].all())
             if goes_on and straight and self._adjoins(wider[-1], (start, stop)):
                 wider[-1] = wider[-1][0], stop
             else:
@@ -105,17 +121,18 @@ class Reader:
 
     def _adjoins(self, before: Span, span: Span) -> bool:
         """Whether a span follows another in the same file, and they are not too much together."""
-        first, last, following = (self.units[place] for place in (before[0], before[1] - 1, span[0]))
+        together = self.units.cut((before[0], span[1]))
         return (
             before[1] == span[0]
-            and (last.file, last.offset + last.size) == (following.file, following.offset)
-            and self.units[span[1] - 1].offset - first.offset < AT_ONCE
-            and span[1] - before[0] <= MOST_BUFFERS
+            and together.files[0] == together.files[-1]
+            and together.extent == together.sizes.sum()
+            and together.offsets[-1] - together.offsets[0] < AT_ONCE
+            and len(together) <= MOST_BUFFERS
         )
 
     def _run(
         self,
-        work: Callable[[list[Unit]], list[str]],
+        work: Callable[[Units], list[str]],
         spans: Sequence[Span],
         progress: Progress | None,
         tail: str,
@@ -124,11 +141,11 @@ class Reader:
         next_span = iter(spans)  # shared: whoever is free takes the next one, so the files are read in order
 
         def take_spans() -> None:
-            for start, stop in next_span:
-                span = self.units[start:stop]
+            for ends in next_span:
+                span = self.units.cut(ends)
                 problems.extend(work(span))
                 if progress is not None:
-                    progress(_size_of(span))
+                    progress(span.extent)
 
         if self.threads == 1 or len(spans) < 4:
             take_spans()
@@ -143,75 +160,62 @@ class Reader:
                 describe(f"the checkpoint {self.path} is damaged. {tail}", [*shown[:MOST_NAMED], *more])
             )
 
-    def _check_span(self, span: list[Unit]) -> list[str]:
-        if all(unit.fresh and unit.address for unit in span):
+    def _check_span(self, span: Units) -> list[str]:
+        if span.fresh.all() and span.go_straight:
             return self._read_into_place(span, trusted=False)
-        return self._look(span, fresh=True, may_map=not any(unit.fresh for unit in span))
+        return self._look(span, fresh=True, may_map=not span.fresh.any())
 
-    def _fill_span(self, span: list[Unit]) -> list[str]:
-        if all(map(_ADDRESS, span)):
+    def _fill_span(self, span: Units) -> list[str]:
+        if span.go_straight:
             return self._read_into_place(span, trusted=True)
         return self._look(span, fresh=False, may_map=False)
 
-    def _read_into_place(self, span: list[Unit], trusted: bool) -> list[str]:
+    def _read_into_place(self, span: Units, trusted: bool) -> list[str]:
         """Read a span to where its units belong; what is wrong, if anything.
 
         Not compared again (`trusted`) are bytes that were checked before, if the system still holds them in memory.
         """
-        places = memories(list(map(_ADDRESS, span)), list(map(_SIZE, span)))
-        file, first = self._open_files[span[0].file], span[0].offset
-        if trusted and file.read_from_memory(first, places):
+        file, first = self._file_of(span), int(span.offsets[0])
+        if trusted and file.read_from_memory(first, span.addresses, span.sizes):
             return []
+        places = span.memories()
         try:
             missing = file.read(first, places)
         except OSError as error:
             return [f"{self._says(span)}: cannot be read: {error}"]
         return self._compared(span, checksums(places), missing)
 
-    def _compare_in_place(self, span: list[Unit]) -> list[str]:
+    def _compare_in_place(self, span: Units) -> list[str]:
         """Compare what a span has put into place; what went through a buffer was compared there."""
-        if not all(map(_ADDRESS, span)):
-            return []
-        return self._compared(span, checksums(memories(list(map(_ADDRESS, span)), list(map(_SIZE, span)))), 0)
+        return self._compared(span, checksums(span.memories()), 0) if span.go_straight else []
 
-    def _look(self, span: list[Unit], fresh: bool, may_map: bool) -> list[str]:
+    def _look(self, span: Units, fresh: bool, may_map: bool) -> list[str]:
         """Look at a span and put into place what goes to new memory (`fresh`), or what does not; what is wrong, if anything."""
-        first = span[0].offset
         try:
-            with self._open_files[span[0].file].bytes(first, _size_of(span), may_map) as (data, missing):
-                views = [data[unit[1] - first : unit[1] - first + unit[2]] for unit in span]
+            with self._file_of(span).bytes(int(span.offsets[0]), span.extent, may_map) as (data, missing):
+                views = span.views(data)
                 problems = self._compared(span, checksums(views), missing)
                 if not problems:
-                    for unit, view in zip(span, views, strict=True):
-                        if unit.fresh is fresh:
-                            put(unit, view)
+                    for place in np.flatnonzero(span.fresh == fresh).tolist():
+                        span.put(place, views[place])
                 return problems
         except OSError as error:
             return [f"{self._says(span)}: cannot be read: {error}"]
 
-    def _says(self, span: list[Unit]) -> str:
-        return f"file {self.folder.name}/{self.files[span[0].file].name}, {tensors_of(span)}"
+    def _file_of(self, span: Units) -> DataFile:
+        return self._open_files[int(span.files[0])]
 
-    def _compared(self, span: list[Unit], found: list[str], missing: int) -> list[str]:
+    def _says(self, span: Units) -> str:
+        return f"file {self.folder.name}/{self.files[span.files[0]].name}, {span.named()}"
+
+    def _compared(self, span: Units, found: np.ndarray, missing: int) -> list[str]:
         if missing:
             return [f"{self._says(span)}: {missing} bytes are missing"]
-        if found == list(map(_SUM, span)):
-            return []
-        return [
-            f"{self._says([unit])}: bytes {unit.offset} to {unit.offset + unit.size} "
-            f"have the checksum {sum_of_it}, saved was {unit.sum}"
-            for unit, sum_of_it in zip(span, found, strict=True)
-            if sum_of_it != unit.sum
-        ]
-
-
-_SIZE, _SUM, _ADDRESS = itemgetter(2), itemgetter(3), itemgetter(5)
-
-
-def _size_of(span: list[Unit]) -> int:
-    return span[-1].offset + span[-1].size - span[0].offset
-
-
-def _is_done(unit: Unit) -> bool:
-    """Whether a unit has nothing left to do when it is checked: it went to new memory then, or goes nowhere."""
-    return unit.fresh or (not unit.address and unit.scatter is None)
+        problems = []
+        for place in np.flatnonzero(found != span.sums).tolist():
+            unit = span.cut((place, place + 1))
+            problems.append(
+                f"{self._says(unit)}: bytes {unit.offsets[0]} to {unit.offsets[0] + unit.sizes[0]} "
+                f"have the checksum {found[place]:016x}, saved was {unit.sums[0]:016x}"
+            )
+        return problems

@@ -35,7 +35,7 @@ from .fit import Fit, Plan, listed, name_of
 from .held import Held, held, is_deferred, is_tensor, layout_of
 from .manifest import Manifest, StoredTensor
 from .plain import plain_of
-from .state import PerWorker, check_state, has_state, is_plain, names_of_parameters, parameter_names
+from .state import PerWorker, check_array, check_state, has_state, is_plain, names_of_parameters, parameter_names
 from .values import DEEPEST, joined, joined_all
 
 
@@ -51,7 +51,7 @@ def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int
         walk.mapping("", into, 0)
     else:
         walk.any("", into, lambda _: None, 0)
-    for wants in walk.plan.plain:
+    for wants in walk.plan.plain if walk.asked_late else ():
         if list(map(Tensor.data_ptr, wants.targets)) != wants.addresses:
             raise CheckpointMismatch("a `state_dict()` in `into` moves the memory of tensors that stand before it.")
     walk.plan.result = into
@@ -64,6 +64,8 @@ class _Walk(Fit):
     def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
         super().__init__(manifest, rank, place, workers, cast)
         self.into: Any = None
+        self.asked_late = False
+        """Whether a `state_dict()` was called when addresses had been noted already."""
         self._made: dict[int, Tensor] = {}
 
     @cached_property
@@ -75,6 +77,8 @@ class _Walk(Fit):
     def any(self, key: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
         if depth > DEEPEST:
             raise CheckpointMismatch(f"{key!r} of `into` is nested deeper than {DEEPEST} levels, or holds itself.")
+        if self.plan.plain and not self.asked_late:
+            self.asked_late = has_state(value)
         if is_tensor(value):
             self.tensor(key, value, put)
         elif isinstance(value, torch.nn.Module):
@@ -163,6 +167,7 @@ class _Walk(Fit):
             self.want(key, stored, part.data, part.box, fresh=False)
 
     def array(self, key: str, value: np.ndarray, put: Callable[[Any], None]) -> None:
+        check_array(value, key)
         stored = self.stored(key)
         if value.flags.writeable and value.flags.c_contiguous:
             target = torch.from_numpy(value)

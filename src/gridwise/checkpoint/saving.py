@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
@@ -27,8 +28,9 @@ from .chunks import checksum
 from .datafile import sums_of, write_data_file
 from .folder import Saving
 from .manifest import Manifest, StoredBlock, StoredFile, StoredTensor
-from .share import Shares, agree_on_structure, block_of, blocks_to_write, check_same, same_sums, shares_of
+from .share import Shares, block_of, blocks_to_write, check_same, same_sums, shares_of
 from .state import Flat, flatten
+from .structure import agreed
 from .talk import Talk, collector_paused
 from .tiling import tiling_problem
 
@@ -67,7 +69,7 @@ def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -
         save_flat(talk, Path(path), partial(flatten, state, talk.rank, talk.place))
 
 
-def save_flat(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> None:
+def save_flat(talk: Talk, path: Path, flattened: Callable[..., Flat]) -> None:
     """Save what `flattened` gives on each worker."""
     flat, saving, save_id = start(talk, path, flattened)
     try:
@@ -85,14 +87,24 @@ def save_flat(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> None:
         raise
 
 
-def start(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> tuple[Flat, Saving | None, str]:
+def start(
+    talk: Talk, path: Path, flattened: Callable[..., Flat], in_groups: bool = False
+) -> tuple[Flat, Saving | None, str]:
     """Agree on what is saved and start: the flat state, the first worker's lock, and the save's id."""
-    flat = talk.together(flattened, CheckpointMismatch, NOTHING_COMMITTED)
-    agree_on_structure(talk, flat)
-    saving = talk.on_root(lambda: Saving(path), CheckpointWriteFailed, NOTHING_COMMITTED)
+    flat = agreed(talk, flattened, in_groups, NOTHING_COMMITTED)
+    saving, error = None, None
+    words = np.zeros(5, dtype=np.int64)  # whether it failed, and the id: one message for both
+    if talk.is_root:
+        try:
+            saving = Saving(path)
+            words[1:] = np.frombuffer(bytes.fromhex(saving.id), dtype=">u4")
+        except Exception as caught:
+            error, words[0] = caught, 1
     try:
-        save_id = talk.from_root(saving.id.encode() if saving else None).decode()
-        return flat, saving, save_id
+        talk.transport.all_max(words, talk.team, talk.what)
+        if words[0]:
+            talk.agree(error, CheckpointWriteFailed, NOTHING_COMMITTED)
+        return flat, saving, words[1:].astype(">u4").tobytes().hex()
     except BaseException:
         if saving is not None:
             saving.abandon()

@@ -89,8 +89,7 @@ class Series:
         if not P.active:
             return -1
         talk = Talk(P, "loading from", self.folder)
-        found = talk.on_root(lambda: self._step_to_load(step))
-        chosen = int(talk.from_root(None if found is None else str(found).encode()))
+        chosen = int(talk.from_root(lambda: str(self._step_to_load(step)).encode()))
         try:
             load(self.path(chosen), into, P, cast=cast)
         except CheckpointError as error:

@@ -2,17 +2,14 @@
 
 A tensor that everybody holds is one block, written by the worker with the least to write so far; a large one is cut into
 as many rows of blocks as there are workers. Everybody computes the same answer from the same names and shapes, so
-nothing is asked. That the names, shapes and values *are* the same is agreed first, by one checksum of them all.
+nothing is asked. That these *are* the same is agreed first (`structure`); that the tensors have the same values is seen
+from their checksums when they are written.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
 import math
-from typing import Any
-
-import numpy as np
 
 from ..errors import CheckpointMismatch, describe
 from ..grid import Box, balanced_cuts
@@ -21,16 +18,13 @@ from .datafile import Block, sums_of
 from .held import Held, Part
 from .manifest import ITEMSIZE
 from .state import Flat
-from .talk import Talk
+from .structure import MOST_NAMED, who
 
 CUT_FROM = 8 << 20
 """Bytes from which on a tensor that everybody holds is cut between the workers."""
 
 Shares = dict[str, list[tuple[int, Box | None]]]
 """Key -> (writer, box) of every block of a tensor that everybody holds; the writer is a place among the workers."""
-
-MOST_NAMED = 8
-"""Offending keys in one message."""
 
 
 def shares_of(tensors: dict[str, Held], workers: int) -> Shares:
@@ -90,63 +84,6 @@ def block_of(key: str, x: Held, part: Part, box: Box | None) -> Block:
     return Block(key, code, box, box.shape, data, 0, nbytes)
 
 
-def agree_on_structure(talk: Talk, flat: Flat) -> None:
-    """Raise on all workers unless all have the same names, dtypes, global shapes and plain values."""
-    if talk.size == 1:
-        return
-    mine = _listing(flat)
-    number = int(checksum(json.dumps(mine).encode()), 16) >> 1
-    pair = np.array([number, -number], dtype=np.int64)
-    talk.transport.all_max(pair, talk.team, talk.what)
-    if pair[0] == -pair[1]:
-        return
-    everyone = dict(zip(talk.team, talk.say_all(mine), strict=True))
-    raise CheckpointMismatch(_disagreement(talk.what, everyone))
-
-
-def _listing(flat: Flat) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
-    for key, x in flat.tensors.items():
-        shown[key] = f"a tensor {x.code} {list(x.shape)}{' on every worker' if x.everywhere else ' in blocks'}"
-    for key, value in flat.values.items():
-        text = json.dumps(value)
-        shown[key] = f"the value {text}" if len(text) <= 60 else f"the value {text[:40]}... ({checksum(text.encode())})"
-    for key in flat.per_worker:
-        shown[key] = "a PerWorker"
-    return shown
-
-
-def _disagreement(what: str, everyone: dict[int, dict[str, str]]) -> str:
-    keys = dict.fromkeys(key for listing in everyone.values() for key in listing)
-    wrong = [key for key in keys if len({listing.get(key) for listing in everyone.values()}) > 1]
-    if not wrong:
-        return f"{what}: the workers hold the same, but in different orders: build the state alike on all of them."
-    lines = []
-    for key in wrong[:MOST_NAMED]:
-        lines += [
-            f"{key!r} on {_who(ranks)}: {text or 'is missing'}" for text, ranks in _grouped(everyone, key).items()
-        ]
-    if len(wrong) > MOST_NAMED:
-        lines.append(f"... and {len(wrong) - MOST_NAMED} more keys")
-    return describe(
-        f"{what}: the workers hold different states, the first difference is {wrong[0]!r}.",
-        lines,
-        "what lies on one worker only goes into `checkpoint.PerWorker(value)`; a block of a global tensor needs its "
-        "`.layout`: save the module itself, or `module.state_dict(keep_vars=True)`.",
-    )
-
-
-def _grouped(everyone: dict[int, dict[str, str]], key: str) -> dict[str | None, list[int]]:
-    groups: dict[str | None, list[int]] = {}
-    for rank, listing in everyone.items():
-        groups.setdefault(listing.get(key), []).append(rank)
-    return groups
-
-
-def _who(ranks: list[int]) -> str:
-    return f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
-
-
 def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> list[str]:
     """For each tensor that everybody holds, one checksum of it as this worker has it; `known` are those just written."""
     result = []
@@ -168,7 +105,7 @@ def check_same(shares: Shares, everyone: list[list[str]], ranks: tuple[int, ...]
         groups: dict[str, list[int]] = {}
         for rank, sums in zip(ranks, everyone, strict=True):
             groups.setdefault(sums[places[key]], []).append(rank)
-        lines += [f"{key!r}, checksum {text}: {_who(members)}" for text, members in groups.items()]
+        lines += [f"{key!r}, checksum {text}: {who(members)}" for text, members in groups.items()]
     if len(wrong) > MOST_NAMED:
         lines.append(f"... and {len(wrong) - MOST_NAMED} more tensors")
     raise CheckpointMismatch(

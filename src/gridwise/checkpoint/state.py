@@ -330,7 +330,17 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return not (is_tensor(value) or isinstance(value, PerWorker | torch.Generator | np.ndarray) or has_state(value))
 
 
+def check_array(value: np.ndarray, key: str) -> None:
+    """Raise for arrays that are more than their memory."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise CheckpointMismatch(
+            f"{key!r} is a masked array, of which only the data would be kept.\n"
+            "  fix: its `.data` and its `.mask`, two arrays."
+        )
+
+
 def from_numpy(value: np.ndarray, key: str) -> Tensor:
+    check_array(value, key)
     try:
         usable = value.flags.writeable and value.flags.c_contiguous
         return torch.from_numpy(value if usable else value.copy(order="C"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,11 @@ class Talk:
     """The workers that save or load together, and what they are doing."""
 
     def __init__(self, P: Partition | None, doing: str, path: Path) -> None:
+        if sys.byteorder != "little":
+            raise CheckpointError(
+                f"{doing} {path}: this machine is {sys.byteorder}-endian, and checkpoints hold the bytes of little-endian "
+                "numbers, as they lie in memory.\n  fix: a little-endian machine; nothing is converted."
+            )
         self.P = P if P is not None else world()
         if not self.P.active:
             raise PartitionError(f"{doing} {path}: this worker is not in {self.P}, only its workers take part.")
@@ -101,19 +107,24 @@ class Talk:
         texts = [json.loads(part) if part else None for part in self.transport.gather_bytes(mine, self.team, self.what)]
         raise joint_error(self.what, dict(zip(self.team, texts, strict=True)), failure, tail) from error
 
-    def from_root(self, data: bytes | None) -> bytes:
-        """The bytes that the first worker gave, on all."""
+    def from_root(self, step: Callable[[], bytes]) -> bytes:
+        """The bytes that `step` gives on the first worker, on all; or the same error on all of them."""
         if self.size == 1:
-            assert data is not None
-            return data
-        size = np.array([len(data or b"")], dtype=np.int64)
-        self.transport.all_max(size, self.team, self.what)
-        buffer = torch.empty(int(size[0]), dtype=torch.uint8)
+            return self.together(step)
+        data, error = b"", None
+        try:
+            data = step() if self.is_root else b""
+        except Exception as caught:
+            error = caught
+        words = np.array([error is not None, len(data)], dtype=np.int64)
+        self.transport.all_max(words, self.team, self.what)
+        if words[0]:
+            self.agree(error)
+        buffer = torch.empty(int(words[1]), dtype=torch.uint8)
         if data:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        if size[0]:
-            self.transport.copy_from(buffer, self.root, self.team, self.what)
-        return buffer.numpy().tobytes()
+        self.transport.copy_from(buffer, self.root, self.team, self.what)
+        return data or buffer.numpy().tobytes()
 
     def to_root(self, message: Any) -> list[Any] | None:
         """What each worker said, in the partition's order, on the first worker; None on the others."""

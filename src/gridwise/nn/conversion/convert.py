@@ -16,7 +16,6 @@ What has no rule is collected, all of it, and raised before anything runs.
 from __future__ import annotations
 
 import copy
-import operator
 from contextlib import suppress
 from typing import Any
 
@@ -25,11 +24,13 @@ import torch
 from ...errors import PartitionError, UnsupportedError, describe
 from ...partition import Partition
 from ..replicas import check_replicas
-from . import functions, indexing, joining, layers, reducing, reshaping
+from . import blocks, functions, indexing, joining, layers, reducing, reshaping
 from .aliases import changed_through_views
 from .held import hold
+from .inputs import Inputs
 from .model import DistributedModel, GlobalShape, MadeAtCall
 from .moves import Replicated
+from .rehearsal import Rehearsal
 from .state import Lost, OnGrid, Several, State, Symbol, Whole
 from .trace import traced
 from .walk import Node, Unfit, Walk, given, name_of
@@ -38,12 +39,19 @@ NO_LAYER = "has no distributed layer"
 RULES = {**joining.RULES, **reshaping.RULES, **indexing.RULES, **reducing.RULES}
 
 
-def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
+def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> DistributedModel:
     """A model that runs on the grid `P_x` with the weights of `model`, an ordinary torch model.
 
     Every worker calls it with the same model; `model` itself is not changed. Its modules are replaced by distributed ones,
     elementwise functions, additions and concatenations run as they are, and where it flattens space, the batch is cut
     instead (`P_y` of the result says where the output lies). Names and global shapes in `state_dict()` are those of `model`.
+
+    Parameters
+    ----------
+    model : an ordinary torch model
+    P_x : the partition of its inputs: of all arguments of `forward` that have no default
+    inputs : for other arguments of `forward`, by name, the partition on which a tensor lies, or the value that an argument
+        is held at. Arguments with a default are held at it
 
     Raises
     ------
@@ -57,7 +65,11 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
     >>> model(torch.ones(2, 1, 8, 8)).shape
     torch.Size([2, 144])
     """
-    if P_x.dim < 1:
+    if not isinstance(model, torch.nn.Module):
+        raise PartitionError(
+            f"distribute: `model` (={model!r}) is no torch.nn.Module.\n  fix: make it the `forward` of one."
+        )
+    if not isinstance(P_x, Partition) or P_x.dim < 1:
         raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
     name = type(model).__name__
     if layers.has_layer(model):  # a model of one layer
@@ -67,8 +79,11 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
             f"distribute: {name}, or a parameter of it, has hooks, which would be lost.\n  fix: register them on the result."
         )
     twin = copy.deepcopy(model)
-    graph = traced(twin)
-    walk = Conversion(twin, graph, P_x)
+    taken = Inputs.of(twin, P_x, inputs)
+    graph = traced(twin, taken)
+    says = f"the distributed {name} on {P_x.shape}"
+    rehearsal = Rehearsal(twin, graph, says)
+    walk = Conversion(twin, graph, P_x, taken)
     with torch.random.fork_rng(devices=[]):  # building layers draws initial values, which loading replaces
         torch.default_generator.manual_seed(0)
         walk.run()
@@ -81,7 +96,7 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
             check_replicas(model, P_x)
         walk.build()
     result = DistributedModel(walk.model, graph, f"Distributed{name}")
-    result.start(walk.model, P_x, walk.output_partitions(), name)
+    result.start(walk.model, taken, P_x, walk.output_partitions(), rehearsal)
     for parameter in dict.fromkeys(walk.parameters):
         hold(result, parameter, P_x)
     result.train(model.training)
@@ -142,7 +157,7 @@ class Conversion(Walk):
         return state.P if isinstance(state, OnGrid) else None
 
     def _placeholder(self, node: Node) -> OnGrid:
-        return OnGrid.unknown(self.P_x)
+        return OnGrid.unknown(self.inputs.partitions[node.target])
 
     def _output(self, node: Node) -> None:
         for arg in node.all_input_nodes:
@@ -190,10 +205,10 @@ class Conversion(Walk):
         if kind in layers.ALONG:
             dim = layers.ALONG[kind]
             return reducing.along_dims(self, node, x, module.dim if dim is None else dim, kind.__name__)
-        if kind is torch.nn.PixelShuffle:
-            _, state = self.with_whole(node, x, [state.dim - 3])
-            new = dict.fromkeys(range(state.dim - 3, state.dim), None)
-            return self.rebalanced(node, state.with_extents({d: Symbol() for d in new}))
+        if isinstance(module, torch.nn.PixelShuffle):
+            return reshaping.pixel_shuffle(self, node, x, module.upscale_factor)
+        if isinstance(module, torch.nn.PixelUnshuffle):
+            return reshaping.pixel_unshuffle(self, node, x, module.downscale_factor)
         if not layers.has_layer(module):
             return self.problem(node, f"{node.target}: torch.nn.{kind.__name__} {NO_LAYER}", state)
         unpools, more = "MaxUnpool" in kind.__name__, len(node.args) + len(node.kwargs) > 1
@@ -274,7 +289,7 @@ class Conversion(Walk):
         self.sizes[node] = state.extents if dim is None else state.extents[dim]
         P = state.P
         shape = self.insert(node, "shapes", P, lambda: GlobalShape(P), (node.args[0],), None)
-        node.op, node.target, node.args, node.kwargs = "call_function", _chosen, (shape, dim), {}
+        node.op, node.target, node.args, node.kwargs = "call_function", blocks.chosen, (shape, dim), {}
 
     def _made_at_call(self, node: Node, state: OnGrid, name: str) -> State:
         problem = functions.problem_with(node, name)
@@ -292,6 +307,7 @@ class Conversion(Walk):
             ):  # no layer pads these: torch does, where they are whole
                 _, state = self.with_whole(node, node.args[0], padded)
             if not state.is_cut(padded):
+                node.op, node.target = "call_function", blocks.padded
                 return state.with_extents({d: Symbol() for d in padded})
         module, P = f"_made_{node.name}", state.P
         make = functions.LAYERS[node.target]
@@ -304,10 +320,6 @@ class Conversion(Walk):
         if name in functions.KEEPS_EXTENTS:
             return state
         return state.with_extents({d: Symbol() for d in range(state.dim - functions.space_of(name, state), state.dim)})
-
-
-def _chosen(shape: torch.Size, dim: int | None) -> Any:
-    return shape if dim is None else operator.getitem(shape, dim)
 
 
 def _each_node(value: Any, change: Any) -> Any:

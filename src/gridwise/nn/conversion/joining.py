@@ -13,6 +13,7 @@ import torch
 
 from ...grid import Grid
 from ...partition import CartesianPartition, Partition
+from . import blocks
 from .moves import Aligned
 from .state import Extent, OnGrid, Several, State, Symbol, Whole
 from .walk import Node, Walk, dims_of, given, is_inplace
@@ -46,7 +47,7 @@ def align(walk: Walk, node: Node, along: int | None = None, exact: bool = False,
 
         together = walk.insert(node, "aligned", target, make, tuple(tensors), None)
         new = {
-            arg: walk.call(node, _part, (together, i), state)
+            arg: walk.call(node, blocks.part, (together, i), state)
             for i, (arg, state) in enumerate(zip(tensors, states, strict=True))
         }
         walk.replace(node, new)
@@ -123,10 +124,6 @@ def _is_weight(walk: Walk, node: Node, place: int) -> bool:
     arg = given(node, place, "weight")
     state = walk.states.get(arg)
     return isinstance(state, Whole) and state.like.dim() == 2
-
-
-def _part(parts: tuple[Any, ...], i: int) -> Any:
-    return parts[i]
 
 
 def _count(listed: Any) -> Extent:

@@ -54,7 +54,14 @@ ALONG: dict[type, int | None] = {
 
 def is_known(module: torch.nn.Module) -> bool:
     """Whether a module can be converted on some grid."""
-    as_it_is = (*ELEMENTWISE, *ALONG, torch.nn.Flatten, torch.nn.Unflatten, torch.nn.PixelShuffle)
+    as_it_is = (
+        *ELEMENTWISE,
+        *ALONG,
+        torch.nn.Flatten,
+        torch.nn.Unflatten,
+        torch.nn.PixelShuffle,
+        torch.nn.PixelUnshuffle,
+    )
     return isinstance(module, as_it_is) or has_layer(module)
 
 

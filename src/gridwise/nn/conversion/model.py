@@ -25,7 +25,8 @@ from ..module import Module
 from ..operator import Operator, Ticket, apply
 from ..plan import Plans, Script
 from ..repartition import Repartition
-from .held import know
+from .inputs import Inputs
+from .rehearsal import Rehearsal
 
 
 class Passed(Operator):
@@ -61,8 +62,12 @@ class DistributedModel(torch.fx.GraphModule):
 
     P_x: Partition
     P_y: Any
+    _inputs: Inputs
+    _rehearsal: Rehearsal
 
-    def start(self, model: torch.nn.Module, P_x: Partition, P_y: Any, name: str) -> None:
+    def start(
+        self, model: torch.nn.Module, inputs: Inputs, P_x: Partition, P_y: Any, rehearsal: Rehearsal, nth: str = ""
+    ) -> None:
         """Take over the model's modules and say where it lives; called once, after it is built.
 
         The modules keep their containers and their order: optimisers number parameters by it.
@@ -70,38 +75,51 @@ class DistributedModel(torch.fx.GraphModule):
         for kind in ("_modules", "_parameters", "_buffers"):
             getattr(self, kind).clear()
             getattr(self, kind).update(getattr(model, kind))
-        self.P_x, self.P_y, self._name = P_x, P_y, name
-        self._says = f"the distributed {name} on {P_x.shape}"
-        self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} #{P_x.transport.ordinal(self._says)}"), 0)
+        self.P_x, self.P_y, self._inputs, self._rehearsal = P_x, P_y, inputs, rehearsal
+        self._says = rehearsal.name
+        nth = nth or f"#{P_x.transport.ordinal(self._says)}"
+        self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} {nth}"), 0)
         self._plans = Plans()
+        self._copies = 0
         self._meet = Passed(P_x.transport, P_x.team, self._says)
 
+    def recompile(self) -> Any:
+        """Torch's, whose wrapper around calls prints the generated code when one fails."""
+        code = super().recompile()
+        if "__call__" in vars(type(self)):
+            del type(self).__call__
+        return code
+
     def __deepcopy__(self, memo: dict) -> DistributedModel:
+        self._copies += 1
         parts = torch.nn.Module()
         for kind in ("_modules", "_parameters", "_buffers"):
             getattr(parts, kind).update(copy.deepcopy(getattr(self, kind), memo))
         twin = memo[id(self)] = DistributedModel(parts, copy.deepcopy(self.graph), self._get_name())
-        twin.start(parts, self.P_x, self.P_y, self._name)
+        nth = f"copy {self._copies} of {self._ticket.key}"
+        twin.start(parts, self._inputs, self.P_x, self.P_y, self._rehearsal, nth)
         twin.training = self.training
-        if "_spreads" in self.__dict__:
-            know(twin, dict(self.__dict__["_spreads"]), self.P_x.transport)
+        for name, value in self.__dict__.items():
+            if "_hook" in name or name not in twin.__dict__:
+                twin.__dict__[name] = copy.deepcopy(value, memo)
         return twin
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inputs, problem = self._inputs.bound(args, kwargs)
         if not self.P_x.active:
             return self._nothing(inputs)
-        plan = self._plans.find(self._structure(inputs))
+        plan = self._plans.find(self._structure(inputs)) if problem is None else None
         ticket = self._ticket.called_again()
         transport, team = self.P_x.transport, self.P_x.team
         number = plan.number if plan is not None else 0
-        number = agree_plan(transport, team, self._says, ticket.number, number, None)
+        number = agree_plan(transport, team, self._says, ticket.number, number, problem)
         self._ticket = ticket  # a call counts when all have joined it
         changed = plan is None or not number
         if changed:
             self._plans.count += 1
             agree_mode(transport, team, self._says, self._mode())
             run = Run(
-                [self._balancing(x) for x in inputs],
+                self._balancing(inputs),
                 loans_of([m for m in self.modules() if isinstance(m, Layer)], self._ticket.key),
             )
         else:
@@ -116,7 +134,7 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
-        return tuple(map(_known, inputs)), tuple(map(id, self.modules())), self._mode()
+        return tuple(map(Structure.of, inputs)), tuple(map(id, self.modules())), self._mode()
 
     def _mode(self) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
@@ -128,13 +146,21 @@ class DistributedModel(torch.fx.GraphModule):
             ),
         )
 
-    def _balancing(self, x: Any) -> Repartition | None:
-        """The movement to balanced blocks, which layers that keep blocks and layers that make them share; if needed."""
-        if not isinstance(x, Tensor):
-            return None
-        P_x = self.P_x
-        layout, _ = agree_layout(P_x.transport, P_x.team, self._says, P_x.grid, x)
-        return None if layout == Layout.balanced(P_x.grid, layout.global_shape) else Repartition(P_x, P_x)
+    def _balancing(self, inputs: tuple[Tensor, ...]) -> list[Repartition | None]:
+        """The movements to balanced blocks, which layers that keep blocks and layers that make them share; where needed.
+
+        The global shapes are known then, and rehearsed.
+        """
+        moves: list[Repartition | None] = []
+        wholes = []
+        for x, P in zip(inputs, self._inputs.partitions.values(), strict=True):
+            layout, agreed = agree_layout(P.transport, P.team, self._says, P.grid, x)
+            moves.append(None if layout == Layout.balanced(P.grid, layout.global_shape) else Repartition(P, P))
+            wholes.append(torch.empty(layout.global_shape, dtype=agreed.dtype, device="meta"))
+        by_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))  # which decides about dtypes
+        if not by_autocast and not any(x.is_meta for x in inputs):  # those of a plan were rehearsed before
+            self._rehearsal.run(wholes, {name: module.training for name, module in self.named_modules()})
+        return moves
 
     def _nothing(self, inputs: tuple) -> Any:
         """A worker outside holds no part of any output, and can call `backward` all the same."""
@@ -186,15 +212,6 @@ class MadeAtCall(torch.nn.Module):
             self.layers[self._names[key]] = self.make(self.P, *args, **kwargs)
         layer = self.layers[self._names[key]]
         return layer.train(self.owner.training or not self.follows_mode)(x)
-
-
-def _known(x: Any) -> Hashable:
-    """What is known of an argument before the call: of tensors their structure, of other values all."""
-    if isinstance(x, Tensor):
-        return Structure.of(x)
-    if isinstance(x, dict):
-        return tuple((key, _known(value)) for key, value in x.items())
-    return tuple(map(_known, x)) if isinstance(x, tuple | list) else repr(x)
 
 
 def _mapped(y: Any, change: Any) -> Any:

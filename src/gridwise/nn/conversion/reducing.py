@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import blocks
 from .moves import Summed
 from .state import Lost, OnGrid, Several, State, Symbol
 from .walk import Node, Walk, dims_of, fresh, given
@@ -38,14 +39,10 @@ def _summed(walk: Walk, node: Node, x: Node, dims: list[int], mean: bool, keeps:
     summed = walk.insert(node, "summed", P, lambda: Summed(P, dims, mean), (x,), small)
     node.op, node.target, node.kwargs, node.args = "call_function", torch.squeeze, {}, (summed, tuple(dims))
     if keeps:
-        node.target, node.args = _same, (summed,)
+        node.target, node.args = blocks.same, (summed,)
         return small
     _, small = walk.with_whole(node, summed, dims)
     return _without(small, dims, False)
-
-
-def _same(x: Any) -> Any:
-    return x
 
 
 def _without(state: OnGrid, dims: list[int], keeps: bool) -> OnGrid:
@@ -67,7 +64,9 @@ def values_and_indices(walk: Walk, node: Node, name: str) -> State:
 
 
 def along(walk: Walk, node: Node, name: str) -> State:
-    default = 1 if name == "normalize" else None
+    default = 1 if name in ("normalize", "channel_shuffle", "local_response_norm") else None
+    if name in ("channel_shuffle", "local_response_norm"):
+        return along_dims(walk, node, node.args[0], 1, name)
     place = {"normalize": 2, "roll": 2}.get(name, 1)
     dim = given(node, place, "dim", given(node, place, "dims", given(node, place, "axis", default)))
     if name == "flip" and isinstance(dim, int):
@@ -101,5 +100,6 @@ RULES: dict[str, Any] = {
     **dict.fromkeys("mean sum amax amin logsumexp var std argmax argmin all any prod".split(), reduction),  # noqa: SIM905
     **dict.fromkeys(("max", "min", "median", "var_mean", "std_mean"), values_and_indices),
     **dict.fromkeys("softmax log_softmax softmin cumsum cumprod normalize glu roll flip".split(), along),  # noqa: SIM905
+    **dict.fromkeys(("channel_shuffle", "local_response_norm"), along),
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
 }

@@ -12,9 +12,11 @@ import torch
 from torch.fx import Graph
 
 from ...errors import UnsupportedError
+from .inputs import Inputs
 from .layers import has_layer
 
 INSIDE = os.path.dirname(torch.__file__)
+ROOM = os.path.dirname(__file__)
 CONSTANT = re.compile(r"_tensor_constant\d+")
 
 
@@ -40,30 +42,46 @@ class _Proxy(torch.fx.Proxy):
 class _Tracer(torch.fx.Tracer):
     proxy_buffer_attributes = True  # or what the code does with buffers alone would be done once, here
 
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """Placeholders for the tensors; all other arguments are what they are held at."""
+        proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self.inputs.partitions}
+        args, kwargs = [], {}
+        for name, parameter in self.inputs.signature.parameters.items():
+            value = proxies[name] if name in proxies else self.inputs.held[name]
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                kwargs[name] = value
+            else:
+                args.append(value)
+        return lambda root: root.forward(*args, **kwargs), [self.root]
+
     def proxy(self, node: Any) -> _Proxy:
         return _Proxy(node, self)
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's, and remembers the user's line; torch's own way to do that imports its compiler, for seconds."""
         proxy = super().create_proxy(*args, **kwargs)
-        frames = [
-            frame for frame in traceback.extract_stack() if INSIDE not in frame.filename and frame.filename != __file__
-        ]
-        proxy.node.meta["line"] = frames[-1].line if frames else ""
+        frames = traceback.extract_stack()
+        start = max(i for i, frame in enumerate(frames) if (frame.filename, frame.name) == (__file__, "traced"))
+        own = [frame for frame in frames[start:] if INSIDE not in frame.filename and ROOM not in frame.filename]
+        proxy.node.meta["line"] = own[-1].line if own else ""
         return proxy
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         return super().is_leaf_module(m, module_qualified_name) or has_layer(m)
 
 
-def traced(model: torch.nn.Module) -> Graph:
+def traced(model: torch.nn.Module, inputs: Inputs) -> Graph:
     """The graph of a model; tensors that its code makes of numbers become attributes of it."""
     training = [(module, module.training) for module in model.modules()]
     graphs = []
     try:
         for mode in (True, False):
             model.train(mode)
-            graphs.append(_Tracer().trace(model))
+            graphs.append(_Tracer(inputs).trace(model))
     except Exception as error:
         raise UnsupportedError(
             f"distribute: the forward of {type(model).__name__} cannot be traced by torch.fx: {error}\n"

@@ -14,6 +14,7 @@ from torch.fx import Graph
 
 from ...partition import Partition
 from ..repartition import Repartition
+from .inputs import Inputs
 from .state import Extent, OnGrid, State, Symbol, Whole
 from .trace import code_of
 
@@ -28,8 +29,8 @@ class Unfit(Exception):
 class Walk:
     """One pass over the graph; `build` puts the new modules in, once there are no problems."""
 
-    def __init__(self, model: torch.nn.Module, graph: Graph, P_x: Partition) -> None:
-        self.model, self.graph, self.P_x = model, graph, P_x
+    def __init__(self, model: torch.nn.Module, graph: Graph, P_x: Partition, inputs: Inputs) -> None:
+        self.model, self.graph, self.P_x, self.inputs = model, graph, P_x, inputs
         self.states: dict[Node, State] = {}
         self.problems: list[str] = []
         self.modules: dict[str, tuple[Partition, Callable[[], torch.nn.Module]]] = {}

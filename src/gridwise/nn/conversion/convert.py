@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ import torch
 from ...errors import PartitionError, UnsupportedError, describe
 from ...partition import Partition
 from ..replicas import check_replicas
-from . import blocks, functions, indexing, joining, layers, reducing, reshaping
+from . import applying, blocks, expanding, functions, indexing, joining, layers, products, reducing, reshaping
 from .aliases import changed_through_views
 from .held import hold
 from .inputs import Inputs
@@ -36,7 +37,10 @@ from .trace import traced
 from .walk import Node, Unfit, Walk, given, name_of
 
 NO_LAYER = "has no distributed layer"
-RULES = {**joining.RULES, **reshaping.RULES, **indexing.RULES, **reducing.RULES}
+ROOMS = (joining, products, expanding, reshaping, indexing, reducing, applying)
+RULES: dict[str, Any] = {name: rule for room in ROOMS for name, rule in room.RULES.items()}
+TAKE_PARAMETERS = {*products.RULES, *expanding.RULES, *applying.RULES, "getitem", "arange", "with_mask"}
+"""Rules that know what to do where no tensor, or not the first, is on the grid."""
 
 
 def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> DistributedModel:
@@ -96,9 +100,9 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
             check_replicas(model, P_x)
         walk.build()
     result = DistributedModel(walk.model, graph, f"Distributed{name}")
+    rehearsal.checks = walk.checks
     result.start(walk.model, taken, P_x, walk.output_partitions(), rehearsal)
-    for parameter in dict.fromkeys(walk.parameters):
-        hold(result, parameter, P_x)
+    hold(result, walk.parameters, P_x)
     result.train(model.training)
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in result.named_modules():
@@ -109,14 +113,18 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
 class Conversion(Walk):
     """What becomes of each kind of node."""
 
+    shared: dict[int, Node]
+    """By parameter, the node that sums its gradient."""
+
     def run(self) -> None:
+        self.shared = {}
         self.problems += changed_through_views(self.graph, self.model)
         for node in list(self.graph.nodes):
             self.states[node] = self._found(node)
         names: dict[int, str] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             first = names.setdefault(id(parameter), name)
-            if first != name:
+            if first != name and {first.rpartition(".")[0], name.rpartition(".")[0]} & set(self.modules):
                 self.problems.append(f"{first} and {name} are one parameter, which two layers would hold apart")
         for name in dict.fromkeys(self.parameters):
             if name.rpartition(".")[0] in self.modules:
@@ -171,12 +179,14 @@ class Conversion(Walk):
         value = getattr(owner, name)
         if not isinstance(value, torch.Tensor):
             return self.problem(node, f"uses {node.target!r}, which is no tensor")
-        state = Whole(torch.empty(value.shape, dtype=value.dtype, device="meta"))
+        state = Whole.of(torch.empty(value.shape, dtype=value.dtype, device="meta"))
         if name in owner._parameters:
             self.parameters.append(node.target)
-            following = node.next
-            P, title = self.P_x, node.target
-            shared = self.insert(following, "shared", P, lambda: Replicated(P, title), (node,), state)
+            if id(value) not in self.shared:  # one sum for all uses of a parameter, under any of its names
+                P, title = self.P_x, node.target
+                make = partial(Replicated, P, title)
+                self.shared[id(value)] = self.insert(node.next, "shared", P, make, (node,), state)
+            shared = self.shared[id(value)]
             node.replace_all_uses_with(shared, delete_user_cb=lambda user: user is not shared)
         elif name not in owner._buffers:
             if not hasattr(self.model, "_constants"):
@@ -245,11 +255,9 @@ class Conversion(Walk):
             node.kwargs = {functions.ALIASES.get(key, key): value for key, value in node.kwargs.items()}
         states = [state for arg in node.all_input_nodes if (state := self.states[arg]) is not None]
         if not states:
-            self._number(node, name)
-            return None
+            return self._number(node, name)
         if all(isinstance(state, Whole) for state in states):
-            known = name in functions.ELEMENTWISE_NAMES or name in functions.OF_PARAMETERS
-            return self.whole_dims(node) if known else self.problem(node, f"{name} of a parameter has no rule")
+            return self._of_parameters(node, name)
         state = next(state for state in states if not isinstance(state, Whole))
         if isinstance(state, OnGrid):
             if name in ("size", "shape") or (name == "getattr" and node.args[1] == "shape"):
@@ -266,28 +274,47 @@ class Conversion(Walk):
         first = given(node, 0, "input")
         if "input" in node.kwargs:
             node.args, node.kwargs = (first, *node.args), {k: v for k, v in node.kwargs.items() if k != "input"}
-        joins = name in joining.RULES or name in ("max", "min")
+        joins = name in joining.RULES or name in ("max", "min") or name in TAKE_PARAMETERS
         on_its_own = isinstance(first, torch.fx.Node) and isinstance(self.states[first], OnGrid)
         if name in RULES and (joins or on_its_own or (name == "getitem" and first is not None)):
             return RULES[name](self, node, name)
         return self.problem(node, f"{name} has no rule", state.each if isinstance(state, Several) else state)
 
-    def _number(self, node: Node, name: str) -> None:
+    def _of_parameters(self, node: Node, name: str) -> State:
+        """What is made of parameters alone, and perhaps of sizes."""
+        states = [state for arg in node.all_input_nodes if isinstance(state := self.states[arg], Whole)]
+        if name in ("size", "shape") or (name == "getattr" and node.args[1] in ("shape", "dtype", "device", "ndim")):
+            return None
+        sized = any(self.states[arg] is None for arg in node.all_input_nodes)
+        if name == "getitem" and sized:
+            return indexing.of_parameter(self, node, states[0])
+        if name in TAKE_PARAMETERS - {"getitem"} and (sized or name == "embedding"):
+            return RULES[name](self, node, name)
+        if name in functions.ELEMENTWISE_NAMES and any(state.like is None for state in states):
+            return joining.of_parameters(states)
+        known = name in functions.ELEMENTWISE_NAMES or name in functions.OF_PARAMETERS
+        return self.whole_dims(node) if known else self.problem(node, f"{name} of a parameter has no rule")
+
+    def _number(self, node: Node, name: str) -> State:
         """What is done with sizes; a number from a size is remembered as such."""
         if name == "getitem" and node.args[0] in self.sizes:
             sizes, index = self.sizes[node.args[0]], node.args[1]
             if isinstance(sizes, tuple) and isinstance(index, int | slice):
                 with suppress(TypeError, IndexError):  # a slice between sizes that only the call knows
                     self.sizes[node] = sizes[index]
-            return
+            return None
+        if name == "arange":
+            return expanding.arange(self, node)
         if node.target not in functions.NUMBERS and name != "getitem":
             self.problem(node, f"{name} of sizes has no rule")
+        return None
 
     def _size(self, node: Node, state: OnGrid) -> None:
         """``x.shape``, ``x.size()`` and ``x.size(d)``: those of the global tensor."""
         dim = given(node, 1, "dim") if name_of(node.target) == "size" else None
         self.sizes[node] = state.extents if dim is None else state.extents[dim]
         P = state.P
+        self.sources |= dict.fromkeys(state.extents, P)
         shape = self.insert(node, "shapes", P, lambda: GlobalShape(P), (node.args[0],), None)
         node.op, node.target, node.args, node.kwargs = "call_function", blocks.chosen, (shape, dim), {}
 

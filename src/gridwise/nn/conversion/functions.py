@@ -58,7 +58,12 @@ NUMBERS = {
 }
 """What is done with sizes."""
 
-OF_PARAMETERS = frozenset("expand flatten getitem permute reshape squeeze sum mean transpose unsqueeze view".split())  # noqa: SIM905
+OF_PARAMETERS = frozenset(
+    """
+    amax amin cat chunk expand flatten getitem linear matmul mean norm permute repeat reshape softmax squeeze stack std sum t
+    transpose unsqueeze var view
+    """.split()  # noqa: SIM905
+)
 """What may be done with parameters alone, besides what is elementwise."""
 
 ALIASES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "x2": "other"}

@@ -37,6 +37,8 @@ class Rehearsal:
 
     def __init__(self, model: torch.nn.Module, graph: Graph, name: str) -> None:
         self.name = name
+        self.checks: list[tuple[str, int, str, int, str]] = []
+        """Dims of nodes that have to be equal: two nodes, a dim of each, and what combines them."""
         self._module = torch.fx.GraphModule(without_numbers(model), copy.deepcopy(graph))
 
     def run(self, inputs: Sequence[Tensor], modes: dict[str, bool] | None = None) -> Shapes | None:
@@ -61,6 +63,13 @@ class Rehearsal:
             raise PartitionError(
                 f"{self.name} cannot take a global input of shape {shapes}: {str(error).strip()}{where}"
             ) from None
+        for one, dim, other, its, name in self.checks:
+            shapes_of = recorder.shapes[one], recorder.shapes[other]
+            if shapes_of[0][dim] != shapes_of[1][its]:
+                raise PartitionError(
+                    f"{self.name}: {name} of tensors of shapes {shapes_of[0]} and {shapes_of[1]}, which broadcast along a cut "
+                    "dim.\n  fix: expand them before."
+                )
         return Shapes(recorder.shapes, [tuple(tensor.shape) for tensor in parts_of(y, Tensor)])
 
     def __deepcopy__(self, memo: dict) -> Rehearsal:

@@ -78,9 +78,14 @@ class OnGrid:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A tensor that every worker has all of; `like` is one of its shape and dtype without memory."""
+    """A tensor that every worker has all of: its extents and, where all are known, one like it without memory."""
 
-    like: Tensor
+    extents: tuple[Extent, ...]
+    like: Tensor | None = None
+
+    @classmethod
+    def of(cls, like: Tensor) -> Whole:
+        return cls(tuple(like.shape), like)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -106,6 +107,9 @@ def test_what_distribute_is_told_about_arguments() -> None:
         gridwise.distribute(Masked(), P, mask=torch.ones(1))
     with pytest.raises(PartitionError, match=r"is no torch\.nn\.Module"):
         gridwise.distribute(lambda x: x, P)
+
+    with pytest.raises(UnsupportedError, match="a part called 'graph'"):
+        gridwise.distribute(nn.Sequential(OrderedDict(graph=nn.Conv2d(1, 1, 1))), P)
 
     class Any_(nn.Module):
         def forward(self, *tensors: Tensor) -> Tensor:

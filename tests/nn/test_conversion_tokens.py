@@ -231,6 +231,65 @@ class Of(nn.Module):
         return self.function(self, x)
 
 
+class Dropping(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(x, x, x, dropout_p=0.4 if self.training else 0, is_causal=True)
+        return y + F.scaled_dot_product_attention(x, x, x, dropout_p=1.0)
+
+
+@workers(2, transports=("mpi",))
+def test_attention_drops_the_same_on_every_grid() -> None:
+    x, made = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0)), []
+    for grid in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
+        P = gridwise.world().create_cartesian_topology_partition(grid)
+        model = gridwise.distribute(Dropping(), P)
+        torch.manual_seed(5)
+        made.append(gridwise.gather(model(x[gridwise.local_slice(P, x.shape)]), model.P_y, 0))
+        y = model.eval()(x[gridwise.local_slice(P, x.shape)])
+        expected = Dropping().eval()(x)
+        torch.testing.assert_close(y, expected[gridwise.local_slice(model.P_y, expected.shape)])
+        if gridwise.world().rank == 0:
+            assert not torch.allclose(made[-1], expected)
+    torch.testing.assert_close(made[0], made[1])
+    torch.testing.assert_close(made[0], made[2])
+
+
+RECURRENT: dict[str, Any] = {
+    "lstm": lambda: Of(
+        lambda m, x: m.head(m.r(x)[0]), r=nn.LSTM(8, 5, 2, batch_first=True, bidirectional=True), head=nn.Linear(10, 3)
+    ),
+    "last state": lambda: Of(lambda m, x: m.r(x)[1][0][-1] * m.r(x)[1][1][0], r=nn.LSTM(8, 5, 2, batch_first=True)),
+    "gru": lambda: Of(lambda m, x: m.r(x.transpose(0, 1))[0].transpose(0, 1), r=nn.GRU(8, 5, bias=False)),
+    "rnn with an initial state": lambda: Of(
+        lambda m, x: m.r(x, m.start.weight.expand(x.size(0), 1, 5).transpose(0, 1))[0],
+        r=nn.RNN(8, 5, nonlinearity="relu", batch_first=True),
+        start=nn.Embedding(1, 5),
+    ),
+    "one after the other": lambda: Of(
+        lambda m, x: m.b(m.a(x)[0], (m.a(x)[1], m.a(x)[1].sin()))[0],
+        a=nn.GRU(8, 5, batch_first=True),
+        b=nn.LSTM(5, 5, batch_first=True),
+    ),
+    "projected": lambda: Of(lambda m, x: m.r(x)[0], r=nn.LSTM(8, 5, proj_size=3, batch_first=True)),
+}  # fmt: skip
+
+
+@workers(1, 2, 3, 4, transports=("mpi",))
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers(name: str, gridwise_setting: tuple[str, int]) -> None:
+    for grid in GRIDS[gridwise_setting[1]]:
+        P = gridwise.world().create_cartesian_topology_partition(grid)
+        torch.manual_seed(0)
+        sequential = RECURRENT[name]().double()
+        model = gridwise.distribute(sequential, P)
+        for shape in ((5, 6, 8), (1, 4, 8)):
+            x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            for _ in range(2):
+                model.zero_grad()
+                sequential.zero_grad()
+                check_equal_to_sequential(model, sequential, x, P, model.P_y)
+
+
 NAMED: dict[str, tuple[Any, str]] = {
     "a bias for keys": (
         lambda: Of(lambda m, x: m.a(x, x, x)[0], a=nn.MultiheadAttention(8, 2, add_bias_kv=True)),
@@ -244,9 +303,8 @@ NAMED: dict[str, tuple[Any, str]] = {
     "a mask for each head": (
         lambda: Of(lambda m, x: m.a(x, x, x, attn_mask=x)[0], a=nn.MultiheadAttention(8, 2)), "a mask of 3 dims"
     ),
-    "dropout by function": (
-        lambda: Of(lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)), "with dropout"
-    ),
+    "dropout between layers": (lambda: Of(lambda m, x: m.r(x)[0], r=nn.GRU(8, 4, 2, dropout=0.1)), "torch.nn.GRU has no"),
+    "a recurrent layer without a batch": (lambda: Of(lambda m, x: m.r(x[0])[0], r=nn.GRU(8, 4)), "without a batch"),
 }  # fmt: skip
 
 

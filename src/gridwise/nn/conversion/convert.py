@@ -25,21 +25,41 @@ import torch
 from ...errors import PartitionError, UnsupportedError, describe
 from ...partition import Partition
 from ..replicas import check_replicas
-from . import applying, blocks, expanding, functions, indexing, joining, layers, products, reducing, reshaping
+from . import (
+    applying,
+    blocks,
+    expanding,
+    functions,
+    indexing,
+    joining,
+    layers,
+    products,
+    recurrent,
+    reducing,
+    reshaping,
+)
 from .aliases import changed_through_views
 from .held import hold
 from .inputs import Inputs
-from .model import DistributedModel, GlobalShape, MadeAtCall
+from .model import DistributedModel, GlobalShape, MadeAtCall, made
 from .moves import Replicated
 from .rehearsal import Rehearsal
-from .state import Lost, OnGrid, Several, State, Symbol, Whole
+from .state import Lost, OnGrid, Parts, Several, State, Symbol, Whole
 from .trace import traced
 from .walk import Node, Unfit, Walk, given, name_of
 
 NO_LAYER = "has no distributed layer"
-ROOMS = (joining, products, expanding, reshaping, indexing, reducing, applying)
+ROOMS = (joining, products, expanding, reshaping, indexing, reducing, applying, recurrent)
 RULES: dict[str, Any] = {name: rule for room in ROOMS for name, rule in room.RULES.items()}
-TAKE_PARAMETERS = {*products.RULES, *expanding.RULES, *applying.RULES, "getitem", "arange", "with_mask"}
+TAKE_PARAMETERS = {
+    *products.RULES,
+    *expanding.RULES,
+    *applying.RULES,
+    *recurrent.RULES,
+    "getitem",
+    "arange",
+    "with_mask",
+}
 """Rules that know what to do where no tensor, or not the first, is on the grid."""
 
 
@@ -69,19 +89,10 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
     >>> model(torch.ones(2, 1, 8, 8)).shape
     torch.Size([2, 144])
     """
-    if not isinstance(model, torch.nn.Module):
-        raise PartitionError(
-            f"distribute: `model` (={model!r}) is no torch.nn.Module.\n  fix: make it the `forward` of one."
-        )
-    if not isinstance(P_x, Partition) or P_x.dim < 1:
-        raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
+    _check(model, P_x)
     name = type(model).__name__
     if layers.has_layer(model):  # a model of one layer
         model = torch.nn.Sequential(model)
-    if layers.has_hooks(model) or any(parameter._backward_hooks for parameter in model.parameters()):
-        raise UnsupportedError(
-            f"distribute: {name}, or a parameter of it, has hooks, which would be lost.\n  fix: register them on the result."
-        )
     twin = copy.deepcopy(model)
     taken = Inputs.of(twin, P_x, inputs)
     graph = traced(twin, taken)
@@ -101,13 +112,33 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
         walk.build()
     result = DistributedModel(walk.model, graph, f"Distributed{name}")
     rehearsal.checks = walk.checks
-    result.start(walk.model, taken, P_x, walk.output_partitions(), rehearsal)
+    kind = next(node.meta.get("kind", dict) for node in graph.nodes if node.op == "output")
+    result._start(walk.model, taken, P_x, walk.output_partitions(), rehearsal, kind)
     hold(result, walk.parameters, P_x)
     result.train(model.training)
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in result.named_modules():
         module.training = modes.get(name, module.training)
     return result
+
+
+def _check(model: torch.nn.Module, P_x: Partition) -> None:
+    """Refuse what needs no look into the model."""
+    if not isinstance(model, torch.nn.Module):
+        raise PartitionError(
+            f"distribute: `model` (={model!r}) is no torch.nn.Module.\n  fix: make it the `forward` of one."
+        )
+    if not isinstance(P_x, Partition) or P_x.dim < 1:
+        raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
+    name = type(model).__name__
+    if layers.has_hooks(model) or any(parameter._backward_hooks for parameter in model.parameters()):
+        raise UnsupportedError(
+            f"distribute: {name}, or a parameter of it, has hooks, which would be lost.\n  fix: register them on the result."
+        )
+    own = {*dir(DistributedModel), *DistributedModel.__annotations__} - set(dir(torch.nn.Module))
+    for part in (*model._modules, *model._parameters, *model._buffers):
+        if part in own:
+            raise UnsupportedError(f"distribute: {name} has a part called {part!r}, a name that the result needs.")
 
 
 class Conversion(Walk):
@@ -122,9 +153,15 @@ class Conversion(Walk):
         for node in list(self.graph.nodes):
             self.states[node] = self._found(node)
         names: dict[int, str] = {}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+        own = [(owner, *each) for owner, module in self.model.named_modules() for each in module._parameters.items()]
+        for owner, last, parameter in own:
+            name = f"{owner}.{last}" if owner else last
             first = names.setdefault(id(parameter), name)
-            if first != name and {first.rpartition(".")[0], name.rpartition(".")[0]} & set(self.modules):
+            if (
+                parameter is not None
+                and first != name
+                and {first.rpartition(".")[0], name.rpartition(".")[0]} & set(self.modules)
+            ):
                 self.problems.append(f"{first} and {name} are one parameter, which two layers would hold apart")
         for name in dict.fromkeys(self.parameters):
             if name.rpartition(".")[0] in self.modules:
@@ -162,6 +199,9 @@ class Conversion(Walk):
         state = self.states[node]
         if isinstance(state, Several):
             return state.each.P if state.count is None else (state.each.P,) * state.count
+        if isinstance(state, Parts):
+            parts = [part.P if isinstance(part, OnGrid) else None for part in state.each]
+            return made(state.kind, parts)
         return state.P if isinstance(state, OnGrid) else None
 
     def _placeholder(self, node: Node) -> OnGrid:
@@ -245,15 +285,13 @@ class Conversion(Walk):
     def _call_method(self, node: Node) -> State:
         return self._call(node, node.target)
 
-    def _owner(self, node: Node) -> torch.nn.Module | None:
-        """The module whose code calls the node; None for the model itself."""
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        return self.model.get_submodule(stack[-1][0]) if stack and stack[-1][0] else None
-
     def _call(self, node: Node, name: str) -> State:
         if node.target is not getattr:
             node.kwargs = {functions.ALIASES.get(key, key): value for key, value in node.kwargs.items()}
         states = [state for arg in node.all_input_nodes if (state := self.states[arg]) is not None]
+        if isinstance(node.target, type) and hasattr(node.target, "_fields"):  # a named tuple, to be returned
+            each = [self.states.get(arg) if isinstance(arg, torch.fx.Node) else None for arg in node.args]
+            return Parts(node.target, tuple(each))
         if not states:
             return self._number(node, name)
         if all(isinstance(state, Whole) for state in states):
@@ -341,7 +379,7 @@ class Conversion(Walk):
         in_training, in_evaluation = node.meta.get("training", (True, False)) if "dropout" in name else (True, False)
         if not in_training:
             return state if not in_evaluation else self.problem(node, f"{name} in evaluation only", state)
-        follows, owner = not in_evaluation, self._owner(node)
+        follows, owner = not in_evaluation, self.owner(node)
         self.modules[module] = (P, lambda: MadeAtCall(make, P, follows, owner))
         node.op, node.target = "call_module", module
         if name in functions.KEEPS_EXTENTS:
@@ -354,4 +392,4 @@ def _each_node(value: Any, change: Any) -> Any:
         return change(value)
     if isinstance(value, dict):
         return {key: _each_node(part, change) for key, part in value.items()}
-    return type(value)(_each_node(part, change) for part in value) if isinstance(value, tuple | list) else None
+    return made(type(value), [_each_node(part, change) for part in value]) if isinstance(value, tuple | list) else None

@@ -13,13 +13,16 @@ from typing import Any
 import torch
 
 from .moves import Sliced
-from .state import Extent, Lost, OnGrid, Several, State, Symbol, Whole
+from .state import Extent, Lost, OnGrid, Parts, Several, State, Symbol, Whole
 from .walk import Node, Walk, dims_of, fresh, given
 
 
 def getitem(walk: Walk, node: Node, name: str) -> State:
     x, index = node.args[:2]
     state = walk.states[x]
+    if isinstance(state, Parts):
+        known = isinstance(index, int) and -len(state.each) <= index < len(state.each)
+        return state.each[index] if known else walk.problem(node, "a part that is not there, or several", Lost())
     if isinstance(state, Several):
         if isinstance(index, int):
             return state.one()

@@ -9,7 +9,7 @@ backward  one all-reduce where the cotangent enters; the operators inside follow
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +65,15 @@ class DistributedModel(torch.fx.GraphModule):
     _inputs: Inputs
     _rehearsal: Rehearsal
 
-    def start(
-        self, model: torch.nn.Module, inputs: Inputs, P_x: Partition, P_y: Any, rehearsal: Rehearsal, nth: str = ""
+    def _start(
+        self,
+        model: torch.nn.Module,
+        inputs: Inputs,
+        P_x: Partition,
+        P_y: Any,
+        rehearsal: Rehearsal,
+        returns: type = dict,
+        nth: str = "",
     ) -> None:
         """Take over the model's modules and say where it lives; called once, after it is built.
 
@@ -76,6 +83,7 @@ class DistributedModel(torch.fx.GraphModule):
             getattr(self, kind).clear()
             getattr(self, kind).update(getattr(model, kind))
         self.P_x, self.P_y, self._inputs, self._rehearsal = P_x, P_y, inputs, rehearsal
+        self._returns = returns  # which kind of dict, if it is one
         self._says = rehearsal.name
         nth = nth or f"#{P_x.transport.ordinal(self._says)}"
         self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} {nth}"), 0)
@@ -97,7 +105,7 @@ class DistributedModel(torch.fx.GraphModule):
             getattr(parts, kind).update(copy.deepcopy(getattr(self, kind), memo))
         twin = memo[id(self)] = DistributedModel(parts, copy.deepcopy(self.graph), self._get_name())
         nth = f"copy {self._copies} of {self._ticket.key}"
-        twin.start(parts, self._inputs, self.P_x, self.P_y, self._rehearsal, nth)
+        twin._start(parts, self._inputs, self.P_x, self.P_y, self._rehearsal, self._returns, nth)
         twin.training = self.training
         for name, value in self.__dict__.items():
             if "_hook" in name or name not in twin.__dict__:
@@ -130,6 +138,7 @@ class DistributedModel(torch.fx.GraphModule):
             y = super().__call__(*own)
         if changed:  # kept only now that it went well; layers that it has made at this call count from now on
             self._plans.add(self._structure(inputs), {"run": run})
+        y = self._returns(y) if isinstance(y, dict) else y
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
 
     def _structure(self, inputs: tuple) -> Hashable:
@@ -219,4 +228,9 @@ def _mapped(y: Any, change: Any) -> Any:
         return change(y)
     if isinstance(y, dict):
         return type(y)((key, _mapped(value, change)) for key, value in y.items())
-    return type(y)(_mapped(value, change) for value in y) if isinstance(y, tuple | list) else y
+    return made(type(y), [_mapped(value, change) for value in y]) if isinstance(y, tuple | list) else y
+
+
+def made(kind: type, parts: Sequence[Any]) -> Any:
+    """A tuple, a named one too, or a list, of these parts."""
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)

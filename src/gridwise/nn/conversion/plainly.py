@@ -76,7 +76,7 @@ def with_mask(scores: Tensor, mask: Tensor) -> Tensor:
     return scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
 
 
-def called(function: Callable[..., Tensor], *args: Any) -> Any:
+def called(function: Callable[..., Any], *args: Any) -> Any:
     """A call of a function that is one node of the graph."""
     tracer = next((arg.tracer for arg in args if isinstance(arg, torch.fx.Proxy)), None)
     return function(*args) if tracer is None else tracer.create_proxy("call_function", function, args, {})
@@ -162,18 +162,32 @@ BY_FUNCTION = (torch.nn.Linear, torch.nn.modules.conv._ConvNd, torch.nn.LayerNor
 
 def made_plain(model: torch.nn.Module) -> set[int]:
     """Write the `forward` of all such modules in `model` plainly; the ids of those that can now be traced into."""
+    from . import recurrent
+
+    forwards = {
+        **FORWARDS,
+        torch.nn.LSTM: recurrent.forward,
+        torch.nn.GRU: recurrent.forward,
+        torch.nn.RNN: recurrent.forward,
+    }
     found = set[int]()
     for module in model.modules():
-        kind = next((kind for kind in FORWARDS if isinstance(module, kind)), None)
-        if kind is not None and type(module).forward is kind.forward and _is_plain(module):
-            module.forward = MethodType(FORWARDS[kind], module)
+        form = next((form for kind, form in forwards.items() if _runs_as(module, kind)), None)
+        if form is not None and _is_plain(module):
+            module.forward = MethodType(form, module)
             found.add(id(module))
         elif isinstance(module, AS_IT_IS):
             found.add(id(module))
     return found
 
 
+def _runs_as(module: torch.nn.Module, kind: type[torch.nn.Module]) -> bool:
+    return isinstance(module, kind) and type(module).forward is kind.forward
+
+
 def _is_plain(module: Any) -> bool:
-    """Whether none of the arguments is in use that `attention` leaves out."""
+    """Whether none of the arguments is in use that the plain forms leave out."""
+    if isinstance(module, torch.nn.RNNBase):
+        return not (module.dropout and module.num_layers > 1)
     attends = isinstance(module, torch.nn.MultiheadAttention)
     return not attends or (module.bias_k is None and module.bias_v is None and not module.add_zero_attn)

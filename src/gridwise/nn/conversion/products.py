@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .attended import Attended
 from .joining import anything
 from .state import Extent, OnGrid, State, Symbol, Whole
 from .walk import Node, Unfit, Walk, given
@@ -100,8 +101,9 @@ def _leading(extents: Sequence[Extent]) -> Labels:
 def attention(walk: Walk, node: Node, name: str) -> State:
     """`F.scaled_dot_product_attention`."""
     q, k, v, mask = (given(node, i, key) for i, key in enumerate(("query", "key", "value", "attn_mask")))
-    if given(node, 4, "dropout_p", 0.0):
-        return walk.problem(node, f"{name} with dropout", anything(walk, node))
+    in_training, in_evaluation = node.meta["dropout_p"]
+    if in_evaluation not in (0, in_training):
+        return walk.problem(node, f"{name} with another dropout in evaluation", anything(walk, node))
     if given(node, 7, "enable_gqa", False):
         return walk.problem(node, f"{name} with enable_gqa", anything(walk, node))
     queries = "one l" if given(node, 5, "is_causal", False) else "l"  # whole: a block does not know where it stands
@@ -113,7 +115,13 @@ def attention(walk: Walk, node: Node, name: str) -> State:
         operands.append((mask, _leading(own[:-2]) + last))
     rank = max(len(labels) for _, labels in operands)
     result = [f"lead {i}" for i in range(rank - 2, 0, -1)] + ["l", "f"]
-    return combined(walk, node, name, operands, result)
+    state = combined(walk, node, name, operands, result)
+    if in_training:
+        assert isinstance(state, OnGrid)
+        P, owner, module = state.P, walk.owner(node), f"_attended_{node.name}"
+        walk.modules[module] = (P, lambda: Attended(P, in_training, not in_evaluation, owner))
+        node.op, node.target = "call_module", module
+    return state
 
 
 def einsum(walk: Walk, node: Node, name: str) -> State:

@@ -6,6 +6,7 @@ import operator
 import os
 import re
 import traceback
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,9 @@ class _Proxy(torch.fx.Proxy):
 class _Tracer(torch.fx.Tracer):
     proxy_buffer_attributes = True  # or what the code does with buffers alone would be done once, here
 
+    kind: type
+    """Of what `forward` has returned."""
+
     def __init__(self, inputs: Inputs, plain: set[int]) -> None:
         super().__init__()
         self.inputs, self.plain = inputs, plain
@@ -59,7 +63,20 @@ class _Tracer(torch.fx.Tracer):
                 kwargs[name] = value
             else:
                 args.append(value)
-        return lambda root: root.forward(*args, **kwargs), [self.root]
+
+        def run(root: torch.nn.Module) -> Any:
+            y = root.forward(*args, **kwargs)
+            self.kind = type(y)
+            if isinstance(y, dict) and self.kind not in (dict, OrderedDict):
+                raise TypeError(f"`forward` returns a {self.kind.__name__}, no plain dict")
+            return y
+
+        return run, [self.root]
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
+        graph = super().trace(root, concrete_args)
+        next(node for node in graph.nodes if node.op == "output").meta["kind"] = self.kind
+        return graph
 
     def proxy(self, node: Any) -> _Proxy:
         return _Proxy(node, self)
@@ -158,6 +175,7 @@ def _check_same(model: torch.nn.Module, training: Graph, evaluation: Graph) -> N
                 "  fix: no counters, random numbers or modes in `forward`; torch's modules follow the mode by themselves."
             )
         one.meta["training"] = one.kwargs.get("training"), other.kwargs.get("training")
+        one.meta["dropout_p"] = dropped(one), dropped(other)
 
 
 def _told(node: Any, model: torch.nn.Module, places: dict[Any, int]) -> Any:
@@ -166,9 +184,14 @@ def _told(node: Any, model: torch.nn.Module, places: dict[Any, int]) -> Any:
     if node.op == "get_attr" and CONSTANT.search(target):
         value = getattr(model.get_submodule(target.rpartition(".")[0]), target.rpartition(".")[2])
         target = f"constant {value.tolist()}"
-    follows = "dropout" in target  # which is given the mode
-    kwargs = {key: value for key, value in node.kwargs.items() if not (follows and key == "training")}
+    follows = {"training"} if "dropout" in target else {"dropout_p"} if "scaled_dot_product" in target else {}
+    kwargs = {key: value for key, value in node.kwargs.items() if key not in follows}  # which may be given by the mode
     return node.op, target, torch.fx.map_arg((node.args, kwargs), places.get)
+
+
+def dropped(node: Any) -> Any:
+    """The share of its weights that attention drops."""
+    return node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
 
 
 def code_of(node: Any) -> str:

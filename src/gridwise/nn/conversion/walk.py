@@ -51,9 +51,16 @@ class Walk:
         """Names of the parameters that the model uses outside of layers."""
 
     def build(self) -> None:
+        aliases: dict[int, list[str]] = {}
+        for name, module in self.model.named_modules(remove_duplicate=False):
+            aliases.setdefault(id(module), []).append(name)
+        replaced = {id(module): name for name, module in self.model.named_modules() if name in self.modules}
+        names = {name: aliases[key] for key, name in replaced.items()}
         for name, (_, make) in self.modules.items():
-            parent, _, child = name.rpartition(".")
-            self.model.get_submodule(parent).add_module(child, make())
+            layer = make()
+            for each in names.get(name, [name]):
+                parent, _, child = each.rpartition(".")
+                self.model.get_submodule(parent).add_module(child, layer)
         self.graph.lint()
 
     def problem(self, node: Node, what: str, state: State = None) -> State:
@@ -139,6 +146,11 @@ class Walk:
             return Whole.of(node.target(*args, **kwargs))
         except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
             return self.problem(node, f"{name_of(node.target)} of parameters: {error}")
+
+    def owner(self, node: Node) -> torch.nn.Module | None:
+        """The module whose code calls the node; None for the model itself."""
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        return self.model.get_submodule(stack[-1][0]) if stack and stack[-1][0] else None
 
     def must_equal(self, x: Node, dim: int, other: Node, its: int, name: str) -> None:
         """Let every rehearsal look whether two tensors have the same extent there; if not, all workers refuse."""

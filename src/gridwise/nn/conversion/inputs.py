@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,8 +62,14 @@ class Inputs:
             raise PartitionError(f"distribute: {name}: {which}.\n  fix: partitions of the workers {P_x.ranks}.")
         return cls(signature, partitions, held)
 
+    @cached_property
+    def _first(self) -> str:
+        return next(iter(self.signature.parameters))
+
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], str | None]:
         """The tensors of a call, in the order of `partitions`, and what is wrong with its arguments, if anything is."""
+        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor) and [self._first] == list(self.partitions):
+            return args, None  # as most calls are
         try:
             given = self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:

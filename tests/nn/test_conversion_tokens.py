@@ -231,6 +231,29 @@ class Of(nn.Module):
         return self.function(self, x)
 
 
+@workers(1, 2, transports=("mpi",))
+def test_a_whole_transformer_and_features_of_other_widths(gridwise_setting: tuple[str, int]) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, kdim=4, vdim=6, batch_first=True)
+
+        def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+            y, weights = self.attention(src, tgt[..., :4], tgt[..., :6], average_attn_weights=False)
+            return torch.cat([y, weights.flatten(1, 2).transpose(1, 2).mean(1, keepdim=True).repeat(1, 6, 1)], 2)
+
+    torch.manual_seed(0)
+    whole = nn.Transformer(8, 2, 1, 2, 12, 0.0, batch_first=True)
+    for sequential in (whole.double(), Wide().double()):
+        for grid in GRIDS[gridwise_setting[1]]:
+            P = gridwise.world().create_cartesian_topology_partition(grid)
+            model = gridwise.distribute(sequential, P)
+            x, y = (torch.randn(3, n, 8, dtype=torch.float64) for n in (6, 5))
+            expected = sequential(x, y)
+            made = model(*(t[gridwise.local_slice(P, t.shape)] for t in (x, y)))
+            torch.testing.assert_close(made, expected[gridwise.local_slice(model.P_y, expected.shape)])
+
+
 class Dropping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.scaled_dot_product_attention(x, x, x, dropout_p=0.4 if self.training else 0, is_causal=True)

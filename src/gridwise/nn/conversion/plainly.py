@@ -147,12 +147,32 @@ def decoder(
     return tgt if self.norm is None else self.norm(tgt)
 
 
+def transformer(
+    self: Any,
+    src: Tensor,
+    tgt: Tensor,
+    src_mask: Tensor | None = None,
+    tgt_mask: Tensor | None = None,
+    memory_mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    tgt_key_padding_mask: Tensor | None = None,
+    memory_key_padding_mask: Tensor | None = None,
+    src_is_causal: bool | None = None,
+    tgt_is_causal: bool | None = None,
+    memory_is_causal: bool = False,
+) -> Tensor:
+    memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+    masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+    return self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
+
+
 FORWARDS: dict[type[torch.nn.Module], Any] = {
     torch.nn.MultiheadAttention: attention,
     torch.nn.TransformerEncoderLayer: encoder_layer,
     torch.nn.TransformerEncoder: encoder,
     torch.nn.TransformerDecoderLayer: decoder_layer,
     torch.nn.TransformerDecoder: decoder,
+    torch.nn.Transformer: transformer,
 }
 AS_IT_IS = (torch.nn.Embedding,)
 """Modules that have no layer, and whose own `forward` is plain."""

@@ -14,7 +14,7 @@ import torch
 
 from . import blocks
 from .regroup import Regrouped
-from .state import Extent, Lost, OnGrid, State, product_of
+from .state import Extent, Lost, OnGrid, State, Symbol, product_of
 from .walk import Node, Walk, dims_of, fresh, given
 
 
@@ -48,9 +48,10 @@ def view(walk: Walk, node: Node, name: str) -> State:
     first, last = before, state.dim - after
     middle = sizes[before : len(sizes) - after]
     _, state = walk.with_whole(node, x, range(first, last))
-    extents = [fresh(n) if n != -1 else product_of(state.extents[first:last]) for n in middle]
-    if len(middle) > 1 and -1 in middle:
-        extents = [fresh(n if n != -1 else None) for n in middle]
+    known = asked[before : len(sizes) - after]
+    if middle == [-1]:
+        known = [product_of(state.extents[first:last])]
+    extents = [n if isinstance(n, Symbol) or (isinstance(n, int) and n != -1) else Symbol() for n in known]
     node.op, node.target, node.kwargs = "call_function", blocks.reshaped, {}
     node.args = (node.args[0], before, after, tuple(middle))
     return state.reshaped(first, last, extents)

@@ -99,6 +99,28 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "one dim": lambda: Of(lambda m, x: m.pool(m.conv(x.flatten(2))), conv=nn.Conv1d(4, 3, 5), pool=nn.AvgPool1d(2)),
     "a sum of everything but the batch": lambda: Of(lambda m, x: x.flatten(1).sum(1) + x.mean((1, 2, 3))),
     "where of parameters": lambda: Of(lambda m, x: torch.where(m.w > 0, x, -x) * m.w.sigmoid(), w=parameter(4, 1, 6)),
+    "sorted": lambda: Of(lambda m, x: x.topk(3, dim=2)[0] + torch.sort(x, dim=2, descending=True)[0][:, :, :3]),
+    "lengths": lambda: Of(lambda m, x: x / x.norm(dim=1, keepdim=True) + torch.linalg.norm(x, dim=2, keepdim=True)),
+    "similar": lambda: Of(
+        lambda m, x: F.cosine_similarity(x, x.sin(), dim=1) + F.cosine_similarity(x, m.w), w=parameter(4, 1, 1)
+    ),
+    "norms by function": lambda: Of(
+        lambda m, x: F.group_norm(x, 2, m.w, m.b) + F.rms_norm(x, (6,)),
+        w=parameter(4),
+        b=parameter(4),
+    ),
+    "root mean squares": lambda: Of(lambda m, x: m.norm(x), norm=nn.RMSNorm(6)),
+    "transposed by attribute": lambda: Of(lambda m, x: (x.mT @ x) * 0.1 + x.flatten(1).mean(1).reshape(-1, 1, 1, 1).data),
+    "numbers of elements": lambda: Of(lambda m, x: x * 100 / x.numel() + x.mean(1, keepdim=True).nelement() * 0.01),
+    "shapes put together": lambda: Of(
+        lambda m, x: (
+            x.reshape(x.shape[:2] + (-1,)).sin().view(x.size())  # noqa: RUF005
+            + x.view(x.shape[:1] + (x.size(1), -1, 6))  # noqa: RUF005
+        )
+    ),
+    "truth values": lambda: Of(lambda m, x: x * (~(x > 1)) * ((x > -1) | (x < -2)) + x * ((x > 0) & (x < 0.5))),
+    "larger of two": lambda: Of(lambda m, x: torch.max(x, m.w) + torch.min(x, x.sin()) + torch.maximum(m.w, x), w=parameter(6)),
+    "remainders": lambda: Of(lambda m, x: x % 2 + torch.atan2(x, x.cos() + 2) + torch.fmod(x, 0.7)),
     "attention over channels": lambda: Of(
         lambda m, x: m.a(x.flatten(2), x.flatten(2), x.flatten(2))[0], a=nn.MultiheadAttention(42, 3, batch_first=True)
     ),

@@ -44,8 +44,9 @@ def sizes_of(walk: Walk, node: Node, name: str) -> list[Any]:
     if isinstance(known, tuple):
         shape, listed = listed[0], []
         for i, extent in enumerate(known):
-            listed.append(walk.call(node, operator.getitem, (shape, i)))
-            walk.sizes[listed[-1]] = extent
+            listed.append(-1 if extent == -1 else walk.call(node, operator.getitem, (shape, i)))
+            if extent != -1:
+                walk.sizes[listed[-1]] = extent
     return listed
 
 

@@ -34,6 +34,9 @@ ELEMENTWISE_NAMES = frozenset(
     mish mul mul_ multiply neg neg_ negative pow pow_ reciprocal relu relu6 relu_ rsqrt rsub selu selu_ sigmoid
     sigmoid_ sign silu sin sinh softplus softshrink softsign sqrt sqrt_ square sub sub_ subtract tan tanh tanh_
     tanhshrink threshold to true_divide truediv type type_as where
+    acosh and_ asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bool ceil clamp_max clamp_min erfc
+    floor_divide floordiv fmod frac heaviside hypot int invert isinf logaddexp logical_xor long mod nan_to_num or_
+    remainder sgn trunc xlogy xor
     """.split()  # noqa: SIM905
 )
 """Functions and methods that treat each element by itself; several tensors must lie alike."""

@@ -5,6 +5,7 @@ A rule changes the graph where it has to, and says what is known of the result (
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -34,6 +35,8 @@ from .walk import Node, Unfit, Walk, given, name_of
 NO_LAYER = "has no distributed layer"
 ROOMS = (joining, products, expanding, reshaping, indexing, reducing, applying, recurrent)
 RULES: dict[str, Any] = {name: rule for room in ROOMS for name, rule in room.RULES.items()}
+ATTRIBUTES: dict[str, tuple[Any, ...]] = {"T": ("t",), "mT": ("transpose", -2, -1), "data": ("detach",)}
+"""Attributes of tensors that are methods by another name."""
 TAKE_PARAMETERS = {
     *products.RULES,
     *expanding.RULES,
@@ -193,6 +196,9 @@ class Conversion(Walk):
     def _call(self, node: Node, name: str) -> State:
         if node.target is not getattr:
             node.kwargs = {functions.ALIASES.get(key, key): value for key, value in node.kwargs.items()}
+        elif node.args[1] in ATTRIBUTES:
+            node.op, (name, *more) = "call_method", ATTRIBUTES[node.args[1]]
+            node.target, node.args = name, (node.args[0], *more)
         states = [state for arg in node.all_input_nodes if (state := self.states[arg]) is not None]
         if isinstance(node.target, type) and hasattr(node.target, "_fields"):  # a named tuple, to be returned
             each = [self.states.get(arg) if isinstance(arg, torch.fx.Node) else None for arg in node.args]
@@ -205,6 +211,11 @@ class Conversion(Walk):
         if isinstance(state, OnGrid):
             if name in ("size", "shape") or (name == "getattr" and node.args[1] == "shape"):
                 self._size(node, state)
+                return None
+            if name in ("numel", "nelement"):
+                P = state.P
+                shape = self.insert(node, "shapes", P, lambda: GlobalShape(P), (node.args[0],), None)
+                node.op, node.target, node.args, node.kwargs = "call_function", math.prod, (shape,), {}
                 return None
             if name == "dim" or (name == "getattr" and node.args[1] in ("dtype", "device", "ndim")):
                 return None
@@ -248,6 +259,12 @@ class Conversion(Walk):
             return None
         if name == "arange":
             return expanding.arange(self, node)
+        if name == "add":
+            ends: list[Any] = [self.sizes.get(arg) if isinstance(arg, torch.fx.Node) else arg for arg in node.args]
+            if all(isinstance(end, tuple | list) for end in ends):  # x.shape[:2] + (-1,)
+                listed = [part for end in ends for part in end]
+                known = [self.sizes.get(part) if isinstance(part, torch.fx.Node) else part for part in listed]
+                self.sizes[node] = tuple(part if isinstance(part, int | Symbol) else Symbol() for part in known)
         if node.target not in functions.NUMBERS and name != "getitem":
             self.problem(node, f"{name} of sizes has no rule")
         return None

@@ -174,9 +174,9 @@ FORWARDS: dict[type[torch.nn.Module], Any] = {
     torch.nn.TransformerDecoder: decoder,
     torch.nn.Transformer: transformer,
 }
-AS_IT_IS = (torch.nn.Embedding,)
+AS_IT_IS = (torch.nn.Embedding, torch.nn.RMSNorm)
 """Modules that have no layer, and whose own `forward` is plain."""
-BY_FUNCTION = (torch.nn.Linear, torch.nn.modules.conv._ConvNd, torch.nn.LayerNorm, torch.nn.RMSNorm, *AS_IT_IS)
+BY_FUNCTION = (torch.nn.Linear, torch.nn.modules.conv._ConvNd, torch.nn.LayerNorm, *AS_IT_IS)
 """Modules that are one function of their parameters, which has a rule: parameters may be used elsewhere too."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import blocks
+from .expanding import sizes_of
 from .regroup import Regrouped
 from .state import Extent, Lost, OnGrid, State, Symbol, product_of
 from .walk import Node, Walk, dims_of, fresh, given
@@ -33,13 +34,10 @@ def flattened(walk: Walk, node: Node, name: str) -> State:
 
 
 def view(walk: Walk, node: Node, name: str) -> State:
-    shape = given(node, 1, "shape", given(node, 1, "size", ()))
-    sizes = list(shape) if isinstance(shape, tuple | list) else list(node.args[1:])
+    sizes = sizes_of(walk, node, "shape" if "shape" in node.kwargs else "size")
     x, state = node.args[0], _on(walk, node.args[0])
     if not all(isinstance(n, int) or (isinstance(n, torch.fx.Node) and walk.states[n] is None) for n in sizes):
         return walk.problem(node, f"{name} to a dtype, or to sizes that are not numbers", Lost())
-    if len(sizes) == 1 and isinstance(walk.sizes.get(sizes[0]), tuple):
-        return walk.problem(node, f"{name} to the shape of another tensor", Lost())
     asked = [walk.sizes.get(n) if isinstance(n, torch.fx.Node) else n for n in sizes]
     before, after = _kept(state.extents, asked)
     trailing = range(state.dim - after, state.dim)

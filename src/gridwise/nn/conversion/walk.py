@@ -171,6 +171,8 @@ def name_of(target: Any) -> str:
 def is_inplace(node: Node, name: str) -> bool:
     """Whether a function or method of this name changes its first argument."""
     operators = ("iadd", "isub", "imul", "itruediv")
+    if name in ("and_", "or_"):  # operators of Python, called so because the words are taken
+        return False
     return name in operators or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
 
 

@@ -1,7 +1,8 @@
 """Modules of torch that can be traced into once their `forward` is written plainly: attention, transformers, embeddings.
 
 Torch's own has fast paths and checks that look at tensors, which a graph cannot. What is written here does the same in
-functions and modules that have rules. Parameters keep their names; they are used outside of layers (`held`).
+functions and modules that have rules. Parameters keep their names; they are used outside of layers (`held`). It is the
+ordinary path that is written here: the fast one of an encoder, without gradients, writes zeros at tokens that are hidden.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,10 @@ def random_model(rng: random.Random, shape: tuple[int, ...], steps: int) -> Chai
         if step is None:
             continue
         model.double()
-        y = step(model, x).detach()
+        try:
+            y = step(model, x).detach()
+        except ValueError:  # a norm of a single value
+            continue
         if not y.numel() or y.numel() > 4000 or not y.dim() or y.dim() > 6:
             continue
         model.steps.append(step)
@@ -159,6 +163,77 @@ def layered(rng: random.Random, model: Chain, shape: tuple[int, ...]) -> Any:
     return f"{kind} {name}", lambda m, x: getattr(m, name)(x)
 
 
+def regrouped(rng: random.Random, model: Chain, shape: tuple[int, ...]) -> Any:
+    """Rows of another length, which need not be a part of a sample."""
+    count = math.prod(shape)
+    fitting = [n for n in range(1, 13) if count % n == 0]
+    rest = (rng.choice(fitting),) if rng.random() < 0.5 else (1, rng.choice(fitting))
+    return f"view -1 {rest}", lambda m, x: x.reshape(-1, *rest)
+
+
+def repeated(rng: random.Random, model: Chain, shape: tuple[int, ...]) -> Any:
+    d = rng.randrange(len(shape))
+    kind = rng.choice(("repeat", "interleave", "expand", "as"))
+    if kind == "repeat":
+        counts = [2 if i == d else 1 for i in range(len(shape))]
+        return f"repeat {counts}", lambda m, x: x.repeat(counts)
+    if kind == "interleave":
+        return f"interleave {d}", lambda m, x: x.repeat_interleave(2, dim=d)
+    if kind == "as":
+        return f"expand as {d}", lambda m, x: x.amax(d, keepdim=True).expand_as(x) - x
+    return f"expand {d}", lambda m, x: x + x.mean(d, keepdim=True).expand([x.size(i) for i in range(len(shape))])
+
+
+def token(rng: random.Random, model: Chain, shape: tuple[int, ...]) -> Any:
+    """A parameter for each sample, put in front."""
+    if len(shape) < 2:
+        return "", None
+    d = rng.randrange(1, len(shape))
+    own = [1 if i in (0, d) else n for i, n in enumerate(shape)]
+    name = model.own("token", tuple(own))
+    return f"token {d}", lambda m, x: torch.cat([getattr(m, name).expand(x.size(0), *[-1] * (len(own) - 1)), x], d)
+
+
+def multiplied(rng: random.Random, model: Chain, shape: tuple[int, ...]) -> Any:
+    if len(shape) < 2:
+        return "", None
+    kind = rng.choice(("right", "left", "self", "einsum", "attention"))
+    if kind in ("right", "left"):
+        name = model.own("matrix", (shape[-1], 3) if kind == "right" else (2, shape[-2]))
+        if kind == "right":
+            return f"{kind} {shape}", lambda m, x: x @ getattr(m, name)
+        return f"{kind} {shape}", lambda m, x: getattr(m, name) @ x
+    if kind == "self":
+        return "self", lambda m, x: x @ x.transpose(-1, -2) * 0.1
+    if kind == "attention":
+        return "attention", lambda m, x: F.scaled_dot_product_attention(x, x.sin(), x)
+    letters = "abcdef"[: len(shape)]
+    left, right = rng.sample(letters, 2)
+    result = "".join(rng.sample(letters.replace(left, "").replace(right, ""), len(letters) - 2)) + right
+    other = letters.replace(left, "")
+    return f"einsum {letters},{left}{right}", lambda m, x: torch.einsum(
+        f"{letters},{other}->{result}", x, x.detach().amax(letters.index(left))
+    )
+
+
+def convolved(rng: random.Random, model: Chain, shape: tuple[int, ...]) -> Any:
+    if len(shape) != 4:
+        return "", None
+    after, kernel = rng.randint(1, 4), tuple(rng.randint(1, min(3, n)) for n in shape[2:])
+    name, stride = model.own("kernel", (after, shape[1], *kernel)), rng.randint(1, 2)
+    return f"conv {after} {kernel} {stride}", lambda m, x: F.conv2d(x, getattr(m, name), None, stride, 1)
+
+
+def shuffled(rng: random.Random, model: Chain, shape: tuple[int, ...]) -> Any:
+    if len(shape) != 4:
+        return "", None
+    if shape[1] % 4 == 0 and rng.random() < 0.5:
+        return "shuffle", lambda m, x: F.pixel_shuffle(x, 2)
+    if shape[2] % 2 or shape[3] % 2:
+        return "", None
+    return "unshuffle", lambda m, x: F.pixel_unshuffle(x, 2)
+
+
 STEPS = (
     permuted,
     sliced,
@@ -173,4 +248,10 @@ STEPS = (
     layered,
     layered,
     layered,
+    regrouped,
+    repeated,
+    token,
+    multiplied,
+    convolved,
+    shuffled,
 )

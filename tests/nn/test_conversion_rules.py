@@ -9,35 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from of_functions import GRIDS, Of, check, parameter
 from torch import Tensor, nn
 
 import gridwise
 from gridwise.testing import check_equal_to_sequential, workers
-
-GRIDS = {
-    1: [(1, 1, 1, 1)],
-    2: [(1, 1, 2, 1), (2, 1, 1, 1), (1, 2, 1, 1)],
-    3: [(1, 1, 1, 3)],
-    4: [(1, 1, 2, 2), (1, 2, 1, 2), (2, 1, 2, 1), (1, 1, 4, 1)],
-}
-SHAPE = (3, 4, 7, 6)
-
-
-class Of(nn.Module):
-    """A model made of a function of itself and its input."""
-
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
-
-
-def parameter(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
 
 def squeezed_excitation(m: Any, x: Tensor) -> Tensor:
@@ -207,18 +183,6 @@ def _two(x: Tensor) -> tuple[Tensor, Tensor]:
     return a, b
 
 
-def check(make: Callable[[], nn.Module], grid: tuple[int, ...], shape: tuple[int, ...] = SHAPE) -> None:
-    torch.manual_seed(0)
-    P_x = gridwise.world().create_cartesian_topology_partition(grid)
-    sequential = make().double()
-    model = gridwise.distribute(sequential, P_x)
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for _ in range(2):  # planned at the first call, trusted at the second
-        model.zero_grad()
-        sequential.zero_grad()
-        check_equal_to_sequential(model, sequential, x, P_x, model.P_y)
-
-
 @workers(1, 2, 3, 4, transports=("mpi",))
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_sequential(name: str, gridwise_setting: tuple[str, int]) -> None:
@@ -227,13 +191,6 @@ def test_equal_to_sequential(name: str, gridwise_setting: tuple[str, int]) -> No
             check(CASES[name], grid)
         except Exception as error:
             raise AssertionError(f"{name} on {grid}: {error}") from error
-
-
-class Own(nn.Conv2d):
-    """Computes something else than its base."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
 
 
 def changed_view(m: Any, x: Tensor) -> Tensor:
@@ -250,16 +207,16 @@ def changed_base(m: Any, x: Tensor) -> Tensor:
 
 
 def tied() -> nn.Module:
-    model = Of(lambda m, x: m.b(m.a(x)), a=nn.Conv2d(4, 4, 1), b=nn.Conv2d(4, 4, 1))
+    model = Of(lambda m, x: m.b(m.a(x)), a=nn.BatchNorm2d(4), b=nn.BatchNorm2d(4))
     model.b.weight = model.a.weight
     return model
 
 
 NAMED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "functional convolution": (lambda: Of(lambda m, x: F.conv2d(x, m.w), w=parameter(4, 4, 1, 1)), "conv2d has no rule"),
-    "own forward of a convolution": (lambda: Of(lambda m, x: m.own(x), own=Own(4, 4, 1)), "conv2d has no rule"),
-    "weights in two places": (lambda: Of(lambda m, x: m.fc(x) @ m.fc.weight, fc=nn.Linear(6, 6)), "fc.weight is used outside"),
-    "tied weights": (tied, "a.weight and b.weight are one parameter"),
+    "tied batch norms": (tied, "a.weight and b.weight are one parameter"),
+    "a weight of a norm elsewhere": (
+        lambda: Of(lambda m, x: m.norm(x) * m.norm.weight.sum(), norm=nn.BatchNorm2d(4)), "norm.weight is used outside"
+    ),
     "weight norm": (
         lambda: Of(lambda m, x: m.conv(x), conv=nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))),
         "conv: torch.nn.ParametrizedConv2d has hooks or parametrizations",

@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[Callable[[Of, Tensor], Tensor], str]] = {
     "detach": (seen_after(lambda y: y.detach()), "through a view"),
     "a view that is changed": (changed_view, "through a view"),
     "a buffer changed by the grid": (lambda m, y: y + m.count.add_(y.mean((0, 1, 2, 3))), "over all dims|buffer"),
-    "sizes of parameters": (lambda m, y: y + m.scale.expand(y.size(1), -1, -1), "sizes that only the call knows"),
+    "sizes of parameters": (lambda m, y: y + m.scale.view(y.size(2), -1, 1), "sizes that only the call knows"),
 }
 
 

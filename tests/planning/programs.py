@@ -91,6 +91,24 @@ class Several(torch.nn.Module):
         return x, self.last(x.mean((2, 3)))
 
 
+class Tokens(torch.nn.Module):
+    """A class token, attention, a convolution by function, weights that are tied, rows that cross samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = torch.nn.Parameter(torch.ones(8, 3, 3, 3) / 27)
+        self.token, self.position = torch.nn.Parameter(torch.ones(1, 1, 8)), torch.nn.Parameter(torch.ones(1, 50, 8))
+        self.encoder = torch.nn.TransformerEncoderLayer(8, 2, 12, 0.1, batch_first=True)
+        self.first, self.second = torch.nn.Linear(6, 6, bias=False), torch.nn.Linear(6, 6, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x, self.kernel, padding=1).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.size(0), -1, -1), x], 1) + self.position[:, : x.size(1) + 1]
+        x = torch.einsum("bnc,bnd->bcd", self.encoder(x), x)
+        return self.second(torch.relu(self.first(x.reshape(-1, 6)))) + self.first.weight.mean()
+
+
 def cross_entropy(P_y: Partition, y: Tensor) -> Tensor:
     return nn.DistributedCrossEntropyLoss(P_y)(y, torch.zeros(y.shape[0], dtype=torch.int64, device=y.device))
 
@@ -109,6 +127,7 @@ MODELS = {
     "residual": (Residual, (9, 3, 33, 40), cross_entropy),
     "gated": (Gated, (5, 3, 7, 9), mse),
     "unet": (UNet, (5, 3, 12, 16), mse),
+    "tokens": (Tokens, (6, 3, 7, 6), mse),
     "several": (Several, (5, 3, 12, 16), of_both),
 }
 

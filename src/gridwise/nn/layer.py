@@ -93,6 +93,12 @@ class Layer(Module):
             key = key_of(f"{self._ticket.key} {name}")
             self._shared[name] = (Shared(transport, sharers, title), key)
 
+    def _rename(self, text: str) -> None:
+        super()._rename(text)
+        self._shared = {
+            name: (shared, key_of(f"{self._ticket.key} {name}")) for name, (shared, _) in self._shared.items()
+        }
+
     def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
         """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
         held, weight, bias = self._shared, self._parameters["weight"], self._parameters["bias"]

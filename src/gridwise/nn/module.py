@@ -10,6 +10,7 @@ also keep their plans for inputs that come back (`plan`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
 from typing import Any, ClassVar
 
@@ -71,6 +72,7 @@ class Module(torch.nn.Module):
         """Whether this worker is in none of the layer's partitions."""
         self._ticket = Ticket(key_of(type(self).__name__), 0)
         self._says = type(self).__name__
+        self._copies = 0
         self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -88,6 +90,18 @@ class Module(torch.nn.Module):
         self._says = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
         text = self._counted_as = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
         self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
+
+    def __deepcopy__(self, memo: dict) -> Module:
+        """A layer of its own, which no worker can take for the original; made on all workers of it, like any other."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        self.__dict__["_copies"] = self._copies + 1
+        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        twin._rename(f"copy {self._copies} of {self._ticket.key}")
+        return twin
+
+    def _rename(self, text: str) -> None:
+        """Be known to the other workers by another text."""
+        self.__dict__.update(_ticket=Ticket(key_of(text), 0), _copies=0)
 
     # The contract that subclassers know
 

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from ..comm.counting import Ledger
-from ..errors import PartitionError
+from ..errors import PartitionError, UnsupportedError
 from ..grid import Grid, Layout
 from ..nn.conversion import DistributedModel, distribute
+from ..nn.conversion.rehearsal import Shapes, parts_of, without_numbers
 from ..nn.module import Module
 from ..partition import Partition, world
 from .report import BACKWARD, FORWARD, Plan, Worker, layers_of
-from .shapes import Shapes, global_shapes, parts_of, tell_before_calls, without_numbers
+from .shapes import tell_before_calls
 
 Loss = Callable[[Partition, Tensor], Tensor]
 MANY = 256
@@ -70,14 +71,14 @@ def plan(
         raise PartitionError(f"plan: `grid` (={extents}) needs an axis for each dim of `input_shape` (={shape}).")
     if asked == ():
         raise PartitionError("plan: `workers` names no worker to run.\n  fix: leave it out, or name one at least.")
-    twin = without_numbers(model)
-    if not list(twin.children()):  # a model of one layer, as in `distribute`
-        twin = torch.nn.Sequential(twin).train(model.training)
-    shapes = global_shapes(without_numbers(twin), torch.empty(shape, dtype=dtype, device="meta"))
-    found: list[Worker] = []
+    if not isinstance(model, torch.nn.Module):
+        raise PartitionError(f"plan: `model` (={model!r}) is no torch.nn.Module.\n  fix: make it the `forward` of one.")
+    if not isinstance(dtype, torch.dtype):
+        raise PartitionError(f"plan: `dtype` (={dtype!r}) is no torch.dtype.")
+    twin, found = without_numbers(model), list[Worker]()
 
     def step(P_world: Partition) -> None:
-        found.append(_step(twin, P_world.create_cartesian_topology_partition(extents), shapes, shape, dtype, loss))
+        found.append(_step(twin, P_world.create_cartesian_topology_partition(extents), shape, dtype, loss))
 
     size = math.prod(extents)
     ranks = range(size) if asked is None else asked
@@ -144,7 +145,6 @@ def _numbers(name: str, values: Any, least: int) -> tuple[int, ...]:
 def _step(
     model: torch.nn.Module,
     P_x: Partition,
-    shapes: Shapes,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     loss: Loss | None,
@@ -152,6 +152,7 @@ def _step(
     transport: Any = P_x.transport
     ledger, rank = transport.ledger, transport.rank
     placed = distribute(model, P_x)
+    shapes = _rehearsed(placed, torch.empty(shape, dtype=dtype, device="meta"))
     if hasattr(placed, "_constants"):  # what the model's code has made of numbers
         placed.get_submodule("_constants").to("meta")
     _name_layers(placed)
@@ -183,6 +184,17 @@ def _step(
         gradients=sum(p.nbytes for p in parameters if p.requires_grad),
         activations=kept.bytes,
     )
+
+
+def _rehearsed(placed: DistributedModel, x: Tensor) -> Shapes:
+    """The global shapes on the way."""
+    inputs, name = placed._inputs.partitions, placed._rehearsal.name
+    if len(inputs) > 1:
+        raise UnsupportedError(f"plan: {name} takes {', '.join(inputs)}: only models of one tensor are planned.")
+    shapes = placed._rehearsal.run([x])
+    if shapes is None:
+        raise UnsupportedError(f"plan: torch cannot run {name} without numbers.")
+    return shapes
 
 
 def _name_layers(model: DistributedModel) -> None:

@@ -7,6 +7,7 @@ Every tensor of the graph lies on some partition, with one axis per dim. A rule 
     along or over dims   as it is, if these dims are whole; sums over cut ones are added (`reducing`); otherwise the dims
                          are gathered and another is cut instead, the batch as a rule, by one repartition
     other dims           the grid's axes follow those of the tensor (`reshaping`, `indexing`)
+    products             dims that the result and all tensors on the grid share may be cut (`products`, `recurrent`)
     sizes                those of the global tensor
     parameters           outside of layers: whole on every worker, their gradients summed (`held`)
 
@@ -16,8 +17,6 @@ What has no rule is collected, all of it, and raised before anything runs.
 from __future__ import annotations
 
 import copy
-import operator
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,25 +24,28 @@ import torch
 from ...errors import PartitionError, UnsupportedError, describe
 from ...partition import Partition
 from ..replicas import check_replicas
-from . import functions, indexing, joining, layers, reducing, reshaping
-from .aliases import changed_through_views
+from . import layers
 from .held import hold
-from .model import DistributedModel, GlobalShape, MadeAtCall
-from .moves import Replicated
-from .state import Lost, OnGrid, Several, State, Symbol, Whole
+from .inputs import Inputs
+from .model import DistributedModel
+from .nodes import Conversion
+from .rehearsal import Rehearsal
 from .trace import traced
-from .walk import Node, Unfit, Walk, given, name_of
-
-NO_LAYER = "has no distributed layer"
-RULES = {**joining.RULES, **reshaping.RULES, **indexing.RULES, **reducing.RULES}
 
 
-def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
+def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> DistributedModel:
     """A model that runs on the grid `P_x` with the weights of `model`, an ordinary torch model.
 
     Every worker calls it with the same model; `model` itself is not changed. Its modules are replaced by distributed ones,
     elementwise functions, additions and concatenations run as they are, and where it flattens space, the batch is cut
     instead (`P_y` of the result says where the output lies). Names and global shapes in `state_dict()` are those of `model`.
+
+    Parameters
+    ----------
+    model : an ordinary torch model
+    P_x : the partition of its inputs: of all arguments of `forward` that have no default
+    inputs : for other arguments of `forward`, by name, the partition on which a tensor lies, or the value that an argument
+        is held at. Arguments with a default are held at it
 
     Raises
     ------
@@ -57,18 +59,16 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
     >>> model(torch.ones(2, 1, 8, 8)).shape
     torch.Size([2, 144])
     """
-    if P_x.dim < 1:
-        raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
+    _check(model, P_x)
     name = type(model).__name__
     if layers.has_layer(model):  # a model of one layer
         model = torch.nn.Sequential(model)
-    if layers.has_hooks(model) or any(parameter._backward_hooks for parameter in model.parameters()):
-        raise UnsupportedError(
-            f"distribute: {name}, or a parameter of it, has hooks, which would be lost.\n  fix: register them on the result."
-        )
     twin = copy.deepcopy(model)
-    graph = traced(twin)
-    walk = Conversion(twin, graph, P_x)
+    taken = Inputs.of(twin, P_x, inputs)
+    graph = traced(twin, taken)
+    says = f"the distributed {name} on {P_x.shape}"
+    rehearsal = Rehearsal(twin, graph, says)
+    walk = Conversion(twin, graph, P_x, taken)
     with torch.random.fork_rng(devices=[]):  # building layers draws initial values, which loading replaces
         torch.default_generator.manual_seed(0)
         walk.run()
@@ -81,9 +81,10 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
             check_replicas(model, P_x)
         walk.build()
     result = DistributedModel(walk.model, graph, f"Distributed{name}")
-    result.start(walk.model, P_x, walk.output_partitions(), name)
-    for parameter in dict.fromkeys(walk.parameters):
-        hold(result, parameter, P_x)
+    rehearsal.checks = walk.checks
+    kind = next(node.meta.get("kind", dict) for node in graph.nodes if node.op == "output")
+    result._start(walk.model, taken, P_x, walk.output_partitions(), rehearsal, kind)
+    hold(result, walk.parameters, P_x)
     result.train(model.training)
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in result.named_modules():
@@ -91,228 +92,20 @@ def distribute(model: torch.nn.Module, P_x: Partition) -> DistributedModel:
     return result
 
 
-class Conversion(Walk):
-    """What becomes of each kind of node."""
-
-    def run(self) -> None:
-        self.problems += changed_through_views(self.graph, self.model)
-        for node in list(self.graph.nodes):
-            self.states[node] = self._found(node)
-        names: dict[int, str] = {}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            first = names.setdefault(id(parameter), name)
-            if first != name:
-                self.problems.append(f"{first} and {name} are one parameter, which two layers would hold apart")
-        for name in dict.fromkeys(self.parameters):
-            if name.rpartition(".")[0] in self.modules:
-                self.problems.append(f"{name} is used outside of its layer, which holds it in blocks")
-
-    def _found(self, node: Node) -> State:
-        """What is known of a node. After something that does not fit, a guess: all that stands in the way is to be named."""
-        if any(isinstance(self.states[arg], Lost) for arg in node.all_input_nodes):
-            name = name_of(node.target)
-            known = {*RULES, *functions.ELEMENTWISE_NAMES, "size", "shape", "getattr", "dim"}
-            targets = {*functions.LAYERS, *functions.NUMBERS}
-            if node.op in ("call_function", "call_method") and name not in known and node.target not in targets:
-                self.problem(node, f"{name} has no rule")
-            if node.op == "call_module" and not layers.is_known(self.model.get_submodule(node.target)):
-                self.problem(
-                    node, f"{node.target}: torch.nn.{type(self.model.get_submodule(node.target)).__name__} {NO_LAYER}"
-                )
-            return Lost()
-        try:
-            state: State = getattr(self, f"_{node.op}")(node)
-        except Unfit as error:
-            self.problem(node, str(error))
-            return Lost()
-        except (PartitionError, AssertionError, IndexError):
-            if not self.problems:
-                raise
-            return Lost()  # by a wrong guess
-        return state
-
-    def output_partitions(self) -> Any:
-        output = next(node for node in self.graph.nodes if node.op == "output")
-        return _each_node(output.args[0], self._partition_of)
-
-    def _partition_of(self, node: Node) -> Any:
-        state = self.states[node]
-        if isinstance(state, Several):
-            return state.each.P if state.count is None else (state.each.P,) * state.count
-        return state.P if isinstance(state, OnGrid) else None
-
-    def _placeholder(self, node: Node) -> OnGrid:
-        return OnGrid.unknown(self.P_x)
-
-    def _output(self, node: Node) -> None:
-        for arg in node.all_input_nodes:
-            if isinstance(self.states[arg], Whole):
-                self.problem(node, "a parameter as an output of the model")
-
-    def _get_attr(self, node: Node) -> State:
-        """A parameter or buffer of the model, or a tensor that its code made of numbers."""
-        parent, _, name = node.target.rpartition(".")
-        owner = self.model.get_submodule(parent)
-        value = getattr(owner, name)
-        if not isinstance(value, torch.Tensor):
-            return self.problem(node, f"uses {node.target!r}, which is no tensor")
-        state = Whole(torch.empty(value.shape, dtype=value.dtype, device="meta"))
-        if name in owner._parameters:
-            self.parameters.append(node.target)
-            following = node.next
-            P, title = self.P_x, node.target
-            shared = self.insert(following, "shared", P, lambda: Replicated(P, title), (node,), state)
-            node.replace_all_uses_with(shared, delete_user_cb=lambda user: user is not shared)
-        elif name not in owner._buffers:
-            if not hasattr(self.model, "_constants"):
-                self.model.add_module("_constants", torch.nn.Module())
-            label = node.target.replace(".", "_")
-            self.model.get_submodule("_constants").register_buffer(label, value, persistent=False)
-            node.target = f"_constants.{label}"
-        return state
-
-    def _call_module(self, node: Node) -> State:
-        module, tensors = self.model.get_submodule(node.target), self.on_grid(node)
-        kind = type(module)
-        if not tensors:
-            return self.problem(node, f"{node.target}: torch.nn.{kind.__name__} is called without a tensor on the grid")
-        x = tensors[0]
-        state = self.states[x]
-        assert isinstance(state, OnGrid)
-        if layers.has_hooks(module):
-            return self.problem(node, f"{node.target}: torch.nn.{kind.__name__} has hooks or parametrizations", state)
-        if isinstance(module, layers.ELEMENTWISE):
-            return state
-        if isinstance(module, torch.nn.Flatten):
-            return reshaping.flatten(self, node, x, module.start_dim, module.end_dim)
-        if isinstance(module, torch.nn.Unflatten):
-            return reshaping.unflatten(self, node, x, module.dim, module.unflattened_size)
-        if kind in layers.ALONG:
-            dim = layers.ALONG[kind]
-            return reducing.along_dims(self, node, x, module.dim if dim is None else dim, kind.__name__)
-        if kind is torch.nn.PixelShuffle:
-            _, state = self.with_whole(node, x, [state.dim - 3])
-            new = dict.fromkeys(range(state.dim - 3, state.dim), None)
-            return self.rebalanced(node, state.with_extents({d: Symbol() for d in new}))
-        if not layers.has_layer(module):
-            return self.problem(node, f"{node.target}: torch.nn.{kind.__name__} {NO_LAYER}", state)
-        unpools, more = "MaxUnpool" in kind.__name__, len(node.args) + len(node.kwargs) > 1
-        if len(tensors) != 1 + unpools or (more and not unpools and "ConvTranspose" not in kind.__name__):
-            return self.problem(node, f"{node.target} is called with more than one tensor", state)
-        known = self.modules.get(node.target)
-        if known is not None and known[0] != state.P:
-            if known[0].dim != state.dim:
-                return self.problem(
-                    node, f"{node.target} is used on tensors of {known[0].dim} and of {state.dim} dims", state
-                )
-            self.replace(node, {x: self.moved(node, x, known[0])})
-            state = OnGrid(known[0], state.extents)
-        if unpools and (x is not node.args[0] or self._partition_of(tensors[1]) != state.P):
-            return self.problem(node, f"{node.target}: values and indices that do not lie on one grid", state)
-        P = state.P
-        self.modules[node.target] = (P, lambda: layers.converted(module, P))
-        result = OnGrid(P, layers.extents_after(module, state.extents))
-        return Several(result, 2) if getattr(module, "return_indices", False) else result
-
-    def _call_function(self, node: Node) -> State:
-        return self._call(node, name_of(node.target))
-
-    def _call_method(self, node: Node) -> State:
-        return self._call(node, node.target)
-
-    def _owner(self, node: Node) -> torch.nn.Module | None:
-        """The module whose code calls the node; None for the model itself."""
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        return self.model.get_submodule(stack[-1][0]) if stack and stack[-1][0] else None
-
-    def _call(self, node: Node, name: str) -> State:
-        if node.target is not getattr:
-            node.kwargs = {functions.ALIASES.get(key, key): value for key, value in node.kwargs.items()}
-        states = [state for arg in node.all_input_nodes if (state := self.states[arg]) is not None]
-        if not states:
-            self._number(node, name)
-            return None
-        if all(isinstance(state, Whole) for state in states):
-            known = name in functions.ELEMENTWISE_NAMES or name in functions.OF_PARAMETERS
-            return self.whole_dims(node) if known else self.problem(node, f"{name} of a parameter has no rule")
-        state = next(state for state in states if not isinstance(state, Whole))
-        if isinstance(state, OnGrid):
-            if name in ("size", "shape") or (name == "getattr" and node.args[1] == "shape"):
-                self._size(node, state)
-                return None
-            if name == "dim" or (name == "getattr" and node.args[1] in ("dtype", "device", "ndim")):
-                return None
-            if node.target in functions.LAYERS:
-                return self._made_at_call(node, state, name)
-            if name in ("to", "type_as"):  # another tensor says the dtype only
-                return self.states[node.args[0]]
-            if name in functions.ELEMENTWISE_NAMES:
-                return joining.elementwise(self, node, name)
-        first = given(node, 0, "input")
-        if "input" in node.kwargs:
-            node.args, node.kwargs = (first, *node.args), {k: v for k, v in node.kwargs.items() if k != "input"}
-        joins = name in joining.RULES or name in ("max", "min")
-        on_its_own = isinstance(first, torch.fx.Node) and isinstance(self.states[first], OnGrid)
-        if name in RULES and (joins or on_its_own or (name == "getitem" and first is not None)):
-            return RULES[name](self, node, name)
-        return self.problem(node, f"{name} has no rule", state.each if isinstance(state, Several) else state)
-
-    def _number(self, node: Node, name: str) -> None:
-        """What is done with sizes; a number from a size is remembered as such."""
-        if name == "getitem" and node.args[0] in self.sizes:
-            sizes, index = self.sizes[node.args[0]], node.args[1]
-            if isinstance(sizes, tuple) and isinstance(index, int | slice):
-                with suppress(TypeError, IndexError):  # a slice between sizes that only the call knows
-                    self.sizes[node] = sizes[index]
-            return
-        if node.target not in functions.NUMBERS and name != "getitem":
-            self.problem(node, f"{name} of sizes has no rule")
-
-    def _size(self, node: Node, state: OnGrid) -> None:
-        """``x.shape``, ``x.size()`` and ``x.size(d)``: those of the global tensor."""
-        dim = given(node, 1, "dim") if name_of(node.target) == "size" else None
-        self.sizes[node] = state.extents if dim is None else state.extents[dim]
-        P = state.P
-        shape = self.insert(node, "shapes", P, lambda: GlobalShape(P), (node.args[0],), None)
-        node.op, node.target, node.args, node.kwargs = "call_function", _chosen, (shape, dim), {}
-
-    def _made_at_call(self, node: Node, state: OnGrid, name: str) -> State:
-        problem = functions.problem_with(node, name)
-        if problem is not None:
-            return self.problem(node, f"{name} {problem}", state)
-        if "input" in node.kwargs:
-            node.args, node.kwargs = (
-                (node.kwargs["input"], *node.args),
-                {k: v for k, v in node.kwargs.items() if k != "input"},
-            )
-        if name == "pad":
-            padded = functions.padded_dims(node, state)
-            if (
-                any(d < 2 for d in padded) or not 3 <= state.dim <= 5
-            ):  # no layer pads these: torch does, where they are whole
-                _, state = self.with_whole(node, node.args[0], padded)
-            if not state.is_cut(padded):
-                return state.with_extents({d: Symbol() for d in padded})
-        module, P = f"_made_{node.name}", state.P
-        make = functions.LAYERS[node.target]
-        in_training, in_evaluation = node.meta.get("training", (True, False)) if "dropout" in name else (True, False)
-        if not in_training:
-            return state if not in_evaluation else self.problem(node, f"{name} in evaluation only", state)
-        follows, owner = not in_evaluation, self._owner(node)
-        self.modules[module] = (P, lambda: MadeAtCall(make, P, follows, owner))
-        node.op, node.target = "call_module", module
-        if name in functions.KEEPS_EXTENTS:
-            return state
-        return state.with_extents({d: Symbol() for d in range(state.dim - functions.space_of(name, state), state.dim)})
-
-
-def _chosen(shape: torch.Size, dim: int | None) -> Any:
-    return shape if dim is None else operator.getitem(shape, dim)
-
-
-def _each_node(value: Any, change: Any) -> Any:
-    if isinstance(value, torch.fx.Node):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _each_node(part, change) for key, part in value.items()}
-    return type(value)(_each_node(part, change) for part in value) if isinstance(value, tuple | list) else None
+def _check(model: torch.nn.Module, P_x: Partition) -> None:
+    """Refuse what needs no look into the model."""
+    if not isinstance(model, torch.nn.Module):
+        raise PartitionError(
+            f"distribute: `model` (={model!r}) is no torch.nn.Module.\n  fix: make it the `forward` of one."
+        )
+    if not isinstance(P_x, Partition) or P_x.dim < 1:
+        raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
+    name = type(model).__name__
+    if layers.has_hooks(model) or any(parameter._backward_hooks for parameter in model.parameters()):
+        raise UnsupportedError(
+            f"distribute: {name}, or a parameter of it, has hooks, which would be lost.\n  fix: register them on the result."
+        )
+    own = {*dir(DistributedModel), *DistributedModel.__annotations__} - set(dir(torch.nn.Module))
+    for part in (*model._modules, *model._parameters, *model._buffers):
+        if part in own:
+            raise UnsupportedError(f"distribute: {name} has a part called {part!r}, a name that the result needs.")

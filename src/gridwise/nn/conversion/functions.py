@@ -34,6 +34,9 @@ ELEMENTWISE_NAMES = frozenset(
     mish mul mul_ multiply neg neg_ negative pow pow_ reciprocal relu relu6 relu_ rsqrt rsub selu selu_ sigmoid
     sigmoid_ sign silu sin sinh softplus softshrink softsign sqrt sqrt_ square sub sub_ subtract tan tanh tanh_
     tanhshrink threshold to true_divide truediv type type_as where
+    acosh and_ asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bool ceil clamp_max clamp_min erfc
+    floor_divide floordiv fmod frac heaviside hypot int invert isinf logaddexp logical_xor long mod nan_to_num or_
+    remainder sgn trunc xlogy xor
     """.split()  # noqa: SIM905
 )
 """Functions and methods that treat each element by itself; several tensors must lie alike."""
@@ -58,7 +61,12 @@ NUMBERS = {
 }
 """What is done with sizes."""
 
-OF_PARAMETERS = frozenset("expand flatten getitem permute reshape squeeze sum mean transpose unsqueeze view".split())  # noqa: SIM905
+OF_PARAMETERS = frozenset(
+    """
+    amax amin cat chunk expand flatten getitem linear matmul mean norm permute repeat reshape softmax squeeze stack std sum t
+    transpose unsqueeze var view
+    """.split()  # noqa: SIM905
+)
 """What may be done with parameters alone, besides what is elementwise."""
 
 ALIASES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "x2": "other"}

@@ -6,6 +6,7 @@ checkpoints, `clip_grad_norm_` and `check_replicas` take them for what they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,12 +19,25 @@ from ...partition import Partition
 from ..parameter import BlockParameter, BlockTensor, Spread
 
 
-def hold(model: torch.nn.Module, name: str, P: Partition) -> None:
-    """Let the parameter of that name be held by the workers of `P`."""
-    parent, _, own = name.rpartition(".")
-    module, transport = model.get_submodule(parent), P.transport
-    value = module._parameters[own]
-    assert value is not None
+def hold(model: torch.nn.Module, names: Sequence[str], P: Partition) -> None:
+    """Let the parameters of these names be held by the workers of `P`; one with several names stays one."""
+    known = dict(model.named_parameters(remove_duplicate=False))
+    wanted = {id(known[name]): known[name] for name in names}
+    kept = {key: _held(value, P) for key, value in wanted.items()}
+    for name, value in known.items():
+        if id(value) not in kept:
+            continue
+        parent, _, own = name.rpartition(".")
+        module, (parameter, spread) = model.get_submodule(parent), kept[id(value)]
+        module._parameters[own] = parameter
+        if "_spreads" not in module.__dict__:
+            know(module, {}, P.transport)
+        module.__dict__["_spreads"][own] = spread
+
+
+def _held(value: torch.nn.Parameter, P: Partition) -> tuple[BlockParameter, Spread]:
+    """What this worker holds of a parameter."""
+    transport = P.transport
     spread = Spread(P.grid, (None,) * value.dim(), tuple(value.shape))
     box = spread.block(transport.rank)
     if is_deferred(value):
@@ -31,14 +45,9 @@ def hold(model: torch.nn.Module, name: str, P: Partition) -> None:
         block = materialize_shard(value, slices).detach()
     else:
         block = spread.cut(value.data, transport.rank).clone()
-    if box is None:
-        block = _nothing(block)
-    kept = BlockParameter(block, value.requires_grad)
+    kept = BlockParameter(_nothing(block) if box is None else block, value.requires_grad)
     spread.label(kept, transport)
-    module._parameters[own] = kept
-    if "_spreads" not in module.__dict__:
-        know(module, {}, transport)
-    module.__dict__["_spreads"][own] = spread
+    return kept, spread
 
 
 def know(module: torch.nn.Module, spreads: dict[str, Spread], transport: Transport) -> None:

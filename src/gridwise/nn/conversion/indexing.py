@@ -13,13 +13,16 @@ from typing import Any
 import torch
 
 from .moves import Sliced
-from .state import Lost, OnGrid, Several, State, Symbol
+from .state import Extent, Lost, OnGrid, Parts, Several, State, Symbol, Whole
 from .walk import Node, Walk, dims_of, fresh, given
 
 
 def getitem(walk: Walk, node: Node, name: str) -> State:
     x, index = node.args[:2]
     state = walk.states[x]
+    if isinstance(state, Parts):
+        known = isinstance(index, int) and -len(state.each) <= index < len(state.each)
+        return state.each[index] if known else walk.problem(node, "a part that is not there, or several", Lost())
     if isinstance(state, Several):
         if isinstance(index, int):
             return state.one()
@@ -60,6 +63,23 @@ def _indexed(walk: Walk, node: Node, x: Node, parts: list[Any]) -> State:
         else:
             state = state.reshaped(at, at + 1, [])
     return state
+
+
+def of_parameter(walk: Walk, node: Node, state: Whole) -> State:
+    """A parameter, indexed by sizes: ``position[:, :n]``."""
+    listed = list(node.args[1]) if isinstance(node.args[1], tuple) else [node.args[1]]
+    taken = sum(part is not None and part is not Ellipsis for part in listed)
+    plain = all(_is_plain(walk, part) for part in listed) and listed.count(Ellipsis) <= 1
+    if not plain or taken > len(state.extents):
+        return walk.problem(node, "a parameter indexed by a tensor, a list or a truth value", state)
+    at = listed.index(Ellipsis) if Ellipsis in listed else len(listed)
+    listed[at : at + 1] = [slice(None)] * (len(state.extents) - taken)
+    own, extents = iter(state.extents), list[Extent]()
+    for part in listed:
+        extent = next(own) if part is not None else 1
+        if part is None or isinstance(part, slice):
+            extents.append(extent if part in (None, slice(None)) else Symbol())
+    return Whole(tuple(extents))
 
 
 def _is_plain(walk: Walk, part: Any) -> bool:

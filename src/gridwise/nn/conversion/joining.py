@@ -1,4 +1,4 @@
-"""Rules for functions of several tensors: elementwise, concatenation, stacking, products.
+"""Rules for functions of several tensors that lie side by side: elementwise, concatenation, stacking.
 
 Torch can combine blocks as they are where their tensors lie on one grid and have the same extents along its cut dims. If
 that is not known before the call, an `Aligned` looks at the call, and moves what has to be moved: broadcasting along a cut
@@ -13,6 +13,7 @@ import torch
 
 from ...grid import Grid
 from ...partition import CartesianPartition, Partition
+from . import blocks
 from .moves import Aligned
 from .state import Extent, OnGrid, Several, State, Symbol, Whole
 from .walk import Node, Walk, dims_of, given, is_inplace
@@ -21,7 +22,7 @@ from .walk import Node, Walk, dims_of, given, is_inplace
 def elementwise(walk: Walk, node: Node, name: str) -> State:
     inplace = is_inplace(node, name)
     if inplace and isinstance(walk.states.get(node.args[0]), Whole):
-        return walk.problem(node, f"{name} changes a buffer by a tensor on the grid", _any(walk, node))
+        return walk.problem(node, f"{name} changes a buffer by a tensor on the grid", anything(walk, node))
     return align(walk, node, inplace=inplace)
 
 
@@ -46,7 +47,7 @@ def align(walk: Walk, node: Node, along: int | None = None, exact: bool = False,
 
         together = walk.insert(node, "aligned", target, make, tuple(tensors), None)
         new = {
-            arg: walk.call(node, _part, (together, i), state)
+            arg: walk.call(node, blocks.part, (together, i), state)
             for i, (arg, state) in enumerate(zip(tensors, states, strict=True))
         }
         walk.replace(node, new)
@@ -62,11 +63,11 @@ def concatenation(walk: Walk, node: Node, name: str) -> State:
     elif placed and len(placed) == len(node.all_input_nodes):
         rank = len(_extents(walk.states[placed[0]]))
     else:
-        return walk.problem(node, f"{name} of tensors that are not all on the grid", _any(walk, node))
+        return walk.problem(node, f"{name} of tensors that are not all on the grid", anything(walk, node))
     stacks = name == "stack"
     dims = dims_of(given(node, 1, "dim", 0), rank + stacks)
     if dims is None:
-        return walk.problem(node, f"{name} along a dim that is no number", _any(walk, node))
+        return walk.problem(node, f"{name} along a dim that is no number", anything(walk, node))
     dim = dims[0]
     if isinstance(several, Several):
         if several.each.is_cut([] if stacks else [dim]):
@@ -83,57 +84,26 @@ def concatenation(walk: Walk, node: Node, name: str) -> State:
     return state.reshaped(dim, dim, [_count(listed)]) if stacks else state.with_extents({dim: Symbol()})
 
 
-def product(walk: Walk, node: Node, name: str) -> State:
-    """Matrix products and attention: the last two dims whole, the others alike."""
-    if given(node, 4, "dropout_p", 0.0):
-        return walk.problem(node, f"{name} with dropout", _any(walk, node))
-    for x in walk.on_grid(node):
-        rank = len(_extents(walk.states[x]))
-        if rank < 2:
-            return walk.problem(node, f"{name} of a vector", walk.states[x])
-        own = [rank - 1] if _is_weight(walk, node, 1) else [rank - 2, rank - 1]
-        walk.with_whole(node, x, own)
-    placed = [walk.states[x] for x in walk.on_grid(node)]
-    state = placed[0]
-    assert isinstance(state, OnGrid)
-    if _is_weight(walk, node, 1) and len(placed) == 1:
-        return state.with_extents({state.dim - 1: Symbol()})
-    for other in placed[1:]:
-        assert isinstance(other, OnGrid)
-        if other.P != state.P or any(
-            state.extents[d] != other.extents[d] for d in range(state.dim) if state.is_cut([d])
-        ):
-            return walk.problem(node, f"{name} of tensors on the grids {state.P.shape} and {other.P.shape}", state)
-    if len(placed) < len([arg for arg in node.all_input_nodes if walk.states[arg] is not None]):
-        return walk.problem(node, f"{name} of a parameter", state)
-    return state.with_extents({state.dim - 2: Symbol(), state.dim - 1: Symbol()})
+def with_mask(walk: Walk, node: Node, name: str) -> State:
+    """Scores of attention, and the mask that a module of torch was given for them."""
+    mask = walk.states[node.args[1]]
+    if len(_extents(mask)) not in (2, 4):
+        return walk.problem(node, "attention with a mask of 3 dims", anything(walk, node))
+    return align(walk, node)
 
 
-def affine(walk: Walk, node: Node, name: str) -> State:
-    """`F.linear` with parameters of the model: the last dim whole."""
-    x = given(node, 0, "input")
-    state = walk.states[x]
-    if not isinstance(state, OnGrid) or not _is_weight(walk, node, 1):
-        return walk.problem(node, f"{name} whose weight is no parameter of the model", _any(walk, node))
-    _, state = walk.with_whole(node, x, [state.dim - 1])
-    return state.with_extents({state.dim - 1: Symbol()})
-
-
-def _is_weight(walk: Walk, node: Node, place: int) -> bool:
-    arg = given(node, place, "weight")
-    state = walk.states.get(arg)
-    return isinstance(state, Whole) and state.like.dim() == 2
-
-
-def _part(parts: tuple[Any, ...], i: int) -> Any:
-    return parts[i]
+def of_parameters(states: list[Whole]) -> Whole:
+    """What is elementwise of parameters, some cut by sizes that only the call knows."""
+    rank = max(len(state.extents) for state in states)
+    extents = [_common([_at(state, d, rank) for state in states]) for d in range(rank)]
+    return Whole(tuple(Symbol() if extent is None else extent for extent in extents))
 
 
 def _count(listed: Any) -> Extent:
     return len(listed) if isinstance(listed, tuple | list) else Symbol()
 
 
-def _any(walk: Walk, node: Node) -> State:
+def anything(walk: Walk, node: Node) -> State:
     """Some tensor's state, to go on with after a problem."""
     found = [state for arg in node.all_input_nodes if (state := walk.states[arg]) is not None]
     return found[0].each if isinstance(found[0], Several) else found[0]
@@ -146,7 +116,7 @@ def _weight(state: OnGrid) -> tuple[int, int]:
 
 def _extents(state: State) -> tuple[Extent, ...]:
     assert isinstance(state, OnGrid | Whole)
-    return state.extents if isinstance(state, OnGrid) else tuple(state.like.shape)
+    return state.extents
 
 
 def _at(state: State, d: int, rank: int) -> Extent:
@@ -170,6 +140,5 @@ def _with_axes(P: Partition, rank: int) -> Partition:
 
 RULES: dict[str, Any] = {
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), concatenation),
-    **dict.fromkeys(("matmul", "bmm", "scaled_dot_product_attention"), product),
-    "linear": affine,
+    "with_mask": with_mask,
 }

@@ -10,6 +10,7 @@ import inspect
 from typing import Any
 
 import torch
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...partition import Partition
 from .state import Extent, Symbol
@@ -54,7 +55,14 @@ ALONG: dict[type, int | None] = {
 
 def is_known(module: torch.nn.Module) -> bool:
     """Whether a module can be converted on some grid."""
-    as_it_is = (*ELEMENTWISE, *ALONG, torch.nn.Flatten, torch.nn.Unflatten, torch.nn.PixelShuffle)
+    as_it_is = (
+        *ELEMENTWISE,
+        *ALONG,
+        torch.nn.Flatten,
+        torch.nn.Unflatten,
+        torch.nn.PixelShuffle,
+        torch.nn.PixelUnshuffle,
+    )
     return isinstance(module, as_it_is) or has_layer(module)
 
 
@@ -64,6 +72,15 @@ def has_layer(module: torch.nn.Module) -> bool:
 
 def converted(module: torch.nn.Module, P: Partition) -> torch.nn.Module:
     """The distributed layer that equals `module`, with its weights, mode and frozen parameters, on `P`."""
+    layer = made_like(module, P)
+    layer.load_state_dict(module.state_dict(keep_vars=True))  # the parameters themselves, for they may be deferred
+    for name, parameter in module.named_parameters(recurse=False):
+        getattr(layer, name).requires_grad_(parameter.requires_grad)
+    return layer.train(module.training)
+
+
+def made_like(module: torch.nn.Module, P: Partition) -> Any:
+    """The distributed layer with the arguments of `module`, on `P`."""
     layer_type = _layer_of(module)
     assert layer_type is not None
     arguments: dict[str, Any] = {}
@@ -75,11 +92,7 @@ def converted(module: torch.nn.Module, P: Partition) -> torch.nn.Module:
     values = [*module.parameters(recurse=False), *(b for b in module.buffers(recurse=False) if b.is_floating_point())]
     if values:
         arguments |= {"device": values[0].device, "dtype": values[0].dtype}
-    layer = layer_type(P, **arguments)
-    layer.load_state_dict(module.state_dict(keep_vars=True))  # the parameters themselves, for they may be deferred
-    for name, parameter in module.named_parameters(recurse=False):
-        getattr(layer, name).requires_grad_(parameter.requires_grad)
-    return layer.train(module.training)
+    return layer_type(P, **arguments)
 
 
 def extents_after(module: torch.nn.Module, extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
@@ -138,6 +151,8 @@ def _torch_type(module: torch.nn.Module) -> type:
     """The class whose arguments `module` has; torch's short names for an `Upsample` count as that."""
     if isinstance(module, torch.nn.Upsample):
         return torch.nn.Upsample
+    if type(module) is NonDynamicallyQuantizableLinear:  # what attention calls its linear layer
+        return torch.nn.Linear
     own = type(module)
     base = next(kind for kind in own.__mro__ if kind.__module__.startswith("torch.nn.modules"))
     if base.__name__.startswith("_") or base in (torch.nn.Module, torch.nn.Sequential):

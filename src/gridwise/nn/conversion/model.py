@@ -9,7 +9,7 @@ backward  one all-reduce where the cotangent enters; the operators inside follow
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,8 @@ from ..module import Module
 from ..operator import Operator, Ticket, apply
 from ..plan import Plans, Script
 from ..repartition import Repartition
-from .held import know
+from .inputs import Inputs
+from .rehearsal import Rehearsal
 
 
 class Passed(Operator):
@@ -61,8 +62,19 @@ class DistributedModel(torch.fx.GraphModule):
 
     P_x: Partition
     P_y: Any
+    _inputs: Inputs
+    _rehearsal: Rehearsal
 
-    def start(self, model: torch.nn.Module, P_x: Partition, P_y: Any, name: str) -> None:
+    def _start(
+        self,
+        model: torch.nn.Module,
+        inputs: Inputs,
+        P_x: Partition,
+        P_y: Any,
+        rehearsal: Rehearsal,
+        returns: type = dict,
+        nth: str = "",
+    ) -> None:
         """Take over the model's modules and say where it lives; called once, after it is built.
 
         The modules keep their containers and their order: optimisers number parameters by it.
@@ -70,38 +82,52 @@ class DistributedModel(torch.fx.GraphModule):
         for kind in ("_modules", "_parameters", "_buffers"):
             getattr(self, kind).clear()
             getattr(self, kind).update(getattr(model, kind))
-        self.P_x, self.P_y, self._name = P_x, P_y, name
-        self._says = f"the distributed {name} on {P_x.shape}"
-        self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} #{P_x.transport.ordinal(self._says)}"), 0)
+        self.P_x, self.P_y, self._inputs, self._rehearsal = P_x, P_y, inputs, rehearsal
+        self._returns = returns  # which kind of dict, if it is one
+        self._says = rehearsal.name
+        nth = nth or f"#{P_x.transport.ordinal(self._says)}"
+        self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} {nth}"), 0)
         self._plans = Plans()
+        self._copies = 0
         self._meet = Passed(P_x.transport, P_x.team, self._says)
 
+    def recompile(self) -> Any:
+        """Torch's, whose wrapper around calls prints the generated code when one fails."""
+        code = super().recompile()
+        if "__call__" in vars(type(self)):
+            del type(self).__call__
+        return code
+
     def __deepcopy__(self, memo: dict) -> DistributedModel:
+        self._copies += 1
         parts = torch.nn.Module()
         for kind in ("_modules", "_parameters", "_buffers"):
             getattr(parts, kind).update(copy.deepcopy(getattr(self, kind), memo))
         twin = memo[id(self)] = DistributedModel(parts, copy.deepcopy(self.graph), self._get_name())
-        twin.start(parts, self.P_x, self.P_y, self._name)
+        nth = f"copy {self._copies} of {self._ticket.key}"
+        twin._start(parts, self._inputs, self.P_x, self.P_y, self._rehearsal, self._returns, nth)
         twin.training = self.training
-        if "_spreads" in self.__dict__:
-            know(twin, dict(self.__dict__["_spreads"]), self.P_x.transport)
+        for name, value in self.__dict__.items():
+            if "_hook" in name or name not in twin.__dict__:
+                twin.__dict__[name] = copy.deepcopy(value, memo)
         return twin
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inputs, problem = self._inputs.bound(args, kwargs)
         if not self.P_x.active:
             return self._nothing(inputs)
-        plan = self._plans.find(self._structure(inputs))
+        plan = self._plans.find(self._structure(inputs)) if problem is None else None
         ticket = self._ticket.called_again()
         transport, team = self.P_x.transport, self.P_x.team
         number = plan.number if plan is not None else 0
-        number = agree_plan(transport, team, self._says, ticket.number, number, None)
+        number = agree_plan(transport, team, self._says, ticket.number, number, problem)
         self._ticket = ticket  # a call counts when all have joined it
         changed = plan is None or not number
         if changed:
             self._plans.count += 1
             agree_mode(transport, team, self._says, self._mode())
             run = Run(
-                [self._balancing(x) for x in inputs],
+                self._balancing(inputs),
                 loans_of([m for m in self.modules() if isinstance(m, Layer)], self._ticket.key),
             )
         else:
@@ -112,11 +138,12 @@ class DistributedModel(torch.fx.GraphModule):
             y = super().__call__(*own)
         if changed:  # kept only now that it went well; layers that it has made at this call count from now on
             self._plans.add(self._structure(inputs), {"run": run})
+        y = self._returns(y) if isinstance(y, dict) else y
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
 
     def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
-        return tuple(map(_known, inputs)), tuple(map(id, self.modules())), self._mode()
+        return tuple(map(Structure.of, inputs)), tuple(map(id, self.modules())), self._mode()
 
     def _mode(self) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
@@ -128,13 +155,21 @@ class DistributedModel(torch.fx.GraphModule):
             ),
         )
 
-    def _balancing(self, x: Any) -> Repartition | None:
-        """The movement to balanced blocks, which layers that keep blocks and layers that make them share; if needed."""
-        if not isinstance(x, Tensor):
-            return None
-        P_x = self.P_x
-        layout, _ = agree_layout(P_x.transport, P_x.team, self._says, P_x.grid, x)
-        return None if layout == Layout.balanced(P_x.grid, layout.global_shape) else Repartition(P_x, P_x)
+    def _balancing(self, inputs: tuple[Tensor, ...]) -> list[Repartition | None]:
+        """The movements to balanced blocks, which layers that keep blocks and layers that make them share; where needed.
+
+        The global shapes are known then, and rehearsed.
+        """
+        moves: list[Repartition | None] = []
+        wholes = []
+        for x, P in zip(inputs, self._inputs.partitions.values(), strict=True):
+            layout, agreed = agree_layout(P.transport, P.team, self._says, P.grid, x)
+            moves.append(None if layout == Layout.balanced(P.grid, layout.global_shape) else Repartition(P, P))
+            wholes.append(torch.empty(layout.global_shape, dtype=agreed.dtype, device="meta"))
+        by_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))  # which decides about dtypes
+        if not by_autocast and not any(x.is_meta for x in inputs):  # those of a plan were rehearsed before
+            self._rehearsal.run(wholes, {name: module.training for name, module in self.named_modules()})
+        return moves
 
     def _nothing(self, inputs: tuple) -> Any:
         """A worker outside holds no part of any output, and can call `backward` all the same."""
@@ -188,18 +223,14 @@ class MadeAtCall(torch.nn.Module):
         return layer.train(self.owner.training or not self.follows_mode)(x)
 
 
-def _known(x: Any) -> Hashable:
-    """What is known of an argument before the call: of tensors their structure, of other values all."""
-    if isinstance(x, Tensor):
-        return Structure.of(x)
-    if isinstance(x, dict):
-        return tuple((key, _known(value)) for key, value in x.items())
-    return tuple(map(_known, x)) if isinstance(x, tuple | list) else repr(x)
-
-
 def _mapped(y: Any, change: Any) -> Any:
     if isinstance(y, Tensor | Partition):
         return change(y)
     if isinstance(y, dict):
         return type(y)((key, _mapped(value, change)) for key, value in y.items())
-    return type(y)(_mapped(value, change) for value in y) if isinstance(y, tuple | list) else y
+    return made(type(y), [_mapped(value, change) for value in y]) if isinstance(y, tuple | list) else y
+
+
+def made(kind: type, parts: Sequence[Any]) -> Any:
+    """A tuple, a named one too, or a list, of these parts."""
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)

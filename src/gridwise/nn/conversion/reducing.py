@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from . import blocks
 from .moves import Summed
-from .state import Lost, OnGrid, Several, State, Symbol
+from .state import Lost, OnGrid, Several, State, Symbol, Whole
 from .walk import Node, Walk, dims_of, fresh, given
 
 
@@ -38,14 +39,10 @@ def _summed(walk: Walk, node: Node, x: Node, dims: list[int], mean: bool, keeps:
     summed = walk.insert(node, "summed", P, lambda: Summed(P, dims, mean), (x,), small)
     node.op, node.target, node.kwargs, node.args = "call_function", torch.squeeze, {}, (summed, tuple(dims))
     if keeps:
-        node.target, node.args = _same, (summed,)
+        node.target, node.args = blocks.same, (summed,)
         return small
     _, small = walk.with_whole(node, summed, dims)
     return _without(small, dims, False)
-
-
-def _same(x: Any) -> Any:
-    return x
 
 
 def _without(state: OnGrid, dims: list[int], keeps: bool) -> OnGrid:
@@ -60,14 +57,16 @@ def values_and_indices(walk: Walk, node: Node, name: str) -> State:
     """max, min, median and their like along a dim, which return two tensors; of two tensors they are elementwise."""
     from .joining import elementwise
 
-    if len(walk.on_grid(node)) > 1:
+    if sum(isinstance(walk.states[arg], OnGrid | Whole) for arg in node.all_input_nodes) > 1:
         return elementwise(walk, node, name)
     state = reduction(walk, node, name)
     return Several(state, 2) if isinstance(state, OnGrid) else state
 
 
 def along(walk: Walk, node: Node, name: str) -> State:
-    default = 1 if name == "normalize" else None
+    default = 1 if name in ("normalize", "channel_shuffle", "local_response_norm") else None
+    if name in ("channel_shuffle", "local_response_norm"):
+        return along_dims(walk, node, node.args[0], 1, name)
     place = {"normalize": 2, "roll": 2}.get(name, 1)
     dim = given(node, place, "dim", given(node, place, "dims", given(node, place, "axis", default)))
     if name == "flip" and isinstance(dim, int):
@@ -97,9 +96,59 @@ def layer_norm(walk: Walk, node: Node, name: str) -> State:
     return state.with_extents({state.dim - len(shape) + i: fresh(n) for i, n in enumerate(shape)})
 
 
+def ordered(walk: Walk, node: Node, name: str) -> State:
+    """sort and topk: values and indices along a whole dim."""
+    state = walk.states[node.args[0]]
+    assert isinstance(state, OnGrid)
+    dims = dims_of(given(node, 2 if name == "topk" else 1, "dim", -1), state.dim)
+    if dims is None:
+        return walk.problem(node, f"{name} along a dim that is no number", Several(state, 2))
+    _, state = walk.with_whole(node, node.args[0], dims)
+    return Several(state.with_extents({dims[0]: Symbol()}) if name == "topk" else state, 2)
+
+
+def norm(walk: Walk, node: Node, name: str) -> State:
+    """Norms of vectors along whole dims."""
+    x = node.args[0]
+    state = walk.states[x]
+    assert isinstance(state, OnGrid)
+    asked = given(node, 2, "dim")
+    dims = None if asked is None else dims_of(asked, state.dim)
+    if dims is None or len(dims) == state.dim:
+        return walk.problem(node, f"{name} over all dims", Lost())
+    _, state = walk.with_whole(node, x, dims)
+    return _without(state, dims, bool(given(node, 3, "keepdim", False)))
+
+
+def similarity(walk: Walk, node: Node, name: str) -> State:
+    """`F.cosine_similarity` along a whole dim of tensors that lie alike."""
+    from .joining import align
+
+    ranks = {state.dim for arg in node.all_input_nodes if isinstance(state := walk.states[arg], OnGrid)}
+    dims = dims_of(given(node, 2, "dim", 1), min(ranks))
+    if dims is None or len(ranks) > 1:
+        return walk.problem(node, f"{name} of tensors with different numbers of dims", Lost())
+    for x in walk.on_grid(node):
+        walk.with_whole(node, x, dims)
+    return _without(align(walk, node), dims, False)
+
+
+def group_norm(walk: Walk, node: Node, name: str) -> State:
+    """`F.group_norm` with parameters of the model: all but the batch whole."""
+    state = walk.states[node.args[0]]
+    assert isinstance(state, OnGrid)
+    _, state = walk.with_whole(node, node.args[0], range(1, state.dim))
+    return state
+
+
 RULES: dict[str, Any] = {
+    **dict.fromkeys(("sort", "topk"), ordered),
+    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm"), norm),
+    "cosine_similarity": similarity,
+    "group_norm": group_norm,
     **dict.fromkeys("mean sum amax amin logsumexp var std argmax argmin all any prod".split(), reduction),  # noqa: SIM905
     **dict.fromkeys(("max", "min", "median", "var_mean", "std_mean"), values_and_indices),
     **dict.fromkeys("softmax log_softmax softmin cumsum cumprod normalize glu roll flip".split(), along),  # noqa: SIM905
+    **dict.fromkeys(("channel_shuffle", "local_response_norm"), along),
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
 }

@@ -7,14 +7,15 @@ permute           the grid's axes change their order with the dims; nothing move
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .state import Extent, Lost, OnGrid, State, product_of
+from . import blocks
+from .expanding import sizes_of
+from .regroup import Regrouped
+from .state import Extent, Lost, OnGrid, State, Symbol, product_of
 from .walk import Node, Walk, dims_of, fresh, given
 
 
@@ -33,13 +34,10 @@ def flattened(walk: Walk, node: Node, name: str) -> State:
 
 
 def view(walk: Walk, node: Node, name: str) -> State:
-    shape = given(node, 1, "shape", given(node, 1, "size", ()))
-    sizes = list(shape) if isinstance(shape, tuple | list) else list(node.args[1:])
+    sizes = sizes_of(walk, node, "shape" if "shape" in node.kwargs else "size")
     x, state = node.args[0], _on(walk, node.args[0])
     if not all(isinstance(n, int) or (isinstance(n, torch.fx.Node) and walk.states[n] is None) for n in sizes):
         return walk.problem(node, f"{name} to a dtype, or to sizes that are not numbers", Lost())
-    if len(sizes) == 1 and isinstance(walk.sizes.get(sizes[0]), tuple):
-        return walk.problem(node, f"{name} to the shape of another tensor", Lost())
     asked = [walk.sizes.get(n) if isinstance(n, torch.fx.Node) else n for n in sizes]
     before, after = _kept(state.extents, asked)
     trailing = range(state.dim - after, state.dim)
@@ -48,24 +46,29 @@ def view(walk: Walk, node: Node, name: str) -> State:
     first, last = before, state.dim - after
     middle = sizes[before : len(sizes) - after]
     _, state = walk.with_whole(node, x, range(first, last))
-    extents = [fresh(n) if n != -1 else product_of(state.extents[first:last]) for n in middle]
-    if len(middle) > 1 and -1 in middle:
-        extents = [fresh(n if n != -1 else None) for n in middle]
-    node.op, node.target, node.kwargs = "call_function", reshaped_block, {}
+    known = asked[before : len(sizes) - after]
+    if middle == [-1]:
+        known = [product_of(state.extents[first:last])]
+    extents = [n if isinstance(n, Symbol) or (isinstance(n, int) and n != -1) else Symbol() for n in known]
+    node.op, node.target, node.kwargs = "call_function", blocks.reshaped, {}
     node.args = (node.args[0], before, after, tuple(middle))
     return state.reshaped(first, last, extents)
 
 
 def _by_sample(walk: Walk, node: Node, x: Node, rest: list[Any]) -> State:
     """``view(-1, ...)``: the first dim stays, unless a sample has more or fewer elements than the rest says."""
-    _, state = walk.with_whole(node, x, range(1, _on(walk, x).dim))
-    node.op, node.target, node.kwargs = "call_function", reshaped_block, {}
-    node.args = (node.args[0], 0, 0, (-1, *rest))
+    x, state = walk.with_whole(node, x, range(1, _on(walk, x).dim))
     inside, asked = product_of(state.extents[1:]), product_of([fresh(n) for n in rest])
     result = state.reshaped(1, state.dim, [fresh(n) for n in rest])
-    if inside == asked:
-        return result
-    return walk.rebalanced(node, result.with_extents({0: fresh()}))
+    if inside == asked or not state.is_cut([0]):
+        node.op, node.target, node.kwargs = "call_function", blocks.reshaped, {}
+        node.args = (x, 0, 0, (-1, *rest))
+        return result if inside == asked else result.with_extents({0: fresh()})
+    P = state.P
+    result = result.with_extents({0: fresh()})
+    rows = walk.insert(node, "rows", P, lambda: Regrouped(P), (x, tuple(rest)), result)
+    node.op, node.target, node.args, node.kwargs = "call_function", blocks.same, (rows,), {}
+    return result
 
 
 def _kept(extents: Sequence[Extent], asked: Sequence[Any]) -> tuple[int, int]:
@@ -78,15 +81,6 @@ def _kept(extents: Sequence[Extent], asked: Sequence[Any]) -> tuple[int, int]:
     while after < most - before and extents[-1 - after] == asked[-1 - after]:
         after += 1
     return before, after
-
-
-def reshaped_block(x: Tensor, before: int, after: int, sizes: Sequence[int]) -> Tensor:
-    """`x` with all but its leading and trailing dims in another shape; -1 is known also where the block is empty."""
-    inside = x.shape[before : x.dim() - after]
-    if -1 in sizes:
-        others = math.prod(n for n in sizes if n != -1)
-        sizes = [math.prod(inside) // max(1, others) if n == -1 else n for n in sizes]
-    return x.reshape(*x.shape[:before], *sizes, *x.shape[x.dim() - after :])
 
 
 def permute(walk: Walk, node: Node, name: str) -> State:
@@ -159,6 +153,34 @@ def unflattened(walk: Walk, node: Node, name: str) -> State:
     return unflatten(walk, node, node.args[0], given(node, 1, "dim"), given(node, 2, "sizes"))
 
 
+def pixel_shuffle(walk: Walk, node: Node, x: Node, factor: Any) -> State:
+    """Channels to pixels: the channels whole, and the blocks of pixels made even again."""
+    state = _on(walk, x)
+    if state.dim < 3 or not isinstance(factor, int):
+        return walk.problem(node, "pixel_shuffle of fewer than 3 dims, or by a factor that is no number", state)
+    x, state = walk.with_whole(node, x, [state.dim - 3])
+    node.op, node.target, node.args, node.kwargs = "call_function", blocks.pixel_shuffled, (x, factor), {}
+    new = {d: fresh() for d in range(state.dim - 3, state.dim)}
+    return walk.rebalanced(node, state.with_extents(new))
+
+
+def pixel_unshuffle(walk: Walk, node: Node, x: Node, factor: Any) -> State:
+    """Pixels to channels: space whole, and the blocks of channels made even again."""
+    state = _on(walk, x)
+    if state.dim < 3 or not isinstance(factor, int):
+        return walk.problem(node, "pixel_unshuffle of fewer than 3 dims, or by a factor that is no number", state)
+    x, state = walk.with_whole(node, x, [state.dim - 2, state.dim - 1])
+    node.op, node.target, node.args, node.kwargs = "call_function", blocks.pixel_unshuffled, (x, factor), {}
+    new = {d: fresh() for d in range(state.dim - 3, state.dim)}
+    return walk.rebalanced(node, state.with_extents(new))
+
+
+def pixels(walk: Walk, node: Node, name: str) -> State:
+    if name == "pixel_shuffle":
+        return pixel_shuffle(walk, node, node.args[0], given(node, 1, "upscale_factor"))
+    return pixel_unshuffle(walk, node, node.args[0], given(node, 1, "downscale_factor"))
+
+
 def _on(walk: Walk, x: Node) -> OnGrid:
     state = walk.states[x]
     assert isinstance(state, OnGrid)
@@ -170,6 +192,7 @@ RULES: dict[str, Any] = {
     "squeeze": squeeze,
     "unflatten": unflattened,
     "unsqueeze": unsqueeze,
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), pixels),
     **dict.fromkeys(("view", "reshape"), view),
     **dict.fromkeys(("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t"), permute),
 }

@@ -3,6 +3,7 @@
     OnGrid     a tensor in balanced blocks on a partition with one axis for each of its dims
     Whole      a parameter or buffer, or what is made of these alone: all of it on every worker
     Several    a tuple of tensors that lie alike: what `chunk` returns
+    Parts      a tuple of tensors that do not: what a recurrent layer returns
 
 Extents are numbers where the model says them, and otherwise symbols: two dims with one symbol have one extent, whatever it
 will be. Dims with different symbols may be of one extent all the same, or of extent 1: only the call can tell.
@@ -78,9 +79,14 @@ class OnGrid:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A tensor that every worker has all of; `like` is one of its shape and dtype without memory."""
+    """A tensor that every worker has all of: its extents and, where all are known, one like it without memory."""
 
-    like: Tensor
+    extents: tuple[Extent, ...]
+    like: Tensor | None = None
+
+    @classmethod
+    def of(cls, like: Tensor) -> Whole:
+        return cls(tuple(like.shape), like)
 
 
 @dataclass(frozen=True)
@@ -99,11 +105,19 @@ class Several:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A tuple of tensors of which each lies as it likes; `kind` is its class."""
+
+    kind: type
+    each: tuple[State, ...]
+
+
+@dataclass(frozen=True)
 class Lost:
     """What comes after something that cannot be converted: nothing is known of it."""
 
 
-State = OnGrid | Whole | Several | Lost | None
+State = OnGrid | Whole | Several | Parts | Lost | None
 """None: not a tensor."""
 
 

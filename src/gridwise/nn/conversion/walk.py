@@ -14,11 +14,17 @@ from torch.fx import Graph
 
 from ...partition import Partition
 from ..repartition import Repartition
+from . import blocks
+from .inputs import Inputs
 from .state import Extent, OnGrid, State, Symbol, Whole
 from .trace import code_of
 
 Node = Any
 """A `torch.fx.Node`. Its arguments are annotated as anything that a graph may hold, which says nothing here."""
+
+
+Check = tuple[str, int, str, int, str]
+"""A dim of a node, a dim of another, and what combines the two."""
 
 
 class Unfit(Exception):
@@ -28,21 +34,33 @@ class Unfit(Exception):
 class Walk:
     """One pass over the graph; `build` puts the new modules in, once there are no problems."""
 
-    def __init__(self, model: torch.nn.Module, graph: Graph, P_x: Partition) -> None:
-        self.model, self.graph, self.P_x = model, graph, P_x
+    def __init__(self, model: torch.nn.Module, graph: Graph, P_x: Partition, inputs: Inputs) -> None:
+        self.model, self.graph, self.P_x, self.inputs = model, graph, P_x, inputs
         self.states: dict[Node, State] = {}
         self.problems: list[str] = []
         self.modules: dict[str, tuple[Partition, Callable[[], torch.nn.Module]]] = {}
         """The modules of the new model: where they lie, and how they are made."""
         self.sizes: dict[Node, Extent | tuple[Extent, ...]] = {}
         """Nodes that are the size of a tensor, or one of its extents."""
+        self.sources: dict[Extent, Partition] = {}
+        """Of extents whose numbers the model has asked for, where the tensor lies."""
+        self.original = set(graph.nodes)
+        self.checks: list[Check] = []
+        """Extents that have to be equal."""
         self.parameters: list[str] = []
         """Names of the parameters that the model uses outside of layers."""
 
     def build(self) -> None:
+        aliases: dict[int, list[str]] = {}
+        for name, module in self.model.named_modules(remove_duplicate=False):
+            aliases.setdefault(id(module), []).append(name)
+        replaced = {id(module): name for name, module in self.model.named_modules() if name in self.modules}
+        names = {name: aliases[key] for key, name in replaced.items()}
         for name, (_, make) in self.modules.items():
-            parent, _, child = name.rpartition(".")
-            self.model.get_submodule(parent).add_module(child, make())
+            layer = make()
+            for each in names.get(name, [name]):
+                parent, _, child = each.rpartition(".")
+                self.model.get_submodule(parent).add_module(child, layer)
         self.graph.lint()
 
     def problem(self, node: Node, what: str, state: State = None) -> State:
@@ -115,17 +133,34 @@ class Walk:
 
         def like(arg: Node) -> Any:
             state = self.states[arg]
-            if not isinstance(state, Whole):
+            if state is None and isinstance(self.sizes.get(arg), int):
+                return self.sizes[arg]
+            if not isinstance(state, Whole) or state.like is None:
                 raise TypeError("with sizes that only the call knows")
             return state.like
 
         try:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), like)
             if node.op == "call_method":
-                return Whole(getattr(args[0], node.target)(*args[1:], **kwargs))
-            return Whole(node.target(*args, **kwargs))
-        except (TypeError, RuntimeError, ValueError, IndexError) as error:
+                return Whole.of(getattr(args[0], node.target)(*args[1:], **kwargs))
+            return Whole.of(node.target(*args, **kwargs))
+        except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
             return self.problem(node, f"{name_of(node.target)} of parameters: {error}")
+
+    def owner(self, node: Node) -> torch.nn.Module | None:
+        """The module whose code calls the node; None for the model itself."""
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        return self.model.get_submodule(stack[-1][0]) if stack and stack[-1][0] else None
+
+    def must_equal(self, x: Node, dim: int, other: Node, its: int, name: str) -> None:
+        """Let every rehearsal look whether two tensors have the same extent there; if not, all workers refuse."""
+        self.checks.append((self._origin(x), dim, self._origin(other), its, name))
+
+    def _origin(self, node: Node) -> str:
+        """The name of the node of the sequential graph whose value a node has, on another grid perhaps."""
+        while node not in self.original:
+            node = node.args[0].args[node.args[1]] if node.target is blocks.part else node.all_input_nodes[0]
+        return str(node.name)
 
 
 def name_of(target: Any) -> str:
@@ -136,6 +171,8 @@ def name_of(target: Any) -> str:
 def is_inplace(node: Node, name: str) -> bool:
     """Whether a function or method of this name changes its first argument."""
     operators = ("iadd", "isub", "imul", "itruediv")
+    if name in ("and_", "or_"):  # operators of Python, called so because the words are taken
+        return False
     return name in operators or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
 
 

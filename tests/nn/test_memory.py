@@ -6,6 +6,7 @@ No windowed layer keeps a padded copy of its block for backward.
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gridwise
 from gridwise import nn
+from gridwise.nn import added
 from gridwise.testing import workers
 
 
@@ -96,29 +98,56 @@ def received_by(layer):
     return 4 * sum(message.volume for message in layer._share.fetch.plan.receives)
 
 
-@workers(2, 4)
-@pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
-def test_a_stack_of_convolutions_keeps_activations_and_halos_only(mode):
+@contextmanager
+def padding_all():
+    """All blocks are padded, none is added up."""
+    before, added.LEAST = added.LEAST, 1 << 40
+    try:
+        yield
+    finally:
+        added.LEAST = before
+
+
+def stack_of_convolutions(mode):
+    """A function that runs one, and says what is kept then; what activations and halos take."""
     n = gridwise.world().size
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, n, 1])
     torch.manual_seed(0)
     layers = [nn.DistributedConv2d(P_x, 8, 8, 3, padding=1, padding_mode=mode) for _ in range(4)]
     x = torch.ones(2, 8, 128, 256, requires_grad=True)
 
-    def kept():
+    def run():
         with LiveMemory() as memory:
             y = x
             for layer in layers:
                 y = layer(y).relu()
             return memory.nbytes, y, memory
 
-    kept()  # the first call plans
-    with nn.keep_fetched(True):
-        more, *_ = kept()
-    kept, y, memory = kept()
-    activations, halos = len(layers) * x.nbytes, sum(map(received_by, layers))
+    run()  # the first call plans
+    return run, len(layers) * x.nbytes, sum(map(received_by, layers))
+
+
+@workers(2, 4)
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
+def test_a_stack_of_padded_convolutions_keeps_activations_and_halos_only(mode):
+    with padding_all():
+        run, activations, halos = stack_of_convolutions(mode)
+        with nn.keep_fetched(True):
+            more, *_ = run()
+        kept, y, memory = run()
     assert kept <= activations + halos + 100_000  # and weights in their own layout, counts, handles
     assert more >= 1.9 * activations
+    y.sum().backward()
+    del y
+    assert memory.nbytes <= 200_000
+
+
+@workers(2, 4)
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_a_stack_of_added_convolutions_keeps_activations_and_slabs_only(mode):
+    run, activations, halos = stack_of_convolutions(mode)
+    kept, y, memory = run()
+    assert kept <= activations + 3 * halos + 100_000  # a received row stands in a slab of as many as the kernel has
     y.sum().backward()
     del y
     assert memory.nbytes <= 200_000
@@ -146,16 +175,19 @@ def test_a_layer_keeps_what_the_sequential_one_keeps(name):
 
 
 @workers(2)
-def test_overlap_makes_no_copy_of_the_block():
+def test_adding_makes_no_copy_of_the_block_where_padding_does():
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     torch.manual_seed(0)
     layer, x = nn.DistributedConv2d(P_x, 8, 1, 3, padding=1), torch.ones(2, 8, 128, 256, requires_grad=True)
-    spent = []
-    for enabled in (False, True):
-        with nn.overlap(enabled):
+
+    def spent():
+        layer(x)
+        with FreshMemory() as memory:
             layer(x)
-            with FreshMemory() as memory:
-                layer(x)
-        spent.append(memory.nbytes)
-    assert spent[0] >= x.nbytes
-    assert spent[1] <= 0.5 * x.nbytes
+        return memory.nbytes
+
+    assert spent() <= 0.5 * x.nbytes
+    with padding_all():
+        assert spent() >= x.nbytes
+        with nn.overlap(True):
+            assert spent() <= 0.5 * x.nbytes

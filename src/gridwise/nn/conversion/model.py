@@ -166,9 +166,8 @@ class DistributedModel(torch.fx.GraphModule):
             layout, agreed = agree_layout(P.transport, P.team, self._says, P.grid, x)
             moves.append(None if layout == Layout.balanced(P.grid, layout.global_shape) else Repartition(P, P))
             wholes.append(torch.empty(layout.global_shape, dtype=agreed.dtype, device="meta"))
-        by_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))  # which decides about dtypes
-        if not by_autocast and not any(x.is_meta for x in inputs):  # those of a plan were rehearsed before
-            self._rehearsal.run(wholes, {name: module.training for name, module in self.named_modules()})
+        if not any(x.is_meta for x in inputs):  # those of a plan were rehearsed before
+            self._rehearsal.run(wholes, self)
         return moves
 
     def _nothing(self, inputs: tuple) -> Any:

@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from ...grid import Layout
 from ...partition import Partition
 from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreement, is_on, key_of
 from ..layer import Layer
 from ..lending import Loan, lent, loans_of
-from ..module import Module
+from ..module import Module, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..plan import Plans, Script
 from ..repartition import Repartition
@@ -114,6 +116,8 @@ class DistributedModel(torch.fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs, problem = self._inputs.bound(args, kwargs)
+        if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+            refuse_transforms(self._says, (*inputs, *self.parameters(), *self.buffers()))
         if not self.P_x.active:
             return self._nothing(inputs)
         plan = self._plans.find(self._structure(inputs)) if problem is None else None

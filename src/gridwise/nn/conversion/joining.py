@@ -16,10 +16,12 @@ from ...partition import CartesianPartition, Partition
 from . import blocks
 from .moves import Aligned
 from .state import Extent, OnGrid, Several, State, Symbol, Whole
-from .walk import Node, Walk, dims_of, given, is_inplace
+from .walk import Node, Unfit, Walk, dims_of, given, is_inplace
 
 
 def elementwise(walk: Walk, node: Node, name: str) -> State:
+    if name == "where" and len(node.args) + len(node.kwargs) == 1:
+        raise Unfit("where with a condition only: how many elements there are depends on numbers")
     inplace = is_inplace(node, name)
     if inplace and isinstance(walk.states.get(node.args[0]), Whole):
         return walk.problem(node, f"{name} changes a buffer by a tensor on the grid", anything(walk, node))

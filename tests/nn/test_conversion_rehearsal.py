@@ -73,3 +73,15 @@ def test_a_model_takes_another_dtype_after_it_is_distributed(dtype: torch.dtype)
         assert y.dtype is kind
         mine = expected[gridwise.local_slice(model.P_y, expected.shape)].to(kind)
         torch.testing.assert_close(y, mine, **({"rtol": 0.05, "atol": 0.05} if kind is torch.bfloat16 else {}))
+
+
+@workers(2, transports=("mpi",))
+def test_buffers_take_another_dtype_while_the_input_keeps_its_own() -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 2, 1])
+    sequential = Of(lambda m, x: (x * m.scale).flatten(1).softmax(1))
+    sequential.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0]))
+    model, x = gridwise.distribute(sequential, P), torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    for kind in (torch.float32, torch.float64):
+        expected = sequential.to(kind)(x)
+        y = model.to(kind)(x[gridwise.local_slice(P, x.shape)])
+        torch.testing.assert_close(y, expected[gridwise.local_slice(model.P_y, expected.shape)])

@@ -151,9 +151,11 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _mode(self) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
+        modules = list(self.modules())
         return (
-            tuple([module.training for module in self.modules()]),
+            tuple([module.training for module in modules]),
             tuple([(p.requires_grad, p.dtype) for p in self.parameters()]),
+            tuple([b.dtype for module in modules for b in module._buffers.values() if b is not None]),
             tuple(
                 (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
             ),

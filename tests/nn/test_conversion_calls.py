@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from whole_models import UNet, train_both
 
 import gridwise
+from gridwise.errors import UnsupportedError
 from gridwise.testing import workers
 
 
@@ -146,6 +148,23 @@ def test_everything_that_does_not_fit_is_named() -> None:
     unlike = nn.Conv2d(1, 1, 3)
     with pytest.raises(gridwise.errors.PartitionError, match="different replicas"):
         gridwise.distribute(unlike, P_x)
+
+
+@workers(3, transports=("mpi",))
+def test_transforms_are_refused_by_all() -> None:
+    P = gridwise.world().create_partition_inclusive([0, 1]).create_cartesian_topology_partition((2, 1))
+    model, x = gridwise.distribute(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), P), torch.ones(1, 2)
+    weights = dict(model.named_parameters())
+    with pytest.raises(UnsupportedError, match=r"torch\.func"):
+        torch.func.vmap(model)(x[None])
+    with pytest.raises(UnsupportedError, match=r"torch\.func"):
+        torch.func.grad(lambda x: model(x).sum())(x)
+    with pytest.raises(UnsupportedError, match=r"torch\.func"):
+        torch.func.grad(lambda w: torch.func.functional_call(model, w, (x,)).sum())(weights)
+    with forward_ad.dual_level():
+        with pytest.raises(UnsupportedError, match="forward-mode"):
+            model(forward_ad.make_dual(x, x))
+        assert model(x).sum() >= 0  # what is not differentiated is no problem
 
 
 @workers(2)

@@ -152,6 +152,7 @@ OUTPUTS: dict[str, Callable[[Any, Tensor], Any]] = {
     "a dict": lambda m, x: {"out": m.c(x), "aux": [x.mean((2, 3)), (x, m.c(x))]},
     "an ordered dict": lambda m, x: OrderedDict(b=m.c(x), a=x * 2),
     "a named tuple": lambda m, x: Pair(m.c(x), x.mean((2, 3))),
+    "a dict in a named tuple": lambda m, x: Pair(m.c(x), {"a": x.mean((2, 3)), "b": [x, m.c(x).sum(3)]}),
     "a list with nothing": lambda m, x: [m.c(x), None, 3.0],
     "the input": lambda m, x: (x, m.c(x)),
     "one thing twice": lambda m, x: (y := m.c(x), y),

@@ -78,6 +78,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "einsum of three": lambda: Of(
         lambda m, x: torch.einsum("bchw, c, bhc -> bwh", x, m.w, x.mean(3).transpose(1, 2)), w=parameter(4)
     ),
+    "einsum of one tensor twice": lambda: Of(lambda m, x: torch.einsum("bchw,bdhw->bcd", x, x)),
     "einsum that permutes": lambda: Of(lambda m, x: torch.einsum("bchw->whcb", x)),
     "functional convolution": lambda: Of(
         lambda m, x: F.conv2d(x, m.w, m.b, padding=1), w=parameter(5, 4, 3, 3), b=parameter(5)
@@ -150,6 +151,53 @@ def test_a_product_that_broadcasts_along_the_cut_dim_is_refused_by_all() -> None
     assert model(x, torch.ones(2, 4, 5)).shape == (2, 3, 5)
     with pytest.raises(PartitionError, match="which broadcast along a cut dim"):
         model(x, torch.ones(1 - gridwise.world().rank, 4, 5))
+
+
+class OfTwo(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(x, y)
+
+
+def check_two(function: Callable[[Tensor, Tensor], Tensor], *shapes: tuple[int, ...]) -> None:
+    """Equal to sequential, on a grid that cuts the batch."""
+    P = [gridwise.world().create_cartesian_topology_partition((2, *(1,) * (len(shape) - 1))) for shape in shapes]
+    model = gridwise.distribute(OfTwo(function), P[0], y=P[1])
+    x, y = (parameter(*shape) for shape in shapes)
+    expected = function(x, y)
+    got = model(*(t[gridwise.local_slice(p, t.shape)].clone() for t, p in zip((x, y), P, strict=True)))
+    torch.testing.assert_close(got, expected[gridwise.local_slice(model.P_y, expected.shape)])
+
+
+def split_again(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, y: product(x, y).reshape(x.shape[0], x.shape[1], -1)
+
+
+BROADCASTING: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "matmul": (lambda x, y: x @ y, (4, 1, 2, 3), (4, 3, 3, 4)),
+    "einsum": (lambda x, y: torch.einsum("bnd,bnd->bnd", x, y), (4, 1, 4), (4, 3, 4)),
+    "attention": (lambda x, y: F.scaled_dot_product_attention(x, y, y), (4, 1, 6, 4), (4, 2, 3, 4)),
+}
+
+
+@workers(2, transports=("mpi",))
+@pytest.mark.parametrize("name", BROADCASTING)
+def test_a_product_may_broadcast_along_whole_dims_whose_extents_only_the_call_knows(name: str) -> None:
+    product, *shapes = BROADCASTING[name]
+    check_two(product, *shapes)
+    check_two(split_again(product), *shapes)
+    check_two(split_again(product), (4, *shapes[1][1:-1], shapes[0][-1]), shapes[1])
+
+
+@workers(2, transports=("mpi",))
+def test_one_tensor_twice_in_an_einsum_may_be_cut_in_two_ways() -> None:
+    for equation in ("ij,ji->ij", "ij,ji->ji", "ij,ij->ij", "ij,jk,ji->ij"):
+        for n in (2, 4, 5):
+            count = equation.count(",") + 1
+            check(lambda: Of(lambda m, x: torch.einsum(equation, *(x,) * count)), (2, 1), (n, n))  # noqa: B023
 
 
 @workers(3)

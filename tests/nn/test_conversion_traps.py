@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,11 @@ from torch import Tensor, nn
 import gridwise
 from gridwise.errors import UnsupportedError
 from gridwise.testing import workers
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
 
 
 class Of(nn.Module):
@@ -93,6 +99,10 @@ def changed_view(m: Of, y: Tensor) -> Tensor:
     return y
 
 
+def table(m: Of, y: Tensor) -> Tensor:
+    return m.conv.weight[(y > 0).long()]
+
+
 REFUSED: dict[str, tuple[Callable[[Of, Tensor], Tensor], str]] = {
     "a factor of the mode": (lambda m, y: y * (2.0 if m.training else 1.0), "not do the same each time"),
     "a counter": (noted, "not do the same each time"),
@@ -100,6 +110,24 @@ REFUSED: dict[str, tuple[Callable[[Of, Tensor], Tensor], str]] = {
     "noise": (lambda m, y: y + torch.randn(5), "not do the same each time"),
     "contiguous": (seen_after(lambda y: y.contiguous()), "through a view"),
     "detach": (seen_after(lambda y: y.detach()), "through a view"),
+    "expand": (seen_after(lambda y: y.expand(-1, -1, -1, -1)), "through a view"),
+    "expand as": (seen_after(lambda y: y.expand_as(y)), "through a view"),
+    "einsum of one": (seen_after(lambda y: torch.einsum("bchw->bcwh", y)), "through a view"),
+    "einsum of one in a list": (seen_after(lambda y: torch.einsum("bchw->bcwh", [y])), "through a view"),
+    "an attribute": (seen_after(lambda y: y.mT), "through a view"),
+    "a view by keyword": (seen_after(lambda y: torch.flatten(input=y, start_dim=1)), "through a view"),
+    "dropout by function": (seen_after(lambda y: F.dropout(y, 0.5, False)), "through a view"),
+    "a parameter indexed by the grid": (table, "a parameter indexed by a tensor on the grid"),
+    "a parameter repeated by a size": (
+        lambda m, y: y + m.conv.bias.view(4, 1).repeat_interleave(y.shape[3], 1).view(4, 1, -1),
+        "repeat_interleave of a parameter by a size",
+    ),
+    "a parameter in a named tuple": (
+        lambda m, y: Pair(y, {"bias": m.conv.bias}),
+        "a parameter as an output",
+    ),
+    "where of one": (lambda m, y: torch.where(y > 0)[0], "where with a condition only"),
+    "where of one by keyword": (lambda m, y: torch.where(condition=y > 0)[0], "where with a condition only"),
     "a view that is changed": (changed_view, "through a view"),
     "a buffer changed by the grid": (lambda m, y: y + m.count.add_(y.mean((0, 1, 2, 3))), "over all dims|buffer"),
     "sizes of parameters": (lambda m, y: y + m.scale.view(y.size(2), -1, 1), "sizes that only the call knows"),
@@ -113,6 +141,16 @@ def test_refused_by_name(name: str) -> None:
     function, words = REFUSED[name]
     with pytest.raises(UnsupportedError, match=words):
         gridwise.distribute(Of(function), P)
+
+
+@workers(2, transports=("mpi",))
+def test_a_distributed_model_is_not_distributed_again() -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    model = gridwise.distribute(nn.Sequential(nn.Conv2d(1, 1, 1)), P)
+    layer = gridwise.nn.DistributedConv2d(P, 1, 1, 1)
+    for again in (model, nn.Sequential(nn.ReLU(), model), nn.Sequential(nn.ReLU(), layer), layer):
+        with pytest.raises(UnsupportedError, match="is already distributed"):
+            gridwise.distribute(again, P)
 
 
 @workers(2, transports=("mpi",))

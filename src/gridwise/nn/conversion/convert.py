@@ -23,6 +23,7 @@ import torch
 
 from ...errors import PartitionError, UnsupportedError, describe
 from ...partition import Partition
+from ..module import Module
 from ..replicas import check_replicas
 from . import layers
 from .held import hold
@@ -101,6 +102,11 @@ def _check(model: torch.nn.Module, P_x: Partition) -> None:
     if not isinstance(P_x, Partition) or P_x.dim < 1:
         raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
     name = type(model).__name__
+    for own, module in model.named_modules():
+        if isinstance(module, DistributedModel | Module):
+            raise UnsupportedError(
+                f"distribute: {name}{f', its {own},' if own else ''} is already distributed.\n  fix: give the sequential model."
+            )
     if layers.has_hooks(model) or any(parameter._backward_hooks for parameter in model.parameters()):
         raise UnsupportedError(
             f"distribute: {name}, or a parameter of it, has hooks, which would be lost.\n  fix: register them on the result."

@@ -17,7 +17,7 @@ from ...grid import Layout
 from ...partition import Partition
 from . import joining
 from .state import Extent, OnGrid, State, Symbol, Whole
-from .walk import Node, Walk, dims_of, fresh, given
+from .walk import Node, Unfit, Walk, dims_of, fresh, given
 
 
 class Expanded(torch.nn.Module):
@@ -118,7 +118,8 @@ def repeat(walk: Walk, node: Node, name: str) -> State:
 def repeat_interleave(walk: Walk, node: Node, name: str) -> State:
     x, count = node.args[0], given(node, 1, "repeats")
     state = walk.states[x]
-    assert isinstance(state, OnGrid)
+    if not isinstance(state, OnGrid):
+        raise Unfit(f"{name} of a parameter by a size that only the call knows")
     dims = dims_of(given(node, 2, "dim"), state.dim)
     if dims is None or not _are_sizes(walk, [count]):
         return walk.problem(node, f"{name} without a dim, or by a tensor", state)

@@ -14,7 +14,7 @@ import torch
 
 from .moves import Sliced
 from .state import Extent, Lost, OnGrid, Parts, Several, State, Symbol, Whole
-from .walk import Node, Walk, dims_of, fresh, given
+from .walk import Node, Unfit, Walk, dims_of, fresh, given
 
 
 def getitem(walk: Walk, node: Node, name: str) -> State:
@@ -28,7 +28,8 @@ def getitem(walk: Walk, node: Node, name: str) -> State:
             return state.one()
         known = state.count is not None and isinstance(index, slice) and not node.all_input_nodes[1:]
         return Several(state.each, len(range(state.count or 0)[index]) if known else None, state.uneven)
-    assert isinstance(state, OnGrid)
+    if not isinstance(state, OnGrid):
+        raise Unfit("a parameter indexed by a tensor on the grid (torch.nn.functional.embedding can look it up)")
     listed = list(index) if isinstance(index, tuple) else [index]
     if not all(_is_plain(walk, part) for part in listed):
         return walk.problem(node, "indexing by a tensor, a list or a truth value", state)

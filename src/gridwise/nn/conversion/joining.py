@@ -16,10 +16,12 @@ from ...partition import CartesianPartition, Partition
 from . import blocks
 from .moves import Aligned
 from .state import Extent, OnGrid, Several, State, Symbol, Whole
-from .walk import Node, Walk, dims_of, given, is_inplace
+from .walk import Node, Unfit, Walk, dims_of, given, is_inplace
 
 
 def elementwise(walk: Walk, node: Node, name: str) -> State:
+    if name == "where" and len(node.args) + len(node.kwargs) == 1:
+        raise Unfit("where with a condition only: how many elements there are depends on numbers")
     inplace = is_inplace(node, name)
     if inplace and isinstance(walk.states.get(node.args[0]), Whole):
         return walk.problem(node, f"{name} changes a buffer by a tensor on the grid", anything(walk, node))
@@ -34,7 +36,7 @@ def align(walk: Walk, node: Node, along: int | None = None, exact: bool = False,
     result = placed[0] if inplace else max(placed, key=_weight)
     rank = max(len(_extents(state)) for state in states)
     target = _with_axes(result.P, rank)
-    extents = tuple(_common([_at(state, d, rank) for state in states]) for d in range(rank))
+    extents = tuple(common([_at(state, d, rank) for state in states]) for d in range(rank))
     cut = [d for d in range(rank) if target.shape[d] > 1]
     fits = all(_with_axes(state.P, rank) == target for state in placed) and all(
         _at(state, d, rank) == (extents[d] if isinstance(state, OnGrid) else 1) for state in states for d in cut
@@ -95,7 +97,7 @@ def with_mask(walk: Walk, node: Node, name: str) -> State:
 def of_parameters(states: list[Whole]) -> Whole:
     """What is elementwise of parameters, some cut by sizes that only the call knows."""
     rank = max(len(state.extents) for state in states)
-    extents = [_common([_at(state, d, rank) for state in states]) for d in range(rank)]
+    extents = [common([_at(state, d, rank) for state in states]) for d in range(rank)]
     return Whole(tuple(Symbol() if extent is None else extent for extent in extents))
 
 
@@ -125,7 +127,7 @@ def _at(state: State, d: int, rank: int) -> Extent:
     return extents[at] if at >= 0 else 1
 
 
-def _common(extents: list[Extent]) -> Extent | None:
+def common(extents: list[Extent]) -> Extent | None:
     """The extent of a broadcast dim; None if only the call can tell."""
     own = {extent for extent in extents if extent != 1}
     numbers = [extent for extent in own if isinstance(extent, int)]

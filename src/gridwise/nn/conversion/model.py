@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from ...grid import Layout
 from ...partition import Partition
 from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreement, is_on, key_of
 from ..layer import Layer
 from ..lending import Loan, lent, loans_of
-from ..module import Module
+from ..module import Module, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..plan import Plans, Script
 from ..repartition import Repartition
@@ -114,6 +116,8 @@ class DistributedModel(torch.fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs, problem = self._inputs.bound(args, kwargs)
+        if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+            refuse_transforms(self._says, (*inputs, *self.parameters(), *self.buffers()))
         if not self.P_x.active:
             return self._nothing(inputs)
         plan = self._plans.find(self._structure(inputs)) if problem is None else None
@@ -147,9 +151,11 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _mode(self) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
+        modules = list(self.modules())
         return (
-            tuple([module.training for module in self.modules()]),
+            tuple([module.training for module in modules]),
             tuple([(p.requires_grad, p.dtype) for p in self.parameters()]),
+            tuple([b.dtype for module in modules for b in module._buffers.values() if b is not None]),
             tuple(
                 (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
             ),
@@ -166,9 +172,8 @@ class DistributedModel(torch.fx.GraphModule):
             layout, agreed = agree_layout(P.transport, P.team, self._says, P.grid, x)
             moves.append(None if layout == Layout.balanced(P.grid, layout.global_shape) else Repartition(P, P))
             wholes.append(torch.empty(layout.global_shape, dtype=agreed.dtype, device="meta"))
-        by_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))  # which decides about dtypes
-        if not by_autocast and not any(x.is_meta for x in inputs):  # those of a plan were rehearsed before
-            self._rehearsal.run(wholes, {name: module.training for name, module in self.named_modules()})
+        if not any(x.is_meta for x in inputs):  # those of a plan were rehearsed before
+            self._rehearsal.run(wholes, self)
         return moves
 
     def _nothing(self, inputs: tuple) -> Any:

@@ -93,9 +93,11 @@ class Conversion(Walk):
         except Unfit as error:
             self.problem(node, str(error))
             return Lost()
-        except (PartitionError, AssertionError, IndexError):
-            if not self.problems:
+        except (PartitionError, AssertionError, IndexError) as error:
+            if not self.problems and not isinstance(error, AssertionError):
                 raise
+            if not self.problems:
+                self.problem(node, f"{name_of(node.target)} of such tensors has no rule")
             return Lost()  # by a wrong guess
         return state
 
@@ -105,6 +107,8 @@ class Conversion(Walk):
 
     def _partition_of(self, node: Node) -> Any:
         state = self.states[node]
+        if _is_named_tuple(node.target):  # its parts may be lists and dicts
+            return made(node.target, _each_node(list(node.args), self._partition_of))
         if isinstance(state, Several):
             return state.each.P if state.count is None else (state.each.P,) * state.count
         if isinstance(state, Parts):
@@ -200,7 +204,8 @@ class Conversion(Walk):
             node.op, (name, *more) = "call_method", ATTRIBUTES[node.args[1]]
             node.target, node.args = name, (node.args[0], *more)
         states = [state for arg in node.all_input_nodes if (state := self.states[arg]) is not None]
-        if isinstance(node.target, type) and hasattr(node.target, "_fields"):  # a named tuple, to be returned
+        if _is_named_tuple(node.target):  # to be returned
+            self._output(node)
             each = [self.states.get(arg) if isinstance(arg, torch.fx.Node) else None for arg in node.args]
             return Parts(node.target, tuple(each))
         if not states:
@@ -307,6 +312,10 @@ class Conversion(Walk):
         if name in functions.KEEPS_EXTENTS:
             return state
         return state.with_extents({d: Symbol() for d in range(state.dim - functions.space_of(name, state), state.dim)})
+
+
+def _is_named_tuple(target: Any) -> bool:
+    return isinstance(target, type) and hasattr(target, "_fields")
 
 
 def _each_node(value: Any, change: Any) -> Any:

@@ -14,16 +14,24 @@ from typing import Any
 
 import torch
 
+from . import blocks
 from .attended import Attended
-from .joining import anything
+from .joining import anything, common
 from .state import Extent, OnGrid, State, Symbol, Whole
 from .walk import Node, Unfit, Walk, given
 
 Labels = list[str]
 
 
-def combined(walk: Walk, node: Node, name: str, operands: Sequence[tuple[Node, Labels]], result: Labels) -> State:
-    """Let the tensors fit together; where the result lies."""
+def combined(
+    walk: Walk,
+    node: Node,
+    name: str,
+    operands: Sequence[tuple[Node, Labels]],
+    result: Labels,
+    broadcasts: bool = True,
+) -> State:
+    """Let the tensors fit together; where the result lies. If it `broadcasts`, dims with one label may be 1 in some tensors."""
     placed = [(x, labels) for x, labels in operands if isinstance(walk.states[x], OnGrid)]
     whole = {label for x, labels in operands if isinstance(walk.states[x], Whole) for label in labels}
     first = placed[0][1]
@@ -44,8 +52,21 @@ def combined(walk: Walk, node: Node, name: str, operands: Sequence[tuple[Node, L
             mine, its = first.index(label), labels.index(label)
             if state.is_cut([mine]) and state.extents[mine] != theirs.extents[its]:
                 walk.must_equal(x, mine, other, its, name)
-    known = {n: e for (_, s), own in reversed(moved) for n, e in zip(own, s.extents, strict=True)}
+    sure = [
+        label for d, label in enumerate(first) if label in free and state.is_cut([d])
+    ]  # equal, or the call is refused
+    said: dict[str, list[Extent]] = {}
+    for tensor, labels in operands:
+        for label, extent in zip(labels, extents_of(walk, tensor), strict=True):
+            said.setdefault(label, []).append(extent)
+    known = {label: _extent(each, not broadcasts or label in sure) for label, each in said.items()}
     return _result(state, first, result, known)
+
+
+def _extent(each: list[Extent], equal: bool) -> Extent:
+    """That of a label in the result, from what the tensors that have it say."""
+    found = each[0] if equal else common(each)
+    return Symbol() if found is None else found
 
 
 def _of_labels(state: OnGrid, labels: Labels, free: Labels) -> Any:
@@ -77,8 +98,8 @@ def _result(state: OnGrid, labels: Labels, result: Labels, known: dict[str, Exte
     state = state.permuted([own.index(label) for label in kept])
     for d, label in enumerate(result):
         if label not in kept:
-            state = state.reshaped(d, d, [known.get(label, Symbol())])
-    return state
+            state = state.reshaped(d, d, [Symbol()])
+    return state.with_extents({d: known[label] for d, label in enumerate(result) if label in known})
 
 
 def matmul(walk: Walk, node: Node, name: str) -> State:
@@ -90,7 +111,7 @@ def matmul(walk: Walk, node: Node, name: str) -> State:
     labels = [_leading(one[: -len(first)]) + first, _leading(two[: -len(second)]) + second]
     lead = [f"lead {i}" for i in range(max(len(one) - len(first), len(two) - len(second)), 0, -1)]
     result = lead + [label for label in ("m", "n") if label in (*first, *second)]
-    return combined(walk, node, name, list(zip((a, b), labels, strict=True)), result)
+    return combined(walk, node, name, list(zip((a, b), labels, strict=True)), result, broadcasts=name != "bmm")
 
 
 def _leading(extents: Sequence[Extent]) -> Labels:
@@ -138,6 +159,10 @@ def einsum(walk: Walk, node: Node, name: str) -> State:
         len(extents_of(walk, x)) != len(own) for x, own in zip(operands, labels, strict=False)
     ):
         return walk.problem(node, f"einsum of other tensors than {equation!r} says", anything(walk, node))
+    for i, x in enumerate(operands):
+        if x in operands[:i]:  # each use has a node of its own: they may be moved apart
+            operands[i] = walk.call(node, blocks.same, (x,), walk.states[x])
+    node.args = (equation, *operands)
     return combined(walk, node, name, list(zip(operands, labels, strict=True)), result)
 
 

@@ -79,7 +79,7 @@ def rule(walk: Walk, node: Node, name: str) -> State:
         raise Unfit(f"{of.mode} whose input or initial state is a parameter")
     labels = ["b", "t", "f"] if of.batch_first else ["t", "b", "f"]
     operands = [(x, labels), *((state, ["l", "b", "h"]) for state in initial)]
-    batch = combined(walk, node, of.mode, operands, ["b"])
+    batch = combined(walk, node, of.mode, operands, ["b"], broadcasts=False)
     assert isinstance(batch, OnGrid)
     time, features = extents[labels.index("t")], of.out * (2 if of.both_ways else 1)
     y = batch.reshaped(1, 1, [time, features])

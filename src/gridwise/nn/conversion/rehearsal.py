@@ -41,25 +41,29 @@ class Rehearsal:
         """Dims of nodes that have to be equal: two nodes, a dim of each, and what combines them."""
         self._module = torch.fx.GraphModule(without_numbers(model), copy.deepcopy(graph))
 
-    def run(self, inputs: Sequence[Tensor], modes: dict[str, bool] | None = None) -> Shapes | None:
+    def run(self, inputs: Sequence[Tensor], model: torch.nn.Module | None = None) -> Shapes | None:
         """The shapes that global inputs, on the meta device, lead to; None where torch cannot tell.
 
-        `modes` says which modules are in training. Raises `PartitionError` with what torch refuses.
+        `model` says which modules are in training, and the dtypes of its parameters now; None: as at the conversion. Raises
+        `PartitionError` with what torch refuses, and where dims have to be equal and are not, or nobody can tell.
         """
-        for name, module in self._module.named_modules():
-            module.training = (modes or {}).get(name, module.training)
-        recorder = _Recorder(self._module)
+        by_autocast = model is not None and any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        if model is not None:
+            self._follow(model, by_autocast)
+        recorder = _Recorder(self._module, by_autocast)
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                y = recorder.run(*inputs)
+                y = recorder.run(*(_as_float(x) if by_autocast else x for x in inputs))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            if isinstance(error, NotImplementedError) and "meta" in str(error).lower():
-                return None  # some function of torch does not know how to do without numbers
-            if "device" in str(error):
-                return None  # the code names one
-            shapes = ", ".join(f"{tuple(x.shape)}, {x.dtype}" for x in inputs)
             code = code_of(recorder.at) if recorder.at is not None else ""
             where = f"\n  in:  {code}" if code else ""
+            without = isinstance(error, NotImplementedError) and "meta" in str(error).lower()
+            if without or "device" in str(
+                error
+            ):  # torch does not know how to do without numbers, or the code names a device
+                self._refuse_unchecked(where)
+                return None
+            shapes = ", ".join(f"{tuple(x.shape)}, {x.dtype}" for x in inputs)
             raise PartitionError(
                 f"{self.name} cannot take a global input of shape {shapes}: {str(error).strip()}{where}"
             ) from None
@@ -72,13 +76,41 @@ class Rehearsal:
                 )
         return Shapes(recorder.shapes, [tuple(tensor.shape) for tensor in parts_of(y, Tensor)])
 
+    def _follow(self, model: torch.nn.Module, by_autocast: bool) -> None:
+        """Take over the modes and dtypes of the converted model: both may be others since the conversion."""
+        modes = {name: module.training for name, module in model.named_modules()}
+        for name, module in self._module.named_modules():
+            module.training = modes.get(name, module.training)
+        live: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        live |= model.named_buffers(remove_duplicate=False)
+        for name, own in (*self._module.named_parameters(), *self._module.named_buffers()):
+            made_of_numbers = f"_constants.{name.replace('.', '_')}"
+            dtype = live.get(name, live.get(made_of_numbers, own)).dtype
+            dtype = torch.float32 if by_autocast and dtype.is_floating_point else dtype
+            if own.dtype != dtype:
+                own.data = own.data.to(dtype)
+
+    def _refuse_unchecked(self, where: str) -> None:
+        if self.checks:
+            names = ", ".join(sorted({check[-1] for check in self.checks}))
+            raise PartitionError(
+                f"{self.name}: torch cannot run the model without numbers, so nobody can tell whether the tensors of {names} "
+                f"broadcast along a cut dim.{where}\n  fix: keep that part of the model sequential."
+            )
+
     def __deepcopy__(self, memo: dict) -> Rehearsal:
         return self
 
 
 class _Recorder(torch.fx.Interpreter):
-    def __init__(self, module: torch.fx.GraphModule) -> None:
+    """Runs a graph on the meta device, whatever device its code names.
+
+    If `by_autocast`, all that is floating is of one dtype: autocast decides about dtypes, and knows nothing of that device.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, by_autocast: bool) -> None:
         super().__init__(module)
+        self.by_autocast = by_autocast
         self.extra_traceback = False
         self.shapes: dict[str, Shape] = {}
         self.at: torch.fx.Node | None = None
@@ -91,7 +123,24 @@ class _Recorder(torch.fx.Interpreter):
             value = value.to("meta")  # what the model's code has made of numbers, such as a range
         if isinstance(value, Tensor):
             self.shapes[n.name] = tuple(value.shape)
+            value = _as_float(value) if self.by_autocast else value
         return value
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if target is torch.arange or "device" in kwargs:
+            kwargs = {**kwargs, "device": "meta"}
+        return super().call_function(target, args, kwargs)
+
+    def call_method(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": "meta"}
+        if target == "to":
+            args = tuple("meta" if isinstance(arg, str | torch.device) else arg for arg in args)
+        return super().call_method(target, args, kwargs)
+
+
+def _as_float(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
 
 
 def without_numbers(model: torch.nn.Module) -> torch.nn.Module:

@@ -119,3 +119,28 @@ def test_masks_of_other_ranks_are_named() -> None:
     for key, P_mask in {"mask": partition(2, 1, 1, 1), "padding": partition(2, 1, 1)}.items():
         with pytest.raises(UnsupportedError, match=f"attention with a .*{key}.* of . dims"):
             gridwise.distribute(Attends(), partition(2, 1, 1), **{key: P_mask})
+
+
+@workers(2, transports=("mpi",))
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_hint_that_does_not_fit_its_mask(need_weights: bool, dropout: float) -> None:
+    class Hinted(Attends):
+        def forward(self, x: Tensor) -> Tensor:
+            given = {"attn_mask": self.mask, "is_causal": True, "need_weights": self.need_weights}
+            return self.attention(x, x, x, **given)[0]
+
+    torch.manual_seed(0)
+    sequential, P = Hinted(need_weights, dropout).eval(), partition(2, 1, 1)
+    sequential.register_buffer(
+        "mask", torch.eye(6).bool()
+    )  # where no weights are asked for, torch goes by the hint alone
+    model, x = gridwise.distribute(sequential, P), torch.randn(4, 6, 4)
+    expected = sequential(x)
+    torch.testing.assert_close(
+        model(x[gridwise.local_slice(P, x.shape)]), expected[gridwise.local_slice(model.P_y, expected.shape)]
+    )
+    if dropout:
+        assert not torch.equal(
+            model.train()(x[gridwise.local_slice(P, x.shape)]), model.eval()(x[gridwise.local_slice(P, x.shape)])
+        )

@@ -31,10 +31,17 @@ def attention(
     """`torch.nn.MultiheadAttention` of a batch."""
     if is_causal and attn_mask is None:
         raise ValueError("MultiheadAttention needs `attn_mask` where `is_causal` is set.")
+    by_hint = is_causal and key_padding_mask is None and not need_weights
+    if by_hint:
+        attn_mask = None  # so torch has it: the hint alone says what is hidden
     sizes = (self.embed_dim, self.num_heads, self.batch_first)
     called(attention_check, query, key, value, key_padding_mask, attn_mask, need_weights, sizes)
     q, k, v = (_heads(self, x) for x in _projected(self, query, key, value))  # (batch, head, token, feature)
-    if self.dropout or need_weights or attn_mask is not None or key_padding_mask is not None:
+    weights: Tensor | None = None
+    if by_hint:
+        dropped = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=True)
+    elif self.dropout or need_weights or attn_mask is not None or key_padding_mask is not None:
         scores = (q / math.sqrt(self.head_dim)) @ k.transpose(-2, -1)
         if attn_mask is not None:
             scores = called(with_mask, scores, attn_mask)
@@ -45,7 +52,7 @@ def attention(
             weights = F.dropout(weights, self.dropout, training=self.training)
         y = weights @ v
     else:
-        weights, y = None, F.scaled_dot_product_attention(q, k, v)
+        y = F.scaled_dot_product_attention(q, k, v)
     y = self.out_proj(y.transpose(1, 2).flatten(2))
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)

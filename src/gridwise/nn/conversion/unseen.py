@@ -19,7 +19,7 @@ from torch._functorch import utils as functorch
 
 from ...errors import UnsupportedError
 
-FIX = "write it with functions of torch, or keep that part of the model sequential."
+FIX = "write it with functions of torch, or keep that part sequential; of torch.utils.checkpoint, use_reentrant=False."
 
 
 class Modes:

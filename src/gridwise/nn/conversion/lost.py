@@ -56,7 +56,8 @@ def _of_replaced(module: torch.nn.Module) -> Iterator[str]:
     for key in ("forward", *layers.WAYS):
         if key in vars(module):
             yield f"has a {key!r} that was set on it, and not on its class"
-    if any(vars(module).get(key) for key in STATE_HOOKS):
+    parametrized = "parametrizations" in module._modules  # which brings such hooks, and is named where it is called
+    if any(vars(module).get(key) for key in STATE_HOOKS) and not parametrized:
         yield "has hooks for its state"
 
 

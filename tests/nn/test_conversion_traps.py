@@ -103,6 +103,35 @@ def table(m: Of, y: Tensor) -> Tensor:
     return m.conv.weight[(y > 0).long()]
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+reverse = Reversed.apply
+
+
+def under(make: Callable[[], Any]) -> Callable[[Of, Tensor], Tensor]:
+    def function(m: Of, y: Tensor) -> Tensor:
+        with make():
+            return m.conv(y)
+
+    return function
+
+
+def switched(m: Of, y: Tensor) -> Tensor:
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    y = m.conv(y)
+    torch.set_grad_enabled(before)
+    return y
+
+
 REFUSED: dict[str, tuple[Callable[[Of, Tensor], Tensor], str]] = {
     "a factor of the mode": (lambda m, y: y * (2.0 if m.training else 1.0), "not do the same each time"),
     "a counter": (noted, "not do the same each time"),
@@ -130,6 +159,15 @@ REFUSED: dict[str, tuple[Callable[[Of, Tensor], Tensor], str]] = {
     "where of one by keyword": (lambda m, y: torch.where(condition=y > 0)[0], "where with a condition only"),
     "a view that is changed": (changed_view, "through a view"),
     "a buffer changed by the grid": (lambda m, y: y + m.count.add_(y.mean((0, 1, 2, 3))), "over all dims|buffer"),
+    "a function of autograd": (lambda m, y: Reversed.apply(y), "Reversed is a torch.autograd.Function"),
+    "one that was bound before": (lambda m, y: reverse(y), "Reversed is a torch.autograd.Function"),
+    "one of a parameter": (lambda m, y: y + Reversed.apply(m.conv.bias).sum(), "Reversed is a torch.autograd.Function"),
+    "no_grad": (under(torch.no_grad), "no_grad, .* inside of `forward`"),
+    "enable_grad": (under(torch.enable_grad), "enable_grad, .* inside of `forward`"),
+    "inference_mode": (under(torch.inference_mode), "inference_mode .* inside of `forward`"),
+    "grad switched off": (switched, "no_grad, .* inside of `forward`"),
+    "autocast": (under(lambda: torch.autocast("cpu", torch.bfloat16)), "autocast inside of `forward`"),
+    "no autocast": (under(lambda: torch.autocast("cpu", enabled=False)), "autocast inside of `forward`"),
     "sizes of parameters": (lambda m, y: y + m.scale.view(y.size(2), -1, 1), "sizes that only the call knows"),
 }
 
@@ -141,6 +179,20 @@ def test_refused_by_name(name: str) -> None:
     function, words = REFUSED[name]
     with pytest.raises(UnsupportedError, match=words):
         gridwise.distribute(Of(function), P)
+    assert torch.is_grad_enabled()
+    assert float(Reversed.apply(torch.ones((), requires_grad=True))) == 1.0  # as ever, outside of a trace
+
+
+@workers(2, transports=("mpi",))
+def test_converted_under_no_grad_and_autocast() -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model = gridwise.distribute(Of(lambda m, y: y.relu()), P)
+        assert not torch.is_grad_enabled()
+        for make in (torch.no_grad, torch.enable_grad):
+            with pytest.raises(UnsupportedError, match="inside of `forward`"):
+                gridwise.distribute(Of(under(make)), P)
+    assert model(torch.ones(1, 4, 2, 4)).requires_grad
 
 
 @workers(2, transports=("mpi",))
@@ -160,7 +212,12 @@ def test_hooks_are_not_lost() -> None:
     first.register_forward_hook(lambda module, given, y: y + 1)
     second[0].register_full_backward_hook(lambda module, given, taken: None)
     third[0].weight.register_hook(lambda gradient: 2 * gradient)
-    for model in (first, second, third):
+    inside, words, steps = (nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 1)), nn.ReLU()) for _ in range(3))
+    inside[0].register_full_backward_hook(lambda module, given, taken: None)
+    words[1] = nn.Sequential(nn.Embedding(3, 3))
+    words[1][0].register_full_backward_pre_hook(lambda module, taken: None)
+    steps[0][0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    for model in (first, second, third, inside, words, steps):
         with pytest.raises(UnsupportedError, match="hook"):
             gridwise.distribute(model, P)
 

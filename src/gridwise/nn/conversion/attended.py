@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...partition import Partition
 from ..dropout import DistributedDropout
+from .plainly import shares
 
 
 class Attended(torch.nn.Module):
@@ -45,4 +46,4 @@ class Attended(torch.nn.Module):
             hides = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if hides else scores + attn_mask
         self.dropout.train(self.owner.training or not self.follows_mode)
-        return self.dropout(scores.softmax(-1)) @ value
+        return self.dropout(scores.softmax(-1) if attn_mask is None else shares(scores)) @ value

@@ -28,6 +28,7 @@ from ..replicas import check_replicas
 from . import layers
 from .held import hold
 from .inputs import Inputs
+from .lost import refuse_lost
 from .model import DistributedModel
 from .nodes import Conversion
 from .rehearsal import Rehearsal
@@ -64,7 +65,7 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
     name = type(model).__name__
     if layers.has_layer(model):  # a model of one layer
         model = torch.nn.Sequential(model)
-    twin = copy.deepcopy(model)
+    twin = _copied(model)
     taken = Inputs.of(twin, P_x, inputs)
     graph = traced(twin, taken)
     says = f"the distributed {name} on {P_x.shape}"
@@ -93,6 +94,13 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
     return result
 
 
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise UnsupportedError(f"distribute: {type(model).__name__} cannot be copied: {error}") from error
+
+
 def _check(model: torch.nn.Module, P_x: Partition) -> None:
     """Refuse what needs no look into the model."""
     if not isinstance(model, torch.nn.Module):
@@ -107,10 +115,7 @@ def _check(model: torch.nn.Module, P_x: Partition) -> None:
             raise UnsupportedError(
                 f"distribute: {name}{f', its {own},' if own else ''} is already distributed.\n  fix: give the sequential model."
             )
-    if layers.has_hooks(model) or any(parameter._backward_hooks for parameter in model.parameters()):
-        raise UnsupportedError(
-            f"distribute: {name}, or a parameter of it, has hooks, which would be lost.\n  fix: register them on the result."
-        )
+    refuse_lost(model)
     own = {*dir(DistributedModel), *DistributedModel.__annotations__} - set(dir(torch.nn.Module))
     for part in (*model._modules, *model._parameters, *model._buffers):
         if part in own:

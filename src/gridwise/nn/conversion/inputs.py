@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,8 @@ class Inputs:
     """Of the arguments that are tensors, in the order of `forward`."""
     held: dict[str, Any]
     """The values of all other arguments."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Of tensors that are indices of an embedding, how many rows it has."""
 
     @classmethod
     def of(cls, model: torch.nn.Module, P_x: Partition, said: Mapping[str, Any]) -> Inputs:

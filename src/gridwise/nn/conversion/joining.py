@@ -94,6 +94,21 @@ def with_mask(walk: Walk, node: Node, name: str) -> State:
     return align(walk, node)
 
 
+def attention_check(walk: Walk, node: Node, name: str) -> State:
+    """What a module of torch was given for attention: of a batch. The rehearsal has looks of torch's own at it."""
+    given_to = node.args[:5]
+    walk.graph.erase_node(node)
+    ranks = [len(_extents(walk.states[x])) for x in given_to if isinstance(x, torch.fx.Node)]
+    if ranks[:3] != [3, 3, 3]:
+        raise Unfit(
+            f"attention of tensors of {', '.join(map(str, ranks[:3]))} dims, and not of (batch, token, feature)"
+        )
+    for key, mask, allowed in zip(("key_padding_mask", "attn_mask"), given_to[3:], ([2], [2, 3]), strict=True):
+        if isinstance(mask, torch.fx.Node) and len(_extents(walk.states[mask])) not in allowed:
+            raise Unfit(f"attention with a {key} of {len(_extents(walk.states[mask]))} dims")
+    return None
+
+
 def of_parameters(states: list[Whole]) -> Whole:
     """What is elementwise of parameters, some cut by sizes that only the call knows."""
     rank = max(len(state.extents) for state in states)
@@ -143,4 +158,5 @@ def _with_axes(P: Partition, rank: int) -> Partition:
 RULES: dict[str, Any] = {
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), concatenation),
     "with_mask": with_mask,
+    "attention_check": attention_check,
 }

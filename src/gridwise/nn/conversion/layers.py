@@ -52,6 +52,23 @@ ALONG: dict[type, int | None] = {
 }
 """Modules that run as they are where a dim is whole: which one; None for their attribute `dim`."""
 
+WAYS = (
+    "train",
+    "eval",
+    "requires_grad_",
+    "zero_grad",
+    "parameters",
+    "named_parameters",
+    "_apply",
+    "state_dict",
+    "load_state_dict",
+    "_save_to_state_dict",
+    "_load_from_state_dict",
+    "get_extra_state",
+    "set_extra_state",
+)
+"""Methods of modules that a distributed layer has in torch's way, or in one of its own."""
+
 
 def is_known(module: torch.nn.Module) -> bool:
     """Whether a module can be converted on some grid."""
@@ -158,5 +175,5 @@ def _torch_type(module: torch.nn.Module) -> type:
     if base.__name__.startswith("_") or base in (torch.nn.Module, torch.nn.Sequential):
         return own
     methods = [name for name, value in vars(base).items() if inspect.isfunction(value) and name != "__init__"]
-    same = all(getattr(own, name) is getattr(base, name) for name in ("forward", "__call__", *methods))
+    same = all(getattr(own, name) is getattr(base, name) for name in ("forward", "__call__", *methods, *WAYS))
     return base if same else own

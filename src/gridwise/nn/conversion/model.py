@@ -28,6 +28,7 @@ from ..operator import Operator, Ticket, apply
 from ..plan import Plans, Script
 from ..repartition import Repartition
 from .inputs import Inputs
+from .ranges import problem_with
 from .rehearsal import Rehearsal
 
 
@@ -120,6 +121,8 @@ class DistributedModel(torch.fx.GraphModule):
             refuse_transforms(self._says, (*inputs, *self.parameters(), *self.buffers()))
         if not self.P_x.active:
             return self._nothing(inputs)
+        if problem is None and self._inputs.limits:
+            problem = self._problem_with_indices(inputs)
         plan = self._plans.find(self._structure(inputs)) if problem is None else None
         ticket = self._ticket.called_again()
         transport, team = self.P_x.transport, self.P_x.team
@@ -144,6 +147,12 @@ class DistributedModel(torch.fx.GraphModule):
             self._plans.add(self._structure(inputs), {"run": run})
         y = self._returns(y) if isinstance(y, dict) else y
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
+
+    def _problem_with_indices(self, inputs: tuple[Tensor, ...]) -> str | None:
+        """Indices that the embeddings of the model have not, which this worker alone would see."""
+        limits = self._inputs.limits
+        named = [(x, limits[key]) for key, x in zip(self._inputs.partitions, inputs, strict=True) if key in limits]
+        return next((f"an embedding {problem}" for x, rows in named if (problem := problem_with(x, rows))), None)
 
     def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""

@@ -31,19 +31,28 @@ def attention(
     """`torch.nn.MultiheadAttention` of a batch."""
     if is_causal and attn_mask is None:
         raise ValueError("MultiheadAttention needs `attn_mask` where `is_causal` is set.")
+    by_hint = is_causal and key_padding_mask is None and not need_weights
+    if by_hint:
+        attn_mask = None  # so torch has it: the hint alone says what is hidden
+    sizes = (self.embed_dim, self.num_heads, self.batch_first)
+    called(attention_check, query, key, value, key_padding_mask, attn_mask, need_weights, sizes)
     q, k, v = (_heads(self, x) for x in _projected(self, query, key, value))  # (batch, head, token, feature)
-    if self.dropout or need_weights or attn_mask is not None or key_padding_mask is not None:
+    weights: Tensor | None = None
+    if by_hint:
+        dropped = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=True)
+    elif self.dropout or need_weights or attn_mask is not None or key_padding_mask is not None:
         scores = (q / math.sqrt(self.head_dim)) @ k.transpose(-2, -1)
         if attn_mask is not None:
             scores = called(with_mask, scores, attn_mask)
         if key_padding_mask is not None:
             scores = called(with_mask, scores, key_padding_mask[:, None, None, :])
-        weights = (
-            F.dropout(scores.softmax(-1), self.dropout, training=self.training) if self.dropout else scores.softmax(-1)
-        )
+        weights = scores.softmax(-1) if need_weights else called(shares, scores)
+        if self.dropout:
+            weights = F.dropout(weights, self.dropout, training=self.training)
         y = weights @ v
     else:
-        weights, y = None, F.scaled_dot_product_attention(q, k, v)
+        y = F.scaled_dot_product_attention(q, k, v)
     y = self.out_proj(y.transpose(1, 2).flatten(2))
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)
@@ -74,7 +83,43 @@ def _heads(self: Any, x: Tensor) -> Tensor:
 
 def with_mask(scores: Tensor, mask: Tensor) -> Tensor:
     """Scores of attention where a mask is added to them, or says with True what does not count."""
-    return scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"only bool and floating types of masks are supported, got {mask.dtype}")
+    if mask.dtype == torch.bool:  # added, as torch does: where nothing counts, nan comes out, and nan goes back
+        mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf)
+    return scores + mask
+
+
+def shares(scores: Tensor) -> Tensor:
+    """The softmax of scores, and zeros where nothing counts: so torch's attention has it, where it gives no weights."""
+    hidden = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
+
+
+def attention_check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    need_weights: bool,
+    sizes: tuple[int, int, bool],
+) -> None:
+    """Let torch refuse what does not fit in attention of global tensors, which have no numbers; made for rehearsals."""
+    embed_dim, heads, batch_first = sizes
+    if batch_first:
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    widths = embed_dim, key.shape[-1], value.shape[-1]
+    q, k, v = (query.new_empty(embed_dim, width) for width in widths)
+    no_bias, out = query.new_empty(3 * embed_dim), query.new_empty(embed_dim, embed_dim)
+    try:
+        F.multi_head_attention_forward(
+            query, key, value, embed_dim, heads, None, no_bias, None, None, False, 0.0, out, None,
+            key_padding_mask=key_padding_mask, need_weights=need_weights, attn_mask=attn_mask,
+            use_separate_proj_weight=True, q_proj_weight=q, k_proj_weight=k, v_proj_weight=v,
+        )  # fmt: skip
+    except AssertionError as error:
+        raise ValueError(str(error)) from None
 
 
 def called(function: Callable[..., Any], *args: Any) -> Any:

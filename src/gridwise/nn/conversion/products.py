@@ -17,6 +17,7 @@ import torch
 from . import blocks
 from .attended import Attended
 from .joining import anything, common
+from .ranges import watch
 from .state import Extent, OnGrid, State, Symbol, Whole
 from .walk import Node, Unfit, Walk, given
 
@@ -188,6 +189,8 @@ def embedding(walk: Walk, node: Node, name: str) -> State:
     if isinstance(state, Whole):
         return Whole((*state.extents, like.extents[1]))
     assert isinstance(state, OnGrid)
+    if isinstance(rows := like.extents[0], int):
+        watch(walk, node, x, rows)
     return state.reshaped(state.dim, state.dim, [like.extents[1]])
 
 

@@ -149,6 +149,7 @@ RULES: dict[str, Any] = {
     **dict.fromkeys("mean sum amax amin logsumexp var std argmax argmin all any prod".split(), reduction),  # noqa: SIM905
     **dict.fromkeys(("max", "min", "median", "var_mean", "std_mean"), values_and_indices),
     **dict.fromkeys("softmax log_softmax softmin cumsum cumprod normalize glu roll flip".split(), along),  # noqa: SIM905
+    "shares": lambda walk, node, name: along_dims(walk, node, node.args[0], -1, name),
     **dict.fromkeys(("channel_shuffle", "local_response_norm"), along),
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
 }

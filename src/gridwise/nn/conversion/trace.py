@@ -18,6 +18,7 @@ from ...errors import UnsupportedError
 from .inputs import Inputs
 from .layers import has_layer
 from .plainly import BY_FUNCTION, made_plain
+from .unseen import Modes, functions_refused
 
 INSIDE = os.path.dirname(torch.__file__)
 ROOM = os.path.dirname(__file__)
@@ -51,7 +52,7 @@ class _Tracer(torch.fx.Tracer):
 
     def __init__(self, inputs: Inputs, plain: set[int]) -> None:
         super().__init__()
-        self.inputs, self.plain = inputs, plain
+        self.inputs, self.plain, self.modes = inputs, plain, Modes()
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         """Placeholders for the tensors; all other arguments are what they are held at."""
@@ -88,6 +89,8 @@ class _Tracer(torch.fx.Tracer):
         start = max(i for i, frame in enumerate(frames) if (frame.filename, frame.name) == (__file__, "traced"))
         own = [frame for frame in frames[start:] if INSIDE not in frame.filename and ROOM not in frame.filename]
         proxy.node.meta["line"] = own[-1].line if own else ""
+        if proxy.node.op not in ("placeholder", "get_attr"):
+            self.modes.check(code_of(proxy.node))
         return proxy
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
@@ -105,11 +108,13 @@ def traced(model: torch.nn.Module, inputs: Inputs) -> Graph:
         while not graphs:
             for mode in (True, False):
                 model.train(mode)
-                with _sizes_in_arange():
+                with _sizes_in_arange(), functions_refused(), torch.set_grad_enabled(mode):  # once with, once without
                     graphs.append(_Tracer(inputs, plain).trace(model))
             if apart := _used_apart(model, graphs[0]) - plain:  # these are to be parameters of no layer
                 plain |= apart
                 graphs.clear()
+    except UnsupportedError:
+        raise
     except Exception as error:
         raise UnsupportedError(
             f"distribute: the forward of {type(model).__name__} cannot be traced by torch.fx: {error}\n"

@@ -12,7 +12,7 @@ from gridwise.nn import AllSumReduce
 from gridwise.testing import workers
 
 
-@workers(12)
+@workers(12, transports=("gloo",))  # twelve that wait by polling take longer on few cores
 def test_the_example_of_the_documentation_on_twelve_workers():
     P_world = gridwise.world()
     P_x_base = P_world.create_partition_inclusive(np.arange(0, 12))

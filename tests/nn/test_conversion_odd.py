@@ -135,7 +135,7 @@ def _twice_named() -> nn.Module:
     return nn.Sequential(conv, nn.ReLU(), conv)
 
 
-@workers(1, 2, 3, 4, transports=("mpi",))
+@workers(1, 2, 3, transports=("mpi",))
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_sequential(name: str, gridwise_setting: tuple[str, int]) -> None:
     for grid in GRIDS[gridwise_setting[1]]:

@@ -39,7 +39,7 @@ RECURRENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-@workers(1, 2, 3, 4, transports=("mpi",))
+@workers(1, 2, 3, transports=("mpi",))
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers(name: str, gridwise_setting: tuple[str, int]) -> None:
     for grid in GRIDS[gridwise_setting[1]]:

@@ -28,6 +28,8 @@ from gridwise.comm.pool import Pool
 
 Row = tuple[str, float, float, float]
 """Name, our seconds, ours with overlap, the limit's."""
+Way = Callable[[torch.nn.Module, Tensor], Callable[[], object]]
+"""What is measured of a layer with an input."""
 
 
 class HandPadded(torch.nn.Conv3d):
@@ -62,6 +64,10 @@ def both_ways(layer: torch.nn.Module, x: Tensor) -> Callable[[], object]:
     return lambda: torch.autograd.grad(layer(x), wanted, dy)
 
 
+def forward(layer: torch.nn.Module, x: Tensor) -> Callable[[], object]:
+    return lambda: layer(x)
+
+
 def overlapped(call: Callable[[], object]) -> Callable[[], object]:
     def run() -> None:
         with nn.overlap(True):
@@ -77,11 +83,13 @@ def rows(rounds: int) -> list[Row]:
     world = gridwise.world()
     found: list[Row] = []
 
-    def row(name: str, grid: list[int], block: tuple[int, ...], ours: type, args: tuple, *limits: type) -> None:
+    def row(
+        name: str, grid: list[int], block: tuple[int, ...], ours: type, args: tuple, *limits: type, way: Way = both_ways
+    ) -> None:
         P_x = world.create_cartesian_topology_partition(grid)
         x = torch.randn(block, requires_grad=True)
-        layer = both_ways(ours(P_x, *args), x)
-        sides = [layer, overlapped(layer), *(both_ways(limit(*args), x) for limit in limits)]
+        layer = way(ours(P_x, *args), x)
+        sides = [layer, overlapped(layer), *(way(limit(*args), x) for limit in limits)]
         mine, overlapping, *theirs = measured(sides, rounds, repeat=1 if x.numel() > 1 << 16 else 100)
         found.append((name, mine, overlapping, min(theirs)))
 
@@ -111,6 +119,7 @@ def rows(rounds: int) -> list[Row]:
     row("average pool (4,16,512,512) k3 s2 p1", by_rows, image, mean, (3, 2, 1), torch.nn.AvgPool2d)
     small = (1, 8, 16, 32)
     row("conv2d (1,8,32,32) k3 p1", by_rows, small, conv, (8, 8, 3, 1, 1), torch.nn.Conv2d)
+    row("..., forward alone", by_rows, small, conv, (8, 8, 3, 1, 1), torch.nn.Conv2d, way=forward)
     row("max pool (1,8,32,32) k2", by_rows, small, pool, (2,), torch.nn.MaxPool2d)
     return found
 

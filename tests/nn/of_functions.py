@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import gridwise
+from gridwise.errors import UnsupportedError
 from gridwise.testing import check_equal_to_sequential
 
 GRIDS = {
@@ -47,3 +49,12 @@ def check(make: Callable[[], nn.Module], grid: tuple[int, ...], shape: tuple[int
         model.zero_grad()
         sequential.zero_grad()
         check_equal_to_sequential(model, sequential, x, P_x, model.P_y)
+
+
+def check_named(make: Callable[[], nn.Module], words: str, grid: tuple[int, ...]) -> None:
+    """`distribute` refuses the model on all workers, in `words`, before it runs."""
+    P_x = gridwise.world().create_cartesian_topology_partition(grid)
+    torch.manual_seed(0)
+    with pytest.raises(UnsupportedError) as info:
+        gridwise.distribute(make(), P_x)
+    assert words in str(info.value), str(info.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -157,3 +158,10 @@ def _windowed(
     name = rng.choice(("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"))
     padding = rng.choice((rng.randint(0, 3), tuple(rng.randint(-1, 4) for _ in range(2 * dims))))
     return f"{name}{dims}d", (padding, 1.5) if name == "ConstantPad" else (padding,), {}
+
+
+def larger(case):
+    """A random case with three times as many rows, in balanced blocks: most workers have an interior then."""
+    dims = int(case.layer[-2])
+    space = tuple(3 * n for n in case.shape[-dims:])
+    return replace(case, shape=(*case.shape[:-dims], *space), extents=None)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
 from equality import Case, check_all, check_second_order
-from random_layers import random_case
+from random_layers import larger, random_case
 from torch.utils.checkpoint import checkpoint
 
 import gridwise
@@ -71,12 +70,6 @@ def test_what_is_padded_instead(name):
     with adding() as begun:
         assert check_all([REFUSED[name]], 2) == ["equal"]
     assert not begun or name == "even kernel"  # one of the two workers may be able to
-
-
-def larger(case):
-    """A random case with three times as many rows, in balanced blocks: most can be added up then."""
-    dims = int(case.layer[-2])
-    return replace(case, shape=(*case.shape[:-dims], *(3 * n for n in case.shape[-dims:])), extents=None)
 
 
 def random_convolutions(seeds, count):

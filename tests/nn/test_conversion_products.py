@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from of_functions import GRIDS, Of, check, parameter
+from of_functions import GRIDS, Of, check, check_named, parameter
 from torch import Tensor, nn
 
 import gridwise
-from gridwise.errors import PartitionError, UnsupportedError
+from gridwise.errors import PartitionError
 from gridwise.testing import workers
 
 
@@ -132,11 +132,7 @@ NAMED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @workers(2, transports=("mpi",))
 @pytest.mark.parametrize("name", NAMED)
 def test_named_before_running(name: str) -> None:
-    make, words = NAMED[name]
-    P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
-    with pytest.raises(UnsupportedError) as info:
-        gridwise.distribute(make(), P_x)
-    assert words in str(info.value), str(info.value)
+    check_named(*NAMED[name], (1, 1, 2, 1))
 
 
 @workers(2)

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from of_functions import Of
+from of_functions import Of, check_named
 from torch import nn
 
 import gridwise
-from gridwise.errors import UnsupportedError
 from gridwise.testing import check_equal_to_sequential, workers
 
 GRIDS: dict[int, list[tuple[int, ...]]] = {
@@ -64,9 +63,4 @@ NAMED: dict[str, tuple[Any, str]] = {
 @workers(2, transports=("mpi",))
 @pytest.mark.parametrize("name", NAMED)
 def test_named_before_running(name: str) -> None:
-    make, words = NAMED[name]
-    P = gridwise.world().create_cartesian_topology_partition((2, 1, 1))
-    torch.manual_seed(0)
-    with pytest.raises(UnsupportedError) as info:
-        gridwise.distribute(make(), P)
-    assert words in str(info.value), str(info.value)
+    check_named(*NAMED[name], (2, 1, 1))

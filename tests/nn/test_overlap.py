@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
 from equality import Case, check_all, check_second_order
-from random_layers import random_case
+from random_layers import larger, random_case
 
 import gridwise
 from gridwise import nn
@@ -46,13 +45,6 @@ def overlapping(least_share: float = 0.0):
             yield begun
     finally:
         module.LEAST_SHARE, module.Parts.begin, Addition.planned = before, begin, planned
-
-
-def larger(case):
-    """A random case with three times as many rows, in balanced blocks: most have an interior then."""
-    dims = int(case.layer[-2])
-    space = tuple(3 * n for n in case.shape[-dims:])
-    return replace(case, shape=(*case.shape[:-dims], *space), extents=None)
 
 
 def larger_cases(seeds, count):

@@ -96,7 +96,7 @@ class Fit:
 
     def new_tensor(self, key: str) -> Tensor:
         stored = self.stored(key)
-        target = torch.empty(stored.shape, dtype=stored.dtype)
+        target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
         self.want(key, stored, target, None, fresh=True)
         return target
 

@@ -188,7 +188,7 @@ def _export(path: Path, target: Path, prefix: str, progress: Progress | None) ->
         "complex": [key[len(below) :] for key in keys if manifest.tensors[key].code == "C128"],
     }
     blocks = [
-        Block(key[len(below) :], stored.code, None, stored.shape, torch.empty(0), 0, stored.nbytes)
+        Block(key[len(below) :], stored.code, None, stored.shape, torch.empty(0, device="cpu"), 0, stored.nbytes)
         for key in keys
         for stored in [manifest.tensors[key]]
     ]
@@ -198,7 +198,7 @@ def _export(path: Path, target: Path, prefix: str, progress: Progress | None) ->
 
 def _tensor(path: Path, manifest: Manifest, key: str) -> Tensor:
     stored = manifest.tensors[key]
-    target = torch.empty(stored.shape, dtype=stored.dtype)
+    target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
     with Reader(path, manifest, units_of_all([Want(key, stored, target, None, fresh=True)], [])) as reader:
         reader.check()
     return target

@@ -120,7 +120,7 @@ def _lent(transport: Transport, size: int, pinned: bool) -> Tensor:
     _memory[transport] = None
     if memory is None or memory.numel() < size or (pinned and not memory.is_pinned()):
         del memory
-        memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned, device="cpu")
     return memory
 
 

@@ -120,7 +120,7 @@ class Talk:
         self.transport.all_max(words, self.team, self.what)
         if words[0]:
             self.agree(error)
-        buffer = torch.empty(int(words[1]), dtype=torch.uint8)
+        buffer = torch.empty(int(words[1]), dtype=torch.uint8, device="cpu")
         if data:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self.transport.copy_from(buffer, self.root, self.team, self.what)
@@ -137,7 +137,10 @@ class Talk:
         if not self.is_root:
             self.transport.exchange([(self.root, torch.frombuffer(bytearray(mine), dtype=torch.uint8))], [], self.what)
             return None
-        buffers = {rank: torch.empty(int(n), dtype=torch.uint8) for rank, n in zip(self.P.ranks, sizes, strict=True)}
+        buffers = {
+            rank: torch.empty(int(n), dtype=torch.uint8, device="cpu")
+            for rank, n in zip(self.P.ranks, sizes, strict=True)
+        }
         self.transport.exchange([], [(rank, x) for rank, x in buffers.items() if rank != self.root], self.what)
         return [
             message if rank == self.root else json.loads(buffer.numpy().tobytes()) for rank, buffer in buffers.items()

@@ -140,7 +140,7 @@ def _talk() -> str:
     """Runs on two workers: an exchange that is checked, its speed, and an adjoint test."""
     transport = find.current()
     small, large = _round_trip(SMALL, 200), _round_trip(LARGE, 10)
-    total = transport.all_sum(torch.tensor([1.0 + transport.rank]), transport.everyone)
+    total = transport.all_sum(torch.tensor([1.0 + transport.rank], device="cpu"), transport.everyone)
     if total.item() != 3.0:
         raise RuntimeError(f"1 + 2 over two workers is {total.item()}")
     speed = f"latency {small * 1e6:.0f} us, bandwidth {LARGE / large / 1e9:.2f} GB/s each way"
@@ -151,7 +151,7 @@ def _round_trip(size: int, repeats: int) -> float:
     """Seconds for one exchange of `size` bytes in both directions; raises if what arrives is not what was sent."""
     transport = find.current()
     peer = 1 - transport.rank
-    sent = torch.full((size,), transport.rank, dtype=torch.uint8)
+    sent = torch.full((size,), transport.rank, dtype=torch.uint8, device="cpu")
     arrived = torch.empty_like(sent)
     transport.exchange([(peer, sent)], [(peer, arrived)], "the doctor's exchange")
     if not bool((arrived == peer).all()):
@@ -166,5 +166,5 @@ def _round_trip(size: int, repeats: int) -> float:
 def _adjoint_test() -> str:
     world = gridwise.world()
     layer = gridwise.nn.HaloExchange(world.create_cartesian_topology_partition([world.size]), [(1, 1)])
-    error = gridwise.testing.check_adjoint(layer, torch.zeros(1000))
+    error = gridwise.testing.check_adjoint(layer, torch.zeros(1000, device="cpu"))
     return f"adjoint test passed (relative error {error:.0e})"

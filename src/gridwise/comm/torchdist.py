@@ -120,9 +120,9 @@ class TorchTransport(Transport):
 
     def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]:
         longest = max(sizes)
-        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else mine[:0]
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in team]
+        parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in team]
         dist.all_gather(parts, mine, group=self.group_of(team))
         return [part.numpy().tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
 

@@ -35,7 +35,7 @@ def as_bytes(x: Tensor) -> Tensor:
 
 def host_buffer(x: Tensor) -> Tensor:
     """Uninitialised host memory of the same shape; pinned, because it stands in for a device tensor."""
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True, device="cpu")
 
 
 def to_host(x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def summed(x: Tensor, reduce: Callable[[Tensor, Tensor], None], carries_cuda: bo
         return torch.view_as_complex(pairs)
     carrier, device = SUMMED_AS[x.dtype], x.device
     if x.is_cuda and not carries_cuda:
-        total = torch.empty(x.shape, dtype=carrier, pin_memory=True)
+        total = torch.empty(x.shape, dtype=carrier, pin_memory=True, device="cpu")
         x = x.cpu()
     else:
         total = torch.empty(x.shape, dtype=carrier, device=x.device)

@@ -86,7 +86,7 @@ def reason_for_whole(value: Value) -> str | None:
 def block_of(value: Value, ranges: Ranges, before: float, session: Session) -> Tensor:
     """The block of a value as it was at a time."""
     if value.meta.numel() == 0:
-        return torch.empty([stop - start for start, stop in ranges], dtype=value.meta.dtype)
+        return torch.empty([stop - start for start, stop in ranges], dtype=value.meta.dtype, device="cpu")
     root = value.cell.writes[0].outputs[0]
     if len(value.cell.writes[0].outputs) != 1 or root is None or not _is_whole(root.meta):
         raise NeedsWhole(f"{_name(value.cell.writes[0])} gives more than one tensor, or a strided one")
@@ -113,7 +113,7 @@ def _replay_block(value: Value, root: Value, box: Ranges, before: float, session
         writes.pop()
         block = _create(created, root, box, extents, session)
     else:
-        block = torch.empty(extents, dtype=root.meta.dtype)
+        block = torch.empty(extents, dtype=root.meta.dtype, device="cpu")
     for node in reversed(writes):
         _write(node, root, box, block, session)
     return block
@@ -125,11 +125,11 @@ def _create(node: Node, root: Value, box: Ranges, extents: list[int], session: S
     if not all(k != "device" or str(v) == "cpu" for k, v in node.kwargs.items()):
         raise NeedsWhole(f"{_name(node)} is on another device than the CPU")
     if func in _EMPTY:
-        return torch.empty(extents, dtype=meta.dtype)
+        return torch.empty(extents, dtype=meta.dtype, device="cpu")
     if func in _CONSTANTS:
-        return torch.full(extents, _CONSTANTS[func](node), dtype=meta.dtype)
+        return torch.full(extents, _CONSTANTS[func](node), dtype=meta.dtype, device="cpu")
     if func in FACTORIES and FACTORIES[func] != "permutation":
-        block = torch.empty(extents, dtype=meta.dtype)
+        block = torch.empty(extents, dtype=meta.dtype, device="cpu")
         fill_block(_fill(node, FACTORIES[func], meta), meta.shape, box, block)
         return block
     if func is literal:
@@ -168,7 +168,7 @@ def _write(node: Node, root: Value, box: Ranges, block: Tensor, session: Session
         if dim in dims:
             part[dims.index(dim)] = (low - start[dim], max(high, low) - start[dim])
     view = _as_view(block[tuple(inside)], dims)
-    work = view if view.is_contiguous() else torch.empty(view.shape, dtype=view.dtype)
+    work = view if view.is_contiguous() else torch.empty(view.shape, dtype=view.dtype, device="cpu")
     if node.func in FILLS:
         fill_block(_fill(node, FILLS[node.func], meta), meta.shape, tuple(part), work)
     else:
@@ -209,7 +209,7 @@ def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: Node, session: S
     if type(arg) is not Value:
         return arg
     if session.dry and arg.meta.numel() <= SMALL:
-        return torch.empty([0 if n > 1 else 1 for n in arg.meta.shape], dtype=arg.meta.dtype)
+        return torch.empty([0 if n > 1 else 1 for n in arg.meta.shape], dtype=arg.meta.dtype, device="cpu")
     cut = _broadcast(arg.meta.shape, result.shape, ranges)
     if arg.meta.numel() <= SMALL:
         whole = replay([arg], before=node.time)[0].detach()

@@ -69,7 +69,7 @@ def tail_of(n: int, dtype: torch.dtype) -> int:
 def _halves_skip_the_remainder() -> bool:
     generator = torch.Generator().manual_seed(7)
     start = generator.get_state()
-    torch.empty(17, dtype=torch.float16).normal_(generator=generator)
+    torch.empty(17, dtype=torch.float16, device="cpu").normal_(generator=generator)
     return torch.equal(generator.get_state(), advanced(start, 32))
 
 
@@ -90,12 +90,16 @@ def _count_holds(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> bo
     for has_sample in (False, True):
         generator = torch.Generator().manual_seed(7)
         if has_sample:
-            torch.empty(1).normal_(generator=generator)
+            torch.empty(1, device="cpu").normal_(generator=generator)
         start = generator.get_state()
-        tensor = torch.empty(n, dtype=dtype) if contiguous else torch.empty(2 * n, dtype=dtype)[::2]
+        tensor = (
+            torch.empty(n, dtype=dtype, device="cpu")
+            if contiguous
+            else torch.empty(2 * n, dtype=dtype, device="cpu")[::2]
+        )
         contiguous = tensor.is_contiguous()
         if kind == "permutation":
-            torch.randperm(n, generator=generator)
+            torch.randperm(n, generator=generator, device="cpu")
         elif kind == "uniform":
             tensor.uniform_(generator=generator)
         else:

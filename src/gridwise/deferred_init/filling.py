@@ -71,7 +71,7 @@ class Fill(NamedTuple):
             out[last - start : min(stop, whole) - start] = self.groups(min(stop, whole) - last, last)
         tail = self.n - LANES
         if whole != self.n and stop > tail:
-            again = torch.empty(LANES, dtype=self.dtype)
+            again = torch.empty(LANES, dtype=self.dtype, device="cpu")
             self.draw(again, tail_of(self.n, self.dtype))
             begin = max(start, tail)
             out[begin - start :] = again[begin - tail : stop - tail]
@@ -79,7 +79,7 @@ class Fill(NamedTuple):
 
     def groups(self, length: int, start: int) -> Tensor:
         """`length` elements from `start` on, all of one group."""
-        group = torch.empty(LANES, dtype=self.dtype)
+        group = torch.empty(LANES, dtype=self.dtype, device="cpu")
         self.draw(group, start // LANES * LANES)
         return group[start % LANES : start % LANES + length]
 
@@ -90,7 +90,9 @@ def fill_block(fill: Fill, shape: Sequence[int], ranges: Ranges, out: Tensor) ->
         return
     flat = out.view(-1)
     if not fill.can_be_cut():
-        whole = torch.empty(list(shape), dtype=fill.dtype)  # fewer than 16 normals: they may use up a left-over sample
+        whole = torch.empty(
+            list(shape), dtype=fill.dtype, device="cpu"
+        )  # fewer than 16 normals: they may use up a left-over sample
         whole.normal_(*fill.parameters, generator=generator_at(fill.mark.state()))
         out.copy_(whole[tuple(slice(*r) for r in ranges)])
         return
@@ -114,7 +116,7 @@ def fill_block(fill: Fill, shape: Sequence[int], ranges: Ranges, out: Tensor) ->
             if count == 1:
                 fill.run(flat[done : done + length], start)
             else:
-                scratch = torch.empty((count - 1) * row + length, dtype=fill.dtype)
+                scratch = torch.empty((count - 1) * row + length, dtype=fill.dtype, device="cpu")
                 fill.run(scratch, start)
                 wanted = scratch.as_strided((count, length), (row, 1))
                 flat[done : done + count * length].view(count, length).copy_(wanted)
@@ -144,11 +146,11 @@ def fills_are_known() -> bool:
 def _fill_holds(kind: Any, n: int, dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(n)
     stream = Stream(generator.get_state())
-    whole = torch.empty(n, dtype=dtype)
+    whole = torch.empty(n, dtype=dtype, device="cpu")
     _ = whole.uniform_(-1, 2, generator=generator) if kind == "uniform" else whole.normal_(-1, 2, generator=generator)
     fill = Fill(kind, n, dtype, Mark(stream, 0, None), (-1.0, 2.0))
     for start, stop in ((0, n), (0, 5), (n - 3, n), (n // 3, n // 3 + 9), (n // 2, n), (1, n - 1)):
-        part = torch.empty(stop - start, dtype=dtype)
+        part = torch.empty(stop - start, dtype=dtype, device="cpu")
         fill.run(part, start)
         if not torch.equal(part, whole[start:stop]):
             return False

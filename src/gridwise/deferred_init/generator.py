@@ -97,7 +97,7 @@ def layout_is_known() -> bool:
         return False
     drawn = 0
     for draws in (1, 622, 1, 624, 40 * jump.N):  # to, across and far beyond the renewal of the words
-        torch.empty(draws).uniform_(generator=generator)
+        torch.empty(draws, device="cpu").uniform_(generator=generator)
         drawn += draws
         if not torch.equal(advanced(start, drawn), generator.get_state()):
             return False

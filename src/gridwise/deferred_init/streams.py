@@ -53,7 +53,7 @@ class Stream:
 
     def _after_pair(self, draws: int) -> Tensor:
         pair = generator_at(without_sample(advanced(self.start, draws)))
-        torch.empty(1, dtype=torch.float64).normal_(generator=pair)
+        torch.empty(1, dtype=torch.float64, device="cpu").normal_(generator=pair)
         return pair.get_state()
 
     def reached(self, draws: int, state: Tensor) -> None:

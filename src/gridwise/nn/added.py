@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..grid import Box, Slab, Window, slabs_of
 from .fetch import Fetch
-from .operator import Ticket, prepare
+from .operator import Ticket, anchor_unless, prepare
 from .seen import Call, Seen
 from .split import Back, Exchange, Homeward, Split
 from .switch import autocasts
@@ -80,7 +80,7 @@ class Addition:
             own, slabs, exchange = self.split.begin(x, ticket, records)
             return Added(self, own, exchange, lambda: slabs)
         exchange, call = Exchange(self.split, x.detach(), 0.0), _Call(self.split, ticket)
-        anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
+        anchor = anchor_unless(x.requires_grad)
         own = _Own.apply(x, anchor, call)
         return Added(self, own, exchange, lambda: _Slabs.apply(x, anchor, call, exchange.boxes))
 
@@ -153,7 +153,7 @@ class _Slabs(torch.autograd.Function):
         if not torch.is_grad_enabled():
             call.under_way = Homeward(call.split, slabs, slabs[0])
             return None, None, None, None
-        anchor = None if any(slab.requires_grad for slab in slabs) else torch.empty(0, requires_grad=True)
+        anchor = anchor_unless(any(slab.requires_grad for slab in slabs))
         nothing = slabs[0].new_zeros(()).expand(ctx.shape)
         return Back.apply(anchor, call.split, ticket, nothing, *slabs), None, None, None
 

@@ -179,7 +179,9 @@ class DistributedGroupNorm(SampleNorm):
         if self._sets.count * layout.global_shape[0] == 1:  # what torch refuses: it counts the samples too
             raise PartitionError(f"{self._says}: expected more than 1 value per group, got 1.")
         samples, groups = torch.meshgrid(
-            torch.arange(block.shape[0]), torch.arange(block.start[1], block.stop[1]) // in_group, indexing="ij"
+            torch.arange(block.shape[0], device="cpu"),
+            torch.arange(block.start[1], block.stop[1], device="cpu") // in_group,
+            indexing="ij",
         )
         self._sets.of_row = (samples * self.num_groups + groups).flatten().to(input[0].device)
         self._sets.total = block.shape[0] * self.num_groups

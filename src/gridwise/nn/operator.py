@@ -75,7 +75,7 @@ class _Applied(torch.autograd.Function):
         return x, None, None, None
 
 
-_NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0, device="cpu")
 
 
 def prepare(ctx: Any, *saved: Tensor | None) -> None:
@@ -95,12 +95,16 @@ def meet(ctx: Any, transport: Transport, team: Team, name: str, ticket: Ticket) 
     return tuple(saved)
 
 
+def anchor_unless(known: bool) -> Tensor | None:
+    """A tensor that makes autograd record a node, unless that is `known` to record anyway."""
+    return None if known else torch.empty(0, requires_grad=True, device="cpu")
+
+
 def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tensor:
     """``operator(x)``, recorded by autograd on all its workers if `records`."""
     if not records:
         return operator(_plain(x.detach()))
-    anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
-    return _Applied.apply(x, anchor, operator, ticket)
+    return _Applied.apply(x, anchor_unless(x.requires_grad), operator, ticket)
 
 
 def _plain(x: Tensor) -> Tensor:

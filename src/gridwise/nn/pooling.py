@@ -170,9 +170,9 @@ class AvgPool(DistributedPoolingBase):
         self._divisor = self.divisor_override or math.prod(line[0] if line else 1 for line in counts)
         self._divisors: Tensor | None = None
         if self.divisor_override is None and any(len(set(line)) > 1 for line in counts):
-            self._divisor, self._divisors = 1, torch.ones((), dtype=torch.float64)
+            self._divisor, self._divisors = 1, torch.ones((), dtype=torch.float64, device="cpu")
             for line in counts:
-                self._divisors = self._divisors.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64)
+                self._divisors = self._divisors.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64, device="cpu")
 
     def _least_rows(self, d: int) -> int:
         return self._window[0][d] if self.dims == 3 else 1  # avg_pool3d refuses less than its kernel, padded or not

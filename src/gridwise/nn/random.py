@@ -26,7 +26,7 @@ ROWS_AT_ONCE = 1 << 16
 
 def draw_key(transport: Transport, team: Team, what: str) -> int:
     """One number from torch's generator, the same on the whole team. A worker outside the team draws one too."""
-    drawn = np.array([int(torch.empty((), dtype=torch.int64).random_())], dtype=np.int64)
+    drawn = np.array([int(torch.empty((), dtype=torch.int64, device="cpu").random_())], dtype=np.int64)
     if transport.rank in team:
         transport.all_max(drawn, team, what)
     return int(drawn[0])

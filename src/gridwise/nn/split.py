@@ -21,7 +21,7 @@ from ..comm.parcels import put
 from ..grid import Box, Meeting, meetings
 from .fetch import Fetch, memory_format_of
 from .move import HALVES, Place
-from .operator import Ticket, meet, prepare
+from .operator import Ticket, anchor_unless, meet, prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Split:
         if not records:
             exchange = Exchange(self, x.detach(), self.fetch.fill)
             return self.inside(x.detach()), exchange.boxes, exchange
-        anchor, begun = None if x.requires_grad else torch.empty(0, requires_grad=True), list[Exchange]()
+        anchor, begun = anchor_unless(x.requires_grad), list[Exchange]()
         inside, *boxes = _Forth.apply(x, anchor, self, ticket, self.fetch.fill, begun)
         return inside, boxes, begun[0]
 
@@ -171,8 +171,7 @@ class _Forth(torch.autograd.Function):
         ctx.split.meet(ctx, ticket)
         if not torch.is_grad_enabled():
             return ctx.split.back(inside, boxes, own=True), None, None, None, None, None
-        known = any(part.requires_grad for part in (inside, *boxes))
-        anchor = None if known else torch.empty(0, requires_grad=True)
+        anchor = anchor_unless(any(part.requires_grad for part in (inside, *boxes)))
         return Back.apply(anchor, ctx.split, ticket, inside, *boxes), None, None, None, None, None
 
 
@@ -192,7 +191,7 @@ class Back(torch.autograd.Function):
         ticket = ctx.ticket.differentiated()
         ctx.split.meet(ctx, ticket)
         if torch.is_grad_enabled():
-            anchor, begun = None if x.requires_grad else torch.empty(0, requires_grad=True), list[Exchange]()
+            anchor, begun = anchor_unless(x.requires_grad), list[Exchange]()
             parts = _Forth.apply(x, anchor, ctx.split, ticket, 0.0, begun)
             begun[0].finish()
         else:

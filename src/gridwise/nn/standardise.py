@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..comm.transport import Team, Transport
 from .copy import AllSum
-from .operator import Ticket, apply, meet, prepare
+from .operator import Ticket, anchor_unless, apply, meet, prepare
 
 FEW = 8
 """The largest team whose members' statistics go into one message; its size grows with the team."""
@@ -211,7 +211,5 @@ def standardise(
     shared: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Normalise ``x`` by `statistics`, recorded by autograd on all workers of the sets if `records`."""
-    anchor = None
-    if records and not any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        anchor = torch.empty(0, requires_grad=True)
+    anchor = anchor_unless(not records or any(t is not None and t.requires_grad for t in (x, weight, bias)))
     return Standardised.apply(x, weight, bias, anchor, statistics, eps, sets, ticket, shared)

@@ -78,8 +78,8 @@ def nearest_taps(mode: str, n_in: int, n_out: int, scale: float | None, x: Tenso
 def linear_taps(n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype) -> Taps:
     """Two sources and the weight of the second; a dim that keeps its extent is copied, whatever the scale says."""
     if n_in == n_out:
-        rows = torch.arange(n_out)
-        return Taps((rows, rows), (torch.zeros(n_out),))
+        rows = torch.arange(n_out, device="cpu")
+        return Taps((rows, rows), (torch.zeros(n_out, device="cpu"),))
     at = _coordinates(n_in, n_out, scale, align_corners, dtype).clamp(min=0)
     first = at.floor().long().clamp(max=n_in - 1)
     return Taps((first, (first + 1).clamp(max=n_in - 1)), ((at - first).clamp(0, 1),))
@@ -109,7 +109,7 @@ def _outer(t: Tensor) -> Tensor:
 
 def _coordinates(n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype) -> Tensor:
     """Where in the input each output lies (area_pixel_compute_scale and what follows it)."""
-    outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
     if align_corners:
         return (_divided(n_in - 1, n_out - 1, outputs) if n_out > 1 else outputs.new_zeros(())) * outputs
     ratio = outputs.new_tensor(1.0 / scale) if scale is not None and scale > 0 else _divided(n_in, n_out, outputs)

@@ -55,7 +55,7 @@ class Scale:
     @classmethod
     def of(cls, blocks: Iterable[Tensor]) -> Scale:
         """From blocks of rows; NaN is left out."""
-        count = total = squares = torch.zeros((), dtype=torch.float64)
+        count = total = squares = torch.zeros((), dtype=torch.float64, device="cpu")
         for block in blocks:
             rows = block.double().cpu()
             known = ~torch.isnan(rows)
@@ -68,7 +68,7 @@ class Scale:
     @classmethod
     def none(cls) -> Scale:
         """The scale that changes nothing."""
-        return cls(torch.zeros(()), torch.ones(()))
+        return cls(torch.zeros((), device="cpu"), torch.ones((), device="cpu"))
 
     def standardise(self, x: Tensor) -> Tensor:
         return (x - self.mean.to(x)) / self.std.to(x)
@@ -166,7 +166,11 @@ def _batches(
     generator = torch.Generator().manual_seed(seed)
 
     def epoch() -> Iterator[Batch]:
-        order = torch.randperm(len(xs), generator=generator) if shuffle else torch.arange(len(xs))
+        order = (
+            torch.randperm(len(xs), generator=generator, device="cpu")
+            if shuffle
+            else torch.arange(len(xs), device="cpu")
+        )
         for rows in order.to(device).split(size):
             yield xs[rows], ys[rows]
 

@@ -64,4 +64,4 @@ def calibration(
 
 def half_width(level: float) -> float:
     """How many standard deviations the central interval of probability `level` reaches to each side."""
-    return float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * level, dtype=torch.float64)))
+    return float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * level, dtype=torch.float64, device="cpu")))

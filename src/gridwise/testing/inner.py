@@ -23,7 +23,9 @@ def inner(a: Sequence[Tensor], b: Sequence[Tensor], transport: Transport | None 
     Complex tensors are taken as pairs of reals, as autograd does, so the result is real for them too.
     """
     transport = transport or world().transport
-    total = sum((_real_dot(x, y) for x, y in zip(a, b, strict=True)), torch.zeros((), dtype=torch.float64))
+    total = sum(
+        (_real_dot(x, y) for x, y in zip(a, b, strict=True)), torch.zeros((), dtype=torch.float64, device="cpu")
+    )
     return float(transport.all_sum(total, transport.everyone, "an inner product"))
 
 
@@ -38,4 +40,4 @@ def random_like(x: Tensor, name: str, seed: int = 0) -> Tensor:
     rank = world().transport.rank
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {rank} {seed}".encode()))
     dtype = x.dtype if x.dtype.is_floating_point or x.is_complex() else torch.float64
-    return torch.randn(x.shape, dtype=dtype, generator=generator).to(x.device)
+    return torch.randn(x.shape, dtype=dtype, generator=generator, device="cpu").to(x.device)

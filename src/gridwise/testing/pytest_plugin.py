@@ -12,6 +12,8 @@ when a module needs more of them. The body travels to the workers as code, alrea
 `assert` says the same as in any other test; arguments (parametrised, or of fixtures whose values can be pickled) travel
 along. A test that hangs fails after `gridwise_timeout` seconds (an option of pytest's ini file; 60) with every worker's
 stack, and the next one gets new workers.
+
+`pytest --gridwise-device cuda` runs the same bodies with their tensors on that device, made of the same random numbers.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import pytest
 import torch
 
 from ..comm.start import mpi_missing
+from .device import made_on
 
 if TYPE_CHECKING:
     from ..comm.pool import Pool
@@ -38,6 +41,7 @@ TRANSPORTS = ("mpi", "gloo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gridwise-device", default="cpu", help="where the tensors of tests on workers are made")
     parser.addini("gridwise_timeout", "seconds after which a test on workers counts as hanging", default="60")
 
 
@@ -94,10 +98,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
     if gridwise_setting.__name__ in names:
         arguments[gridwise_setting.__name__] = setting
     seconds = float(pyfuncitem.config.getini("gridwise_timeout"))
-    pool = _pool(pyfuncitem, transport, count)
+    pool, device = _pool(pyfuncitem, transport, count), pyfuncitem.config.getoption("--gridwise-device")
     try:
         with _by_value(pyfuncitem.obj):
-            outcomes = pool.run(_body, pyfuncitem.obj, arguments, workers=count, timeout=seconds)
+            outcomes = pool.run(_body, pyfuncitem.obj, arguments, device, workers=count, timeout=seconds)
     except Exception as error:
         raise error.with_traceback(None) from None  # the note has the worker's; the pool's would only hide it
     for outcome in filter(None, outcomes):
@@ -119,11 +123,12 @@ class Outcome:
         pytest.skip(self.reason)
 
 
-def _body(test: Callable[..., object], arguments: dict[str, Any]) -> Outcome | None:
+def _body(test: Callable[..., object], arguments: dict[str, Any], device: str) -> Outcome | None:
     """Runs on the workers: every test starts from the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
     try:
-        test(**arguments)
+        with made_on(device):
+            test(**arguments)
     except (pytest.skip.Exception, pytest.xfail.Exception) as outcome:
         return Outcome(isinstance(outcome, pytest.xfail.Exception), str(outcome))
     except pytest.fail.Exception as failure:

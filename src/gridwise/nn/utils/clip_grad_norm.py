@@ -53,7 +53,9 @@ def clip_grad_norm_(
     transport, team = partition.transport, partition.team
     grads = [p.grad for p in held if p.grad is not None]
     counted = [p.grad for p in held if p.grad is not None and p.grad.numel() and _counts(p, transport, team[0])]
-    norms = torch.tensor([float(torch.linalg.vector_norm(g, norm_type)) for g in counted], dtype=torch.float64)
+    norms = torch.tensor(
+        [float(torch.linalg.vector_norm(g, norm_type)) for g in counted], dtype=torch.float64, device="cpu"
+    )
     if math.isinf(norm_type):
         largest = norms.max() if counted else norms.new_zeros(())
         total = all_max(largest.nan_to_num(math.nan, math.inf), transport, team, "clip_grad_norm_")

@@ -136,7 +136,7 @@ class Replicas:
             counts = torch.tensor([layer.batch for layer in self._taken], device=like.device)
             self._bucket.append((counts.to(torch.promote_types(like.dtype, torch.float32)), self._note_batches))
         else:
-            self._note_batches(torch.full((len(self._taken),), self.batch))
+            self._note_batches(torch.full((len(self._taken),), self.batch, device="cpu"))
         if self._bucket:
             self._post_bucket()
         for pending, flat, items in self._posted:

@@ -1,4 +1,4 @@
-"""Under `torch.set_default_device`, buffers of the host stay on the host: with "meta" as default, any that did not would fail."""
+"""Under `torch.set_default_device`, buffers of the host stay on the host; any that did not would fail with "meta"."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from gridwise.errors import PartitionError, UnsupportedError
 from gridwise.grid import Layout
 from gridwise.grid.cuts import cuts_from_extents
 
-NOT_OFFERED = ("a window without any input", "negative circular padding")
-"""What is refused though torch takes it: it returns indices outside the tensor, or rolls what it has cropped."""
+NOT_OFFERED = ("a window without any input", "negative circular padding", "Output size is too small")
+"""What is refused though torch takes it: it returns indices outside the tensor, rolls what it has cropped, or, on CUDA only,
+makes nothing."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -58,3 +59,13 @@ def check_named(make: Callable[[], nn.Module], words: str, grid: tuple[int, ...]
     with pytest.raises(UnsupportedError) as info:
         gridwise.distribute(make(), P_x)
     assert words in str(info.value), str(info.value)
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """It has no gradients in evaluation, and takes no initial state that is a view."""
+    before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before

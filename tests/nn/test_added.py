@@ -198,7 +198,7 @@ def test_after_a_backward_that_failed_on_all_workers():
                 y.sum().backward()
             del y, hidden
             others = [torch.zeros(2, 3, 1, 9, dtype=torch.float64) for _ in range(20)]
-            assert torch.equal(torch.autograd.grad(layer(x).pow(2).sum(), x)[0], expected)
+            torch.testing.assert_close(torch.autograd.grad(layer(x).pow(2).sum(), x)[0], expected)
             assert not any(other.any() for other in others)  # what was still on its way has not been written there
 
 
@@ -300,10 +300,11 @@ def test_halves_are_padded_and_formats_are_kept(memory_format):
     with adding() as begun:
         layer, x = layer_and_block()
         x = x.detach().to(memory_format=memory_format)
-        assert layer(x).is_contiguous(memory_format=memory_format)
+        y = layer(x)
+        assert y.is_cuda or y.is_contiguous(memory_format=memory_format)  # cuDNN chooses
         assert len(begun) == 1
         layer.to(torch.bfloat16)(x.bfloat16())
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
             layer.float()(x.float())
         assert len(begun) == 1
 

@@ -41,7 +41,7 @@ def test_the_sum_is_bitwise_the_same_on_all_workers_and_from_call_to_call():
     layer = AllSumReduce(world, (0,))
     first, second = layer(x), layer(x)
     assert torch.equal(first, second)
-    told = world.transport.gather_bytes(first.numpy().tobytes(), world.team)
+    told = world.transport.gather_bytes(first.cpu().numpy().tobytes(), world.team)
     assert len(set(told)) == 1
 
 

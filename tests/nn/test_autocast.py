@@ -67,7 +67,7 @@ def test_layers(name: str, given: torch.dtype, gridwise_setting: tuple[str, int]
         x = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(1)).to(given)
         block = gridwise.local_slice(P_x, x.shape)
         whole, part = x.clone().requires_grad_(), x[block].clone().requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
             expected, actual = sequential(whole), layer(part)
         own = gridwise.local_slice(P_x, expected.shape)
         compared("output", actual, expected[own])
@@ -93,7 +93,7 @@ def test_losses(name: str, reduction: str, gridwise_setting: tuple[str, int]) ->
         block = gridwise.local_slice(P_x, y.shape)
         own = block if target.dim() == 4 else block[:1] + block[2:]
         whole, part = y.clone().requires_grad_(), y[block].clone().requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
             expected = getattr(nn, name)(reduction=reduction)(whole, target)
             actual = getattr(gridwise.nn, f"Distributed{name}")(P_x, reduction=reduction)(part, target[own])
         if reduction == "none":
@@ -134,7 +134,8 @@ def test_steps_of_a_unet_with_a_scaler(gridwise_setting: tuple[str, int]) -> Non
     losses = nn.CrossEntropyLoss(), gridwise.nn.DistributedCrossEntropyLoss(P_x)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (sequential, model)]
     options = {"init_scale": 256.0, "growth_interval": 2}
-    scalers = torch.amp.GradScaler("cpu", **options), gridwise.optim.GradScaler("cpu", **options)
+    kinds, device = (torch.amp.GradScaler, gridwise.optim.GradScaler), torch.get_default_device().type
+    scalers = [kind(device, **options) for kind in kinds]
     for step in range(5):
         generator = torch.Generator().manual_seed(step)
         x = torch.randn(2, 2, 12, 10, generator=generator)
@@ -152,7 +153,7 @@ def test_steps_of_a_unet_with_a_scaler(gridwise_setting: tuple[str, int]) -> Non
             strict=True,
         ):
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
                 y = network(part)
                 value = loss(y, wanted)
             assert y.dtype == torch.bfloat16

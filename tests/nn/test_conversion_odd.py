@@ -240,7 +240,7 @@ def test_copied_saved_frozen_and_under_autocast(gridwise_setting: tuple[str, int
     twin(mine).sum().backward()
     assert twin.cls.grad is None
     model.float()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         y = model(mine.float())
     assert not P.active or torch.allclose(y.double(), expected[own], atol=0.1)
 

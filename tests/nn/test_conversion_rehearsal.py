@@ -52,7 +52,7 @@ def test_a_batch_of_one_against_a_cut_batch_is_refused_under_autocast() -> None:
     P = gridwise.world().create_cartesian_topology_partition([2, 1, 1])
     model = gridwise.distribute(OfTwo(lambda x, y: x.half() @ y), P)
     x, y = torch.ones(1, 6, 4), torch.ones(1 - P.index[0], 4, 4)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         with pytest.raises(PartitionError, match="broadcast along a cut dim"):
             model(x, y)
         assert model(x, torch.ones(1, 4, 4)).dtype is torch.bfloat16

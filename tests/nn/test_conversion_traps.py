@@ -166,8 +166,14 @@ REFUSED: dict[str, tuple[Callable[[Of, Tensor], Tensor], str]] = {
     "enable_grad": (under(torch.enable_grad), "enable_grad, .* inside of `forward`"),
     "inference_mode": (under(torch.inference_mode), "inference_mode .* inside of `forward`"),
     "grad switched off": (switched, "no_grad, .* inside of `forward`"),
-    "autocast": (under(lambda: torch.autocast("cpu", torch.bfloat16)), "autocast inside of `forward`"),
-    "no autocast": (under(lambda: torch.autocast("cpu", enabled=False)), "autocast inside of `forward`"),
+    "autocast": (
+        under(lambda: torch.autocast(torch.get_default_device().type, torch.bfloat16)),
+        "autocast inside of `forward`",
+    ),
+    "no autocast": (
+        under(lambda: torch.autocast(torch.get_default_device().type, enabled=False)),
+        "autocast inside of `forward`",
+    ),
     "sizes of parameters": (lambda m, y: y + m.scale.view(y.size(2), -1, 1), "sizes that only the call knows"),
 }
 
@@ -186,7 +192,7 @@ def test_refused_by_name(name: str) -> None:
 @workers(2, transports=("mpi",))
 def test_converted_under_no_grad_and_autocast() -> None:
     P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad(), torch.autocast(torch.get_default_device().type, torch.bfloat16):
         model = gridwise.distribute(Of(lambda m, y: y.relu()), P)
         assert not torch.is_grad_enabled()
         for make in (torch.no_grad, torch.enable_grad):

@@ -65,14 +65,14 @@ def test_autocast_lowers_the_precision_on_workers_without_work_too():
     P_0, P_1 = grid(1, 1, ranks=[0]), grid(1, 1, ranks=[1])
     layer = nn.DistributedLinear(P_0, 4, 6, P_y=P_1, P_w=P_0)
     x = torch.ones(2, 4) if world.rank == 0 else gridwise.zero_volume_tensor()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
         y = layer(x)
         torch.manual_seed(0)
         first = nn.DistributedConv1d(grid(1, 1, 2), 1, 1, 3)
         z = nn.DistributedConv1d(grid(1, 1, 2), 1, 1, 1)(first(torch.ones(1, 1, 2 if world.rank == 0 else 1)))
     assert y.dtype == z.dtype == torch.bfloat16
     parts = world.transport.gather_bytes(y.detach().float().numpy().tobytes(), world.team)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
         here = torch.nn.functional.linear(torch.ones(2, 4), layer.weight, layer.bias) if world.rank == 0 else None
     expected = world.transport.gather_bytes(
         b"" if here is None else here.detach().float().numpy().tobytes(), world.team

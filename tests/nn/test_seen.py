@@ -170,7 +170,7 @@ def test_halves_and_channels_last(dtype, memory_format):
 @workers(2)
 def test_autocast_and_input_without_gradient():
     def mixed(layer, x):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
             return gradients(layer.float(), x.detach().float().requires_grad_())
 
     def data(layer, x):

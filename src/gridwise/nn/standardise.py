@@ -107,6 +107,15 @@ def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return whole, (var + (mean - whole).square()).mean(0)
 
 
+def by_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
+    """The rows of ``(n, row, ...)`` normalised by a mean and a variance for each, scaled and shifted; no gradient."""
+    if not x.numel():  # on which torch's kernels for CUDA fail, or end the process
+        return torch.empty_like(x)
+    return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
+
+
 class Standardised(torch.autograd.Function):
     """Normalise rows by the given statistics of their sets, and scale and shift them by `weight` and `bias` of the row.
 
@@ -130,7 +139,7 @@ class Standardised(torch.autograd.Function):
         mean, var = map(sets.unfold, statistics)
         prepare(ctx, x, weight, bias)
         ctx.mean, ctx.var, ctx.eps, ctx.sets, ctx.ticket, ctx.shared = mean, var, eps, sets, ticket, shared
-        return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
+        return by_statistics(x, weight, bias, mean, var, eps)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -163,7 +172,7 @@ class Standardised(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             m1, m2 = pulls * (r / sets.count)
-            dx = torch.native_batch_norm(x, -m2, -m1, mean, var, False, 0.0, ctx.eps)[0]
+            dx = by_statistics(x, -m2, -m1, mean, var, ctx.eps)
             dx.addcmul_(dy, (scale * r).view(1, -1, *(1,) * (x.dim() - 2)))
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
         return dx, aligned if needs_weight else None, plain if needs_bias else None, *(None,) * 6

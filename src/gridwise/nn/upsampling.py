@@ -114,7 +114,10 @@ class DistributedUpsample(Module):
         shape = self._output_shape(layout.global_shape)
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
-        plans = [self._planned(d, layout.cuts[d], line, x) for d, line in enumerate(cuts, 2)]
+        # torch's bicubic kernel for CUDA copies where all extents stay as they are, whatever the scale; that for CPUs does not
+        copies = x.is_cuda and self.mode in CUBIC and shape[2:] == layout.global_shape[2:]
+        scales = [1.0 if copies else self._scale(d) for d in range(2, len(shape))]
+        plans = [self._planned(*dim, x) for dim in zip(layout.cuts[2:], cuts, scales, strict=True)]
         own = Needs.of_layout(layout)
         rows = tuple(tuple(dim.need for dim in line) for line in plans)
         needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
@@ -127,9 +130,9 @@ class DistributedUpsample(Module):
         self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
         self._records = agreed.requires_grad
 
-    def _planned(self, d: int, cuts: Sequence[int], target: Sequence[int], x: Tensor) -> list[Dim]:
+    def _planned(self, cuts: Sequence[int], target: Sequence[int], scale: float | None, x: Tensor) -> list[Dim]:
         """For each place along the axis, how its rows are made."""
-        n_in, n_out, scale = cuts[-1], target[-1], self._scale(d)
+        n_in, n_out = cuts[-1], target[-1]
         # ATen's backward takes these for copies (and doublings), its forward does not: its gradient is wrong.
         taken = {n_in, 2 * n_in} if self.mode in NEAREST else {n_in} if self.mode in CUBIC else set()
         disagrees = scale is not None and n_out in taken and scale * n_in != n_out

@@ -54,7 +54,7 @@ class Rehearsal:
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 y = recorder.run(*(_as_float(x) if by_autocast else x for x in inputs))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             code = code_of(recorder.at) if recorder.at is not None else ""
             where = f"\n  in:  {code}" if code else ""
             needs_numbers = isinstance(error, NotImplementedError) and "meta" in str(error).lower()

@@ -154,6 +154,8 @@ def _parameters_of(model: torch.nn.Module, parent: str) -> Collection[str]:
 @contextmanager
 def _sizes_in_arange() -> Iterator[None]:
     """Let ``torch.arange`` be given sizes, which are proxies here."""
+    with torch.device("cpu"):
+        torch.empty(0)  # torch notes which functions make tensors at its first such call: their own, not what follows
     own = torch.arange
 
     def arange(*args: Any, **kwargs: Any) -> Any:

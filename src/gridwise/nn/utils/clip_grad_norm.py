@@ -69,7 +69,7 @@ def clip_grad_norm_(
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     if grads:
         torch._foreach_mul_([g.detach() for g in grads], float(factor))
-    return total.to(grads[0].dtype if grads else torch.get_default_dtype())
+    return total.to(grads[0]) if grads else total.to(torch.get_default_dtype())
 
 
 def _counts(parameter: Tensor, transport: Transport, first: int) -> bool:

@@ -71,7 +71,7 @@ def test_autocast_lowers_the_precision_on_workers_without_work_too():
         first = nn.DistributedConv1d(grid(1, 1, 2), 1, 1, 3)
         z = nn.DistributedConv1d(grid(1, 1, 2), 1, 1, 1)(first(torch.ones(1, 1, 2 if world.rank == 0 else 1)))
     assert y.dtype == z.dtype == torch.bfloat16
-    parts = world.transport.gather_bytes(y.detach().float().numpy().tobytes(), world.team)
+    parts = world.transport.gather_bytes(y.detach().float().cpu().numpy().tobytes(), world.team)
     with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
         here = torch.nn.functional.linear(torch.ones(2, 4), layer.weight, layer.bias) if world.rank == 0 else None
     expected = world.transport.gather_bytes(

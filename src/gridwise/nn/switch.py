@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 
 class Switch:
     """On or off; off or on again after a body."""
@@ -25,8 +23,3 @@ class Switch:
             yield
         finally:
             self.on = before
-
-
-def autocasts() -> bool:
-    """Whether torch's autocast is on here, for any device that matters."""
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")

@@ -25,6 +25,7 @@ from ..errors import PartitionError, UnsupportedError
 from ..grid import Interval, Layout, Needs, balanced_cuts, route
 from ..partition import Partition
 from .agreement import agree_layout
+from .autocast import dtype_after
 from .fetch import memory_format_of
 from .module import Module
 from .move import HALVES, Move
@@ -159,8 +160,9 @@ class DistributedUpsample(Module):
         if self._is_outside:
             return x.clone()
         y = x if self._fetch is None else self._move(x, self._fetch, self._records)
+        made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
         if not self._block.volume:
-            return y.sum(dtype=y.dtype).expand(self._block.shape)
+            return y.sum(dtype=made).expand(self._block.shape)
         half = y.dtype in HALVES and self.mode not in NEAREST and any(dim.taps for dim in self._local)
         y = y.float() if half else y
         for d, dim in enumerate(self._local, 2):
@@ -172,7 +174,7 @@ class DistributedUpsample(Module):
             for d, dim in enumerate(self._local, 2):
                 if dim.extra:
                     y = y.narrow(d, dim.extra, dim.made - dim.extra)
-        return y.to(x.dtype).contiguous(memory_format=memory_format_of(x))
+        return y.to(made).contiguous(memory_format=memory_format_of(x))
 
     def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The global output's shape, and torch's own refusal of arguments that do not fit."""

@@ -29,12 +29,12 @@ from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, r
 from ..partition import Partition
 from .added import Addition
 from .agreement import Ballot, Structure, agree_layout
+from .autocast import autocasts, dtype_of_products
 from .fetch import Fetch
 from .layer import Layer
 from .operator import apply
 from .overlap import Parts, overlaps
 from .seen import Fetched, Seen
-from .switch import autocasts
 
 Size = int | tuple[int, ...]
 """One number for all dims of space, or one for each."""
@@ -297,15 +297,7 @@ def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Te
         total = total * weight.sum().to(x.dtype)
     if bias is not None:
         total = total + (bias[:0].sum() if math.prod(shape) else bias.sum()).to(x.dtype)
-    return total.to(x.dtype if weight is None else computed_dtype(x)).expand(shape)
-
-
-def computed_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which torch computes a product of `x` at this place: autocast may lower it."""
-    if not x.is_floating_point():
-        return x.dtype
-    one = x.detach().new_zeros(1, 1)
-    return F.linear(one, one).dtype
+    return total.to(x.dtype if weight is None else dtype_of_products(x)).expand(shape)
 
 
 def nothing(x: Tensor) -> Tensor:

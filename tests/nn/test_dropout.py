@@ -68,7 +68,7 @@ def _draws() -> list[int]:
     keys = []
     for rank in range(3):
         torch.manual_seed(100 + rank)
-        keys.append(int(torch.empty((), dtype=torch.int64).random_()))
+        keys.append(int(torch.empty((), dtype=torch.int64, device="cpu").random_()))
     return keys
 
 

@@ -75,7 +75,7 @@ def test_autocast_lowers_the_precision_on_workers_without_work_too():
     with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
         here = torch.nn.functional.linear(torch.ones(2, 4), layer.weight, layer.bias) if world.rank == 0 else None
     expected = world.transport.gather_bytes(
-        b"" if here is None else here.detach().float().numpy().tobytes(), world.team
+        b"" if here is None else here.detach().float().cpu().numpy().tobytes(), world.team
     )
     assert parts[1] == expected[0]
 

@@ -53,6 +53,15 @@ def checked_cuts(cuts: Sequence[int], blocks: int) -> Cuts:
     return result
 
 
+def scaled(cuts: Cuts, factor: int) -> Cuts:
+    """The same blocks, where each row counts as `factor` elements of a line.
+
+    >>> scaled((0, 4, 7, 10), 3)
+    (0, 12, 21, 30)
+    """
+    return tuple(factor * cut for cut in cuts)
+
+
 def interval(cuts: Cuts, block: int) -> Interval:
     """Where `block` starts and stops."""
     return cuts[block], cuts[block + 1]

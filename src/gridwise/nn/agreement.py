@@ -114,6 +114,17 @@ def agree_mode(transport: Transport, team: Team, what: str, mode: object) -> Non
         raise PartitionError(describe(asked, tell(transport, team, str(mode)), fix))
 
 
+def agree_unbatched(transport: Transport, team: Team, what: str, unbatched: bool | None) -> bool:
+    """Whether inputs have no batch dim, on all workers alike; None from those who hold no part of the input."""
+    ballot = Ballot()
+    place = ballot.equal(None if unbatched is None else int(unbatched))
+    ballot.count(transport, team, what)
+    agreed = ballot.read(place)
+    if agreed is None:
+        raise PartitionError(f"{what}: some workers have a batch dim and others have none.")
+    return bool(agreed)
+
+
 class Structure(NamedTuple):
     """What is known of an input: on this worker (`of`), or on all (`agree_layout`, `agree_same`)."""
 

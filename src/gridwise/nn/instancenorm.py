@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..errors import PartitionError
 from ..grid import Grid
 from ..partition import Partition
-from .agreement import Ballot, agree_layout
+from .agreement import agree_layout, agree_unbatched
 from .batchnorm import check_cut_like_parameters, without_bias
 from .copy import AllSum
 from .move import HALVES
@@ -95,15 +95,9 @@ class InstanceNorm(SampleNorm):
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         assert self._transport is not None
         transport, x = self._transport, input[0]
-        ballot = Ballot()
-        vote = ballot.equal(int(x.dim() == self.dims + 1))
-        ballot.count(transport, self._team, self._says)
-        unbatched = ballot.read(vote)
-        if unbatched is None:
-            raise PartitionError(f"{self._says}: some workers have a batch dim and others have none.")
-        self._unbatched = bool(unbatched)
+        self._unbatched = agree_unbatched(transport, self._team, self._says, x.dim() == self.dims + 1)
         layout, self._agreed = agree_layout(
-            transport, self._team, self._says, self._grid, x.unsqueeze(0) if unbatched else x
+            transport, self._team, self._says, self._grid, x.unsqueeze(0) if self._unbatched else x
         )
         channels = layout.global_shape[1]
         if self.affine or self.track_running_stats:

@@ -28,7 +28,7 @@ from ..errors import PartitionError
 from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, route
 from ..partition import Partition
 from .added import Addition
-from .agreement import Ballot, Structure, agree_layout
+from .agreement import Structure, agree_layout, agree_unbatched
 from .autocast import autocasts, dtype_of_products
 from .fetch import Fetch
 from .layer import Layer
@@ -156,13 +156,8 @@ class Windowed(Layer):
     def _distdl_module_setup(self, input: tuple) -> None:
         assert self._transport is not None
         x = input[0]
-        ballot = Ballot()
-        vote = ballot.equal(int(x.dim() == self.dims + 1) if self.P_x.active else None)
-        ballot.count(self._transport, self._team, self._says)
-        unbatched = ballot.read(vote)
-        if unbatched is None:
-            raise PartitionError(f"{self._says}: some workers have a batch dim and others have none.")
-        self._unbatched = bool(unbatched)
+        mine = x.dim() == self.dims + 1 if self.P_x.active else None
+        self._unbatched = agree_unbatched(self._transport, self._team, self._says, mine)
         x = self._batched(x)
         source, self._agreed = agree_layout(self._transport, self._team, self._says, self._grid_x, x)
         self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))

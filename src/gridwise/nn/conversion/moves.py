@@ -133,15 +133,21 @@ class Aligned(Module):
         return tuple(results)
 
 
-class Sliced(Module):
-    """Slices of the global tensor along any dims, in balanced blocks."""
+class Rearranged(Module):
+    """One movement from a partition to itself, planned for an input and a second, plain argument."""
 
     _keeps_plans = True
+    _fetch: Move
+    _records: bool
 
     def __init__(self, P_x: Partition) -> None:
         super().__init__()
         self.P_x = P_x
         self._takes_part(P_x)
+
+
+class Sliced(Rearranged):
+    """Slices of the global tensor along any dims, in balanced blocks."""
 
     def _structure_of(self, input: tuple) -> Hashable:
         return super()._structure_of(input), str(input[1])

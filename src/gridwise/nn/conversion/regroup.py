@@ -18,21 +18,14 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ...grid import Grid, Layout, Needs, balanced_cuts, route
-from ...partition import Partition
+from ...grid.cuts import scaled
 from ..agreement import agree_layout
-from ..module import Module
 from ..move import Move
+from .moves import Rearranged
 
 
-class Regrouped(Module):
+class Regrouped(Rearranged):
     """``x.view(-1, *rest)`` of the global tensor, in balanced blocks; only the first dim of `x` is cut."""
-
-    _keeps_plans = True
-
-    def __init__(self, P_x: Partition) -> None:
-        super().__init__()
-        self.P_x = P_x
-        self._takes_part(P_x)
 
     def _structure_of(self, input: tuple) -> Hashable:
         return super()._structure_of(input), tuple(input[1])
@@ -47,8 +40,8 @@ class Regrouped(Module):
             shape = layout.global_shape
             raise PartitionError(f"{self._says}: a tensor of shape {shape} has no view of shape {(-1, *rest)}.")
         line = Grid(self.P_x.ranks, (self.P_x.size,))
-        source = Layout(line, (tuple(n * sample for n in layout.cuts[0]),))
-        target = tuple(n * row for n in balanced_cuts(count // row, line.size))
+        source = Layout(line, (scaled(layout.cuts[0], sample),))
+        target = scaled(balanced_cuts(count // row, line.size), row)
         needs = Needs(line, (tuple(pairwise(target)),), (False,))
         plan = route(source, needs, self._transport.rank)
         self._fetch = Move(self._transport, self._team, self._says, plan, torch.clone)

@@ -297,3 +297,32 @@ NAMED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", NAMED)
 def test_named_before_running(name: str) -> None:
     check_named(*NAMED[name], (2, 1, 1))
+
+
+@workers(2, transports=("mpi",))
+def test_gradients_of_all_small_parameters_are_summed_in_one_message() -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 2, 1])
+    torch.manual_seed(0)
+    sequential = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2).double()
+    model = gridwise.distribute(sequential, P)
+    x = torch.randn(2, 4, 8, dtype=torch.float64)
+    for _ in range(2):  # planned at the first call, trusted at the second
+        check_equal_to_sequential(model, sequential, x, P, model.P_y)
+        model.zero_grad()
+        sequential.zero_grad()
+    transport, summed = P.transport, []
+    all_sum, y = transport.all_sum, model(x[gridwise.local_slice(P, x.shape)])
+    transport.all_sum = lambda z, team, what: summed.append(what) or all_sum(z, team, what)
+    try:
+        y.square().sum().backward()
+    finally:
+        del transport.all_sum
+    assert len([what for what in summed if "the gradient of" in what]) == 1, summed
+    frozen = dict(sequential.named_parameters())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("norm1" in name)
+        frozen[name].requires_grad_("norm1" in name)
+    model.zero_grad()
+    sequential.zero_grad()
+    check_equal_to_sequential(model, sequential, x, P, model.P_y)
+    assert all((p.grad is not None) == ("norm1" in name) for name, p in model.named_parameters())

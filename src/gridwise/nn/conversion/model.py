@@ -22,12 +22,13 @@ from ...grid import Layout
 from ...partition import Partition
 from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreement, is_on, key_of
 from ..layer import Layer
-from ..lending import Loan, lent, loans_of
+from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
 from ..module import Module, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..plan import Plans, Script
 from ..repartition import Repartition
 from .inputs import Inputs
+from .moves import Replicated
 from .ranges import problem_with
 from .rehearsal import Rehearsal
 
@@ -135,7 +136,7 @@ class DistributedModel(torch.fx.GraphModule):
             agree_mode(transport, team, self._says, self._mode())
             run = Run(
                 self._balancing(inputs),
-                loans_of([m for m in self.modules() if isinstance(m, Layer)], self._ticket.key),
+                loans_of(self._borrowers(), self._ticket.key),
             )
         else:
             assert plan is not None
@@ -147,6 +148,12 @@ class DistributedModel(torch.fx.GraphModule):
             self._plans.add(self._structure(inputs), {"run": run})
         y = self._returns(y) if isinstance(y, dict) else y
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
+
+    def _borrowers(self) -> list[Borrower]:
+        """Who uses parameters whose gradients are summed: layers, and what the graph does with others."""
+        outside = [m.borrower(self) for m in self.modules() if isinstance(m, Replicated)]
+        layers = borrowers_of([m for m in self.modules() if isinstance(m, Layer)])
+        return layers + [borrower for borrower in outside if borrower is not None]
 
     def _problem_with_indices(self, inputs: tuple[Tensor, ...]) -> str | None:
         """Indices that the embeddings of the model have not, which this worker alone would see."""

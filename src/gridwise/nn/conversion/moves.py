@@ -18,6 +18,7 @@ from ...grid import Grid, Interval, Layout, Needs, Shape, route, sliced_need
 from ...partition import Partition
 from ..agreement import agree_layout
 from ..copy import AllSum
+from ..lending import Borrower
 from ..module import Module
 from ..move import HALVES, Move
 from ..operator import apply
@@ -217,9 +218,22 @@ class Replicated(Module):
         super().__init__()
         self._takes_part(P_x, signature=name)
         assert self._transport is not None
+        self._name = name
         self._shared = Shared(self._transport, self._team, f"the parameter {name}")
+        self._lent: dict[str, Tensor] = {}
+
+    def borrower(self, model: torch.nn.Module) -> Borrower | None:
+        """For the parameter of `model`, if its gradient has to be summed."""
+        owner, _, name = self._name.rpartition(".")
+        holder = model.get_submodule(owner)
+        if len(self._team) == 1 or not getattr(holder, name).requires_grad:
+            return None
+        return Borrower(holder, name, self._shared, self._lent, self._says)
 
     def forward(self, value: Tensor) -> Any:
+        if self._lent:
+            (value,) = self._lent.values()
+            return value
         if not (value.requires_grad and torch.is_grad_enabled()) or len(self._team) == 1:
             return value
         return apply(value, self._shared, self._ticket, True)

@@ -143,7 +143,7 @@ class DistributedBatchNorm(Layer):
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Let the running statistics follow those of this batch."""
-        if not self.training or self.running_mean is None or self.running_var is None:
+        if not (self.training and self.track_running_stats) or self.running_mean is None or self.running_var is None:
             return
         momentum = self.momentum
         if self.num_batches_tracked is not None:

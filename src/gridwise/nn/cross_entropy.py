@@ -24,6 +24,7 @@ from .all_max import all_max
 from .copy import AllSum
 from .loss import DistributedLoss, _no_part, _shape_of
 from .move import HALVES
+from .plan import Plan
 
 
 class DistributedCrossEntropyLoss(DistributedLoss):
@@ -106,7 +107,20 @@ class DistributedCrossEntropyLoss(DistributedLoss):
             return f"needs a target {shapes}"
         if not self._splits_classes:
             return self._problem_with_values(target, x.shape[self.class_dim])
-        return self._problem_with_values(target, self._classes) if self._layout is not None else None
+        plan = self._plan_at_hand((x, target))  # that of an input with other classes may be in use still
+        return None if plan is None else self._problem_with_values(target, self._classes_of(plan))
+
+    def _common_plan(self, input: tuple) -> Plan | None:
+        plan = super()._common_plan(input)
+        if plan is not None and self._splits_classes:  # another one than the targets were looked at for
+            assert self._transport is not None
+            problem = self._problem_with_values(input[1], self._classes_of(plan))
+            agree_call(self._transport, self._team, self._says, self._ticket.number, False, problem)
+        return plan
+
+    def _classes_of(self, plan: Plan) -> int:
+        classes: int = plan.assigned["_layout"].global_shape[self.class_dim]
+        return classes
 
     def _problem_with_values(self, target: Tensor, classes: int) -> str | None:
         if target.is_floating_point() or not target.numel() or target.is_meta:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Hashable
 from typing import ClassVar
 
 import torch
@@ -113,13 +114,17 @@ class InstanceNorm(SampleNorm):
         along_batch = tuple(sorted(layout.grid.team_along(transport.rank, (0,))))
         self._over_samples = AllSum(transport, self._team, f"the running statistics of {self._says}", along_batch)
 
+    def _mode(self) -> Hashable:
+        return super()._mode(), self.track_running_stats
+
     # Calling
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
         y = x.unsqueeze(0) if self._unbatched else x
-        y = self._by_batch(y) if self.training or self.running_mean is None else self._by_running(y)
+        uses_batch = self.training or not self.track_running_stats or self.running_mean is None
+        y = self._by_batch(y) if uses_batch else self._by_running(y)
         return (y.squeeze(0) if self._unbatched else y).to(x.dtype)
 
     def _by_batch(self, x: Tensor) -> Tensor:
@@ -151,7 +156,7 @@ class InstanceNorm(SampleNorm):
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Let the running statistics follow those of this batch, on average over its samples."""
-        if not self.training or self.running_mean is None or self.running_var is None:
+        if self.running_mean is None or self.running_var is None:
             return
         momentum, corrected = self.momentum or 0.0, self._elements / (self._elements - 1)
         totals = self._over_samples(torch.stack([mean.sum(0), var.sum(0) * corrected]) / self._samples)

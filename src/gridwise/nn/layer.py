@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..comm.transport import Team, Transport
 from ..deferred_init import is_deferred, materialize_shard
-from ..errors import GridwiseError, MismatchError, PartitionError, describe
+from ..errors import GridwiseError, MismatchError, PartitionError, UnsupportedError, describe
 from .agreement import key_of, tell
 from .module import Module
 from .operator import Ticket, apply
@@ -101,8 +101,9 @@ class Layer(Module):
 
     def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
         """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
-        held, weight, bias = self._shared, self._parameters["weight"], self._parameters["bias"]
-        assert weight is not None
+        held, weight, bias = self._shared, self._parameters.get("weight"), self._parameters.get("bias")
+        if weight is None or ("bias" not in self._parameters):  # others have put something in their places
+            return self._parameter("weight"), None if self.bias is None else self._parameter("bias")
         if self._lent or bias is None or not ("weight" in held and "bias" in held and torch.is_grad_enabled()):
             return self._parameter("weight"), None if bias is None else self._parameter("bias")
         (operator, key), (other, _) = held["weight"], held["bias"]
@@ -117,6 +118,11 @@ class Layer(Module):
         if name in self._lent:
             return self._lent[name]
         value = getattr(self, name)
+        if name not in self._parameters and self._spreads[name].layout.grid.size > 1:
+            raise UnsupportedError(
+                f"{self._says}: `{name}` is cut over the workers, and something computes it from its block alone (a "
+                "parametrization, spectral or weight norm, pruning).\n  fix: apply that to layers whose parameters are whole."
+            )
         if name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
             return value
         operator, key = self._shared[name]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
+from torch.utils.hooks import RemovableHandle
 
 from ..comm.transport import Team, Transport
 from ..errors import UnsupportedError
@@ -73,12 +74,19 @@ class Module(torch.nn.Module):
         self._ticket = Ticket(key_of(type(self).__name__), 0)
         self._says = type(self).__name__
         self._copies = 0
-        self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook)
+        self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return _outside_of_graphs(self, *args, **kwargs)
         return super().__call__(*args, **kwargs)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Torch's; the layer's own hook stays the last, so that it plans for what the others make of the input."""
+        handle = super().register_forward_pre_hook(*args, **kwargs)
+        if "_own_hook" in self.__dict__:
+            self._forward_pre_hooks[self._own_hook] = self._forward_pre_hooks.pop(self._own_hook)
+        return handle
 
     def _takes_part(self, *partitions: Partition, signature: str = "") -> None:
         """Name the partitions of this layer; `signature` tells it from others of its class (its arguments)."""
@@ -116,7 +124,7 @@ class Module(torch.nn.Module):
             self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
             self._take_up(model.next(self, self._structure_of(input)))
             return
-        problem = self._problem_with(input)
+        problem = self._problem_with(input) or self._problem_with_inference(input)
         plan = self._plan_at_hand(input) if problem is None else None
         number = plan.number if plan is not None else 0
         if self._transport is not None:
@@ -205,6 +213,14 @@ class Module(torch.nn.Module):
     def _problem_with(self, input: tuple) -> str | None:
         """What is wrong with the input on this worker; said by all workers before anything is sent."""
         return None
+
+    def _problem_with_inference(self, input: tuple) -> str | None:
+        """Torch refuses to keep inference tensors for the gradients of parameters, where it has to: on some workers only."""
+        if not any(isinstance(x, Tensor) and x.is_inference() for x in input) or not torch.is_grad_enabled():
+            return None
+        if not any(p.requires_grad for p in self.parameters(recurse=False)):
+            return None
+        return "got an inference tensor while its parameters need gradients\n  fix: clone the tensor outside of inference_mode"
 
     # For layers that apply operators
 

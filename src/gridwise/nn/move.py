@@ -125,6 +125,8 @@ def carry(
         what,
         add,
     )
-    for source, target in kept:
-        put(target(y), source(x), add)
-    pending.wait()
+    try:
+        for source, target in kept:
+            put(target(y), source(x), add)
+    finally:  # whatever happens here: peers still write to the memory of these messages
+        pending.wait()

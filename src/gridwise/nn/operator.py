@@ -75,6 +75,26 @@ class _Applied(torch.autograd.Function):
         return x, None, None, None
 
 
+class _Noted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        prepare(ctx)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        _ = ctx.saved_tensors
+        return gradient
+
+
+def noted(x: Tensor) -> Tensor:
+    """`x`, by a node that saves a tensor: for what a worker makes of nothing where the others' functions save theirs.
+
+    `torch.utils.checkpoint` computes again up to the last tensor that was saved; that must be in the same layer everywhere.
+    """
+    return _Noted.apply(x)
+
+
 _NOTHING = torch.empty(0, device="cpu")
 
 
@@ -105,6 +125,11 @@ def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tenso
     if not records:
         return operator(_plain(x.detach()))
     return _Applied.apply(x, anchor_unless(x.requires_grad), operator, ticket)
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether torch says `strided`; of blocks too, whose `layout` is that of the global tensor."""
+    return bool(torch._C.TensorBase.layout.__get__(x) == torch.strided)  # type: ignore[attr-defined]
 
 
 def _plain(x: Tensor) -> Tensor:

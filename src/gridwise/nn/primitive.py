@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..comm.wire import SUMMED_AS
 from ..partition import zero_volume_tensor
 from .agreement import Structure
 from .module import Module
-from .operator import Operator
+from .operator import Operator, is_dense
 
 
 class Primitive(Module):
@@ -49,7 +48,7 @@ class Primitive(Module):
         if len(input) != 1 or not isinstance(input[0], Tensor):
             return f"needs one tensor as its positional argument, got {', '.join(type(x).__name__ for x in input) or 'none'}"
         x = input[0]
-        if x.layout != torch.strided or x.is_quantized or x.is_nested:
+        if not is_dense(x) or x.is_quantized or x.is_nested:
             return f"needs a dense tensor, got {x.layout}{', quantized' if x.is_quantized else ''}"
         if self.sums and x.dtype not in SUMMED_AS and not x.is_complex():
             return f"cannot sum tensors of dtype {x.dtype}"

@@ -146,12 +146,12 @@ class Standardised(torch.autograd.Function):
         sets, mean, var = ctx.sets, ctx.mean, ctx.var
         if torch.is_grad_enabled():
             x, weight, bias, _ = ctx.saved_tensors
-            wanted = [t for t in (x, weight, bias) if t is not None and t.requires_grad]
-            source = x if wanted else x.detach().requires_grad_()  # to take part in the others' adjoints
+            source = x if x.requires_grad else x.detach().requires_grad_()  # to take part in the others' adjoints
             y = standardised(source, weight, bias, ctx.eps, sets, ctx.ticket, ctx.shared)
-            found = iter(torch.autograd.grad(y, wanted or [source], dy, create_graph=True))
-            gradients = [next(found) if t is not None and t.requires_grad else None for t in (x, weight, bias)]
-            return *gradients, *(None,) * 6
+            wanted = [t for t in (weight, bias) if t is not None and t.requires_grad]
+            of_x, *found = torch.autograd.grad(y, [source, *wanted], dy, create_graph=True)
+            others = [found.pop(0) if t is not None and t.requires_grad else None for t in (weight, bias)]
+            return of_x if x.requires_grad else None, *others, *(None,) * 6
         name, ticket = f"the adjoint of {sets.name}", ctx.ticket.differentiated()
         x, weight, bias = meet(ctx, sets.transport, sets.team, name, ticket)
         r = (var + ctx.eps).rsqrt()

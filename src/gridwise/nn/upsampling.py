@@ -159,7 +159,10 @@ class DistributedUpsample(Module):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
-        y = x if self._fetch is None else self._move(x, self._fetch, self._records)
+        if self._fetch is not None:
+            y = self._move(x, self._fetch, self._records)
+        else:
+            y = x.detach().requires_grad_() if self._records and not x.requires_grad else x
         made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
         if not self._block.volume:
             return y.sum(dtype=made).expand(self._block.shape)

@@ -32,7 +32,7 @@ from .agreement import Structure, agree_layout, agree_unbatched
 from .autocast import autocasts, dtype_of_products
 from .fetch import Fetch
 from .layer import Layer
-from .operator import apply
+from .operator import apply, is_dense, noted
 from .overlap import Parts, overlaps
 from .seen import Fetched, Seen
 
@@ -131,7 +131,7 @@ class Windowed(Layer):
             given = ", ".join(type(x).__name__ for x in input) or "none"
             return f"needs one tensor as its positional argument, got {given}"
         x, dims = input[0], self.dims
-        if x.layout != torch.strided or x.is_nested:
+        if not is_dense(x) or x.is_nested:
             return f"needs a dense tensor, got {x.layout}"
         if not self.P_x.active:
             return None
@@ -292,7 +292,7 @@ def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Te
         total = total * weight.sum().to(x.dtype)
     if bias is not None:
         total = total + (bias[:0].sum() if math.prod(shape) else bias.sum()).to(x.dtype)
-    return total.to(x.dtype if weight is None else dtype_of_products(x)).expand(shape)
+    return noted(total.to(x.dtype if weight is None else dtype_of_products(x))).expand(shape)
 
 
 def nothing(x: Tensor) -> Tensor:

@@ -98,10 +98,12 @@ class Carrier:
             self.name,
             add,
         )
-        for source, target in zip(sources, targets, strict=True):
-            for origin, place in kept:
-                put(place(target), origin(source), add)
-        pending.wait()
+        try:
+            for source, target in zip(sources, targets, strict=True):
+                for origin, place in kept:
+                    put(place(target), origin(source), add)
+        finally:  # whatever happens here: peers still write to the memory of these messages
+            pending.wait()
 
 
 class GridHalo(Carrier):

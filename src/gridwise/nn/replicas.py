@@ -58,7 +58,7 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
     transport.all_max(votes, everyone, "check_replicas")
     if votes[0]:
         told = tell(transport, everyone, "; ".join(differing) or None)
-        fix = "change parameters on all workers alike, and load the same state on all of them."
+        fix = "build models from one seed on all workers (torch.manual_seed), change parameters alike, load the same state."
         raise PartitionError(describe("check_replicas: workers hold different replicas of a parameter.", told, fix))
 
 

@@ -40,7 +40,8 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
 
     Every worker calls it with the same model; `model` itself is not changed. Its modules are replaced by distributed ones,
     elementwise functions, additions and concatenations run as they are, and where it flattens space, the batch is cut
-    instead (`P_y` of the result says where the output lies). Names and global shapes in `state_dict()` are those of `model`.
+    instead (`P_y` of the result says where the output lies). Names and global shapes in `state_dict()` are those of `model`;
+    a single layer becomes number 0 of a `Sequential`, with names such as ``0.weight``: its own class is `nn.Distributed...`.
 
     Parameters
     ----------

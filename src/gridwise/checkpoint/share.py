@@ -13,7 +13,7 @@ import math
 
 from ..errors import CheckpointMismatch, describe
 from ..grid import Box, balanced_cuts
-from .chunks import checksum
+from .chunks import DIGITS, checksum
 from .datafile import Block, sums_of
 from .held import Held, Part
 from .manifest import ITEMSIZE
@@ -46,6 +46,12 @@ def shares_of(tensors: dict[str, Held], workers: int) -> Shares:
             heapq.heappush(loads, (load + _nbytes(x), place))
             shares[key] = [(place, None)]
     return shares
+
+
+def writer_of_whole(blocks: list[tuple[int, Box | None]]) -> int | None:
+    """The worker that writes all of a tensor as one block; None if several do."""
+    writer, box = blocks[0]
+    return writer if box is None else None
 
 
 def _nbytes(x: Held) -> int:
@@ -84,22 +90,22 @@ def block_of(key: str, x: Held, part: Part, box: Box | None) -> Block:
     return Block(key, code, box, box.shape, data, 0, nbytes)
 
 
-def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> list[str]:
+def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> str:
     """For each tensor that everybody holds, one checksum of it as this worker has it; `known` are those just written."""
     result = []
     for key, blocks in shares.items():
         x = flat.tensors[key]
         texts = [known.get((key, writer)) or sums_of(block_of(key, x, x.parts[0], box)) for writer, box in blocks]
         result.append(checksum("".join(texts).encode()))
-    return result
+    return "".join(result)
 
 
-def check_same(shares: Shares, everyone: list[list[str]], ranks: tuple[int, ...], what: str) -> None:
-    """Raise unless the tensors that everybody holds are equal on all workers."""
-    wrong = [key for place, key in enumerate(shares) if len({sums[place] for sums in everyone}) > 1]
-    if not wrong:
+def check_same(shares: Shares, everyone: list[str], ranks: tuple[int, ...]) -> None:
+    """Raise unless the tensors that everybody holds are equal on all workers: unless they say the same `same_sums`."""
+    if len(set(everyone)) == 1:
         return
-    places = {key: place for place, key in enumerate(shares)}
+    places = {key: slice(DIGITS * place, DIGITS * (place + 1)) for place, key in enumerate(shares)}
+    wrong = [key for key, place in places.items() if len({sums[place] for sums in everyone}) > 1]
     lines = []
     for key in wrong[:MOST_NAMED]:
         groups: dict[str, list[int]] = {}

@@ -1,6 +1,6 @@
 """Save while training goes on: the state is copied once, the rest happens in a thread.
 
-    async_save    agree and lock as `save` does; copy this worker's part (`staging`)
+    async_save    copy this worker's part (`staging`); lock and agree as `save` does
     thread        write and sync the data file; leave a note `w3.part` in the data folder that says what is in it
     first worker  its thread waits for all notes, compares, commits
 
@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +69,15 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
 
 
 def _started(talk: Talk, path: Path, state: Any) -> Pending:
+    def copied(in_groups: bool) -> tuple[Flat, Staged]:
+        flat = flatten(state, talk.rank, talk.place, in_groups)
+        try:
+            return flat, Staged(flat, talk.transport)
+        except Exception as error:
+            raise CheckpointWriteFailed(f"the state cannot be copied: {error!r}") from error
+
     # Plain tensors stay in groups: there is time to spell them out in the thread.
-    flat, saving, save_id = start(talk, path, partial(flatten, state, talk.rank, talk.place), in_groups=True)
-    try:
-        staged = talk.together(lambda: Staged(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
-    except BaseException:
-        if saving is not None:
-            saving.abandon()
-        raise
+    _, staged, saving, save_id = start(talk, path, copied, in_groups=True)
     return Pending(talk, path / f"data-{save_id}", save_id, staged, saving)
 
 

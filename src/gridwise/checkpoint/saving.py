@@ -1,7 +1,7 @@
 """Save a state: one checkpoint at a path, whole or not at all.
 
-    agree      the same names, shapes and values on all workers            all
     start      lock, clean up, make the data folder                        first worker
+    agree      the same names, shapes and values on all workers            all
     write      its own data file, synced; checksums on the way             every worker
     compare    replicas are equal, blocks fill their tensors               first worker
     commit     rename of manifest.json                                     first worker
@@ -13,23 +13,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from ..errors import CheckpointError, CheckpointWriteFailed
+from ..errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
 from ..partition import Partition
 from .assembly import assembled
 from .datafile import write_data_file
 from .folder import Saving
 from .share import Shares, blocks_to_write, check_same, shares_of
 from .state import Flat, flatten
-from .structure import agreed
+from .structure import check_alike, number_of
 from .talk import Talk, collector_paused
 from .told import Told, told
+
+Copy = TypeVar("Copy")
 
 NOTHING_COMMITTED = "\n  nothing was committed; what was at the path before is untouched."
 
@@ -60,12 +61,12 @@ def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -
     talk = Talk(P, "saving", Path(path))
     talk.settle()
     with collector_paused():
-        save_flat(talk, Path(path), partial(flatten, state, talk.rank, talk.place))
+        save_flat(talk, Path(path), lambda: flatten(state, talk.rank, talk.place))
 
 
-def save_flat(talk: Talk, path: Path, flattened: Callable[..., Flat]) -> None:
+def save_flat(talk: Talk, path: Path, flattened: Callable[[], Flat]) -> None:
     """Save what `flattened` gives on each worker."""
-    flat, saving, save_id = start(talk, path, flattened)
+    flat, _, saving, save_id = start(talk, path, lambda _: (flattened(), None))
     parts: list[Told] = []
 
     def written() -> bytes:
@@ -83,23 +84,44 @@ def save_flat(talk: Talk, path: Path, flattened: Callable[..., Flat]) -> None:
 
 
 def start(
-    talk: Talk, path: Path, flattened: Callable[..., Flat], in_groups: bool = False
-) -> tuple[Flat, Saving | None, str]:
-    """Agree on what is saved and start: the flat state, the first worker's lock, and the save's id."""
-    flat = agreed(talk, flattened, in_groups, NOTHING_COMMITTED)
-    saving, error = None, None
-    words = np.zeros(5, dtype=np.int64)  # whether it failed, and the id: one message for both
-    if talk.is_root:
+    talk: Talk, path: Path, prepared: Callable[[bool], tuple[Flat, Copy]], in_groups: bool = False
+) -> tuple[Flat, Copy, Saving | None, str]:
+    """Prepare what is saved and start: that, the first worker's lock, and the save's id, once all workers hold the same.
+
+    With `in_groups`, plain tensors are left in groups if they are on all workers. One meeting tells whether anybody has
+    failed, whether all hold the same, and the id.
+    """
+    ready, saving = None, None
+    failed: Exception | None = None
+    not_started: Exception | None = None
+    words = np.zeros(8, dtype=np.int64)
+    try:
+        ready = prepared(in_groups)
+        number = number_of(ready[0]) if talk.size > 1 else 0
+        words[1:3] = number, -number
+    except Exception as caught:
+        failed, words[0] = caught, 1
+    if talk.is_root and failed is None:
         try:
             saving = Saving(path)
-            words[1:] = np.frombuffer(bytes.fromhex(saving.id), dtype=">u4")
+            words[4:] = np.frombuffer(bytes.fromhex(saving.id), dtype=">u4")
         except Exception as caught:
-            error, words[0] = caught, 1
+            not_started, words[3] = caught, 1
     try:
         talk.transport.all_max(words, talk.team, talk.what)
         if words[0]:
-            talk.agree(error, CheckpointWriteFailed, NOTHING_COMMITTED)
-        return flat, saving, words[1:].astype(">u4").tobytes().hex()
+            talk.agree(failed, CheckpointMismatch, NOTHING_COMMITTED)
+        if words[1] != -words[2]:
+            if in_groups:
+                # A tensor may be plain on one worker only, and yet be stored alike: nobody leaves any in a group.
+                ready = None
+                ready = talk.together(lambda: prepared(False), CheckpointMismatch, NOTHING_COMMITTED)
+            assert ready is not None
+            check_alike(talk, ready[0])
+        if words[3]:
+            talk.agree(not_started, CheckpointWriteFailed, NOTHING_COMMITTED)
+        assert ready is not None
+        return *ready, saving, words[4:].astype(">u4").tobytes().hex()
     except BaseException:
         if saving is not None:
             saving.abandon()

@@ -61,27 +61,25 @@ def _nbytes(x: Held) -> int:
 def blocks_to_write(flat: Flat, shares: Shares, place: int) -> list[Block]:
     """The blocks that the worker at `place` writes."""
     blocks = []
-    for key, x in flat.tensors.items():
-        if x.everywhere:
-            for writer, box in shares.get(key, ()):
-                if writer == place:
-                    blocks.append(block_of(key, x, x.parts[0], box))
-        else:
-            blocks += _owned(key, x)
-    for key, x in flat.own_tensors.items():
-        blocks += _owned(key, x)
+    for tensors in (flat.tensors, flat.own_tensors):
+        for key, x in tensors.items():
+            if x.everywhere:
+                for writer, box in shares.get(key, ()):
+                    if writer == place:
+                        blocks.append(block_of(key, x, x.parts[0], box))
+                continue
+            for part in x.parts:
+                if part.owned and (part.size or part.data.numel()):
+                    blocks.append(block_of(key, x, part, part.box))
     return blocks
-
-
-def _owned(key: str, x: Held) -> list[Block]:
-    return [block_of(key, x, part, part.box) for part in x.parts if part.owned and (part.size or part.data.numel())]
 
 
 def block_of(key: str, x: Held, part: Part, box: Box | None) -> Block:
     """The block `box` (None: the whole) of a tensor; of a whole part, some rows."""
     code, shape, _, _ = x
     if box is None:
-        return Block(key, code, None, shape, part.data, part.address, part.size or part.data.nbytes)
+        _, data, _, address, size = part
+        return Block(key, code, None, shape, data, address, size or data.nbytes)
     nbytes = box.volume * ITEMSIZE[code]
     if part.address:
         before = box.start[0] * nbytes // box.shape[0] if part.box is None else 0

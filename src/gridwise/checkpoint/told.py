@@ -88,7 +88,7 @@ def _rests(placed: Iterable[tuple[Block, int, str]], number: str) -> dict[str, s
     """The rests of the lines of tensors that are whole in one block."""
     shapes: dict[Shape, str] = {}
     rests = {}
-    for (key, code, box, shape, *_), offset, sums in placed:
+    for (key, code, box, shape, _, _, _), offset, sums in placed:
         if box is None:
             text = shapes.get(shape) or shapes.setdefault(shape, compact(list(shape)))
             rests[key] = rest_of_whole(code, text, number, offset, sums)

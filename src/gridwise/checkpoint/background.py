@@ -69,16 +69,29 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
 
 
 def _started(talk: Talk, path: Path, state: Any) -> Pending:
+    copies: list[Staged] = []
+
     def copied(in_groups: bool) -> tuple[Flat, Staged]:
+        _give_back(copies)
         flat = flatten(state, talk.rank, talk.place, in_groups)
         try:
-            return flat, Staged(flat, talk.transport)
+            copies.append(Staged(flat, talk.transport))
         except Exception as error:
             raise CheckpointWriteFailed(f"the state cannot be copied: {error!r}") from error
+        return flat, copies[0]
 
-    # Plain tensors stay in groups: there is time to spell them out in the thread.
-    _, staged, saving, save_id = start(talk, path, copied, in_groups=True)
+    try:
+        # Plain tensors stay in groups: there is time to spell them out in the thread.
+        _, staged, saving, save_id = start(talk, path, copied, in_groups=True)
+    except BaseException:
+        _give_back(copies)
+        raise
     return Pending(talk, path / f"data-{save_id}", save_id, staged, saving)
+
+
+def _give_back(copies: list[Staged]) -> None:
+    while copies:
+        copies.pop().give_back()
 
 
 class Pending:

@@ -114,7 +114,6 @@ def start(
         if words[1] != -words[2]:
             if in_groups:
                 # A tensor may be plain on one worker only, and yet be stored alike: nobody leaves any in a group.
-                ready = None
                 ready = talk.together(lambda: prepared(False), CheckpointMismatch, NOTHING_COMMITTED)
             assert ready is not None
             check_alike(talk, ready[0])

@@ -139,9 +139,10 @@ def commit(saving: Saving | None, own: Told, others: list[bytes], flat: Flat, sh
     """On the first worker: put its own part and the others' together, check that they are whole and alike, and commit."""
     assert saving is not None
     try:
-        parts = [own]
+        parts, number = [own], 0
         for message in others:
-            parts.append(Told.from_bytes(message, number=sum(part.file is not None for part in parts)))
+            number += parts[-1].file is not None
+            parts.append(Told.from_bytes(message, number))
         if len(parts) > 1:
             check_same(shares, [part.same for part in parts], talk.P.ranks)
             _check_files_are_here(saving.data, parts)

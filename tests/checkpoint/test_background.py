@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from crew import crew
+from crew import crew, crew_errors
 
 from gridwise import checkpoint
 from gridwise.checkpoint import background, disk, staging
 from gridwise.checkpoint.background import Pending
-from gridwise.errors import CheckpointWriteFailed
+from gridwise.errors import CheckpointBusy, CheckpointMismatch, CheckpointWriteFailed
 from gridwise.partition import Partition, world
 
 
@@ -47,6 +47,34 @@ def test_the_memory_of_the_copy_is_used_again(tmp_path: Path) -> None:
     assert staging._memory[transport].data_ptr() == first
     staging.forget(transport)
     assert transport not in staging._memory
+
+
+def test_the_memory_of_a_copy_that_is_not_saved_is_kept(tmp_path: Path) -> None:
+    state = {"x": torch.ones(5000)}
+    transport = world().transport
+    checkpoint.async_save(tmp_path / "c", state).wait()
+    first = staging._memory[transport].data_ptr()
+    with disk.writing_alone(tmp_path / "c"), pytest.raises(CheckpointBusy):
+        checkpoint.async_save(tmp_path / "c", state)
+    with pytest.raises(CheckpointMismatch):
+        checkpoint.async_save(tmp_path / "c", {**state, "y": object()})
+    assert staging._memory[transport].data_ptr() == first
+
+
+def test_a_worker_that_cannot_copy_stops_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = background.Staged
+
+    def staged(flat: Any, transport: Any) -> Any:
+        if transport.rank == 1:
+            raise MemoryError("not so much")
+        return real(flat, transport)
+
+    monkeypatch.setattr(background, "Staged", staged)
+    errors = crew_errors(3, lambda P: checkpoint.async_save(tmp_path / "c", {"x": torch.ones(9)}, P))
+    assert {type(error) for error in errors} == {CheckpointWriteFailed}
+    assert len({str(error) for error in errors}) == 1
+    assert "worker 1: the state cannot be copied: MemoryError" in str(errors[0])
+    assert not (tmp_path / "c").exists()
 
 
 def test_it_is_committed_without_another_call(tmp_path: Path) -> None:
@@ -85,8 +113,6 @@ def test_a_failure_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytes
 
 
 def test_differing_replicas_are_noticed(tmp_path: Path) -> None:
-    from crew import crew_errors
-
     def body(P: Partition) -> None:
         pending = checkpoint.async_save(tmp_path / "c", {"x": torch.full((3,), float(P.rank))}, P)
         assert pending is not None

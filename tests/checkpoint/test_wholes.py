@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,29 @@ def test_lines_are_read(manifest: bytes, monkeypatch: pytest.MonkeyPatch) -> Non
     assert {"t0", "t3", "scalar"} <= set(fast[2].wholes.keys)
     assert {"none", "large"} <= fast[2].others.keys()
     assert list(found.tensors) == list(fast[2])
+
+
+STATES = {
+    "one tensor": {"x": torch.ones(1, dtype=torch.uint8)},
+    "one kind": {f"t{i}": torch.full((2,), i) for i in range(30)},
+    "many kinds": {f"t{i}": torch.full((i % 25 + 1,), i) for i in range(60)},
+    "a long name first": {"n" * 300: torch.ones(2), **{f"t{i}": torch.full((2,), i) for i in range(30)}},
+    "a long name last": {**{f"t{i}": torch.full((2,), i) for i in range(30)}, "n" * 300: torch.ones(2)},
+    "a long shape": {"a": torch.ones([1] * 60), **{f"t{i}": torch.full((1, 1, 3), i) for i in range(30)}},
+    "long shapes only": {f"t{i}": torch.ones([1] * 60 + [i + 1]) for i in range(30)},
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_all_lines_are_read_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    checkpoint.save(tmp_path / "c", STATES[name])
+    data = read_manifest_bytes(tmp_path / "c")
+    fast = parse._parsed_by_lines(data)
+    assert fast is not None
+    assert fast[2].wholes.keys == list(STATES[name])
+    assert read(data) == read_as_json(data, monkeypatch)
+    found = checkpoint.load(tmp_path / "c")
+    assert all(torch.equal(found[key], x) for key, x in STATES[name].items())
 
 
 def changed(data: bytes, choice: random.Random) -> bytes:

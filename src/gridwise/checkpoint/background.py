@@ -1,6 +1,6 @@
 """Save while training goes on: the state is copied once, the rest happens in a thread.
 
-    async_save    agree and lock as `save` does; copy this worker's part (`staging`)
+    async_save    copy this worker's part (`staging`); lock and agree as `save` does
     thread        write and sync the data file; leave a note `w3.part` in the data folder that says what is in it
     first worker  its thread waits for all notes, compares, commits
 
@@ -12,12 +12,10 @@ for it, and raises what went wrong, on all of them.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,12 @@ from ..log import logger
 from ..partition import Partition
 from . import disk
 from .folder import Saving
-from .saving import NOTHING_COMMITTED, Message, commit, start, write_part
+from .saving import NOTHING_COMMITTED, commit, start, write_part
 from .share import Shares, shares_of
 from .staging import Staged
 from .state import Flat, flatten
 from .talk import Talk, collector_paused, in_flight
+from .told import Told
 
 POLL = 0.01
 """Seconds between two looks for the other workers' notes."""
@@ -70,15 +69,29 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
 
 
 def _started(talk: Talk, path: Path, state: Any) -> Pending:
-    # Plain tensors stay in groups: there is time to spell them out in the thread.
-    flat, saving, save_id = start(talk, path, partial(flatten, state, talk.rank, talk.place), in_groups=True)
+    copies: list[Staged] = []
+
+    def copied(in_groups: bool) -> tuple[Flat, Staged]:
+        _give_back(copies)
+        flat = flatten(state, talk.rank, talk.place, in_groups)
+        try:
+            copies.append(Staged(flat, talk.transport))
+        except Exception as error:
+            raise CheckpointWriteFailed(f"the state cannot be copied: {error!r}") from error
+        return flat, copies[0]
+
     try:
-        staged = talk.together(lambda: Staged(flat, talk.transport), CheckpointWriteFailed, NOTHING_COMMITTED)
+        # Plain tensors stay in groups: there is time to spell them out in the thread.
+        _, staged, saving, save_id = start(talk, path, copied, in_groups=True)
     except BaseException:
-        if saving is not None:
-            saving.abandon()
+        _give_back(copies)
         raise
     return Pending(talk, path / f"data-{save_id}", save_id, staged, saving)
+
+
+def _give_back(copies: list[Staged]) -> None:
+    while copies:
+        copies.pop().give_back()
 
 
 class Pending:
@@ -134,43 +147,42 @@ class Pending:
 
     def _run(self) -> None:
         time.sleep(AT_THE_START)
-        flat, shares, message = self._write()
+        flat, shares, part = self._write()
         if self._saving is None:
             return
         try:
-            if message is None:
+            if part is None:
                 raise CheckpointError("this worker could not write its part.")
-            messages = [message, *self._notes_of_others()]
-            commit(self._saving, messages, flat, shares, self.talk)
+            commit(self._saving, part, self._notes_of_others(), flat, shares, self.talk)
         except Exception as error:
             self._commit_error = error
             logger.error("%s failed: %s", self.talk.what, error)
             if _program_ends():  # nobody will call `wait`
                 print(f"gridwise: {self.talk.what} failed: {error}", file=sys.stderr)
 
-    def _write(self) -> tuple[Flat, Shares, Message | None]:
+    def _write(self) -> tuple[Flat, Shares, Told | None]:
         place = self.talk.place
-        flat, shares, message, staged = Flat(), Shares(), None, None
+        flat, shares, part, staged = Flat(), Shares(), None, None
         try:
             staged = self._staged.pop()
             flat = staged.flat()
             staged.free()  # from here on the caller's own tensors are free
             shares = shares_of(flat.tensors, self.talk.size)
-            message = write_part(self._folder, self._id, place, flat, shares, self.talk.size)
+            part = write_part(self._folder, self._id, place, flat, shares, self.talk.size)
             if place:
-                _leave_note(self._folder, place, message)
+                _leave_note(self._folder, place, part)
         except Exception as error:
             self._write_error = error
-            message = None
+            part = None
             if place:
                 _leave_failure(self._folder, place)
         finally:
             if staged is not None:
                 staged.give_back()
         self._written.set()
-        return flat, shares, message
+        return flat, shares, part
 
-    def _notes_of_others(self) -> list[Message]:
+    def _notes_of_others(self) -> list[bytes]:
         """What the other workers have written, as soon as all have."""
         deadline = time.monotonic() + timeout()
         notes = []
@@ -184,7 +196,7 @@ class Pending:
                 if self._given_up.is_set() or time.monotonic() > deadline:
                     raise CheckpointError(f"worker {self.talk.P.ranks[place]} has not written its part.")
                 time.sleep(POLL)
-            notes.append(json.loads(note.read_bytes()))
+            notes.append(note.read_bytes())
         for place in range(1, self.talk.size):
             (self._folder / f"w{place}.part").unlink()
         return notes
@@ -195,9 +207,9 @@ def _program_ends() -> bool:
     return not threading.main_thread().is_alive()
 
 
-def _leave_note(folder: Path, place: int, message: Message) -> None:
+def _leave_note(folder: Path, place: int, part: Told) -> None:
     draft = folder / f"w{place}.part.tmp"
-    draft.write_bytes(json.dumps(message, separators=(",", ":")).encode())
+    draft.write_bytes(part.to_bytes())
     disk.rename(draft, folder / f"w{place}.part")
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from . import disk
 from .disk import Lock
-from .manifest import MANIFEST, Manifest, to_bytes
+from .manifest import MANIFEST
 from .parse import id_of, read_manifest_bytes
 
 _OURS = re.compile(r"data-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
@@ -54,13 +54,13 @@ class Saving:
             self.abandon()
             raise
 
-    def commit(self, manifest: Manifest) -> None:
-        """Make the manifest the checkpoint at the path. When this returns it survives a loss of power."""
+    def commit(self, manifest: bytes) -> None:
+        """Make this manifest the checkpoint at the path. When this returns it survives a loss of power."""
         draft = self.path / f"manifest-{self.id}.tmp"
         disk.sync_folder(self.data)
         fd = disk.create(draft)
         try:
-            disk.write(fd, [memoryview(to_bytes(manifest))])
+            disk.write(fd, [memoryview(manifest)])
             disk.sync(fd)
         finally:
             os.close(fd)

@@ -78,7 +78,7 @@ def convert(
             "  fix: copy the folder with cp -r, or name a target that ends in .safetensors."
         )
     flat = _read_foreign(origin, trust)
-    save_flat(Talk(world(SoloTransport()), "saving", goal), goal, lambda in_groups: flat)
+    save_flat(Talk(world(SoloTransport()), "saving", goal), goal, lambda: flat)
 
 
 def read(source: str | os.PathLike[str], *, trust: bool = False) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Load a checkpoint onto any grid and any number of workers; verify one without loading it.
 
-    manifest    the first worker reads it and hands it on, so all load the same save; each looks through it
+    manifest    every worker reads it and looks through it; if not all have seen the same, the first hands on its own
     plan        which boxes this worker needs, and whether they fit; nothing is read yet
     check       the bytes of these boxes, and only these, against their checksums
     fill        values into place
@@ -20,6 +20,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..partition import Partition
+from .chunks import checksum
 from .fit import Plan
 from .manifest import MANIFEST, Manifest
 from .openfile import MissingFile
@@ -69,8 +70,7 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
 
 def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
     for attempt in range(1, ATTEMPTS + 1):
-        data = talk.from_root(partial(read_manifest_bytes, path))
-        started = _started(talk, path, data, into, cast, last=attempt == ATTEMPTS)
+        started = _started(talk, path, into, cast, attempt)
         if started is not None:
             break
     assert started is not None
@@ -84,33 +84,40 @@ def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
     return plan.result
 
 
-def _started(talk: Talk, path: Path, data: bytes, into: Any, cast: bool, last: bool) -> tuple[Plan, Reader] | None:
-    """What is to be done, and the open data files; None if another save has replaced these meanwhile, on any worker."""
+def _started(talk: Talk, path: Path, into: Any, cast: bool, attempt: int) -> tuple[Plan, Reader] | None:
+    """What is to be done, and the open data files; None if another save has replaced these meanwhile, for any worker."""
+    data = None if attempt == 1 else talk.from_root(partial(read_manifest_bytes, path))
+    number = 0
     manifest: Manifest | None = None
     reader: Reader | None = None
     error: Exception | None = None
     try:
+        data = read_manifest_bytes(path) if data is None else data
+        number = int(checksum(data)[1:], 16)
         manifest = from_bytes(data, path / MANIFEST)
         plan = plan_load(manifest, into, talk.rank, talk.place, talk.size, cast)
         reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain))
     except Exception as caught:
         error = caught
-    replaced = isinstance(error, MissingFile) and not last and manifest and _id_now(path) not in (None, manifest.id)
-    flags = np.array([bool(replaced), error is not None], dtype=np.int64)
+    replaced = (
+        isinstance(error, MissingFile) and attempt < ATTEMPTS and _id_now(path) not in (None, manifest and manifest.id)
+    )
+    words = np.array([bool(replaced), error is not None, number, -number], dtype=np.int64)
     try:
-        talk.transport.all_max(flags, talk.team, talk.what)
-        if flags.any():
-            if reader is not None:
-                reader.close()
-            if not flags[0]:
-                talk.agree(error)
-            return None
+        talk.transport.all_max(words, talk.team, talk.what)
+        replaced = bool(words[0]) or words[2] != -words[3]
+        if words[1] and not replaced:
+            talk.agree(error)
+        if not replaced:
+            assert reader is not None
+            return plan, reader
     except BaseException:
         if reader is not None:
             reader.close()
         raise
-    assert reader is not None
-    return plan, reader
+    if reader is not None:
+        reader.close()
+    return None
 
 
 def _id_now(path: Path) -> str | None:

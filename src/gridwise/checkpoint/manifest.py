@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -123,7 +123,11 @@ class Manifest:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """The manifest as it is written."""
-    dumps = _compact
+    return bytes_of_lines(manifest, [quoted(key) + rest_of(tensor) for key, tensor in manifest.tensors.items()])
+
+
+def bytes_of_lines(manifest: Manifest, lines: Iterable[str]) -> bytes:
+    """The manifest as it is written, with these lines in the place of its tensors."""
     head = {
         "id": manifest.id,
         "written_by": manifest.written_by,
@@ -131,37 +135,37 @@ def to_bytes(manifest: Manifest) -> bytes:
         "workers": manifest.workers,
         "files": [list(file) for file in manifest.files],
     }
-    shapes: dict[Shape, str] = {}
-    lines = []
-    for key, (code, shape, blocks) in manifest.tensors.items():
-        if shape not in shapes:
-            shapes[shape] = dumps(list(shape))
-        if len(blocks) == 1 and blocks[0][3] is None:  # as most are
-            file, offset, sums, _ = blocks[0]
-            lines.append(f'{_quoted(key)}:["{code}",{shapes[shape]},[[{file},{offset},"{sums}"]]]')
-        else:
-            stored = ",".join(map(_block_text, blocks))
-            lines.append(f'{_quoted(key)}:["{code}",{shapes[shape]},[{stored}]]')
     text = (
         f'{{"format":"gridwise-checkpoint","format_version":{manifest.version},\n'
-        + dumps(head)[1:-1]
+        + compact(head)[1:-1]
         + ',\n"tensors":{\n'
         + ",\n".join(lines)
         + '\n},\n"values":'
-        + dumps(manifest.values)
+        + compact(manifest.values)
         + ',\n"per_worker":'
-        + dumps(manifest.per_worker)
+        + compact(manifest.per_worker)
         + ",\n"
     ).encode("ascii")
     return text + f'"checksum":"{checksum(text)}"}}\n'.encode("ascii")
 
 
-_compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_quoted = json.encoder.encode_basestring_ascii
+compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
+
+
+def rest_of(tensor: StoredTensor) -> str:
+    """What follows the name of a tensor in its line."""
+    blocks = ",".join(map(_block_text, tensor.blocks))
+    return f':["{tensor.code}",{compact(list(tensor.shape))},[{blocks}]]'
+
+
+def rest_of_whole(code: str, shape: str, file: str, offset: int, sums: str) -> str:
+    """The same for a tensor that is one block, with the text of its shape and its file's number."""
+    return f':["{code}",{shape},[[{file},{offset},"{sums}"]]]'
 
 
 def _block_text(block: StoredBlock) -> str:
     file, offset, sums, box = block
     if box is None:
         return f'[{file},{offset},"{sums}"]'
-    return f'[{file},{offset},"{sums}",{_compact(list(box.start))},{_compact(list(box.stop))}]'
+    return f'[{file},{offset},"{sums}",{compact(list(box.start))},{compact(list(box.stop))}]'

@@ -13,7 +13,7 @@ import math
 
 from ..errors import CheckpointMismatch, describe
 from ..grid import Box, balanced_cuts
-from .chunks import checksum
+from .chunks import DIGITS, checksum
 from .datafile import Block, sums_of
 from .held import Held, Part
 from .manifest import ITEMSIZE
@@ -48,6 +48,12 @@ def shares_of(tensors: dict[str, Held], workers: int) -> Shares:
     return shares
 
 
+def writer_of_whole(blocks: list[tuple[int, Box | None]]) -> int | None:
+    """The worker that writes all of a tensor as one block; None if several do."""
+    writer, box = blocks[0]
+    return writer if box is None else None
+
+
 def _nbytes(x: Held) -> int:
     return math.prod(x.shape) * ITEMSIZE[x.code]
 
@@ -55,27 +61,25 @@ def _nbytes(x: Held) -> int:
 def blocks_to_write(flat: Flat, shares: Shares, place: int) -> list[Block]:
     """The blocks that the worker at `place` writes."""
     blocks = []
-    for key, x in flat.tensors.items():
-        if x.everywhere:
-            for writer, box in shares.get(key, ()):
-                if writer == place:
-                    blocks.append(block_of(key, x, x.parts[0], box))
-        else:
-            blocks += _owned(key, x)
-    for key, x in flat.own_tensors.items():
-        blocks += _owned(key, x)
+    for tensors in (flat.tensors, flat.own_tensors):
+        for key, x in tensors.items():
+            if x.everywhere:
+                for writer, box in shares.get(key, ()):
+                    if writer == place:
+                        blocks.append(block_of(key, x, x.parts[0], box))
+                continue
+            for part in x.parts:
+                if part.owned and (part.size or part.data.numel()):
+                    blocks.append(block_of(key, x, part, part.box))
     return blocks
-
-
-def _owned(key: str, x: Held) -> list[Block]:
-    return [block_of(key, x, part, part.box) for part in x.parts if part.owned and (part.size or part.data.numel())]
 
 
 def block_of(key: str, x: Held, part: Part, box: Box | None) -> Block:
     """The block `box` (None: the whole) of a tensor; of a whole part, some rows."""
     code, shape, _, _ = x
     if box is None:
-        return Block(key, code, None, shape, part.data, part.address, part.size or part.data.nbytes)
+        _, data, _, address, size = part
+        return Block(key, code, None, shape, data, address, size or data.nbytes)
     nbytes = box.volume * ITEMSIZE[code]
     if part.address:
         before = box.start[0] * nbytes // box.shape[0] if part.box is None else 0
@@ -84,22 +88,22 @@ def block_of(key: str, x: Held, part: Part, box: Box | None) -> Block:
     return Block(key, code, box, box.shape, data, 0, nbytes)
 
 
-def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> list[str]:
+def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> str:
     """For each tensor that everybody holds, one checksum of it as this worker has it; `known` are those just written."""
     result = []
     for key, blocks in shares.items():
         x = flat.tensors[key]
         texts = [known.get((key, writer)) or sums_of(block_of(key, x, x.parts[0], box)) for writer, box in blocks]
         result.append(checksum("".join(texts).encode()))
-    return result
+    return "".join(result)
 
 
-def check_same(shares: Shares, everyone: list[list[str]], ranks: tuple[int, ...], what: str) -> None:
-    """Raise unless the tensors that everybody holds are equal on all workers."""
-    wrong = [key for place, key in enumerate(shares) if len({sums[place] for sums in everyone}) > 1]
-    if not wrong:
+def check_same(shares: Shares, everyone: list[str], ranks: tuple[int, ...]) -> None:
+    """Raise unless the tensors that everybody holds are equal on all workers: unless they say the same `same_sums`."""
+    if len(set(everyone)) == 1:
         return
-    places = {key: place for place, key in enumerate(shares)}
+    places = {key: slice(DIGITS * place, DIGITS * (place + 1)) for place, key in enumerate(shares)}
+    wrong = [key for key, place in places.items() if len({sums[place] for sums in everyone}) > 1]
     lines = []
     for key in wrong[:MOST_NAMED]:
         groups: dict[str, list[int]] = {}

@@ -7,7 +7,7 @@ worker spell out what it holds, and all of them the first differences.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
 
@@ -25,33 +25,14 @@ MOST_NAMED = 8
 """Offending keys in one message."""
 
 
-def agreed(talk: Talk, flattened: Callable[..., Flat], in_groups: bool, tail: str) -> Flat:
-    """What `flattened` gives on this worker, once all have the same; else, or if it raises on one, an error on all.
-
-    With `in_groups`, plain tensors are left in groups if they are on all workers.
-    """
-    flat, error, number = Flat(), None, 0
-    try:
-        flat = flattened(in_groups=in_groups)
-        number = _number_of(flat) if talk.size > 1 else 0
-    except Exception as caught:
-        error = caught
-    words = np.array([error is not None, number, -number], dtype=np.int64)
-    talk.transport.all_max(words, talk.team, talk.what)
-    if words[0]:
-        talk.agree(error, CheckpointMismatch, tail)
-    if words[1] == -words[2]:
-        return flat
-    if in_groups:
-        # A tensor may be plain on one worker and not on another, and yet be stored alike: nobody leaves any in a group.
-        flat = talk.together(lambda: flattened(in_groups=False), CheckpointMismatch, tail)
+def check_alike(talk: Talk, flat: Flat) -> None:
+    """Raise on all workers, with the first differences, unless all hold the same."""
     everyone = talk.say_all(_listing(flat))
     if any(list(listing.items()) != list(everyone[0].items()) for listing in everyone):
         raise CheckpointMismatch(_disagreement(talk.what, dict(zip(talk.team, everyone, strict=True))))
-    return flat
 
 
-def _number_of(flat: Flat) -> int:
+def number_of(flat: Flat) -> int:
     """63 bits of a checksum of all that must be the same."""
     hasher = xxhash.xxh3_64(json.dumps([flat.values, flat.per_worker]).encode())
     tensors = flat.tensors.values()

@@ -126,25 +126,27 @@ class Talk:
         self.transport.copy_from(buffer, self.root, self.team, self.what)
         return data or buffer.numpy().tobytes()
 
-    def to_root(self, message: Any) -> list[Any] | None:
-        """What each worker said, in the partition's order, on the first worker; None on the others."""
-        if self.size == 1:
-            return [message]
-        mine = b"" if self.is_root else json.dumps(message, separators=(",", ":")).encode()
-        sizes = np.zeros(self.size, dtype=np.int64)
-        sizes[self.place] = len(mine)
-        self.transport.all_max(sizes, self.team, self.what)
+    def told_by_others(
+        self, step: Callable[[], bytes], failure: type[CheckpointError] = CheckpointError, tail: str = ""
+    ) -> list[bytes]:
+        """What `step` gives on the other workers, in the partition's order, on the first; or the same error on all."""
+        mine, error = b"", None
+        try:
+            mine = step()
+        except Exception as caught:
+            error = caught
+        words = np.zeros(1 + self.size, dtype=np.int64)  # whether it failed, and how much each has to tell
+        words[0], words[1 + self.place] = error is not None, len(mine)
+        self.transport.all_max(words, self.team, self.what)
+        if words[0]:
+            self.agree(error, failure, tail)
         if not self.is_root:
             self.transport.exchange([(self.root, torch.frombuffer(bytearray(mine), dtype=torch.uint8))], [], self.what)
-            return None
-        buffers = {
-            rank: torch.empty(int(n), dtype=torch.uint8, device="cpu")
-            for rank, n in zip(self.P.ranks, sizes, strict=True)
-        }
-        self.transport.exchange([], [(rank, x) for rank, x in buffers.items() if rank != self.root], self.what)
-        return [
-            message if rank == self.root else json.loads(buffer.numpy().tobytes()) for rank, buffer in buffers.items()
-        ]
+            return []
+        sizes = words[2:].tolist()
+        buffers = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
+        self.transport.exchange([], list(zip(self.P.ranks[1:], buffers, strict=True)), self.what)
+        return [buffer.numpy().tobytes() for buffer in buffers]
 
     def say_all(self, message: Any) -> list[Any]:
         """What each worker said, in the order of the team, on all."""

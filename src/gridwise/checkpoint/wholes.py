@@ -20,7 +20,6 @@ import uuid
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from .chunks import CHUNK, DIGITS
 from .manifest import ITEMSIZE, StoredFile
@@ -37,7 +36,10 @@ _DIGIT = np.full(256, _NO_DIGIT, dtype=np.uint8)
 _DIGIT[list(b"0123456789abcdef")] = range(16)
 _MOST_DIGITS = 18
 """Of an offset: as many as always fit into 63 bits."""
-_WIDEST = 64
+_WIDEST = 255
+"""Bytes of texts that are laid side by side."""
+_FEW = 16
+"""Different texts that are looked for one after the other."""
 
 
 class Wholes(NamedTuple):
@@ -59,25 +61,27 @@ _NONE = np.empty(0, dtype=np.int64)
 NO_WHOLES = Wholes([], _NONE, [], [], _NONE.astype(np.uint64), _NONE, _NONE, _NONE)
 
 
-def without_tensors(data: bytes) -> tuple[bytes, str, str] | None:
+def without_tensors(data: bytes) -> tuple[bytes, str, bytes] | None:
     """A manifest with a word in the place of its tensors, that word, and their lines; None if it is not laid out so."""
     start, stop = data.find(_OPENS), data.rfind(_CLOSES)
     if not 0 <= start < stop or not data.isascii():
         return None
     word = uuid.uuid4().hex
     rest = b'%b\n"tensors":"%b"%b' % (data[:start], word.encode(), data[stop + 2 :])
-    return rest, word, data[start + len(_OPENS) : stop].decode("ascii") + ","
+    return rest, word, data[start + len(_OPENS) : stop]
 
 
-def wholes_of(lines: str, files: tuple[StoredFile, ...]) -> tuple[Wholes, dict[int, str]] | None:
+def wholes_of(lines: bytes, files: tuple[StoredFile, ...]) -> tuple[Wholes, dict[int, str]] | None:
     """The lines that are tensors whole in one chunk, and the others by their numbers; None if anything is odd."""
-    wholes, others = _columns_of(lines), {}
+    digits = len(str(max((file.size for file in files), default=0)))
+    wholes, others = _columns_of(lines, digits), {}
     if wholes is None:
-        each = lines.split("\n")
+        each = f"{lines.decode('ascii')},".split("\n")
         others = {place: line for place, line in enumerate(each) if not _looks_whole(line)}
         if len(others) == len(each):
             return NO_WHOLES, others
-        wholes = _columns_of("\n".join([line for place, line in enumerate(each) if place not in others]))
+        left = "\n".join([line for place, line in enumerate(each) if place not in others])
+        wholes = _columns_of(left.removesuffix(",").encode("ascii"), digits)
     if wholes is None or wholes.files.max() >= len(files):
         return None
     headers, ends = np.array([(file.header, file.size) for file in files], dtype=np.int64).T
@@ -89,64 +93,90 @@ def _looks_whole(line: str) -> bool:
     return line.endswith('"]]],') and line[-22:-21] == '"' and line.count('"') == 6 and "\\" not in line
 
 
-def _columns_of(lines: str) -> Wholes | None:
-    """All lines in columns; None if any is not as it has to be."""
-    text = np.frombuffer(lines.encode("ascii"), dtype=np.uint8)
+def _columns_of(lines: bytes, most_digits: int) -> Wholes | None:
+    """All lines in columns; None if any is not as it has to be, or has an offset of more than so many digits."""
+    text = np.frombuffer(lines, dtype=np.uint8)
     quotes = np.flatnonzero(text == _QUOTE)
     count, left = divmod(len(quotes), 6)
-    if not count or left or np.count_nonzero(text < _SPACE) != count - 1 or "\\" in lines:
+    if not count or left or np.count_nonzero(text < _SPACE) != count - 1 or b"\\" in lines:
         return None
     a, b, c, _, e, f = quotes.reshape(count, 6).T
     if not _are_framed(text, a, b, c, e, f):
         return None
-    starts = _numbers_before(text, e - 1)
-    digits = _DIGIT[text[e[:, None] + np.arange(1, 1 + DIGITS)]]
-    if starts is None or (digits == _NO_DIGIT).any():
+    offsets = _numbers_before(text, e - 1, min(most_digits, _MOST_DIGITS))
+    digits = _DIGIT.take(_windows(text, e + 1, DIGITS))
+    if offsets is None or (digits == _NO_DIGIT).any():
         return None
-    numbers, commas = starts
+    numbers, commas = offsets
     sums = (digits[:, 0::2] << 4 | digits[:, 1::2]).view(">u8").astype(np.uint64).ravel()
-    texts = _texts(text, c + 1, commas)
-    places = {each: place for place, each in enumerate(dict.fromkeys(texts))}
-    kinds = [kind for each in places if (kind := _kind(each.decode("ascii"))) is not None]
-    if len(kinds) < len(places):
+    texts, which = _told_apart(text, c + 1, commas)
+    kinds = [kind for each in texts if (kind := _kind(each)) is not None]
+    if len(kinds) < len(texts):
         return None
-    which = np.array(list(map(places.__getitem__, texts)), dtype=np.int64)
     codes, shapes, *numbers_of = (list(column) for column in zip(*kinds, strict=True))
     files, sizes = (np.array(column, dtype=np.int64)[which] for column in numbers_of)
-    keys = [lines[start:stop] for start, stop in zip((a + 1).tolist(), b.tolist(), strict=True)]
-    return Wholes(keys, which, codes, shapes, sums, files, numbers, sizes)
+    return Wholes(_texts(text, a + 1, b), which, codes, shapes, sums, files, numbers, sizes)
 
 
-def _texts(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[bytes]:
-    """What stands between these places. They are short, or there would be too much to lay side by side."""
+def _windows(text: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
+    """So many bytes from each of these places on, a row for each."""
+    everywhere = np.ndarray(len(text) - width + 1, dtype=f"V{width}", buffer=text, strides=(1,))
+    return everywhere[starts].view(np.uint8).reshape(-1, width)
+
+
+def _texts(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[str]:
+    """What stands between these places: no line feed does, so all of it is cut out as one text of lines."""
     lengths = stops - starts
-    width = int(lengths.max())
-    if width > _WIDEST:
-        return [text[start:stop].tobytes() for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    rows = sliding_window_view(np.pad(text, (0, width)), width)[starts]
-    rows[np.arange(width) >= lengths[:, None]] = 0
-    found: list[bytes] = rows.view(f"S{width}").ravel().tolist()
-    return found
+    width = int(lengths.max()) + 1
+    if width > _WIDEST or starts[-1] + width > len(text):
+        cut = [text[start:stop].tobytes() for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return [each.decode("ascii") for each in cut]
+    rows = _windows(text, starts, width)
+    rows[np.arange(len(rows)), lengths] = _LINE_FEED
+    cut = rows[np.arange(width, dtype=np.uint8) <= lengths.astype(np.uint8)[:, None]].tobytes()
+    return cut[:-1].decode("ascii").split("\n")
+
+
+def _told_apart(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """The different texts between these places, and which of them stands at each."""
+    lengths = stops - starts
+    width = -(-int(lengths.max()) // 8) * 8
+    which = np.full(len(starts), -1)
+    found: list[str] = []
+    if width <= _WIDEST and starts[-1] + width <= len(text):
+        rows = _windows(text, starts, width)
+        rows *= np.arange(width, dtype=np.uint8) < lengths.astype(np.uint8)[:, None]
+        words = rows.view(np.uint64).T
+        while len(found) < _FEW and (left := int(np.argmin(which))) >= 0 and which[left] < 0:
+            which[np.logical_and.reduce([word == word[left] for word in words])] = len(found)
+            found += _texts(text, starts[left : left + 1], stops[left : left + 1])
+        if which.min() >= 0:
+            return found, which
+    texts = _texts(text, starts, stops)
+    places = {each: place for place, each in enumerate(dict.fromkeys(texts))}
+    return list(places), np.array(list(map(places.__getitem__, texts)), dtype=np.int64)
 
 
 def _are_framed(text: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, e: np.ndarray, f: np.ndarray) -> bool:
-    """Whether each line is "key":["...,"16 digits"]]], with quotes at these places, and the next one follows it."""
+    """Whether each line is "key":["...,"16 digits"]]] with quotes at these places, and a comma before the next one."""
     return bool(
         a[0] == 0
         and (a[1:] == f[:-1] + 6).all()
-        and (text[a[1:] - 1] == _LINE_FEED).all()
-        and len(text) == f[-1] + 5
+        and len(text) == f[-1] + 4
         and (b > a + 1).all()
         and (c == b + 3).all()
         and (f == e + 1 + DIGITS).all()
-        and (text[b[:, None] + np.arange(1, 3)] == list(b":[")).all()
-        and (text[f[:, None] + np.arange(1, 5)] == list(b"]]],")).all()
+        and (_windows(text, b + 1, 2) == list(b":[")).all()
+        and (_windows(text, f + 1, 3) == list(b"]]]")).all()
+        and (_windows(text, f[:-1] + 4, 2) == list(b",\n")).all()
     )
 
 
-def _numbers_before(text: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def _numbers_before(text: np.ndarray, stops: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray] | None:
     """The numbers between these commas and the ones before them, and where those are; None if any is no such number."""
-    digits = _DIGIT[text[stops[:, None] - np.arange(1, 2 + _MOST_DIGITS)]]  # from right to left
+    if stops[0] <= most:
+        return None
+    digits = _DIGIT.take(_windows(text, stops - most - 1, most + 1)[:, ::-1])  # from right to left
     lengths = np.argmin(digits < 10, axis=1)  # 0: none, or too many
     commas = stops - 1 - lengths
     if (text[stops] != _COMMA).any() or (text[commas] != _COMMA).any() or not lengths.all():
@@ -154,7 +184,7 @@ def _numbers_before(text: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np
     if (digits[np.arange(len(stops)), lengths - 1] == 0).any():
         return None
     powers = np.arange(lengths.max())
-    used = np.where(powers < lengths[:, None], digits[:, : len(powers)], 0)
+    used = digits[:, : len(powers)] * (powers < lengths[:, None])
     return used @ 10**powers, commas
 
 

@@ -21,7 +21,7 @@ from gridwise.partition import Partition
 @pytest.mark.parametrize("in_groups", [True, False])
 def test_one_number_tells_states_apart(in_groups: bool) -> None:
     def number_of(state: Any) -> int:
-        return structure.number_of(flatten(state, in_groups=in_groups))
+        return structure.number_of(flatten(state, in_groups=in_groups), Path("ck"))
 
     first = {"ab": torch.ones(2, 3), "c": torch.ones(4)}
     others: list[Any] = [
@@ -102,3 +102,19 @@ def test_a_stall_is_a_look_a_copy_and_one_meeting(tmp_path: Path, monkeypatch: p
     assert crew(2, body) == [1, 1]
     assert all(name.startswith("gridwise-save") for name in spelt_by)
     assert [int(own["t3"][0]) for own in checkpoint.load(tmp_path / "c")["own"]] == [0, 1]
+
+
+def test_workers_with_different_paths_are_told_so(tmp_path: Path) -> None:
+    for write in (checkpoint.save, checkpoint.async_save):
+        errors = crew_errors(3, lambda P, write=write: write(tmp_path / f"c{P.rank}", {"a": torch.ones(2)}, P))
+        assert len({str(error) for error in errors}) == 1
+        with pytest.raises(CheckpointMismatch, match=r"different paths(.|\n)*worker 1: .*c1"):
+            raise errors[0]  # type: ignore[misc]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_module_that_was_saved_below_a_name_is_found_there(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    checkpoint.save(tmp_path / "c", {"model": model, "step": 3})
+    with pytest.raises(CheckpointMismatch, match=r"saved below 'model': load\(path, into=\{'model': \.\.\.\}\)"):
+        checkpoint.load(tmp_path / "c", into=model)

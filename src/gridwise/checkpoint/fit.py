@@ -103,7 +103,8 @@ class Fit:
     def check_fits(self, key: str, stored: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         if stored.shape != shape:
             raise CheckpointMismatch(
-                f"{key!r} has the global shape {list(stored.shape)} in the checkpoint, {list(shape)} in `into`."
+                f"{key!r} has the global shape {list(stored.shape)} in the checkpoint, {list(shape)} in `into`.\n"
+                "  fix: build `into` as what was saved; `gridwise checkpoint show` lists all shapes."
             )
         if stored.dtype != dtype and not self.cast:
             raise CheckpointMismatch(

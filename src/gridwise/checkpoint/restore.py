@@ -226,7 +226,12 @@ class _Walk(Fit):
         if missing or extra:
             lines = [f"only in `into`: {listed(missing)}"] if missing else []
             lines += [f"only in the checkpoint: {listed(extra)}"] if extra else []
-            raise CheckpointMismatch(describe(f"{what} at {key or 'the top'!r} does not fit the checkpoint.", lines))
+            heads = sorted({name.partition("/")[0] for name in extra}) if not key else []
+            below = next((head for head in heads if all(f"{head}/{name}" in stored for name in expected)), None)
+            fix = f"it was saved below {below!r}: load(path, into={{{below!r}: ...}})." if below else ""
+            raise CheckpointMismatch(
+                describe(f"{what} at {key or 'the top'!r} does not fit the checkpoint.", lines, fix)
+            )
 
     def optimiser(self, key: str, optimiser: torch.optim.Optimizer, depth: int) -> None:
         names = parameter_names(optimiser, self.names, key or "into")

@@ -97,7 +97,7 @@ def start(
     words = np.zeros(8, dtype=np.int64)
     try:
         ready = prepared(in_groups)
-        number = number_of(ready[0]) if talk.size > 1 else 0
+        number = number_of(ready[0], path) if talk.size > 1 else 0
         words[1:3] = number, -number
     except Exception as caught:
         failed, words[0] = caught, 1
@@ -116,7 +116,7 @@ def start(
                 # A tensor may be plain on one worker only, and yet be stored alike: nobody leaves any in a group.
                 ready = talk.together(lambda: prepared(False), CheckpointMismatch, NOTHING_COMMITTED)
             assert ready is not None
-            check_alike(talk, ready[0])
+            check_alike(talk, path, ready[0])
         if words[3]:
             talk.agree(not_started, CheckpointWriteFailed, NOTHING_COMMITTED)
         assert ready is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,24 @@ MOST_NAMED = 8
 """Offending keys in one message."""
 
 
-def check_alike(talk: Talk, flat: Flat) -> None:
-    """Raise on all workers, with the first differences, unless all hold the same."""
-    everyone = talk.say_all(_listing(flat))
+def check_alike(talk: Talk, path: Path, flat: Flat) -> None:
+    """Raise on all workers, with the first differences, unless all hold the same, and save it at one path."""
+    said = talk.say_all([str(path), _listing(flat)])
+    if len({Path(given).name for given, _ in said}) > 1:
+        lines = [f"worker {rank}: {given}" for rank, (given, _) in zip(talk.team, said, strict=True)]
+        more = [f"... and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
+        fix = "give all of them one path, on a file system that they share: each writes its own part there."
+        raise CheckpointMismatch(
+            describe("saving: the workers gave different paths.", [*lines[:MOST_NAMED], *more], fix)
+        )
+    everyone = [listing for _, listing in said]
     if any(list(listing.items()) != list(everyone[0].items()) for listing in everyone):
         raise CheckpointMismatch(_disagreement(talk.what, dict(zip(talk.team, everyone, strict=True))))
 
 
-def number_of(flat: Flat) -> int:
-    """63 bits of a checksum of all that must be the same."""
-    hasher = xxhash.xxh3_64(json.dumps([flat.values, flat.per_worker]).encode())
+def number_of(flat: Flat, path: Path) -> int:
+    """63 bits of a checksum of all that must be the same; of the path its name, for it may be reached in other ways."""
+    hasher = xxhash.xxh3_64(json.dumps([flat.values, flat.per_worker, path.name]).encode())
     tensors = flat.tensors.values()
     hasher.update(bytes(x.everywhere for x in tensors))
     _add(hasher, flat.tensors, [x.code for x in tensors], [x.shape for x in tensors])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from types import MethodType
@@ -71,6 +72,15 @@ def with_state_hook() -> nn.Module:
     return model
 
 
+class Placed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pos", torch.ones(4, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.pos)
+
+
 LOST: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "train": (Frozen, "Frozen has a 'train' of its own"),
     "extra state": (Saved, "Saved has a 'get_extra_state' of its own"),
@@ -109,3 +119,14 @@ def test_own_ways_that_are_kept() -> None:
     model = gridwise.distribute(changed, P)
     torch.testing.assert_close(model(mine), changed(x)[gridwise.local_slice(P, x.shape)])
     assert isinstance(gridwise.distribute(nn.Sequential(Doubled(3, 3)), P).get_submodule("0"), Doubled)
+
+
+@workers(2, transports=("mpi",))
+def test_buffers_that_are_not_saved_are_not_saved() -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    sequential = Placed()
+    model = gridwise.distribute(sequential, P)
+    for each in (model, copy.deepcopy(model)):
+        assert "pos" in dict(each.named_buffers())
+        assert list(each.state_dict()) == list(sequential.state_dict())
+        each.load_state_dict(sequential.state_dict())

@@ -32,6 +32,9 @@ from .moves import Replicated
 from .ranges import problem_with
 from .rehearsal import Rehearsal
 
+PARTS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+"""Where torch keeps what a module has."""
+
 
 class Passed(Operator):
     """The identity, both ways: a place in the graph where the workers meet."""
@@ -83,7 +86,7 @@ class DistributedModel(torch.fx.GraphModule):
 
         The modules keep their containers and their order: optimisers number parameters by it.
         """
-        for kind in ("_modules", "_parameters", "_buffers"):
+        for kind in PARTS:
             getattr(self, kind).clear()
             getattr(self, kind).update(getattr(model, kind))
         self.P_x, self.P_y, self._inputs, self._rehearsal = P_x, P_y, inputs, rehearsal
@@ -105,7 +108,7 @@ class DistributedModel(torch.fx.GraphModule):
     def __deepcopy__(self, memo: dict) -> DistributedModel:
         self._copies += 1
         parts = torch.nn.Module()
-        for kind in ("_modules", "_parameters", "_buffers"):
+        for kind in PARTS:
             getattr(parts, kind).update(copy.deepcopy(getattr(self, kind), memo))
         twin = memo[id(self)] = DistributedModel(parts, copy.deepcopy(self.graph), self._get_name())
         nth = f"copy {self._copies} of {self._ticket.key}"

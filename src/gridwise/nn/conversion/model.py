@@ -9,6 +9,7 @@ backward  one all-reduce where the cotangent enters; the operators inside follow
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
 from ..module import Module, refuse_transforms
 from ..operator import Operator, Ticket, apply
-from ..plan import Plans, Script
+from ..plan import KEPT, Plans, Script, script
 from ..repartition import Repartition
 from .inputs import Inputs
 from .moves import Replicated
@@ -127,7 +128,8 @@ class DistributedModel(torch.fx.GraphModule):
             return self._nothing(inputs)
         if problem is None and self._inputs.limits:
             problem = self._problem_with_indices(inputs)
-        plan = self._plans.find(self._structure(inputs)) if problem is None else None
+        structure = self._structure(inputs) if problem is None else None
+        plan = self._plans.find(structure) if problem is None else None
         ticket = self._ticket.called_again()
         transport, team = self.P_x.transport, self.P_x.team
         number = plan.number if plan is not None else 0
@@ -135,7 +137,7 @@ class DistributedModel(torch.fx.GraphModule):
         self._ticket = ticket  # a call counts when all have joined it
         changed = plan is None or not number
         if changed:
-            self._plans.count += 1
+            self._plans.begin()
             agree_mode(transport, team, self._says, self._mode())
             run = Run(
                 self._balancing(inputs),
@@ -147,8 +149,8 @@ class DistributedModel(torch.fx.GraphModule):
         own = tuple(x if move is None else move(x) for x, move in zip(inputs, run.balance, strict=True))
         with agreement(is_on() and changed), run.script.running(), lent(run.loans, ticket.call):
             y = super().__call__(*own)
-        if changed:  # kept only now that it went well; layers that it has made at this call count from now on
-            self._plans.add(self._structure(inputs), {"run": run})
+        if changed:  # kept only now that it went well
+            self._plans.add(structure, {"run": run})
         y = self._returns(y) if isinstance(y, dict) else y
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
 
@@ -224,7 +226,8 @@ class GlobalShape(Module):
 class MadeAtCall(torch.nn.Module):
     """A function of the model as a layer, made for each set of arguments that it is called with.
 
-    If `follows_mode`, it is in the mode of `owner`, the module whose code calls it (None: the model).
+    The layers of the last `KEPT` runs are kept, as no modules of the model: a new one leaves it as it was. If
+    `follows_mode`, it is in the mode of `owner`, the module whose code calls it (None: the model).
     """
 
     owner: torch.nn.Module
@@ -235,16 +238,23 @@ class MadeAtCall(torch.nn.Module):
         super().__init__()
         self.make, self.P, self.follows_mode = make, P, follows_mode
         self.__dict__["owner"] = owner if owner is not None else self  # no child of this module
-        self.layers = torch.nn.ModuleDict()
-        self._names: dict[str, str] = {}
+        self._made: dict[str, torch.nn.Module] = {}
+        """By their arguments."""
+        self._last: deque[str] = deque(maxlen=KEPT)
+        """The arguments in the last runs that were recorded."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        key = repr((args, sorted(kwargs.items())))
-        if key not in self._names:
-            self._names[key] = f"call{len(self._names)}"
-            self.layers[self._names[key]] = self.make(self.P, *args, **kwargs)
-        layer = self.layers[self._names[key]]
-        return layer.train(self.owner.training or not self.follows_mode)(x)
+        return self.layer(*args, **kwargs)(x)
+
+    def layer(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """The layer for these arguments, in the mode that it follows."""
+        key, run = repr((args, sorted(kwargs.items()))), script()
+        if key not in self._made:
+            self._made[key] = self.make(self.P, *args, **kwargs)
+        if run is not None and not run.is_complete:
+            self._last.append(key)
+            self._made = {key: self._made[key] for key in self._last}
+        return self._made[key].train(self.owner.training or not self.follows_mode)
 
 
 def _mapped(y: Any, change: Any) -> Any:

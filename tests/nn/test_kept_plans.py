@@ -217,3 +217,32 @@ def test_functions_forget_the_layers_that_were_not_called_for_long():
         assert y.shape[2] == (k, 68 - k, 1)[world.rank]
     layers = [others for _, others in two.transport.kept.values()]
     assert max(map(len, layers)) == gridwise.nn.functional.KEPT
+
+
+@workers(2)
+def test_a_function_in_a_hook_of_a_model_outlives_others():
+    P = rows()
+    model = gridwise.distribute(nn.Sequential(nn.ReLU(), nn.AvgPool2d(2)), P)
+    function = gridwise.nn.functional.all_sum_reduce
+    x = torch.ones(1, 1, 2, 4)
+    plain = model(x)
+    model.get_submodule("1").register_forward_hook(lambda module, input, y: function(y, P, axes_reduce=(2,)))
+    torch.testing.assert_close(model(x), 2 * plain)
+    for k in range(70):
+        gridwise.nn.functional.repartition(torch.ones(1, 1, 40, 2), P, P, [None, None, [0, k + 1, 80], None])
+    torch.testing.assert_close(model(x), 2 * plain)
+
+
+@workers(2)
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_that_come_and_go_have_runs_of_their_own(register):
+    P = rows()
+    model = gridwise.distribute(nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.ReLU()), P)
+    x, pool = torch.ones(1, 1, 2, 4), gridwise.nn.DistributedAvgPool2d(P, 3, 1, 1)
+    plain = model(x)
+    handle = getattr(model.get_submodule("1"), register)(lambda module, input, *output: pool(*(output or input)))
+    for _ in range(2):
+        assert not torch.equal(model(x), plain)
+    handle.remove()
+    torch.testing.assert_close(model(x), plain)
+    assert model._plans.count == 2

@@ -168,7 +168,8 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
-        return tuple(map(Structure.of, inputs)), tuple(map(id, self.modules())), self._mode()
+        modules = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in self.modules()])
+        return tuple(map(Structure.of, inputs)), modules, self._mode()
 
     def _mode(self) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""

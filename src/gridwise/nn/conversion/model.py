@@ -22,12 +22,14 @@ from torch.autograd import forward_ad
 from ...grid import Layout
 from ...partition import Partition
 from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreement, is_on, key_of
+from ..dropout import DistributedDropout
 from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
 from ..module import Module, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..plan import KEPT, Plans, Script, script
 from ..repartition import Repartition
+from .attended import Attended
 from .inputs import Inputs
 from .moves import Replicated
 from .ranges import problem_with
@@ -125,6 +127,7 @@ class DistributedModel(torch.fx.GraphModule):
         if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
             refuse_transforms(self._says, (*inputs, *self.parameters(), *self.buffers()))
         if not self.P_x.active:
+            self._draw()
             return self._nothing(inputs)
         if problem is None and self._inputs.limits:
             problem = self._problem_with_indices(inputs)
@@ -198,6 +201,17 @@ class DistributedModel(torch.fx.GraphModule):
             self._rehearsal.run(wholes, self)
         return moves
 
+    def _draw(self) -> None:
+        """Draw random numbers as the workers inside do, or the generators would part (`random`)."""
+        for node in self.graph.nodes:
+            module: Any = self.get_submodule(node.target) if node.op == "call_module" else None
+            if isinstance(module, Attended):
+                module = module.layer()
+            elif isinstance(module, MadeAtCall) and module.draws:
+                module = module.layer(*node.args[1:], **node.kwargs)
+            if isinstance(module, DistributedDropout):
+                module.forward(torch.empty(0))
+
     def _nothing(self, inputs: tuple) -> Any:
         """A worker outside holds no part of any output, and can call `backward` all the same."""
         parts = [
@@ -228,16 +242,22 @@ class MadeAtCall(torch.nn.Module):
     """A function of the model as a layer, made for each set of arguments that it is called with.
 
     The layers of the last `KEPT` runs are kept, as no modules of the model: a new one leaves it as it was. If
-    `follows_mode`, it is in the mode of `owner`, the module whose code calls it (None: the model).
+    `follows_mode`, it is in the mode of `owner`, the module whose code calls it (None: the model). If `draws`, it is a
+    dropout.
     """
 
     owner: torch.nn.Module
 
     def __init__(
-        self, make: Any, P: Partition, follows_mode: bool = True, owner: torch.nn.Module | None = None
+        self,
+        make: Any,
+        P: Partition,
+        follows_mode: bool = True,
+        owner: torch.nn.Module | None = None,
+        draws: bool = False,
     ) -> None:
         super().__init__()
-        self.make, self.P, self.follows_mode = make, P, follows_mode
+        self.make, self.P, self.follows_mode, self.draws = make, P, follows_mode, draws
         self.__dict__["owner"] = owner if owner is not None else self  # no child of this module
         self._made: dict[str, torch.nn.Module] = {}
         """By their arguments."""

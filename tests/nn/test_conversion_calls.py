@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,32 @@ def test_a_worker_outside_and_unbalanced_blocks() -> None:
     assert y.numel() == 0 or torch.allclose(y, whole[gridwise.local_slice(P_x, whole.shape)])
     if P_x.active:
         torch.testing.assert_close(model.inc[0].weight.grad, sequential.inc[0].weight.grad)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.attention = nn.Dropout(0.4), nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.drop(self.drop(x)), 0.3, training=self.training)
+        return F.dropout(self.attention(x, x, x, need_weights=False)[0], p=0.2, training=True)
+
+
+@workers(3)
+def test_a_worker_outside_draws_as_often_as_the_others() -> None:
+    world = gridwise.world()
+    P_x = world.create_partition_inclusive([0, 1]).create_cartesian_topology_partition((2, 1, 1))
+    torch.manual_seed(0)
+    model = gridwise.distribute(Dropping(), P_x)
+    states = []
+    for mode in (True, True, False, True):
+        model.train(mode)(torch.ones(1, 3, 4) if P_x.active else gridwise.zero_volume_tensor())
+        states.append(int(torch.randint(1 << 30, ())))
+    assert len(set(states)) == 4
+    found = np.array([*states, *(-n for n in states)])
+    world.transport.all_max(found, world.transport.everyone)
+    assert found.tolist() == [*states, *(-n for n in states)]
 
 
 @workers(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from types import MethodType
@@ -71,6 +72,20 @@ def with_state_hook() -> nn.Module:
     return model
 
 
+def with_tracking(norm: Any, tracks: bool) -> nn.Module:
+    norm.track_running_stats = tracks
+    return nn.Sequential(nn.Conv2d(4, 4, 1), norm)
+
+
+class Placed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pos", torch.ones(4, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.pos)
+
+
 LOST: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "train": (Frozen, "Frozen has a 'train' of its own"),
     "extra state": (Saved, "Saved has a 'get_extra_state' of its own"),
@@ -83,6 +98,9 @@ LOST: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "weight norm": (with_old_weight_norm, "conv: Conv2d has a tensor 'weight' that was computed"),
     "hooks for a state": (with_state_hook, "norm: BatchNorm2d has hooks for its state"),
+    "instance statistics": (
+        lambda: with_tracking(nn.InstanceNorm2d(4, track_running_stats=True), False), "1: InstanceNorm2d has `track_running"
+    ),
     "a class of a layer": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), FrozenNorm(4)), "cannot be traced"),
 }  # fmt: skip
 
@@ -109,3 +127,28 @@ def test_own_ways_that_are_kept() -> None:
     model = gridwise.distribute(changed, P)
     torch.testing.assert_close(model(mine), changed(x)[gridwise.local_slice(P, x.shape)])
     assert isinstance(gridwise.distribute(nn.Sequential(Doubled(3, 3)), P).get_submodule("0"), Doubled)
+
+
+@workers(2, transports=("mpi",))
+def test_buffers_that_are_not_saved_are_not_saved() -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    sequential = Placed()
+    model = gridwise.distribute(sequential, P)
+    for each in (model, copy.deepcopy(model)):
+        assert "pos" in dict(each.named_buffers())
+        assert list(each.state_dict()) == list(sequential.state_dict())
+        each.load_state_dict(sequential.state_dict())
+
+
+@workers(2, transports=("mpi",))
+@pytest.mark.parametrize("tracks", [False, True])
+def test_tracking_that_was_switched_after_construction(tracks: bool) -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    sequential = with_tracking(nn.BatchNorm2d(4, track_running_stats=not tracks), tracks)
+    if not tracks:
+        sequential[1].running_mean.fill_(0.3)
+    model, x = gridwise.distribute(sequential, P), torch.randn(2, 4, 4, 3)
+    assert model.get_submodule("1").track_running_stats is tracks
+    for mode in (False, True):
+        y, expected = model.train(mode)(x[gridwise.local_slice(P, x.shape)]), sequential.train(mode)(x)
+        torch.testing.assert_close(y, expected[gridwise.local_slice(P, x.shape)])

@@ -55,6 +55,23 @@ def test_recurrent_layers(name: str, gridwise_setting: tuple[str, int]) -> None:
                     check_equal_to_sequential(model, sequential, x, P, model.P_y)
 
 
+@workers(2, transports=("mpi",))
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_second_order_where_a_worker_has_no_samples(name: str) -> None:
+    P = gridwise.world().create_cartesian_topology_partition([2, 1, 1])
+    torch.manual_seed(0)
+    sequential = Of(lambda m, x: m.r(x)[0], r=getattr(nn, name)(3, 2, batch_first=True)).double()
+    model, x = gridwise.distribute(sequential, P), torch.randn(1, 4, 3, dtype=torch.float64)
+    for _ in range(2):
+        for each, own in ((sequential, x.clone()), (model, x[gridwise.local_slice(P, x.shape)].clone())):
+            each.zero_grad()
+            with without_cudnn():
+                (gradient,) = torch.autograd.grad(each(own.requires_grad_()).sum(), own, create_graph=True)
+            gradient.square().sum().backward()
+        for own, expected in zip(model.parameters(), sequential.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, expected.grad)
+
+
 NAMED: dict[str, tuple[Any, str]] = {
     "dropout between layers": (lambda: Of(lambda m, x: m.r(x)[0], r=nn.GRU(8, 4, 2, dropout=0.1)), "torch.nn.GRU has no"),
     "a recurrent layer without a batch": (lambda: Of(lambda m, x: m.r(x[0])[0], r=nn.GRU(8, 4)), "without a batch"),

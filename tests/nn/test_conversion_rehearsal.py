@@ -85,3 +85,16 @@ def test_buffers_take_another_dtype_while_the_input_keeps_its_own() -> None:
         expected = sequential.to(kind)(x)
         y = model.to(kind)(x[gridwise.local_slice(P, x.shape)])
         torch.testing.assert_close(y, expected[gridwise.local_slice(model.P_y, expected.shape)])
+
+
+@workers(2, transports=("mpi",))
+def test_the_mean_over_all_batches_is_tracked() -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 1, 2])
+    sequential = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2, momentum=None))
+    model = gridwise.distribute(sequential, P)
+    for _ in range(3):
+        x = torch.randn(2, 1, 6)
+        y, expected = model(x[gridwise.local_slice(P, x.shape)]), sequential(x)
+        torch.testing.assert_close(y, expected[gridwise.local_slice(P, expected.shape)])
+    for own, buffer in zip(model.buffers(), sequential.buffers(), strict=True):
+        torch.testing.assert_close(own.as_subclass(Tensor), buffer)

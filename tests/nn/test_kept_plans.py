@@ -9,6 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gridwise
 from gridwise.errors import PartitionError
+from gridwise.nn.conversion.model import MadeAtCall
+from gridwise.nn.plan import KEPT
 from gridwise.testing import workers
 
 
@@ -163,3 +165,84 @@ def test_a_checkpointed_layer_with_overlap_and_large_messages():
             (gradient,) = torch.autograd.grad(road(x).sum(), x)
         gradients.append(gradient)
     torch.testing.assert_close(*gradients)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(x, size=(x.shape[2] + 1, 5))
+
+
+@workers(2)
+def test_layers_of_sizes_that_do_not_come_back_are_not_kept():
+    P, sequential = rows(), Scaled()
+    model = gridwise.distribute(sequential, P)
+    modules = len(list(model.modules()))
+    sizes = [*range(4, 84, 2), *range(56, 84, 2), 4, 82, 4, 78]
+    for n in sizes:
+        x = torch.arange(4.0 * n).view(1, 1, n, 4)
+        torch.testing.assert_close(model(block(x, P)), block(sequential(x), P))
+    assert len(list(model.modules())) == modules
+    assert model._plans.count == 41  # one for each size, and one for 4, which was forgotten
+    (made,) = [m for m in model.modules() if isinstance(m, MadeAtCall)]
+    assert len(made._made) == KEPT
+
+
+@workers(2)
+def test_a_run_that_fails_leaves_the_kept_ones():
+    P, sequential = rows(), nn.Sequential(Scaled(), nn.AvgPool2d(2))
+    model = gridwise.distribute(sequential, P)
+    model(torch.ones(1, 1, 2, 4))
+    handle = model.get_submodule("1").register_forward_pre_hook(lambda module, input: 1 / 0)
+    for n in range(3, 3 + KEPT):
+        with pytest.raises(ZeroDivisionError):
+            model(torch.ones(1, 1, n, 4))
+    handle.remove()
+    for n in (2, 3, 2):
+        assert model(torch.ones(1, 1, n, 4)).any()
+
+
+@workers(3)
+def test_functions_forget_the_layers_that_were_not_called_for_long():
+    world = gridwise.world()
+    two, three = rows(ranks=[0, 1]), rows(3)
+    if two.active:  # calls that one worker does not make
+        for k in range(70):
+            gridwise.nn.functional.repartition(
+                torch.ones(1, 1, 40, k + 1), two, two, [None, None, [0, 1 + k % 68, 80], None]
+            )
+    for k in (*range(1, 68), 1, 67):
+        y = gridwise.nn.functional.repartition(
+            torch.ones(1, 1, 23, 2), three, three, [None, None, [0, k, 68, 69], None]
+        )
+        assert y.shape[2] == (k, 68 - k, 1)[world.rank]
+    layers = [others for _, others in two.transport.kept.values()]
+    assert max(map(len, layers)) == gridwise.nn.functional.KEPT
+
+
+@workers(2)
+def test_a_function_in_a_hook_of_a_model_outlives_others():
+    P = rows()
+    model = gridwise.distribute(nn.Sequential(nn.ReLU(), nn.AvgPool2d(2)), P)
+    function = gridwise.nn.functional.all_sum_reduce
+    x = torch.ones(1, 1, 2, 4)
+    plain = model(x)
+    model.get_submodule("1").register_forward_hook(lambda module, input, y: function(y, P, axes_reduce=(2,)))
+    torch.testing.assert_close(model(x), 2 * plain)
+    for k in range(70):
+        gridwise.nn.functional.repartition(torch.ones(1, 1, 40, 2), P, P, [None, None, [0, k + 1, 80], None])
+    torch.testing.assert_close(model(x), 2 * plain)
+
+
+@workers(2)
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_that_come_and_go_have_runs_of_their_own(register):
+    P = rows()
+    model = gridwise.distribute(nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.ReLU()), P)
+    x, pool = torch.ones(1, 1, 2, 4), gridwise.nn.DistributedAvgPool2d(P, 3, 1, 1)
+    plain = model(x)
+    handle = getattr(model.get_submodule("1"), register)(lambda module, input, *output: pool(*(output or input)))
+    for _ in range(2):
+        assert not torch.equal(model(x), plain)
+    handle.remove()
+    torch.testing.assert_close(model(x), plain)
+    assert model._plans.count == 2

@@ -1,6 +1,6 @@
 """The primitives as functions, for those who hold no layer object.
 
-Each call finds the layer that an equal earlier call has made, so that its plan is reused. Layers are kept with the
+Each call finds the layer that an equal earlier call has made, so that its plan is reused. The last layers are kept with the
 transport and go with it.
 """
 
@@ -18,10 +18,14 @@ from .all_gather import AllGather
 from .all_sum_reduce import AllSumReduce
 from .broadcast import Broadcast
 from .halo_exchange import HaloExchange
+from .plan import script
 from .primitive import Primitive
 from .reduce_scatter import ReduceScatter
 from .repartition import Repartition
 from .sum_reduce import SumReduce
+
+KEPT = 64
+"""How many layers are kept for the same workers; those that were not called for longest go first."""
 
 
 def broadcast(
@@ -102,10 +106,14 @@ def _alone(P_x: Partition, root: int) -> Partition:
 
 
 def _kept(layer: Callable[..., Primitive], *args: Any) -> Primitive:
-    kept = args[0].transport.kept
-    if (layer, args) not in kept:
-        kept[layer, args] = layer(*args)
-    return kept[layer, args]
+    """The layer with these arguments; counted by the workers that call it, since these make the same calls."""
+    ranks = tuple(arg.ranks for arg in args if isinstance(arg, Partition))
+    of_models, others = args[0].transport.kept.setdefault(ranks, ({}, {}))  # a model's script knows its layers
+    found = of_models.get((layer, args)) or others.pop((layer, args), None) or layer(*args)
+    (others if script() is None else of_models)[layer, args] = found
+    if len(others) > KEPT:
+        del others[next(iter(others))]
+    return found
 
 
 def _tuple(values: Iterable[int] | None) -> tuple[int, ...] | None:

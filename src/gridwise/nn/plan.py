@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import PartitionError
 
 KEPT = 16
-"""How many plans a layer keeps; the oldest goes first."""
+"""How many plans a layer keeps, and a model runs; the oldest goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,20 @@ class Plans:
         plan = Plan(self.count, structure, assigned)
         if keep:
             self._kept[plan.number] = self._newest[structure] = plan
-            if len(self._kept) > KEPT:
-                oldest = self._kept.pop(next(iter(self._kept)))
-                if self._newest.get(oldest.structure) is oldest:
-                    del self._newest[oldest.structure]
+        self._forget()
         return plan
+
+    def begin(self) -> None:
+        """Count a set-up that starts, whatever becomes of it."""
+        self.count += 1
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what is older than the last `KEPT` set-ups: by number, so that all workers keep the same."""
+        for number in [number for number in self._kept if number <= self.count - KEPT]:
+            oldest = self._kept.pop(number)
+            if self._newest.get(oldest.structure) is oldest:
+                del self._newest[oldest.structure]
 
     def candidates(self, structure: Hashable) -> list[int]:
         """For each of `KEPT` places, the number of the plan kept there for this structure, or 0; places go by number."""

@@ -45,5 +45,8 @@ class Attended(torch.nn.Module):
         if attn_mask is not None:
             hides = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if hides else scores + attn_mask
-        self.dropout.train(self.owner.training or not self.follows_mode)
-        return self.dropout(scores.softmax(-1) if attn_mask is None else shares(scores)) @ value
+        return self.layer()(scores.softmax(-1) if attn_mask is None else shares(scores)) @ value
+
+    def layer(self) -> DistributedDropout:
+        """The dropout, in the mode that it follows."""
+        return self.dropout.train(self.owner.training or not self.follows_mode)

@@ -141,7 +141,7 @@ LAYERS: dict[Any, Callable[..., torch.nn.Module]] = {
     F.alpha_dropout: dropout(DistributedAlphaDropout),
 }
 """Functions that become a layer, made when they are called with new arguments."""
-KEEPS_EXTENTS = frozenset("dropout dropout1d dropout2d dropout3d alpha_dropout".split())  # noqa: SIM905
+DROPOUTS = frozenset("dropout dropout1d dropout2d dropout3d alpha_dropout".split())  # noqa: SIM905
 for _d in (1, 2, 3):
     LAYERS[getattr(F, f"max_pool{_d}d")] = _of_dims(max_pool, _d)
     LAYERS[getattr(torch, f"max_pool{_d}d")] = _of_dims(max_pool, _d)

@@ -104,12 +104,17 @@ def made_like(module: torch.nn.Module, P: Partition) -> Any:
     for name in inspect.signature(_torch_type(module)).parameters:
         if name == "bias":
             arguments[name] = getattr(module, "bias", None) is not None
+        elif name == "track_running_stats":  # may have been changed since it decided about the buffers
+            arguments[name] = module.running_mean is not None
         elif name not in ("device", "dtype"):
             arguments[name] = getattr(module, name)
     values = [*module.parameters(recurse=False), *(b for b in module.buffers(recurse=False) if b.is_floating_point())]
     if values:
         arguments |= {"device": values[0].device, "dtype": values[0].dtype}
-    return layer_type(P, **arguments)
+    layer = layer_type(P, **arguments)
+    if "track_running_stats" in arguments:
+        layer.track_running_stats = module.track_running_stats
+    return layer
 
 
 def extents_after(module: torch.nn.Module, extents: tuple[Extent, ...]) -> tuple[Extent, ...]:

@@ -56,6 +56,10 @@ def _of_replaced(module: torch.nn.Module) -> Iterator[str]:
     for key in ("forward", *layers.WAYS):
         if key in vars(module):
             yield f"has a {key!r} that was set on it, and not on its class"
+    if isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
+        tracks: bool = module.track_running_stats
+        if tracks != (module.running_mean is not None):
+            yield f"has `track_running_stats` (={tracks}), which was set after its construction"
     parametrized = "parametrizations" in module._modules  # which brings such hooks, and is named where it is called
     if any(vars(module).get(key) for key in STATE_HOOKS) and not parametrized:
         yield "has hooks for its state"

@@ -9,6 +9,7 @@ backward  one all-reduce where the cotangent enters; the operators inside follow
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +22,21 @@ from torch.autograd import forward_ad
 from ...grid import Layout
 from ...partition import Partition
 from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreement, is_on, key_of
+from ..dropout import DistributedDropout
 from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
 from ..module import Module, refuse_transforms
 from ..operator import Operator, Ticket, apply
-from ..plan import Plans, Script
+from ..plan import KEPT, Plans, Script, script
 from ..repartition import Repartition
+from .attended import Attended
 from .inputs import Inputs
 from .moves import Replicated
 from .ranges import problem_with
 from .rehearsal import Rehearsal
+
+PARTS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+"""Where torch keeps what a module has."""
 
 
 class Passed(Operator):
@@ -83,7 +89,7 @@ class DistributedModel(torch.fx.GraphModule):
 
         The modules keep their containers and their order: optimisers number parameters by it.
         """
-        for kind in ("_modules", "_parameters", "_buffers"):
+        for kind in PARTS:
             getattr(self, kind).clear()
             getattr(self, kind).update(getattr(model, kind))
         self.P_x, self.P_y, self._inputs, self._rehearsal = P_x, P_y, inputs, rehearsal
@@ -105,7 +111,7 @@ class DistributedModel(torch.fx.GraphModule):
     def __deepcopy__(self, memo: dict) -> DistributedModel:
         self._copies += 1
         parts = torch.nn.Module()
-        for kind in ("_modules", "_parameters", "_buffers"):
+        for kind in PARTS:
             getattr(parts, kind).update(copy.deepcopy(getattr(self, kind), memo))
         twin = memo[id(self)] = DistributedModel(parts, copy.deepcopy(self.graph), self._get_name())
         nth = f"copy {self._copies} of {self._ticket.key}"
@@ -121,10 +127,12 @@ class DistributedModel(torch.fx.GraphModule):
         if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
             refuse_transforms(self._says, (*inputs, *self.parameters(), *self.buffers()))
         if not self.P_x.active:
+            self._draw()
             return self._nothing(inputs)
         if problem is None and self._inputs.limits:
             problem = self._problem_with_indices(inputs)
-        plan = self._plans.find(self._structure(inputs)) if problem is None else None
+        structure = self._structure(inputs) if problem is None else None
+        plan = self._plans.find(structure) if problem is None else None
         ticket = self._ticket.called_again()
         transport, team = self.P_x.transport, self.P_x.team
         number = plan.number if plan is not None else 0
@@ -132,7 +140,7 @@ class DistributedModel(torch.fx.GraphModule):
         self._ticket = ticket  # a call counts when all have joined it
         changed = plan is None or not number
         if changed:
-            self._plans.count += 1
+            self._plans.begin()
             agree_mode(transport, team, self._says, self._mode())
             run = Run(
                 self._balancing(inputs),
@@ -144,8 +152,8 @@ class DistributedModel(torch.fx.GraphModule):
         own = tuple(x if move is None else move(x) for x, move in zip(inputs, run.balance, strict=True))
         with agreement(is_on() and changed), run.script.running(), lent(run.loans, ticket.call):
             y = super().__call__(*own)
-        if changed:  # kept only now that it went well; layers that it has made at this call count from now on
-            self._plans.add(self._structure(inputs), {"run": run})
+        if changed:  # kept only now that it went well
+            self._plans.add(structure, {"run": run})
         y = self._returns(y) if isinstance(y, dict) else y
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
 
@@ -163,7 +171,8 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
-        return tuple(map(Structure.of, inputs)), tuple(map(id, self.modules())), self._mode()
+        modules = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in self.modules()])
+        return tuple(map(Structure.of, inputs)), modules, self._mode()
 
     def _mode(self) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
@@ -191,6 +200,17 @@ class DistributedModel(torch.fx.GraphModule):
         if not any(x.is_meta for x in inputs):  # those of a plan were rehearsed before
             self._rehearsal.run(wholes, self)
         return moves
+
+    def _draw(self) -> None:
+        """Draw random numbers as the workers inside do, or the generators would part (`random`)."""
+        for node in self.graph.nodes:
+            module: Any = self.get_submodule(node.target) if node.op == "call_module" else None
+            if isinstance(module, Attended):
+                module = module.layer()
+            elif isinstance(module, MadeAtCall) and module.draws:
+                module = module.layer(*node.args[1:], **node.kwargs)
+            if isinstance(module, DistributedDropout):
+                module.forward(torch.empty(0))
 
     def _nothing(self, inputs: tuple) -> Any:
         """A worker outside holds no part of any output, and can call `backward` all the same."""
@@ -221,27 +241,41 @@ class GlobalShape(Module):
 class MadeAtCall(torch.nn.Module):
     """A function of the model as a layer, made for each set of arguments that it is called with.
 
-    If `follows_mode`, it is in the mode of `owner`, the module whose code calls it (None: the model).
+    The layers of the last `KEPT` runs are kept, as no modules of the model: a new one leaves it as it was. If
+    `follows_mode`, it is in the mode of `owner`, the module whose code calls it (None: the model). If `draws`, it is a
+    dropout.
     """
 
     owner: torch.nn.Module
 
     def __init__(
-        self, make: Any, P: Partition, follows_mode: bool = True, owner: torch.nn.Module | None = None
+        self,
+        make: Any,
+        P: Partition,
+        follows_mode: bool = True,
+        owner: torch.nn.Module | None = None,
+        draws: bool = False,
     ) -> None:
         super().__init__()
-        self.make, self.P, self.follows_mode = make, P, follows_mode
+        self.make, self.P, self.follows_mode, self.draws = make, P, follows_mode, draws
         self.__dict__["owner"] = owner if owner is not None else self  # no child of this module
-        self.layers = torch.nn.ModuleDict()
-        self._names: dict[str, str] = {}
+        self._made: dict[str, torch.nn.Module] = {}
+        """By their arguments."""
+        self._last: deque[str] = deque(maxlen=KEPT)
+        """The arguments in the last runs that were recorded."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        key = repr((args, sorted(kwargs.items())))
-        if key not in self._names:
-            self._names[key] = f"call{len(self._names)}"
-            self.layers[self._names[key]] = self.make(self.P, *args, **kwargs)
-        layer = self.layers[self._names[key]]
-        return layer.train(self.owner.training or not self.follows_mode)(x)
+        return self.layer(*args, **kwargs)(x)
+
+    def layer(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """The layer for these arguments, in the mode that it follows."""
+        key, run = repr((args, sorted(kwargs.items()))), script()
+        if key not in self._made:
+            self._made[key] = self.make(self.P, *args, **kwargs)
+        if run is not None and not run.is_complete:
+            self._last.append(key)
+            self._made = {key: self._made[key] for key in self._last}
+        return self._made[key].train(self.owner.training or not self.follows_mode)
 
 
 def _mapped(y: Any, change: Any) -> Any:

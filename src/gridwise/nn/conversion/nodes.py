@@ -307,9 +307,9 @@ class Conversion(Walk):
         if not in_training:
             return state if not in_evaluation else self.problem(node, f"{name} in evaluation only", state)
         follows, owner = not in_evaluation, self.owner(node)
-        self.modules[module] = (P, lambda: MadeAtCall(make, P, follows, owner))
+        self.modules[module] = (P, lambda: MadeAtCall(make, P, follows, owner, name in functions.DROPOUTS))
         node.op, node.target = "call_module", module
-        if name in functions.KEEPS_EXTENTS:
+        if name in functions.DROPOUTS:
             return state
         return state.with_extents({d: Symbol() for d in range(state.dim - functions.space_of(name, state), state.dim)})
 

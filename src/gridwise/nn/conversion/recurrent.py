@@ -48,8 +48,8 @@ def recurrence(x: Tensor, initial: tuple[Tensor, ...], weights: tuple[Tensor, ..
     widths = (of.out, of.hidden) if of.mode == "LSTM" else (of.out,)
     if not initial:
         initial = tuple(x.new_zeros(of.states, samples, width) for width in widths)
-    if not samples:  # torch wants one at least; all workers take part in the sums of the gradients
-        nothing = x.sum() + sum(weight.sum() for weight in weights) + sum(state.sum() for state in initial)
+    if not samples:  # torch wants one at least; all workers take part in the sums of the gradients, of any order
+        nothing = torch.stack([part.flatten()[:0].sum() for part in (x, *weights, *initial)]).sum().exp()
         features = of.out * (2 if of.both_ways else 1)
         y = x.new_zeros(*x.shape[:-1], features) + nothing
         return y, *(x.new_zeros(of.states, 0, width) + nothing for width in widths)

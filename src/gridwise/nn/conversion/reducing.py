@@ -20,9 +20,8 @@ def reduction(walk: Walk, node: Node, name: str) -> State:
     x = node.args[0]
     state = walk.states[x]
     assert isinstance(state, OnGrid)
-    asked = given(node, 1, "dim", given(node, 1, "axis"))
-    dims = None if asked is None else dims_of(asked, state.dim)
-    if dims is None or len(dims) == state.dim:
+    dims = _reduced(given(node, 1, "dim", given(node, 1, "axis")), state.dim, none_is_all=name not in ("all", "any"))
+    if dims is None:
         return walk.problem(node, f"{name} over all dims", Lost())
     keeps = bool(given(node, 3 if name[:3] in ("var", "std") else 2, "keepdim", False))
     sums = name in ("sum", "mean") and not {"dtype", "out"} & set(node.kwargs) and len(node.args) < 4
@@ -30,6 +29,12 @@ def reduction(walk: Walk, node: Node, name: str) -> State:
         return _summed(walk, node, x, dims, name == "mean", keeps)
     _, state = walk.with_whole(node, x, dims)
     return _without(state, dims, keeps)
+
+
+def _reduced(asked: Any, rank: int, none_is_all: bool = True) -> list[int] | None:
+    """The dims that are reduced; None for all of them, or if nobody can tell. To most functions an empty list means all."""
+    dims = None if asked is None else dims_of(asked, rank)
+    return None if dims is None or len(dims) == rank or (none_is_all and not dims) else dims
 
 
 def _summed(walk: Walk, node: Node, x: Node, dims: list[int], mean: bool, keeps: bool) -> State:
@@ -78,7 +83,7 @@ def along_dims(walk: Walk, node: Node, x: Node, dim: Any, name: str) -> State:
     state = walk.states[x]
     assert isinstance(state, OnGrid)
     dims = dims_of(dim, state.dim)
-    if dims is None:
+    if dims is None or not (dims or name == "flip"):
         return walk.problem(node, f"{name} without a dim", state)
     _, state = walk.with_whole(node, x, dims)
     return state.with_extents({dims[0]: Symbol()}) if name in ("glu", "GLU") else state
@@ -112,9 +117,8 @@ def norm(walk: Walk, node: Node, name: str) -> State:
     x = node.args[0]
     state = walk.states[x]
     assert isinstance(state, OnGrid)
-    asked = given(node, 2, "dim")
-    dims = None if asked is None else dims_of(asked, state.dim)
-    if dims is None or len(dims) == state.dim:
+    dims = _reduced(given(node, 2, "dim"), state.dim)
+    if dims is None:
         return walk.problem(node, f"{name} over all dims", Lost())
     _, state = walk.with_whole(node, x, dims)
     return _without(state, dims, bool(given(node, 3, "keepdim", False)))

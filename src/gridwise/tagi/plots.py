@@ -35,7 +35,7 @@ def plot_intervals(
 def plot_calibration(prediction: Prediction, observation: np.ndarray, ax: Any = None) -> Any:
     """How often the observations lie in intervals that claim a probability, against that probability."""
     ax = _axes(ax)
-    levels, found = calibration(prediction.mean, np.asarray(observation).reshape(prediction.mean.shape), prediction.std)
+    levels, found = calibration(prediction.mean, observation, prediction.std)
     ax.plot([0, 1], [0, 1], color="grey", linewidth=1, label="ideal")
     ax.plot(levels, found, "o-", markersize=4, label="observed")
     ax.set(xlabel="probability of the interval", ylabel="fraction inside", xlim=(0, 1), ylim=(0, 1))

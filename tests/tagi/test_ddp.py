@@ -15,7 +15,7 @@ import gridwise
 import gridwise.tagi.nn as nn
 import gridwise.tagi.nn.replicas as replicas
 from gridwise.errors import GridwiseError, PartitionError, UnsupportedError
-from gridwise.tagi import Regressor
+from gridwise.tagi import Classifier, Forecaster, Regressor
 from gridwise.testing import workers
 
 STEPS = 10
@@ -214,7 +214,7 @@ def test_errors_are_everybodys() -> None:
     with pytest.raises(PartitionError, match="world_size"):
         nn.DDPSequential(fnn(), config(world_size=P.size + 1) if last else config())
     if P.size > 1:
-        with pytest.raises(PartitionError, match="started over"):
+        with pytest.raises(PartitionError, match=f"started over.*fix: backend='{P.transport.name}'"):
             nn.DDPSequential(fnn(), config(backend="mpi" if P.transport.name == "gloo" else "gloo"))
         with pytest.raises(PartitionError, match="different networks"):
             nn.DDPSequential(cnn() if last else fnn(), config())
@@ -227,3 +227,72 @@ def test_errors_are_everybodys() -> None:
     for wrong in ({"backend": "ftp"}, {"rank": P.size}):
         with pytest.raises(PartitionError, match=next(iter(wrong))):
             config(**wrong)
+
+
+def rows_of(n: int) -> tuple[np.ndarray, np.ndarray, slice]:
+    """Data of all, far from zero and in order, and this worker's part: the last one has the most rows, the first few."""
+    P, random = gridwise.world(), np.random.default_rng(3)
+    x = 1e6 + np.sort(random.standard_normal((n, 6)), 0)
+    cuts = [0, *(1 + 2 * r for r in range(P.size - 1)), n]
+    return x, x[:, :2] * [1.0, -2.0] + 5.0, slice(cuts[P.rank], cuts[P.rank + 1])
+
+
+@workers(1, 2, 3)
+def test_an_estimator_standardises_by_all_rows_and_uneven_workers_train_to_the_end() -> None:
+    x, y, mine = rows_of(21)
+    alone = Regressor(fnn().double(), sigma_v=0.3)
+    model = Regressor(copy.deepcopy(alone.net), sigma_v=0.3)
+    net = nn.DDPSequential(model.net, config(), average=False)
+    alone.fit(x, y, batch_size=21, epochs=2, progress=False)
+    model.fit(x[mine], y[mine], batch_size=21, epochs=2, progress=False)
+    for a, b in ((model.scale_x, alone.scale_x), (model.scale_y, alone.scale_y)):
+        torch.testing.assert_close((a.mean, a.std), (b.mean, b.std), rtol=1e-10, atol=0.0)
+    assert_same_state(net.model, alone.net, 1e-8)
+    model.fit(x[mine], y[mine], batch_size=2, epochs=2, progress=False)  # not as many batches on all workers
+    model.fit([(x[mine][i : i + 4], y[mine][i : i + 4]) for i in range(0, len(x[mine]), 4)], progress=False)
+    gridwise.nn.check_replicas(net.model)
+
+
+@workers(2, 3)
+def test_a_worker_without_rows_fits_with_the_others() -> None:
+    x, label = rows_of(8)[0], np.arange(8) % 2
+    mine = slice(0, 0 if gridwise.world().rank == 0 else 8)
+
+    def net(outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, outputs))
+
+    for model in (Regressor(net(1)), Classifier(net(1), 2), Classifier(net(2), 2, encoding="one-hot")):
+        nn.DDPSequential(model.net, config(), average=False)
+        model.fit(x[mine], label[mine], batch_size=4, epochs=2, progress=False)
+        gridwise.nn.check_replicas(model.net)
+        assert np.isfinite(model.history[-1]["error"])  # that of all rows
+
+
+@workers(2, 3)
+def test_data_that_one_worker_cannot_learn_from_are_refused_on_all() -> None:
+    P = gridwise.world()
+    x, y, _ = rows_of(8)
+    model = Regressor(fnn())
+    net = nn.DDPSequential(model.net, config(), average=False)
+    before = copy.deepcopy(net.model.state_dict())
+    bad = x.copy()
+    bad[5, 1] = np.nan
+    with pytest.raises(PartitionError, match=f"worker {P.size - 1}: fit: `x` has nan in row 5, column 1"):
+        model.fit(bad if P.rank == P.size - 1 else x, y, progress=False)
+    with pytest.raises(PartitionError, match="epochs"):
+        model.fit(x, y, epochs=1 + P.rank, progress=False)
+    with pytest.raises(PartitionError, match="no rows"):
+        model.fit(x[:0], y[:0], progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in net.model.state_dict().items())
+    model.fit(x, y, progress=False)  # and it goes on
+
+
+@workers(2)
+def test_a_forecaster_standardises_by_all_series() -> None:
+    P = gridwise.world()
+    series = np.arange(20.0) ** 2
+    model = Forecaster(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), window=3)
+    nn.DDPSequential(model._regressor.net, config(), average=False)
+    model.fit(series[:6] if P.rank == 0 else series[6:], batch_size=4, progress=False)
+    np.testing.assert_allclose([float(model._scale.mean), float(model._scale.std)], [series.mean(), series.std()])
+    gridwise.nn.check_replicas(model._regressor.net)

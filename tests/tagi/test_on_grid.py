@@ -222,3 +222,17 @@ def test_errors_are_everybodys() -> None:
         with pytest.raises(GridwiseError, match="blocks that form a grid"):
             net(torch.ones(1, 2, 5, 7 if last else 6))
     learn(net, block(P_x, torch.ones(4, 2, 9, 7)), None, block(net.P_y, torch.ones(4, 2)))  # and it goes on
+
+
+@workers(2)
+def test_whole_images_instead_of_blocks_are_told() -> None:
+    P_x = grid((1, 1, 2, 1))
+    net = on_grid(
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, in_width=8, in_height=8), nn.ReLU(), nn.Linear(128, 1)), P_x
+    )
+    x = torch.ones(2, 1, 8, 8)
+    with pytest.raises(PartitionError, match=r"(?s)`in_height` \(=8\).*height 16 and width 8.*fix: .*local_slice"):
+        net(x)
+    assert net(block(P_x, x))[0].shape == (1, 1)  # and it goes on
+    net.model.eval()(torch.ones(1, 1, 8, 8))  # alone, on whole images
+    assert net(block(P_x, x))[0].shape == (1, 1)

@@ -63,6 +63,33 @@ class Classifier(Estimator):
         """How many outputs a network needs for the tree of `num_classes` classes."""
         return class_tree(num_classes).len
 
+    # ---- before the first epoch -------------------------------------------------------------------------------------
+    def _check_outputs(self, units: int, columns: int) -> None:
+        if columns != 1:
+            raise PartitionError(
+                f"Classifier: `y` has {columns} columns; it is one label for each row, whatever the encoding.\n"
+                "  fix: y.argmax(1), if the rows are one-hot."
+            )
+        needed = self.tree.len if self.encoding == "tree" else self.num_classes
+        if units != needed:
+            raise PartitionError(
+                f"Classifier: {self.num_classes} classes with `encoding` (={self.encoding!r}) need {needed} outputs, the "
+                f"network has {units}.\n  fix: a last layer with {needed} outputs."
+            )
+
+    def _inspect(self, what: str, x: Tensor, y: Tensor) -> None:
+        y = y.double()
+        wrong = ~((y >= 0) & (y < self.num_classes) & (y == y.trunc()))
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0, 0])
+            from_one = bool((y == y.trunc()).all()) and int(y.min()) == 1 and int(y.max()) == self.num_classes
+            raise PartitionError(
+                f"{what}: `y` has the label {y[row, 0].item():g} in row {row}, labels are whole numbers from 0 to "
+                f"{self.num_classes - 1} (`num_classes` - 1).\n  fix: "
+                + ("y - 1: these labels count from 1." if from_one else "number the classes from 0.")
+            )
+
+    # ---- training and predictions -----------------------------------------------------------------------------------
     def _learn(self, x: Tensor, y: Tensor, sigma: float) -> float:
         label = y.reshape(-1).long()
         if self.encoding == "tree":
@@ -80,9 +107,12 @@ class Classifier(Estimator):
 
     def predict(self, x: Any, batch_size: int = 1024) -> ClassPrediction:
         """Labels and probabilities for all rows of `x`."""
-        p = self._probabilities(*self._outputs(x, batch_size)).numpy()
+        p = self._probabilities(*self._outputs(self._rows(x, "predict"), batch_size)).numpy()
         return ClassPrediction(p.argmax(1), p)
 
     def error_rate(self, x: Any, label: Any, batch_size: int = 1024) -> float:
         """The fraction of rows whose likeliest label is wrong."""
         return classification_error(self.predict(x, batch_size).label, np.asarray(label))
+
+    def _kind(self) -> str:
+        return f"Classifier(num_classes={self.num_classes}, encoding={self.encoding!r})"

@@ -1,27 +1,34 @@
-"""What the estimators share: batches from arrays or from a DataLoader, epochs with a progress bar, predictions.
+"""What the estimators share: checks before anything is learnt, epochs with a progress bar, predictions, their state.
 
 model = Regressor(net, sigma_v=0.2).fit(x, y, epochs=20)
 p = model.predict(x_new)
 p.mean, p.std, p.interval(0.95)
+
+A network that several workers train together (the `.model` of a `DDPSequential`) has each worker fit its own rows: they
+agree on the scales and on the number of batches, and those with fewer make empty ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import copy
+import json
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from ..errors import PartitionError
+from ..errors import GridwiseError, PartitionError
+from .batches import Batches, Shape, as_columns, as_rows, check_finite
 from .metric import half_width
-from .nn import Sequential, TrainStep
+from .nn import LSTM, Conv2d, Linear, Sequential, TrainStep
+from .nn.gaussian import Gaussian
 
 Noise = float | Callable[[int], float]
-Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,32 +53,13 @@ class Prediction:
         return self.mean - reach, self.mean + reach
 
 
-class Scale:
-    """Mean and standard deviation of columns, to standardise with and to go back."""
+class Survey(NamedTuple):
+    """What a worker's data are: `shape` of a row of x and `columns` of y (None: no batches), rows, batches an epoch."""
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        self.mean, self.std = mean, torch.where(std > 0, std, torch.ones_like(std))
-
-    @classmethod
-    def of(cls, blocks: Iterable[Tensor]) -> Scale:
-        """From blocks of rows; NaN is left out."""
-        count = total = squares = torch.zeros((), dtype=torch.float64, device="cpu")
-        for block in blocks:
-            rows = block.double().cpu()
-            known = ~torch.isnan(rows)
-            filled = torch.nan_to_num(rows)
-            count, total = count + known.sum(0), total + filled.sum(0)
-            squares = squares + (filled * filled).sum(0)
-        mean = total / count.clamp_min(1)
-        return cls(mean.float(), (squares / count.clamp_min(1) - mean * mean).clamp_min(0).sqrt().float())
-
-    @classmethod
-    def none(cls) -> Scale:
-        """The scale that changes nothing."""
-        return cls(torch.zeros((), device="cpu"), torch.ones((), device="cpu"))
-
-    def standardise(self, x: Tensor) -> Tensor:
-        return (x - self.mean.to(x)) / self.std.to(x)
+    shape: Shape | None
+    columns: int | None
+    rows: int
+    batches: int
 
 
 class Estimator:
@@ -93,14 +81,27 @@ class Estimator:
         self.net, self.sigma_v = net, sigma_v
         self.history: list[dict[str, float]] = []
         self._step = TrainStep(net, self.observe, compile)
+        self._shape: Shape | None = None  # of a row of x; None before the first fit
+        self._units = 0  # outputs of the network for a row
+        if not callable(sigma_v):
+            self._sigma(0)
 
     # ---- to be given by a subclass ----------------------------------------------------------------------------------
     def _learn(self, x: Tensor, y: Tensor, sigma: float) -> float:
         """One training step; a measure of its error, for the progress bar."""
         raise NotImplementedError
 
-    def _prepare(self, batches: Callable[[], Iterable[Batch]]) -> None:
-        """Called once before the first epoch, with the training data."""
+    def _begin(self) -> None:
+        """Called before the training data are looked through."""
+
+    def _inspect(self, what: str, x: Tensor, y: Tensor) -> None:
+        """Called with each block of the training data before anything is learnt; raises if `y` cannot be learnt."""
+
+    def _check_outputs(self, units: int, columns: int) -> None:
+        """Raise unless a network with `units` outputs can learn from `columns` columns of y."""
+
+    def _ready(self, shape: Shape, columns: int) -> None:
+        """Called when all data have been looked through, on all workers, before the first epoch of the first fit."""
 
     # ---- training ---------------------------------------------------------------------------------------------------
     def fit(
@@ -114,67 +115,198 @@ class Estimator:
         progress: bool = True,
         seed: int = 0,
     ) -> Any:
-        """Learn from arrays `x`, `y`, or from a DataLoader of pairs given as `x`; returns the estimator."""
-        batches = _batches(x, y, batch_size, shuffle, seed, self._device())
-        if not self.history:
-            self._prepare(batches)
+        """Learn from arrays `x`, `y`, or from a DataLoader of pairs given as `x`; returns the estimator.
+
+        The data are looked through once before the first epoch: what cannot be learnt is refused, and nothing changes.
+        """
+        problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
+        try:
+            sigmas = [self._sigma(len(self.history) + epoch) for epoch in range(epochs)]
+            data = Batches(x, y, batch_size, shuffle, seed, self._device())
+            mine = self._survey(data)
+        except PartitionError as error:
+            problem = str(error)
+        self._agree("fit", problem)
+        assert data is not None
+        shape, columns, batches = self._common(mine, epochs)
+        if self._shape is None:
+            self._ready(shape, columns)
+            self._shape, self._units = shape, self._outputs_of(shape)
         with _bar(progress) as bar:
             task = bar.add_task("epoch", total=epochs, note="")
-            for _ in range(epochs):
-                epoch = len(self.history)
-                sigma = self.sigma_v(epoch) if callable(self.sigma_v) else self.sigma_v
+            for sigma in sigmas:
                 self.net.train()
-                errors = [self._learn(xs, ys, sigma) for xs, ys in batches()]
-                self.history.append({"sigma_v": sigma, "error": float(np.mean(errors))})
+                errors = [self._learn(xs.reshape(len(xs), *shape), ys, sigma) for xs, ys in data.epoch()]
+                for _ in range(batches - mine.batches):
+                    empty = torch.zeros(0, *shape, device=self._device())
+                    self._learn(empty, torch.zeros(0, columns, device=self._device()), sigma)
+                self.history.append({"sigma_v": sigma, "error": self._mean_error(errors)})
                 bar.update(task, advance=1, note=f"error {self.history[-1]['error']:.4g}")
         return self
 
+    def _sigma(self, epoch: int) -> float:
+        sigma = float(self.sigma_v(epoch) if callable(self.sigma_v) else self.sigma_v)
+        if not (math.isfinite(sigma) and sigma >= 0):
+            at = f" in epoch {epoch}" if callable(self.sigma_v) else ""
+            raise PartitionError(
+                f"{type(self).__name__}: `sigma_v` (={sigma}){at} is a standard deviation: zero or more, and finite."
+            )
+        return sigma
+
+    def _survey(self, data: Batches) -> Survey:
+        """Look through this worker's data; raises for what cannot be learnt."""
+        self._begin()
+        shape, columns, rows, blocks = self._shape, None, 0, 0
+        for what, x, y in data.blocks():
+            if blocks == 0:
+                shape = self._check_features(x, what)
+                columns = math.prod(y.shape[1:])
+                self._check_outputs(self._outputs_of(shape), columns)
+            elif math.prod(x.shape[1:]) != math.prod(shape or ()) or math.prod(y.shape[1:]) != columns:
+                raise PartitionError(
+                    f"{what}: rows of `x` and `y` have shapes {tuple(x.shape[1:])} and {tuple(y.shape[1:])}, those of the "
+                    f"batches before {math.prod(shape or ())} and {columns} values."
+                )
+            check_finite(x, what)
+            self._inspect(what, x.reshape(len(x), *(shape or ())), as_columns(y))
+            rows, blocks = rows + len(x), blocks + 1
+        return Survey(shape if blocks else None, columns, rows, data.count(blocks))
+
+    def _check_features(self, x: Tensor, what: str) -> Shape:
+        """The shape of a row for the network, the same as in the first fit; raises for another number of features."""
+        shape = tuple(x.shape[1:])
+        given, needed = math.prod(shape), _features_of(self.net, shape)
+        if self._shape is not None:
+            shape, needed = self._shape, math.prod(self._shape)
+        if needed is not None and given != needed:
+            first = next(iter(self.net.leaves())).get_layer_info()
+            raise PartitionError(
+                f"{what}: `x` has {given} features in a row, the network needs {needed} ({first}).\n"
+                f"  fix: `x` of shape (rows, {needed})."
+            )
+        return shape
+
+    def _outputs_of(self, shape: Shape) -> int:
+        """Outputs of the network for one row of `shape`: one sample is tried, on a copy that belongs to no team."""
+        trial = copy.deepcopy(self.net).eval()
+        trial.reset_lstm_states()
+        given: Gaussian = trial._input(torch.zeros(1, *shape), None)
+        if given.mu.shape[0] != 1:
+            raise PartitionError(
+                f"{type(self).__name__}: the network takes a row of shape {shape} of `x` for {given.mu.shape[0]} samples."
+            )
+        try:
+            with torch.no_grad():
+                return trial.infer(given).mu.numel()
+        except (GridwiseError, RuntimeError, ValueError, IndexError) as error:
+            raise PartitionError(
+                f"{type(self).__name__}: the network cannot take a row of shape {shape} of `x`: {error}"
+            ) from error
+
+    def _mean_error(self, errors: list[float]) -> float:
+        known = [error for error in errors if not math.isnan(error)]
+        total = torch.tensor([sum(known), len(known)], dtype=torch.float64, device="cpu")
+        if (team := self.net.replicas) is not None:
+            total = team.transport.all_sum(total, team.team, "the error of an epoch")
+        return float(total[0] / total[1])
+
+    # ---- several workers --------------------------------------------------------------------------------------------
+    def _agree(self, verb: str, problem: str | None) -> None:
+        """Raise on all workers of the network if one of them has a problem."""
+        if self.net.replicas is not None:
+            self.net.replicas.agree(verb, problem)
+        elif problem is not None:
+            raise PartitionError(problem)
+
+    def _common(self, mine: Survey, epochs: int) -> tuple[Shape, int, int]:
+        """Shape of a row, columns of y and batches an epoch on all workers; all raise if these cannot train together."""
+        team, here = self.net.replicas, json.dumps([*mine, epochs, len(self.history)]).encode()
+        parts = [here] if team is None else team.transport.gather_bytes(here, team.team, "the sizes of training data")
+        told = [tuple(json.loads(part)) for part in parts]
+        shapes = {(tuple(t[0]), t[1]) for t in told if t[0] is not None}
+        if len(shapes) > 1 or len({t[4:] for t in told}) > 1:
+            lines = [f"  worker {i}: rows of x {t[0]}, columns of y {t[1]}, epochs {t[4]}" for i, t in enumerate(told)]
+            raise PartitionError("\n".join(["fit: the workers' data, epochs or earlier fits differ.", *lines]))
+        if not shapes or not sum(t[2] for t in told):
+            raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
+        shape, columns = shapes.pop()
+        return shape, columns or 0, max(t[3] for t in told)
+
+    # ---- predictions ------------------------------------------------------------------------------------------------
     def _device(self) -> torch.device:
         return next(self.net.parameters()).device
 
+    def _last_sigma(self) -> float:
+        return self.history[-1]["sigma_v"] if self.history else self._sigma(0)
+
+    def _rows(self, x: Any, what: str) -> Tensor:
+        """`x` as rows for the network, checked."""
+        if self._shape is None:
+            raise PartitionError(
+                f"{type(self).__name__}.{what}: nothing has been fitted yet.\n"
+                "  fix: fit(x, y) first, or load_state_dict; fit(x, y, epochs=0) for a network that is trained already."
+            )
+        rows = as_rows(x, "x", what)
+        shape = self._check_features(rows, what)
+        check_finite(rows, what)
+        return rows.reshape(len(rows), *shape)
+
     @torch.no_grad()
-    def _outputs(self, x: Any, batch_size: int, var_x: Any = None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the network's output for all rows of `x`, in evaluation mode."""
-        mu, var = _tensor(x), None if var_x is None else _tensor(var_x)
+    def _outputs(self, mu: Tensor, batch_size: int, var: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the network's output for all rows, in evaluation mode."""
+        if batch_size < 1:
+            raise PartitionError(f"predict: `batch_size` (={batch_size}) is less than one.")
         was_training = self.net.training
         self.net.eval()
-        parts = []
+        parts = [(torch.zeros(0, self._units), torch.zeros(0, self._units))] if not len(mu) else []
         for start in range(0, len(mu), batch_size):
             rows = slice(start, start + batch_size)
             out = self.net(mu[rows].to(self._device()), None if var is None else var[rows])
-            parts.append([t.flatten(1).cpu() for t in out])
+            parts.append(tuple(t.flatten(1).cpu() for t in out))
         self.net.train(was_training)
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
+    # ---- state ------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """The network's state and all that predictions and further fits need; a checkpoint takes the estimator itself."""
+        return {
+            "kind": self._kind(),
+            "net": self.net.state_dict(),
+            "shape": None if self._shape is None else list(self._shape),
+            "units": self._units,
+            "sigma_v": [epoch["sigma_v"] for epoch in self.history],
+            "error": [epoch["error"] for epoch in self.history],
+        }
 
-def _tensor(value: Any) -> Tensor:
-    out = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    return out.to(torch.get_default_dtype()) if out.dtype == torch.float64 else out
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the estimator that `state_dict` was called on; one of another kind or network is refused."""
+        if state.get("kind") != self._kind():
+            raise PartitionError(f"load_state_dict: the state is that of {state.get('kind')}, this is {self._kind()}.")
+        theirs, mine = ({k: tuple(t.shape) for k, t in d.items()} for d in (state["net"], self.net.state_dict()))
+        if theirs != mine:
+            name = next(k for k in sorted({*theirs, *mine}) if theirs.get(k) != mine.get(k))
+            raise PartitionError(
+                f"load_state_dict: {name!r} has shape {theirs.get(name)} in the state, {mine.get(name)} in this network.\n"
+                "  fix: build the network with the same layers."
+            )
+        self.net.load_state_dict(state["net"])
+        self._shape, self._units = None if state["shape"] is None else tuple(state["shape"]), int(state["units"])
+        pairs = zip(state["sigma_v"], state["error"], strict=True)
+        self.history = [{"sigma_v": float(sigma), "error": float(error)} for sigma, error in pairs]
+
+    def _kind(self) -> str:
+        return type(self).__name__
 
 
-def _batches(
-    x: Any, y: Any, size: int, shuffle: bool, seed: int, device: torch.device
-) -> Callable[[], Iterator[Batch]]:
-    if y is None:
-        if not isinstance(x, Iterable) or isinstance(x, np.ndarray | Tensor):
-            raise PartitionError("fit: give arrays `x` and `y`, or one DataLoader that yields pairs of them.")
-        loader: Iterable[Any] = x
-        return lambda: ((_tensor(a).to(device), _tensor(b).to(device)) for a, b in loader)
-    xs, ys = _tensor(x).to(device), _tensor(y).to(device)
-    if len(xs) != len(ys) or len(xs) == 0:
-        raise PartitionError(f"fit: `x` has {len(xs)} rows, `y` has {len(ys)}.")
-    generator = torch.Generator().manual_seed(seed)
-
-    def epoch() -> Iterator[Batch]:
-        order = (
-            torch.randperm(len(xs), generator=generator, device="cpu")
-            if shuffle
-            else torch.arange(len(xs), device="cpu")
-        )
-        for rows in order.to(device).split(size):
-            yield xs[rows], ys[rows]
-
-    return epoch
+def _features_of(net: Sequential, shape: Shape) -> int | None:
+    """Features that the first layer takes in a row of `shape`, where it tells."""
+    first = next(iter(net.leaves()))
+    if isinstance(first, LSTM):
+        is_sequence = len(shape) == 2 and shape[1] == first.input_size
+        return None if is_sequence else first.seq_len * first.input_size
+    if isinstance(first, Conv2d):
+        return first.input_size if len(shape) != 3 and first.input_size else None
+    return first.input_size if isinstance(first, Linear) else None
 
 
 def _bar(shown: bool) -> Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..errors import PartitionError
 from .estimator import Noise, Prediction
 from .nn import Sequential
 from .regression import Regressor
+from .scale import Moments, Scale
 from .tagi_utils import Utils
 
 
@@ -30,9 +32,11 @@ class Forecaster:
     """
 
     def __init__(self, net: Sequential, window: int, sigma_v: Noise = 0.1, compile: bool = False) -> None:
+        if window < 1:
+            raise PartitionError(f"Forecaster: `window` (={window}) is less than one.")
         self.window = window
         self._regressor = Regressor(net, sigma_v, standardize=False, compile=compile)
-        self._mean, self._std = 0.0, 1.0
+        self._scale = Scale.none()
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -41,41 +45,98 @@ class Forecaster:
 
     def fit(self, series: Any, **options: Any) -> Forecaster:
         """Learn from the windows of a series; `options` as in `Estimator.fit`."""
-        values = np.asarray(series, np.float64).reshape(-1)
+        problem, values, before = None, np.zeros(0), self._scale
+        try:
+            values = _series(series, "fit")
+            self._check(values[:-1], "fit", 0)
+            self._windows(values)
+        except PartitionError as error:
+            problem = str(error)
+        self._regressor._agree("fit of a series", problem)
         if not self.history:
-            self._mean, self._std = float(np.nanmean(values)), float(np.nanstd(values)) or 1.0
-        x, y = self._windows(values)
-        self._regressor.fit(x, y, **options)
+            self._scale = self._scale_of(values)
+        try:
+            self._regressor.fit(*self._windows(values), **options)
+        except PartitionError:
+            self._scale = before
+            raise
         return self
+
+    def _scale_of(self, values: np.ndarray) -> Scale:
+        moments, team = Moments(), self._regressor.net.replicas
+        moments.add(torch.as_tensor(values))
+        return Scale.from_moments(moments if team is None else moments.over(team, ()))
 
     def predict(self, series: Any) -> Prediction:
         """One step ahead: a prediction for every value of the series from number `window` on."""
-        x, _ = self._windows(np.asarray(series, np.float64).reshape(-1))
-        return self._back(self._regressor.predict(x))
+        values = _series(series, "predict")
+        self._check(values[:-1], "predict", 0)
+        return self._back(self._regressor.predict(self._windows(values)[0]))
 
     @torch.no_grad()
     def forecast(self, series: Any, steps: int) -> Prediction:
         """`steps` values after the end of the series; what is predicted goes in again with its variance."""
-        values = self._standardised(np.asarray(series, np.float64).reshape(-1))
+        values = _series(series, "forecast")
         if len(values) < self.window:
             raise PartitionError(f"forecast: {len(values)} values are fewer than `window` (={self.window}).")
-        sigma = self.history[-1]["sigma_v"] if self.history else 0.0
-        mu, var = list(values[-self.window :]), [0.0] * self.window
+        self._check(values[-self.window :], "forecast", len(values) - self.window)
+        regressor = self._regressor
+        mu, var = list(self._standardised(values[-self.window :])), [0.0] * self.window
+        regressor._rows(np.array(mu)[None], "forecast")
+        sigma = regressor._last_sigma()
         for _ in range(steps):
-            row, row_var = (np.array(a[-self.window :], np.float32)[None] for a in (mu, var))
-            m, v = self._regressor._outputs(row, 1, row_var)
+            row, row_var = (torch.tensor(a[-self.window :], dtype=torch.float64)[None] for a in (mu, var))
+            m, v = regressor._outputs(row, 1, row_var)
             mu.append(float(m))
             var.append(float(v) + sigma**2)
         mean, total = np.array(mu[self.window :]), np.array(var[self.window :])
         return self._back(Prediction(mean, np.sqrt(total), np.sqrt(np.maximum(total - sigma**2, 0.0))))
 
+    # ---- state ------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """The network's state and all that forecasts and further fits need; a checkpoint takes the forecaster itself."""
+        return {
+            "window": self.window,
+            "scale": self._scale.state_dict(),
+            "regressor": self._regressor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the forecaster that `state_dict` was called on; another window or network is refused."""
+        if state.get("window") != self.window:
+            raise PartitionError(
+                f"load_state_dict: the state has `window` (={state.get('window')}), this forecaster {self.window}."
+            )
+        self._regressor.load_state_dict(state["regressor"])
+        self._scale = Scale.from_state(state["scale"])
+
+    # ---- the series -------------------------------------------------------------------------------------------------
+    def _check(self, values: np.ndarray, what: str, first: int) -> None:
+        """Raise for a value that a window would bring into the network, and that is none."""
+        bad = np.flatnonzero(~np.isfinite(values))
+        if bad.size:
+            raise PartitionError(
+                f"{what}: value {first + bad[0]} of the series is {values[bad[0]]}; a window with it predicts nothing.\n"
+                "  fix: fill the gap (its neighbours' mean, or a forecast of it), or fit the parts one after the other."
+            )
+
     def _standardised(self, values: np.ndarray) -> np.ndarray:
-        return (values - self._mean) / self._std
+        return self._scale.standardise(torch.as_tensor(values)).numpy()
 
     def _windows(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = self._standardised(values)
         return Utils().create_rolling_window(rows, np.array([0]), self.window, 1, 1, 1)
 
     def _back(self, p: Prediction) -> Prediction:
-        columns = (p.mean * self._std + self._mean, p.std * self._std, p.model_std * self._std)
-        return Prediction(*(c.reshape(-1) for c in columns))
+        mean, std = float(self._scale.mean), float(self._scale.std)
+        return Prediction(*(c.reshape(-1) for c in (p.mean * std + mean, p.std * std, p.model_std * std)))
+
+
+def _series(series: Any, what: str) -> np.ndarray:
+    values = np.asarray(series, np.float64)
+    if values.ndim != 1 and values.shape != (len(values), 1):
+        raise PartitionError(
+            f"{what}: `series` has shape {values.shape}; it is one series of values, (n,) or (n, 1).\n"
+            "  fix: one column of it."
+        )
+    return values.reshape(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ..errors import PartitionError
 from .nn.data_struct import HRCSoftmax
 from .tagi_utils import Utils
 
@@ -23,39 +24,50 @@ class HRCSoftmaxMetric:
 
     def get_predicted_labels(self, m_pred: np.ndarray, v_pred: np.ndarray) -> np.ndarray:
         """The likeliest label of each sample."""
-        batch = np.size(m_pred) // self.hrc_softmax.len
+        nodes = self.hrc_softmax.len
+        if np.size(m_pred) != np.size(v_pred) or np.size(m_pred) % nodes:
+            raise PartitionError(
+                f"get_predicted_labels: {np.size(m_pred)} means and {np.size(v_pred)} variances came in, {nodes} of each "
+                f"are needed for a sample of {self.num_classes} classes."
+            )
+        batch = np.size(m_pred) // nodes
         return self.utils.get_labels(m_pred, v_pred, self.hrc_softmax, self.num_classes, batch)[0]
 
 
 def mse(prediction: np.ndarray, observation: np.ndarray) -> float:
     """Mean squared error."""
-    return float(np.nanmean((prediction - observation) ** 2))
+    guess, seen = _alike("mse", prediction=prediction, observation=observation)
+    return float(np.nanmean((guess - seen) ** 2))
 
 
 def rmse(prediction: np.ndarray, observation: np.ndarray) -> float:
     """Root mean squared error."""
-    return mse(prediction, observation) ** 0.5
+    guess, seen = _alike("rmse", prediction=prediction, observation=observation)
+    return mse(guess, seen) ** 0.5
 
 
-def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray) -> float:
+def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float) -> float:
     """The average log-density of the observations under N(prediction, std**2)."""
-    z = (observation - prediction) / std
-    return float(np.nanmean(-0.5 * np.log(2.0 * np.pi * std**2) - 0.5 * z**2))
+    guess, seen, spread = _alike("log_likelihood", prediction=prediction, observation=observation, std=std)
+    z = (seen - guess) / spread
+    return float(np.nanmean(-0.5 * np.log(2.0 * np.pi * spread**2) - 0.5 * z**2))
 
 
 def classification_error(prediction: np.ndarray, label: np.ndarray) -> float:
     """The fraction of labels that differ."""
-    return float(np.mean(np.asarray(prediction).reshape(-1) != np.asarray(label).reshape(-1)))
+    guess, truth = _alike("classification_error", prediction=prediction, label=label)
+    return float(np.mean(guess != truth))
 
 
-def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray, level: float = 0.95) -> float:
+def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float, level: float = 0.95) -> float:
     """The fraction of observations inside the central interval of probability `level`; `level` itself is ideal."""
-    inside = np.abs(observation - prediction) <= half_width(level) * std
-    return float(np.mean(inside[~np.isnan(observation)]))
+    guess, seen, spread = _alike("coverage", prediction=prediction, observation=observation, std=std)
+    inside = np.abs(seen - guess) <= half_width(level) * spread
+    return float(np.mean(inside[~np.isnan(seen)]))
 
 
 def calibration(
-    prediction: np.ndarray, observation: np.ndarray, std: np.ndarray, levels: np.ndarray | None = None
+    prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float, levels: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(levels, coverage at each level): the points of a calibration plot."""
     levels = np.linspace(0.05, 0.95, 19) if levels is None else np.asarray(levels)
@@ -64,4 +76,27 @@ def calibration(
 
 def half_width(level: float) -> float:
     """How many standard deviations the central interval of probability `level` reaches to each side."""
+    if not 0.0 < level < 1.0:
+        raise PartitionError(
+            f"the central interval: `level` (={level}) is a probability between 0 and 1, both excluded.\n"
+            "  fix: 0.95 for 95 %."
+        )
     return float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * level, dtype=torch.float64, device="cpu")))
+
+
+def _alike(what: str, **arrays: np.ndarray | float) -> list[np.ndarray]:
+    """The arrays, numbers as float64, in one shape: (n, 1) is (n,), and `std` may be one number; else nothing is broadcast."""
+    given = {name: np.asarray(value) for name, value in arrays.items()}
+    given = {name: value.astype(np.float64) if value.dtype.kind in "biuf" else value for name, value in given.items()}
+    shapes = {name: _without_trailing_ones(value.shape) for name, value in given.items()}
+    wanted = next(iter(shapes.values()))
+    if any(shape != wanted and not (name == "std" and shape == ()) for name, shape in shapes.items()):
+        told = ", ".join(f"`{name}` has shape {value.shape}" for name, value in given.items())
+        raise PartitionError(f"{what}: {told}.\n  fix: one shape for all; (n, 1) and (n,) count as the same.")
+    return [value.reshape(shapes[name]) for name, value in given.items()]
+
+
+def _without_trailing_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import PartitionError, UnsupportedError
 from .estimator import Prediction
 from .metric import calibration
 
@@ -18,9 +19,19 @@ def plot_intervals(
     ax: Any = None,
 ) -> Any:
     """The mean with a band for each level, and the observations as dots; returns the axes."""
+    across = np.asarray(x)
+    shapes = {"x": across.shape, "prediction.mean": prediction.mean.shape}
+    if observation is not None:
+        shapes["observation"] = np.asarray(observation).shape
+    if any(shape not in ((across.size,), (across.size, 1)) for shape in shapes.values()):
+        told = ", ".join(f"`{name}` has shape {shape}" for name, shape in shapes.items())
+        raise PartitionError(
+            f"plot_intervals: {told}; a picture has one quantity along each axis.\n"
+            "  fix: one column of `x`, and a Prediction of one column of mean, std and model_std."
+        )
     ax = _axes(ax)
-    order = np.argsort(np.asarray(x).reshape(-1))
-    across = np.asarray(x).reshape(-1)[order]
+    order = np.argsort(across.reshape(-1))
+    across = across.reshape(-1)[order]
     for level in sorted(levels, reverse=True):
         low, high = (side.reshape(-1)[order] for side in prediction.interval(level))
         shade = 0.15 + 0.4 * (1 - level)  # a narrow band darker than a wide one, in the legend too
@@ -35,7 +46,7 @@ def plot_intervals(
 def plot_calibration(prediction: Prediction, observation: np.ndarray, ax: Any = None) -> Any:
     """How often the observations lie in intervals that claim a probability, against that probability."""
     ax = _axes(ax)
-    levels, found = calibration(prediction.mean, np.asarray(observation).reshape(prediction.mean.shape), prediction.std)
+    levels, found = calibration(prediction.mean, observation, prediction.std)
     ax.plot([0, 1], [0, 1], color="grey", linewidth=1, label="ideal")
     ax.plot(levels, found, "o-", markersize=4, label="observed")
     ax.set(xlabel="probability of the interval", ylabel="fraction inside", xlim=(0, 1), ylim=(0, 1))
@@ -46,6 +57,8 @@ def plot_calibration(prediction: Prediction, observation: np.ndarray, ax: Any = 
 def _axes(ax: Any) -> Any:
     if ax is not None:
         return ax
-    import matplotlib.pyplot as plt
-
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise UnsupportedError("pictures need matplotlib.\n  fix: pip install 'gridwise[viz]'.") from error
     return plt.subplots(figsize=(6, 4))[1]

@@ -80,6 +80,7 @@ class Conv2d(Windowed, ParametricLayer):
         self.padding = pair(padding) if padding_type else (0, 0)
         self.padding_type = padding_type
         self.in_width, self.in_height = in_width, in_height
+        self.declared_hw = in_height, in_width  # the sizes noted above become those of the last images
         self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method
         if in_width and in_height:
             self._note_sizes((in_height, in_width))

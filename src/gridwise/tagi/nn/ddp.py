@@ -93,7 +93,7 @@ class DDPSequential(Distributed):
     `backward` synchronises: per step, one small agreement, and the sums in messages of some megabytes that leave while
     backward goes on. Each `BatchNorm2d` sends two short vectors in forward. In training mode all workers call `forward`,
     `backward` and `step` together, with an empty batch where one has run out of samples; in evaluation mode nothing is
-    sent. `TrainStep(net.model)` and the estimators work too, uncompiled.
+    sent. `TrainStep(net.model)` works too, uncompiled, and so do the estimators, each worker with its own rows.
     """
 
     def __init__(self, model: Sequential, config: DDPConfig, average: bool = True) -> None:
@@ -159,6 +159,10 @@ def _problem_with(config: DDPConfig, transport: str, rank: int, size: int) -> st
             f"{rank} of {size}; fix: P = gridwise.world(); DDPConfig(..., rank=P.rank, world_size=P.size)"
         )
     if size > 1 and config.backend not in transport.split("+"):
-        return f"`backend` (={config.backend!r}), but these workers were started over {transport!r}; fix: that backend"
+        started = [name for name in transport.split("+") if name in BACKENDS]
+        return (
+            f"`backend` (={config.backend!r}), but these workers were started over {transport!r}; "
+            f"fix: {' or '.join(f'backend={name!r}' for name in started)}"
+        )
     wrong = [i for i in config.device_ids if config.backend == "nccl" and i >= torch.cuda.device_count()]
     return f"`device_ids` (={config.device_ids}) names GPU {wrong[0]}, which is not here" if wrong else None

@@ -35,8 +35,9 @@ def observe(out: Gaussian, y: Tensor, noise: Tensor) -> Innovation:
 
 def observe_at(out: Gaussian, y: Tensor, noise: Tensor, index: Tensor) -> Innovation:
     """Innovations where only the units `index` (counted from 1, a row for each sample) are observed."""
-    rows = out.reshape(out.mu.shape[0], -1)
-    at = index.reshape(rows.mu.shape[0], -1) - 1
+    batch = out.mu.shape[0]
+    rows = out.reshape(batch, out.mu.shape[1:].numel())
+    at = index.reshape(batch, index.numel() // max(batch, 1)) - 1
     y, noise = y.reshape(at.shape), noise.reshape(at.shape) if noise.numel() == at.numel() else noise
     jcb = None if rows.jcb is None else rows.jcb.gather(1, at)
     delta, delta_var = _gaussian_update(rows.mu.gather(1, at), rows.variance().gather(1, at), jcb, y, noise)

@@ -93,7 +93,7 @@ class Replicas:
             layer.on_sums = self._take
             if isinstance(layer, BatchNorm2d):
                 layer.all_sum = self.all_sum
-        self.net.after_backward = self.finish
+        self.net.after_backward, self.net.replicas = self.finish, self
 
     def all_sum(self, x: Tensor) -> Tensor:
         """The sum of `x` over the workers."""

@@ -12,7 +12,7 @@ that the last layer gives them; NumPy arrays come back as flat float arrays, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from .layer_block import LayerBlock
 from .lstm import LSTM, LSTMStates
 from .slinear import SLinear
 from .slstm import SLSTM
+
+if TYPE_CHECKING:
+    from .replicas import Replicas
 
 Array = np.ndarray | Tensor
 
@@ -49,6 +52,7 @@ class Sequential(LayerBlock):
         super().__init__(*layers)
         self.input_state_update = False
         self.after_backward: Callable[[], None] | None = None  # set by a network on several workers
+        self.replicas: Replicas | None = None  # the workers that train it together, where there are several
         self.num_samples = 0
         self._output = BaseHiddenStates()
         self._input_delta = BaseDeltaStates()
@@ -83,7 +87,7 @@ class Sequential(LayerBlock):
         return [layer for layer in self.leaves() if isinstance(layer, ParametricLayer)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"after_backward": None}
+        return super().__getstate__() | {"after_backward": None, "replicas": None}
 
     # ---- inference --------------------------------------------------------------------------------------------------
     @torch.no_grad()

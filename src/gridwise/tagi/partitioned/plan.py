@@ -107,6 +107,7 @@ class Plan:
         batch, channels, height, width = source.global_shape
         if isinstance(layer, Conv2d):
             _check_channels(layer, source, layer.in_channels)
+            _check_declared(layer, (height, width))
             channels = layer.out_channels
         size = layer.output_hw((height, width))
         if min(size) < 1:
@@ -159,4 +160,14 @@ def _check_channels(layer: BaseLayer, layout: Layout, wanted: int) -> None:
         raise PartitionError(
             f"{layer.get_layer_info()}: the input of global shape {layout.global_shape} has {layout.global_shape[1]} "
             f"channels, the layer takes {wanted}."
+        )
+
+
+def _check_declared(layer: Conv2d, size: tuple[int, int]) -> None:
+    if any(declared not in (0, extent) for declared, extent in zip(layer.declared_hw, size, strict=True)):
+        height, width = layer.declared_hw
+        raise PartitionError(
+            f"{layer.get_layer_info()}: declared with `in_height` (={height}) and `in_width` (={width}), the blocks of all "
+            f"workers together are images of height {size[0]} and width {size[1]}.\n"
+            "  fix: pass each worker its block, x[gridwise.local_slice(P_x, x.shape)]; or declare the sizes of the whole image."
         )

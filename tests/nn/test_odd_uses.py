@@ -117,6 +117,14 @@ def test_an_inference_tensor_is_refused_by_all_where_weights_need_gradients():
     with pytest.raises(PartitionError, match="inference tensor"):
         layer(x)
     assert not layer.requires_grad_(False)(x).requires_grad
+    torch.manual_seed(0)
+    model = gridwise.distribute(torch.nn.Sequential(torch.nn.Conv1d(2, 3, 2, stride=2), torch.nn.ReLU()), P)
+    with torch.inference_mode():
+        x = torch.randn(1, 2, 4)
+    for _ in range(2):
+        model(torch.randn(1, 2, 4))  # planned, then trusted
+        with pytest.raises(PartitionError, match="inference tensor"):
+            model(x)
 
 
 @workers(2)

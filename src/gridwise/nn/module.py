@@ -11,7 +11,7 @@ also keep their plans for inputs that come back (`plan`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -124,7 +124,7 @@ class Module(torch.nn.Module):
             self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
             self._take_up(model.next(self, self._structure_of(input)))
             return
-        problem = self._problem_with(input) or self._problem_with_inference(input)
+        problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
         plan = self._plan_at_hand(input) if problem is None else None
         number = plan.number if plan is not None else 0
         if self._transport is not None:
@@ -214,20 +214,23 @@ class Module(torch.nn.Module):
         """What is wrong with the input on this worker; said by all workers before anything is sent."""
         return None
 
-    def _problem_with_inference(self, input: tuple) -> str | None:
-        """Torch refuses to keep inference tensors for the gradients of parameters, where it has to: on some workers only."""
-        if not any(isinstance(x, Tensor) and x.is_inference() for x in input) or not torch.is_grad_enabled():
-            return None
-        if not any(p.requires_grad for p in self.parameters(recurse=False)):
-            return None
-        return "got an inference tensor while its parameters need gradients\n  fix: clone the tensor outside of inference_mode"
-
     # For layers that apply operators
 
     def _move(self, x: Tensor, operator: Operator, records: bool, step: int = 0) -> Tensor:
         """``operator(x)``; `step` tells the operators of one call apart, so that none can pass for another."""
         ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
         return apply(x, operator, ticket, records)
+
+
+def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[Any]) -> str | None:
+    """Inference tensors, where torch has to keep them for the gradients of parameters: it would refuse on some workers only."""
+    if not any(isinstance(x, Tensor) and x.is_inference() for x in input) or not torch.is_grad_enabled():
+        return None
+    if not any(p is not None and p.requires_grad for p in parameters):
+        return None
+    return (
+        "got an inference tensor while its parameters need gradients\n  fix: clone the tensor outside of inference_mode"
+    )
 
 
 def refuse_transforms(says: str, input: tuple) -> None:

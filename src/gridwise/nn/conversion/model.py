@@ -25,7 +25,7 @@ from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreeme
 from ..dropout import DistributedDropout
 from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
-from ..module import Module, refuse_transforms
+from ..module import Module, problem_with_inference, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..plan import KEPT, Plans, Script, script
 from ..repartition import Repartition
@@ -131,6 +131,7 @@ class DistributedModel(torch.fx.GraphModule):
             return self._nothing(inputs)
         if problem is None and self._inputs.limits:
             problem = self._problem_with_indices(inputs)
+        problem = problem or problem_with_inference(self.parameters(), inputs)
         structure = self._structure(inputs) if problem is None else None
         plan = self._plans.find(structure) if problem is None else None
         ticket = self._ticket.called_again()

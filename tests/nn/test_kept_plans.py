@@ -74,7 +74,7 @@ def test_a_layer_that_is_told_to_is_set_up_again():
 
 
 @workers(2)
-@pytest.mark.parametrize("kind", ["frozen", "swapped", "eval"])
+@pytest.mark.parametrize("kind", ["frozen", "swapped", "tracking", "eval"])
 def test_a_model_in_different_modes_is_refused_by_all(kind):
     P, rank = rows(), gridwise.world().rank
     model = gridwise.distribute(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1)), P)
@@ -84,11 +84,14 @@ def test_a_model_in_different_modes_is_refused_by_all(kind):
         model.get_submodule("0").bias.requires_grad_(rank == 0)
     elif kind == "swapped":
         model.get_submodule(str(2 * rank)).bias.requires_grad_(False)
+    elif kind == "tracking":
+        model.get_submodule("1").track_running_stats = rank == 0
     else:
         model.train(rank == 0)
     with pytest.raises(PartitionError, match="not in the same mode on all workers"):
         model(x)
     model.train().requires_grad_()
+    model.get_submodule("1").track_running_stats = True
     model(x).sum().backward()
 
 

@@ -179,7 +179,7 @@ class DistributedModel(torch.fx.GraphModule):
         """What has to be the same on all workers, besides the inputs."""
         modules = list(self.modules())
         return (
-            tuple([module.training for module in modules]),
+            tuple([(module.training, module.__dict__.get("track_running_stats")) for module in modules]),
             tuple([(p.requires_grad, p.dtype) for p in self.parameters()]),
             tuple([b.dtype for module in modules for b in module._buffers.values() if b is not None]),
             tuple(

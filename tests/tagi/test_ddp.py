@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -285,6 +286,17 @@ def test_data_that_one_worker_cannot_learn_from_are_refused_on_all() -> None:
         model.fit(x[:0], y[:0], progress=False)
     assert all(torch.equal(value, before[name]) for name, value in net.model.state_dict().items())
     model.fit(x, y, progress=False)  # and it goes on
+
+
+@workers(2)
+def test_all_workers_save_one_estimator(tmp_path: Path) -> None:
+    x, y, mine = rows_of(8)
+    models = [Regressor(fnn()) for _ in range(2)]
+    nn.DDPSequential(models[0].net, config(), average=False)
+    models[0].fit(x[mine], y[mine], batch_size=4, progress=False)
+    gridwise.checkpoint.save(tmp_path / "c", {"m": models[0]})
+    gridwise.checkpoint.load(tmp_path / "c", into={"m": models[1]})
+    np.testing.assert_array_equal(models[1].predict(x).mean, models[0].predict(x).mean)
 
 
 @workers(2)

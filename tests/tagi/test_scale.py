@@ -18,6 +18,12 @@ def test_large_values_that_differ_little() -> None:
         np.testing.assert_allclose(scale.standardise(x).std(0, correction=0), 1.0, rtol=1e-9)
 
 
+def test_the_chunks_of_a_large_block_are_merged() -> None:
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((9001, 2)) + np.array([1e5, -3.0]))
+    scale = Scale.of([x[:0], x, x[:0]])
+    torch.testing.assert_close((scale.mean, scale.std), (x.mean(0), x.std(0, correction=0)), rtol=1e-11, atol=0.0)
+
+
 def test_a_regressor_sees_them_apart() -> None:
     x, y = 1.7e9 + np.arange(200.0), 1e9 + np.arange(200.0)
     tagi.manual_seed(0)

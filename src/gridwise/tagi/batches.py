@@ -90,6 +90,8 @@ class Batches:
             return
         n = len(self.x)
         self.x, self.y = self.x.to(self.device), self.y.to(self.device)
-        order = torch.randperm(n, generator=self.generator, device="cpu") if self.shuffle else torch.arange(n)
+        order = torch.arange(n, device="cpu")
+        if self.shuffle:
+            order = torch.randperm(n, generator=self.generator, device="cpu")
         for rows in order.to(self.device).split(self.size) if n else ():
             yield self.x[rows], self.y[rows]

@@ -22,7 +22,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from ..errors import GridwiseError, PartitionError
+from ..errors import GridwiseError, PartitionError, describe
 from .batches import Batches, Shape, as_columns, as_rows, check_finite
 from .metric import half_width
 from .nn import LSTM, Conv2d, Linear, Sequential, TrainStep
@@ -121,6 +121,8 @@ class Estimator:
         """
         problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
         try:
+            if epochs < 0:
+                raise PartitionError(f"fit: `epochs` (={epochs}) is less than zero.")
             sigmas = [self._sigma(len(self.history) + epoch) for epoch in range(epochs)]
             data = Batches(x, y, batch_size, shuffle, seed, self._device())
             mine = self._survey(data)
@@ -131,7 +133,7 @@ class Estimator:
         shape, columns, batches = self._common(mine, epochs)
         if self._shape is None:
             self._ready(shape, columns)
-            self._shape, self._units = shape, self._outputs_of(shape)
+            self._units, self._shape = self._outputs_of(shape), shape
         with _bar(progress) as bar:
             task = bar.add_task("epoch", total=epochs, note="")
             for sigma in sigmas:
@@ -188,7 +190,9 @@ class Estimator:
 
     def _outputs_of(self, shape: Shape) -> int:
         """Outputs of the network for one row of `shape`: one sample is tried, on a copy that belongs to no team."""
-        trial = copy.deepcopy(self.net).eval()
+        if self._shape is not None:
+            return self._units
+        trial = copy.deepcopy(self.net, {id(p): p for p in self.net.parameters()}).eval()  # the parameters are shared
         trial.reset_lstm_states()
         given: Gaussian = trial._input(torch.zeros(1, *shape), None)
         if given.mu.shape[0] != 1:
@@ -225,8 +229,16 @@ class Estimator:
         told = [tuple(json.loads(part)) for part in parts]
         shapes = {(tuple(t[0]), t[1]) for t in told if t[0] is not None}
         if len(shapes) > 1 or len({t[4:] for t in told}) > 1:
-            lines = [f"  worker {i}: rows of x {t[0]}, columns of y {t[1]}, epochs {t[4]}" for i, t in enumerate(told)]
-            raise PartitionError("\n".join(["fit: the workers' data, epochs or earlier fits differ.", *lines]))
+            ranks = team.team if team is not None else (0,)
+            lines = [
+                f"worker {rank}: rows of x {t[0]}, columns of y {t[1]}, `epochs` (={t[4]}), {t[5]} epochs before"
+                for rank, t in zip(ranks, told, strict=True)
+            ]
+            raise PartitionError(
+                describe(
+                    "fit: the workers' data or epochs differ.", lines, "the same columns and epochs on all workers."
+                )
+            )
         if not shapes or not sum(t[2] for t in told):
             raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
         shape, columns = shapes.pop()
@@ -258,7 +270,7 @@ class Estimator:
             raise PartitionError(f"predict: `batch_size` (={batch_size}) is less than one.")
         was_training = self.net.training
         self.net.eval()
-        parts = [(torch.zeros(0, self._units), torch.zeros(0, self._units))] if not len(mu) else []
+        parts = [] if len(mu) else [(torch.zeros(0, self._units, device="cpu"),) * 2]
         for start in range(0, len(mu), batch_size):
             rows = slice(start, start + batch_size)
             out = self.net(mu[rows].to(self._device()), None if var is None else var[rows])

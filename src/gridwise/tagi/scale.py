@@ -18,6 +18,9 @@ from .nn.replicas import Replicas
 CONSTANT = 1e-12
 """A column whose spread is less than this part of its mean is constant, to rounding."""
 
+CHUNK = 4096
+"""Rows that are copied to float64 at a time."""
+
 
 class Moments:
     """Number, mean and sum of squared deviations of each column of what was added; NaN is left out."""
@@ -27,7 +30,10 @@ class Moments:
 
     def add(self, block: Tensor) -> None:
         """Add rows (row, ...)."""
-        rows = block.double().cpu()
+        for rows in block.split(CHUNK):
+            self._add(rows.double().cpu())
+
+    def _add(self, rows: Tensor) -> None:
         known = ~torch.isnan(rows)
         count = known.sum(0).double()
         mean = torch.nan_to_num(rows).sum(0) / count.clamp_min(1)

@@ -132,7 +132,10 @@ def test_a_bad_input_on_one_worker_is_refused_by_all(bad):
 def test_two_equal_layers_called_in_another_order_are_told_apart():
     P_x, rank = row(), gridwise.world().rank
     first, second = nn.AllSumReduce(P_x, (1,)), nn.AllSumReduce(P_x, (1,))
-    raised_everywhere(MismatchError, first if rank == 0 else second, torch.ones(1, 2))
+    text = raised_everywhere(MismatchError, first if rank == 0 else second, torch.ones(1, 2))
+    assert "worker 0: called AllSumReduce" in text
+    assert "direction A of those with this name" in text
+    assert "direction B of those with this name" in text
 
 
 @workers(2, 3)

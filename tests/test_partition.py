@@ -218,3 +218,12 @@ def test_the_handle_of_a_freed_communicator_does_not_bring_its_world_back():
     comm.Free()
     other = world.transport._world.Dup()
     assert gridwise.world(other).size == 4
+
+
+@workers(1, 2)
+def test_a_grid_of_more_places_than_workers_says_how_to_start_them():
+    world = gridwise.world()
+    with pytest.raises(PartitionError, match=r"4 places, but there (is 1 worker|are 2 workers)") as caught:
+        world.create_cartesian_topology_partition([1, 1, 2, 2])
+    assert "gridwise run -n 4 script.py" in str(caught.value)
+    assert "gridwise.launch(function, workers=4)" in str(caught.value)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import gridwise
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -17,12 +19,14 @@ def test_the_first_code_starts_by_line_25():
     assert before.count("\n") < 25
 
 
-def test_the_readme_example_runs(tmp_path, capsys):
+def test_the_readme_example_runs_without_a_warning(tmp_path, capfd):
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     script = tmp_path / "example.py"
     script.write_text(code.group(1), encoding="utf-8")
     runpy.run_path(str(script), run_name="__main__")
-    found = re.findall(r"\((\d\.\d+), \(1, 3, (\d+), (\d+)\)\)", capsys.readouterr().out)
+    output = capfd.readouterr()
+    assert "Warning" not in output.err
+    found = re.findall(r"\((\d\.\d+), \(1, 3, (\d+), (\d+)\)\)", output.out)
     assert [(int(height), int(width)) for _, height, width in found] == [(32, 33), (32, 32), (31, 33), (31, 32)]
     assert len({loss for loss, _, _ in found}) == 1, "one global loss, the same on every worker"
 
@@ -40,3 +44,15 @@ def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+def test_what_the_table_for_users_of_distdl_names_is_there():
+    table = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8").split("## Coming from DistDL")[1]
+    right = " ".join(line.split("|")[2] for line in table.splitlines() if line.startswith("| `"))
+    for name in re.findall(r"`(Distributed\w+|Repartition)", right):
+        assert hasattr(gridwise.nn, name), name
+    left = " ".join(line.split("|")[1] for line in table.splitlines() if line.endswith("the same |"))
+    for name in re.findall(r"`(\w+)`", left):
+        assert hasattr(gridwise.nn, name) or hasattr(gridwise.Partition, name), name
+    for name in ("DistributedTranspose", "Interpolate", "PadNd", "UnpadNd"):
+        assert not hasattr(gridwise.nn, name), name

@@ -12,6 +12,7 @@ from . import errors as errors
 from . import grid as grid
 from . import nn as nn
 from . import show as show
+from .comm.find import guard as _guard
 from .comm.launch import launch as launch
 from .nn.agreement import agreement as agreement
 from .nn.conversion import distribute as distribute
@@ -27,6 +28,8 @@ from .partition import zero_volume_tensor as zero_volume_tensor
 from .planning import plan as plan
 from .show.describe import describe as describe
 from .version import __version__ as __version__
+
+_guard()
 
 _ROOMS = ("checkpoint", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
 

@@ -11,7 +11,8 @@ outside it is inactive, but still knows who is in it and in what shape.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from .comm.find import begin, current
 from .comm.transport import Team, Transport
-from .errors import MismatchError, PartitionError
+from .errors import MismatchError, PartitionError, describe
 from .grid import Copies, Grid, Index, Layout, resolve_axes
 from .grid.grid import unravel
 
@@ -102,7 +103,17 @@ class Partition:
 
     def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
         """The same workers on a Cartesian grid, row-major; the product of `shape` must be their number."""
-        return CartesianPartition(self.transport, Grid(self.ranks, tuple(int(extent) for extent in shape)))
+        extents = tuple(int(extent) for extent in shape)
+        places = math.prod(extents)
+        if places > self.size == self.transport.size and min(extents) > 0:
+            raise PartitionError(
+                describe(
+                    f"a grid of shape {extents} has {places} places, but there {_are(self.size)} in this world.",
+                    fix=f"start {places}: `gridwise run -n {places} script.py`, or "
+                    f"`gridwise.launch(function, workers={places})`; or choose a shape whose product is {self.size}.",
+                )
+            )
+        return CartesianPartition(self.transport, Grid(self.ranks, extents))
 
     def create_broadcast_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
@@ -300,6 +311,40 @@ def world(comm: Any = None) -> Partition:
         _worlds[transport] = Partition(transport, Grid.line(range(transport.size)))
         transport.on_close.append(lambda: _forget(transport))
     return _worlds[transport]
+
+
+def _are(workers: int) -> str:
+    return "is 1 worker" if workers == 1 else f"are {workers} workers"
+
+
+def need_partition(layer: str, name: str, given: object, axes: int | None = None) -> None:
+    """Raise unless `given` is a partition, and on a grid of its own where a tensor has `axes` dims, more than one."""
+    in_a_row = axes is not None and axes > 1 and type(given) is Partition and given.dim == 1
+    if isinstance(given, Partition) and not in_a_row:
+        return
+    has = f"workers {given.ranks} in a row" if isinstance(given, Partition) else repr(given)
+    shape = "shape" if axes is None else f"[{', '.join('1' * axes)}]"
+    raise PartitionError(
+        describe(
+            f"{layer}: `{name}` (={has}) must be a partition on a grid{'' if axes is None else f' of {axes} axes'}.",
+            fix=f"{name} = gridwise.world().create_cartesian_topology_partition({shape}), with an extent above 1 for each "
+            "dim that is cut.",
+        )
+    )
+
+
+def refuse_partitions(layer: str, arguments: Mapping[str, object], call: str) -> None:
+    """Raise where a partition is given for another argument: DistDL has its partitions first, torch its numbers."""
+    wrong = [name for name, value in arguments.items() if isinstance(value, Partition)]
+    if wrong:
+        are = "is a partition" if len(wrong) == 1 else "are partitions"
+        names = " and ".join(f"`{name}`" for name in wrong)
+        raise PartitionError(
+            describe(
+                f"{layer}: {names} {are}, where a number belongs: `P_y` and `P_w` are keyword-only here.",
+                fix=f"{layer}({call}, P_y=P_y, P_w=P_w).",
+            )
+        )
 
 
 def _forget(transport: Transport) -> None:

@@ -81,3 +81,21 @@ def test_prune(folder: Path) -> None:
     run("prune", folder, "--keep-last", 1, "--keep-every", 2)
     assert checkpoint.Series(folder).steps() == [2, 4]
     assert not list((folder / "step-0000000005").glob("data-*"))
+
+
+def test_a_folder_of_checkpoints_is_not_shown_as_one(folder: Path) -> None:
+    text = run("show", folder, status=1)
+    assert "a folder of 4 checkpoints" in text
+    assert "gridwise checkpoint ls" in text
+
+
+def test_a_folder_that_is_not_there_is_not_pruned(tmp_path: Path) -> None:
+    text = run("prune", tmp_path / "nope", status=1)
+    assert "there is no folder" in text
+    assert "stay" not in text
+    assert not (tmp_path / "nope").exists()
+
+
+@pytest.mark.parametrize(("command", "words"), [("show", "A checkpoint."), ("prune", "A folder of checkpoints")])
+def test_help_says_what_is_taken(command: str, words: str) -> None:
+    assert words in run(command, "--help")

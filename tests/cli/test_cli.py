@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import gridwise
 from gridwise.cli import app, doctor
 from gridwise.cli.run import command_for
 from gridwise.comm.start import choose, clean, cores, environment_for, mpi_missing, mpiexec
@@ -95,3 +96,8 @@ def test_doctor_turns_a_failing_probe_into_a_line(monkeypatch: pytest.MonkeyPatc
     assert "FAILED: OSError: no such luck fix: try again" in done.output
     assert "blue" in done.output
     assert doctor is module.doctor
+
+
+def test_the_version_is_printed() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"gridwise {gridwise.__version__}\n")

@@ -100,6 +100,7 @@ def test_a_worker_that_leaves_early_is_named(over_gloo: Callable[..., Events], n
     for rank in {0, 1, 2} - {leaver}:
         assert said[rank][0]["error"] == "WorkerDied"
         assert f"worker {leaver} of 3 has finished" in said[rank][0]["text"]
+        assert "fix: let every worker call the same operators" in said[rank][0]["text"]
         assert said[rank][0]["time"] - said[leaver][0]["time"] < 10
 
 
@@ -163,6 +164,7 @@ def test_an_early_exit_under_mpiexec_ends_the_job_with_a_message() -> None:
     code, output, _ = over_mpi("early_exit")
     assert code != 0
     assert "gridwise: worker 1 of 3 has finished, but worker" in output
+    assert "fix: let every worker call the same operators" in output
 
 
 @needs_mpi

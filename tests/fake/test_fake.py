@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -172,3 +173,42 @@ def test_an_error_names_the_module_and_the_operator() -> None:
         fake_mode(),
     ):
         Net()
+
+
+def test_modules_and_tensors_move_to_a_pretended_device() -> None:
+    with fake_mode(fake_cuda=True):
+        assert torch.ones(3).cuda().device == torch.device("cuda:0")
+        assert torch.ones(3).cuda(1).device == torch.device("cuda:1")
+        assert torch.ones(3).to("cuda", torch.float64).cpu().device.type == "cpu"
+        assert torch.ones(3).to(device="cuda").device == torch.device("cuda:0")
+        assert torch.nn.Linear(3, 3).cuda().weight.device == torch.device("cuda:0")
+        moved = torch.nn.Linear(3, 3).to("cuda")
+        with torch.no_grad():
+            assert moved(torch.ones(2, 3, device="cuda")).shape == (2, 3)
+        assert moved.weight.requires_grad
+        assert moved.weight.detach().mul(2).device == torch.device("cuda:0")
+
+
+def _use_a_leaf() -> object:
+    return torch.ones(3, device="cuda", requires_grad=True) * 2
+
+
+def _move_a_leaf() -> object:
+    return torch.ones(3, requires_grad=True).to("cuda")
+
+
+def _call_a_layer() -> object:
+    return torch.nn.Linear(3, 3, device="cuda")(torch.ones(2, 3, device="cuda"))
+
+
+def _call_a_moved_model() -> object:
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2)).cuda()
+    return model(torch.ones(2, 1, 8, 8, device="cuda"))
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="autograd finds the streams it asks for")
+@pytest.mark.parametrize("use", [_use_a_leaf, _move_a_leaf, _call_a_layer, _call_a_moved_model])
+def test_recording_on_a_pretended_device_is_an_error_where_torch_would_abort(use: Callable[[], object]) -> None:
+    with fake_mode(fake_cuda=True), pytest.raises(FakeTensorError, match="built without CUDA") as caught:
+        use()
+    assert "fix: call it under torch.no_grad()" in str(caught.value)

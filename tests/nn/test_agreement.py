@@ -132,7 +132,10 @@ def test_a_bad_input_on_one_worker_is_refused_by_all(bad):
 def test_two_equal_layers_called_in_another_order_are_told_apart():
     P_x, rank = row(), gridwise.world().rank
     first, second = nn.AllSumReduce(P_x, (1,)), nn.AllSumReduce(P_x, (1,))
-    raised_everywhere(MismatchError, first if rank == 0 else second, torch.ones(1, 2))
+    text = raised_everywhere(MismatchError, first if rank == 0 else second, torch.ones(1, 2))
+    assert "worker 0: called AllSumReduce" in text
+    assert "direction A of those with this name" in text
+    assert "direction B of those with this name" in text
 
 
 @workers(2, 3)
@@ -205,3 +208,36 @@ def test_after_a_mismatch_was_caught_right_calls_work_again():
     raised_everywhere(MismatchError, first if rank == 0 else second, torch.ones(1, 2))
     for layer in (first, second, first):
         assert torch.equal(layer(torch.ones(1, 2)), torch.full((1, 2), float(P_x.size)))
+
+
+@workers(2)
+def test_partitions_in_the_order_of_distdl_are_refused_with_the_right_call():
+    world = gridwise.world()
+    P_x, P_w = row(), world.create_cartesian_topology_partition([2, 1])
+    text = raised_everywhere(PartitionError, nn.DistributedLinear, P_x, P_x, P_w, 6, 8)
+    assert "`in_features` and `out_features` are partitions" in text
+    assert "fix: DistributedLinear(P_x, in_features, out_features, P_y=P_y, P_w=P_w)" in text
+    P_x = world.create_cartesian_topology_partition([1, 2, 1, 1])
+    text = raised_everywhere(PartitionError, nn.DistributedChannelConv2d, P_x, P_x, P_x, 4, 6, 3)
+    assert "`in_channels` and `out_channels` are partitions" in text
+    assert "P_y=P_y, P_w=P_w" in text
+
+
+@workers(2)
+@pytest.mark.parametrize("given", ["a list", "the world"])
+def test_what_is_no_grid_is_refused_with_the_way_to_one(given):
+    P_x = [1, 1, 2, 1] if given == "a list" else gridwise.world()
+    text = raised_everywhere(PartitionError, nn.DistributedConv2d, P_x, 1, 1, 3)
+    assert "fix: P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])" in text
+    if given == "a list":
+        for layer, *arguments in ((nn.DistributedLinear, 2, 2), (nn.HaloExchange, [(0, 0)]), (nn.Repartition, P_x)):
+            text = raised_everywhere(PartitionError, layer, P_x, *arguments)
+            assert "create_cartesian_topology_partition" in text
+
+
+@workers(2)
+def test_what_distdl_hands_over_besides_is_accepted():
+    P_x = row()
+    halos = nn.HaloExchange(P_x, [(0, 0), (1, 1)], None, None, buffer_manager=None)
+    assert halos(torch.ones(2, 3)).shape == (2, 4)
+    assert nn.Repartition(P_x, P_x, buffer_manager=None)(torch.ones(2, 3)).shape == (2, 3)

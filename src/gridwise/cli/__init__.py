@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from ..version import __version__
 from . import checkpoint
 from .doctor import doctor
 from .run import run
 
 app = typer.Typer(help="Tensors on a grid of workers.", no_args_is_help=True, add_completion=False)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"gridwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Tensors on a grid of workers."""
+
+
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
 app.command()(doctor)
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -19,11 +19,13 @@ from ..checkpoint.disk import writing_alone
 from ..checkpoint.folder import leftovers, remove_leftovers
 from ..checkpoint.interchange import is_checkpoint
 from ..checkpoint.reader import Progress as Report
-from ..errors import CheckpointError
+from ..errors import CheckpointError, CheckpointNotFound, describe
 
 app = typer.Typer(help="List, inspect, verify, convert and prune checkpoints.", no_args_is_help=True)
 
 Where = Annotated[Path, typer.Argument(help="A checkpoint, or a folder of them.")]
+One = Annotated[Path, typer.Argument(help="A checkpoint.")]
+Folder = Annotated[Path, typer.Argument(help="A folder of checkpoints: a series.")]
 
 
 def _console() -> Console:
@@ -54,9 +56,17 @@ def ls(folder: Where = Path()) -> None:
 
 
 @app.command("show")
-def show(path: Where, values: Annotated[bool, typer.Option(help="Show plain values too.")] = True) -> None:
+def show(path: One, values: Annotated[bool, typer.Option(help="Show plain values too.")] = True) -> None:
     """Show what a checkpoint holds: tensors with their shapes and blocks, and plain values."""
     with _readable_errors():
+        inside = [] if is_checkpoint(path) else [each.name for each in _candidates(path) if is_checkpoint(each)]
+        if inside:
+            raise CheckpointNotFound(
+                describe(
+                    f"there is no checkpoint at {path}, but a folder of {len(inside)} checkpoints.",
+                    fix=f"show one of them, {path / inside[-1]}, or list them: gridwise checkpoint ls {path}",
+                )
+            )
         manifest = read_manifest(path)
     _console().print(
         f"{path}: {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)} in {len(manifest.files)} files, "
@@ -119,7 +129,7 @@ def convert_command(
 
 @app.command("prune")
 def prune(
-    folder: Where,
+    folder: Folder,
     keep_last: Annotated[int, typer.Option(help="How many of the newest stay.", min=1)] = 3,
     keep_every: Annotated[
         int, typer.Option(help="Besides these, every step that this divides stays; 0: none.", min=0)
@@ -127,6 +137,11 @@ def prune(
     dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
 ) -> None:
     """Remove older checkpoints of a series, and what interrupted saves have left."""
+    with _readable_errors():
+        if not folder.is_dir():
+            raise CheckpointNotFound(
+                describe(f"there is no folder {folder}: nothing was removed.", fix="give the folder of a series.")
+            )
     series = Series(folder, keep_last=keep_last, keep_every=keep_every or None)
     steps = series.steps()
     gone = sorted(set(steps) - series.kept(steps))

@@ -22,11 +22,12 @@ import torch.distributed as dist
 
 from ..errors import TransportError, describe
 from ..log import logger, set_worker
-from .excepthook import end_all_on_exception
+from .excepthook import end_all_on_exception, end_mpi_job_on_exception
+from .latecomers import waiting_for_all
 from .malloc import keep_freed_memory
 from .solo import SoloTransport
 from .transport import Transport, Waiting
-from .watch import watch
+from .watch import timeout, watch
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 """Variables by which the launchers of MPI tell the number of processes."""
@@ -68,7 +69,8 @@ def waiting() -> Waiting | None:
 
 def find() -> Transport:
     """The transport for the way this process was started."""
-    wish = os.environ.get("GRIDWISE_TRANSPORT", "").lower() or _guess()
+    timeout()  # if it is not a number, say so before anybody waits
+    wish = _wish()
     logger.debug("transport: %s", wish)
     if wish in ("torch", "gloo", "nccl"):
         return _torch()
@@ -77,6 +79,16 @@ def find() -> Transport:
     if wish == "solo":
         return SoloTransport()
     raise TransportError(f"`GRIDWISE_TRANSPORT` (={wish!r}) must be 'torch', 'gloo', 'mpi' or 'solo'.")
+
+
+def guard() -> None:
+    """From the import on: where MPI's launcher has started several processes, one that fails ends them all."""
+    if "GRIDWISE_POOL" not in os.environ and _wish() == "mpi" and (launched_size() or 1) > 1:
+        end_mpi_job_on_exception()
+
+
+def _wish() -> str:
+    return os.environ.get("GRIDWISE_TRANSPORT", "").lower() or _guess()
 
 
 def _guess() -> str:
@@ -115,9 +127,10 @@ def _torch() -> Transport:
 def _mpi() -> Transport:
     expected = launched_size()
     try:
-        from .mpi import MPITransport
+        with waiting_for_all(expected):
+            from .mpi import MPITransport
 
-        transport = MPITransport()
+            transport = MPITransport()
     except Exception as error:
         raise TransportError(
             describe(

@@ -34,6 +34,7 @@ from typing import Any
 
 ANSWER_SECONDS = 2.0
 LONELY_SECONDS = 60.0
+SAME_CALLS = "let every worker call the same operators in the same order, as often as the others"
 Message = dict[str, Any]
 
 
@@ -145,6 +146,7 @@ class Hub:
             self._tell_all({"say": "ask"})
         elif say == "deserted":
             text = f"worker {message['by']} of {self.size} has finished, but worker {caller.rank} {waits(message)}"
+            text += f"\n  fix: {SAME_CALLS}"
             self._judge("died", text, [message["by"]], aloud=True)
 
     def _hang_up(self, caller: Connection) -> None:

@@ -30,6 +30,7 @@ from .line import Exchange, Line, LineClosed
 from .messages import Hello, Renew, Stop, Task, Welcome
 from .round import Round, Settled
 from .start import Crew, choose, environment_for, start
+from .watch import timeout as checked_timeout
 
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
@@ -98,8 +99,9 @@ class Pool:
         if self._crew is not None and self._crew.ended() is None:
             return self._crew
         self.kill()
-        exchange = Exchange()
         environment = environment_for(self.workers, self.transport, self._env)
+        checked_timeout(environment)  # in words here, where it is wrong, and not from a worker
+        exchange = Exchange()
         environment["GRIDWISE_POOL"] = f"{exchange.port}:{exchange.token}"
         command = [sys.executable, "-m", "gridwise.comm.worker"]
         crew = start(self.workers, self.transport, command, environment)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import secrets
 import select
@@ -30,9 +31,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from ..errors import CommTimeout, GridwiseError, PartitionError, WorkerDied
+from ..errors import CommTimeout, GridwiseError, PartitionError, WorkerDied, describe
 from ..log import logger
 from . import hub
 from .start import shared_memory_files
@@ -54,13 +56,18 @@ def leave_all() -> None:
         each.leave()
 
 
-def timeout() -> float:
+def timeout(environment: Mapping[str, str] = os.environ) -> float:
     """`GRIDWISE_TIMEOUT` in seconds."""
-    text = os.environ.get("GRIDWISE_TIMEOUT", "1800")
+    text = environment.get("GRIDWISE_TIMEOUT", "1800")
     with contextlib.suppress(ValueError):
-        if float(text) > 0:
+        if 0 < float(text) < math.inf:
             return float(text)
-    raise PartitionError(f"`GRIDWISE_TIMEOUT` (={text!r}) must be a number of seconds greater than 0.")
+    raise PartitionError(
+        describe(
+            f"`GRIDWISE_TIMEOUT` (={text!r}) must be a number of seconds greater than 0, without a unit.",
+            fix="for ten minutes, GRIDWISE_TIMEOUT=600; unset, it is 1800.",
+        )
+    )
 
 
 def tick(limit: float) -> float:
@@ -169,7 +176,8 @@ class Watch:
         if verdict is None:
             if by is None:
                 return None
-            return WorkerDied(f"worker {by} of {self._transport.size} has finished{while_}", (by,))
+            text = f"worker {by} of {self._transport.size} has finished{while_}\n  fix: {hub.SAME_CALLS}"
+            return WorkerDied(text, (by,))
         if verdict["kind"] == "timeout":
             return CommTimeout(verdict["text"])
         return WorkerDied(f"{verdict['text']}\n {while_}" if while_ else verdict["text"], tuple(verdict["workers"]))

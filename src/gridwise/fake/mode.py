@@ -70,6 +70,9 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
 
     Notes
     -----
+    A torch that was built without CUDA cannot record for autograd on a pretended device: what would be recorded there is
+    an error, under `torch.no_grad()` all works.
+
     Modes nest; the outermost decides on `fake_cuda`. An operator whose tensors are all real runs for real.
 
     Examples

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from gridwise.fake.tensor import FakeTensor
+from gridwise.fake.tensor import FakeTensor, UnguardedFake
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import Keeper
@@ -85,7 +85,7 @@ def parameters_of(keeper: Keeper) -> Iterator[None]:
 
     def parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         made = before[nn.Parameter](cls, data, requires_grad)
-        if type(made) is FakeTensor and cls is not nn.Parameter:
+        if type(made) in (FakeTensor, UnguardedFake) and cls is not nn.Parameter:
             made.parameter_class = cls
         return made
 

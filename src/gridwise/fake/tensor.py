@@ -11,7 +11,7 @@ or filled at random on a CUDA device that is not there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from gridwise.fake import indexing
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import Keeper
 
+T = TypeVar("T")
 _native_data = torch.Tensor.data  # the C++ property
 
 
@@ -42,7 +43,7 @@ class FakeTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        first = next(_fakes_in((args, kwargs)))
+        first = next(_instances(FakeTensor, (args, kwargs)))
         return first.keeper.run(func, args, kwargs or {})
 
     # -- what a fake looks like
@@ -86,6 +87,7 @@ class FakeTensor(Tensor):
         """Become another name of `other`'s storage, as `self.data = other` does."""
         _native_data.__set__(self, other)  # type: ignore[attr-defined]
         self.meta, self.given_device, self.value = other.meta, other.given_device, other.value
+        self.__class__ = type(other) if type(self) in (FakeTensor, UnguardedFake) else type(self)
 
     def tolist(self) -> Any:
         return self.keeper.read(self, "tolist()").tolist()
@@ -110,6 +112,23 @@ class FakeTensor(Tensor):
             indexing.put(self, index, value)
         else:
             super().__setitem__(index, value)
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As of a tensor. Torch asks the driver which device `cuda` is; where there is none, it is the first."""
+        if not torch.cuda.is_available():
+            args = tuple(_indexed(arg) for arg in args)
+            kwargs = {name: _indexed(value) if name == "device" else value for name, value in kwargs.items()}
+            targets = [x for x in (*args[:1], kwargs.get("device")) if isinstance(x, torch.device) and x.type == "cuda"]
+            if targets and self.requires_grad and torch.is_grad_enabled() and not torch.backends.cuda.is_built():
+                raise _cannot_record("to")
+        return super().to(*args, **kwargs)
+
+    def cuda(self, device: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        """As of a tensor."""
+        if torch.cuda.is_available():
+            return super().cuda(device, *args, **kwargs)
+        target = torch.device("cuda", device or 0) if device is None or isinstance(device, int) else device
+        return self.to(target, *args, **kwargs)
 
     def _has_no_driver(self) -> bool:
         return self.is_cuda and not torch.cuda.is_available()
@@ -169,10 +188,60 @@ class FakeTensor(Tensor):
         )
 
 
+class UnguardedFake(FakeTensor):
+    """A fake on a pretended CUDA device, in a torch that was built without CUDA.
+
+    Autograd asks for the stream of what it records, finds nobody to ask and aborts the process, before any operator is
+    dispatched. So nothing is recorded here: what would be is an error.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if not torch.is_grad_enabled() or not any(x.requires_grad for x in _instances(Tensor, (args, kwargs))):
+                return func(*args, **kwargs)
+            name = getattr(func, "__name__", "")
+            if name not in ("backward", "grad"):
+                with torch.no_grad():
+                    result = func(*args, **kwargs)
+                if not _would_be_recorded(func, name, result, args):
+                    return result
+        raise _cannot_record(name)
+
+
+def _cannot_record(name: str) -> FakeTensorError:
+    return FakeTensorError(
+        describe(
+            f"`{name}` of a fake tensor that requires a gradient, on a pretended CUDA device: this torch was built "
+            "without CUDA, and its autograd cannot record there.",
+            fix="call it under torch.no_grad(), pretend with device='cpu', or use a torch that was built for CUDA.",
+        )
+    )
+
+
+def _would_be_recorded(func: Any, name: str, result: Any, args: Any) -> bool:
+    if name.startswith("__") and name.endswith("__") and name not in _RECORDED_METHODS:
+        return False  # of an attribute, or of Python
+    if name in ("detach", "requires_grad_") or name.endswith("_like") or name.startswith("new"):
+        return False
+    if name.endswith("_"):
+        return getattr(func, "__module__", None) != "torch.nn.init"  # those record nothing
+    made = [fake for fake in _instances(FakeTensor, result) if fake.is_floating_point() or fake.is_complex()]
+    return any(fake is not arg for fake in made for arg in args[:1])
+
+
+_RECORDED_METHODS = frozenset(
+    f"__{prefix}{name}__"
+    for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul", "getitem", "setitem")
+    for prefix in ("", "r", "i")
+) | {"__neg__", "__pos__", "__abs__"}
+
+
 def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = None) -> FakeTensor:
     """A fake of `meta`'s geometry that says it lives on `device`."""
     fake: FakeTensor = torch.Tensor._make_wrapper_subclass(
-        FakeTensor,
+        UnguardedFake if device.type == "cuda" and not torch.backends.cuda.is_built() else FakeTensor,
         meta.shape,
         meta.stride(),
         meta.storage_offset(),
@@ -198,12 +267,19 @@ def _with_index(device: torch.device) -> torch.device:
     return torch.device(device.type, index)
 
 
-def _fakes_in(nested: Any) -> Iterator[FakeTensor]:
-    if isinstance(nested, FakeTensor):
+def _indexed(argument: Any) -> Any:
+    """A device of CUDA with its index, where the argument of `Tensor.to` is one without."""
+    if isinstance(argument, str | torch.device) and (device := torch.device(argument)).type == "cuda":
+        return _with_index(device)
+    return argument
+
+
+def _instances(kind: type[T], nested: Any) -> Iterator[T]:
+    if isinstance(nested, kind):
         yield nested
     elif isinstance(nested, list | tuple | dict):
         for item in nested.values() if isinstance(nested, dict) else nested:
-            yield from _fakes_in(item)
+            yield from _instances(kind, item)
 
 
 def is_fake(tensor: object) -> bool:

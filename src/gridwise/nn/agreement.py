@@ -84,13 +84,23 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
         raise MismatchError(
             describe(
                 "the workers called different operators, or the same ones in another order.",
-                tell(transport, team, f"called {what}"),
+                _who_called(transport, team, what, key),
                 "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
             )
         )
     if refused:
         raise PartitionError(describe(f"{what} got an input that it cannot take.", tell(transport, team, problem)))
     return most if most == -least else 0
+
+
+def _who_called(transport: Transport, team: Team, what: str, key: int) -> list[str]:
+    """What each worker called; where the words are the same, a letter tells equal layers, or calls of one, apart."""
+    lines = tell(transport, team, f"called {what}")
+    if len(lines) > 1:
+        return lines
+    keys = [int(part) for part in transport.gather_bytes(str(key).encode(), team, "the text of an error")]
+    letter = chr(ord("A") + min(list(dict.fromkeys(keys)).index(key), 25))
+    return tell(transport, team, f"called {what}: layer, call or direction {letter} of those with this name")
 
 
 def agree_common(transport: Transport, team: Team, what: str, candidates: Sequence[int]) -> int:

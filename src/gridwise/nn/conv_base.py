@@ -40,7 +40,7 @@ from ..grid import (
     window_need,
 )
 from ..grid.cuts import interval
-from ..partition import Partition
+from ..partition import Partition, need_partition, refuse_partitions
 from .added import Addition, is_worth_adding
 from .agreement import key_of
 from .autocast import dtype_of_products
@@ -96,6 +96,9 @@ class Conv(Windowed):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        need_partition(type(self).__name__, "P_x", P_x, self.dims + 2)
+        given = {"in_channels": in_channels, "out_channels": out_channels, "kernel_size": kernel_size}
+        refuse_partitions(type(self).__name__, given, "P_x, in_channels, out_channels, kernel_size")
         super().__init__(P_x)
         self.P_y, self.P_w = P_y, P_w
         arguments = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import PartitionError
 from ..grid import Needs, route
-from ..partition import Partition
+from ..partition import Partition, need_partition
 from .agreement import agree_layout
 from .move import Move
 from .primitive import Primitive
@@ -26,6 +26,7 @@ class HaloExchange(Primitive):
     ----------
     P_x : a partition with as many axes as the tensor has dims
     halo_shape : for each dim, how many rows before and after the block
+    recv_shape, send_shape, buffer_manager : accepted for DistDL's sake; what is sent follows from the blocks
 
     Notes
     -----
@@ -39,8 +40,17 @@ class HaloExchange(Primitive):
     tensor([[1., 1.]])
     """
 
-    def __init__(self, P_x: Partition, halo_shape: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        P_x: Partition,
+        halo_shape: Sequence[Sequence[int]],
+        recv_shape: object = None,
+        send_shape: object = None,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
         super().__init__()
+        need_partition(type(self).__name__, "P_x", P_x)
         halo = tuple(tuple(int(rows) for rows in pair) for pair in halo_shape)
         if len(halo) != P_x.dim or any(len(pair) != 2 or min(pair) < 0 for pair in halo):
             raise PartitionError(

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..errors import PartitionError
 from ..grid import Grid, Interval, Layout, Needs, balanced_cuts, route
-from ..partition import Partition, zero_volume_tensor
+from ..partition import Partition, need_partition, refuse_partitions, zero_volume_tensor
 from .agreement import agree_layout
 from .all_gather import gathering
 from .autocast import dtype_of_products
@@ -65,6 +65,9 @@ class DistributedLinear(Layer):
         P_w: Partition | None = None,
     ) -> None:
         super().__init__()
+        need_partition(type(self).__name__, "P_x", P_x)
+        given = {"in_features": in_features, "out_features": out_features, "bias": bias, "device": device}
+        refuse_partitions(type(self).__name__, given, "P_x, in_features, out_features")
         problem = _problem_with_grids(P_x, P_y, P_w)
         self.in_features, self.out_features = in_features, out_features
         self.P_x, self.P_y, self.P_w = P_x, P_y or P_x, P_w

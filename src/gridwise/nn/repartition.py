@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Layout, Needs, route
 from ..grid.cuts import checked_cuts
-from ..partition import Partition
+from ..partition import Partition, need_partition
 from .agreement import agree_layout
 from .move import Move
 from .primitive import Primitive
@@ -28,6 +28,7 @@ class Repartition(Primitive):
     P_x, P_y : partitions with as many axes as the tensor has dims; their workers may be the same, others, or some of each
     preserve_batch : a worker without output returns shape ``(batch, 0)`` instead of ``(0,)``
     cuts : cut points of the output along each dim, or None for balanced ones; None for a single dim is balanced too
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
 
     Notes
     -----
@@ -46,8 +47,12 @@ class Repartition(Primitive):
         P_y: Partition,
         preserve_batch: bool = True,
         cuts: Sequence[Sequence[int] | None] | None = None,
+        *,
+        buffer_manager: object = None,
     ) -> None:
         super().__init__()
+        need_partition(type(self).__name__, "P_x", P_x)
+        need_partition(type(self).__name__, "P_y", P_y)
         if P_x.dim != P_y.dim:
             raise PartitionError(
                 f"Repartition needs grids with the same number of axes, got {P_x.shape} and {P_y.shape}.\n"

@@ -152,3 +152,5 @@ def test_tracking_that_was_switched_after_construction(tracks: bool) -> None:
     for mode in (False, True):
         y, expected = model.train(mode)(x[gridwise.local_slice(P, x.shape)]), sequential.train(mode)(x)
         torch.testing.assert_close(y, expected[gridwise.local_slice(P, x.shape)])
+    for own, buffer in zip(model.buffers(), sequential.buffers(), strict=True):
+        torch.testing.assert_close(own.as_subclass(torch.Tensor), buffer)

@@ -64,7 +64,8 @@ def test_an_exception_before_the_world_ends_the_job(tmp_path: Path) -> None:
 
 @needs_mpi
 def test_a_worker_that_leaves_before_the_world_is_missed(tmp_path: Path) -> None:
-    done = over_mpi(tmp_path, "if rank == 1: sys.exit(0)", GRIDWISE_TIMEOUT="2")
+    soon = "gridwise.comm.latecomers.LEAST = 1.0"
+    done = over_mpi(tmp_path, f"{soon}\nif rank == 1: sys.exit(0)", GRIDWISE_TIMEOUT="2")
     assert done.returncode != 0
     assert "gridwise: worker 0 has waited 2 s in gridwise.world() for the start of MPI" in done.stderr
     assert "not all of the 2 processes have come" in done.stderr

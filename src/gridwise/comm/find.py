@@ -29,6 +29,9 @@ from .solo import SoloTransport
 from .transport import Transport, Waiting
 from .watch import timeout, watch
 
+IN_POOL = "GRIDWISE_POOL" in os.environ
+"""Whether a pool has started this process: it looks after its workers itself."""
+
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 """Variables by which the launchers of MPI tell the number of processes."""
 
@@ -83,7 +86,7 @@ def find() -> Transport:
 
 def guard() -> None:
     """From the import on: where MPI's launcher has started several processes, one that fails ends them all."""
-    if "GRIDWISE_POOL" not in os.environ and _wish() == "mpi" and (launched_size() or 1) > 1:
+    if not IN_POOL and _wish() == "mpi" and (launched_size() or 1) > 1:
         end_mpi_job_on_exception()
 
 
@@ -127,7 +130,7 @@ def _torch() -> Transport:
 def _mpi() -> Transport:
     expected = launched_size()
     try:
-        with waiting_for_all(expected):
+        with waiting_for_all(None if IN_POOL else expected):
             from .mpi import MPITransport
 
             transport = MPITransport()

@@ -1,8 +1,9 @@
 """The start of MPI waits for all processes of the job, in one call that nothing in this process can interrupt.
 
 If some never come, because they left before `gridwise.world()`, the others would wait for ever. So a small process
-beside each worker waits with it: when the start takes longer than `GRIDWISE_TIMEOUT` seconds it says so on standard
-error and ends the worker, by a signal, after which the launcher ends the job. Who is missing only the launcher knows:
+beside each worker waits with it: when the start takes longer than `GRIDWISE_TIMEOUT` seconds, but at least `LEAST`, for some
+import torch sooner than others, it says so on standard error and ends the worker, by a signal, after which the launcher
+ends the job. Who is missing only the launcher knows:
 each process has heard of nobody but itself.
 """
 
@@ -17,6 +18,9 @@ from contextlib import contextmanager
 
 from ..errors import describe
 from .watch import timeout
+
+LEAST = 15.0
+"""Seconds that processes may be apart at the start."""
 
 _HELPER = """
 import json, os, select, signal, sys
@@ -33,10 +37,10 @@ def waiting_for_all(size: int | None) -> Iterator[None]:
     if size is None or size == 1 or os.environ.get("GRIDWISE_WATCH", "on").lower() == "off":
         yield
         return
-    limit = timeout()
+    limit = max(timeout(), LEAST)
     text = describe(
-        f"\ngridwise: {_me()} has waited {limit:g} s in gridwise.world() for the start of MPI, `GRIDWISE_TIMEOUT` "
-        f"(={limit:g}): not all of the {size} processes have come.",
+        f"\ngridwise: {_me()} has waited {limit:g} s in gridwise.world() for the start of MPI (`GRIDWISE_TIMEOUT`, at least "
+        f"{LEAST:g}): not all of the {size} processes have come.",
         fix="let every process of the job call gridwise.world() before it ends, or allow more time.",
     )
     helper = subprocess.Popen(

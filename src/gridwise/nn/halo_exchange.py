@@ -26,7 +26,8 @@ class HaloExchange(Primitive):
     ----------
     P_x : a partition with as many axes as the tensor has dims
     halo_shape : for each dim, how many rows before and after the block
-    recv_shape, send_shape, buffer_manager : accepted for DistDL's sake; what is sent follows from the blocks
+    recv_shape, send_shape : refused; DistDL's layer has them, and fills the halos of a block that was padded before
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
 
     Notes
     -----
@@ -51,6 +52,11 @@ class HaloExchange(Primitive):
     ) -> None:
         super().__init__()
         need_partition(type(self).__name__, "P_x", P_x)
+        if recv_shape is not None or send_shape is not None:
+            raise PartitionError(
+                "HaloExchange takes no `recv_shape` and `send_shape`: as opposed to DistDL's it takes blocks without room for "
+                "halos and returns larger ones.\n  fix: HaloExchange(P_x, halo_shape)(block), without padding the block."
+            )
         halo = tuple(tuple(int(rows) for rows in pair) for pair in halo_shape)
         if len(halo) != P_x.dim or any(len(pair) != 2 or min(pair) < 0 for pair in halo):
             raise PartitionError(

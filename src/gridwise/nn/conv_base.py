@@ -40,9 +40,10 @@ from ..grid import (
     window_need,
 )
 from ..grid.cuts import interval
-from ..partition import Partition, need_partition, refuse_partitions
+from ..partition import Partition
 from .added import Addition, is_worth_adding
 from .agreement import key_of
+from .arguments import need_partition, refuse_partitions
 from .autocast import dtype_of_products
 from .copy import Copy, Sum
 from .operator import Ticket, apply

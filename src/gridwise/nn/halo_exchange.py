@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..errors import PartitionError
 from ..grid import Needs, route
-from ..partition import Partition, need_partition
+from ..partition import Partition
 from .agreement import agree_layout
+from .arguments import need_partition
 from .move import Move
 from .primitive import Primitive
 

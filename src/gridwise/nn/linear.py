@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from ..errors import PartitionError
 from ..grid import Grid, Interval, Layout, Needs, balanced_cuts, route
-from ..partition import Partition, need_partition, refuse_partitions, zero_volume_tensor
+from ..partition import Partition, zero_volume_tensor
 from .agreement import agree_layout
 from .all_gather import gathering
+from .arguments import need_partition, refuse_partitions
 from .autocast import dtype_of_products
 from .layer import Layer
 from .move import Move, MoveBack

@@ -14,8 +14,9 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Layout, Needs, route
 from ..grid.cuts import checked_cuts
-from ..partition import Partition, need_partition
+from ..partition import Partition
 from .agreement import agree_layout
+from .arguments import need_partition
 from .move import Move
 from .primitive import Primitive
 

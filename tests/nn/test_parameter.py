@@ -162,7 +162,9 @@ def test_constructors_are_agreed():
         gridwise.nn.DistributedConv1d(P_x, 1, 1, 3 + rank)
     with pytest.raises(PartitionError, match="out_channels must be divisible by groups"):
         gridwise.nn.DistributedConv1d(P_x, 2, 3, 3, groups=2)
-    with pytest.raises(PartitionError, match=r"`P_x` \(=workers \(0, 1\) in a row\) must be a partition on a grid of 3"):
+    with pytest.raises(
+        PartitionError, match=r"`P_x` \(=workers \(0, 1\) in a row\) must be a partition on a grid of 3"
+    ):
         gridwise.nn.DistributedConv1d(gridwise.world(), 1, 1, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,20 @@ def crew_errors(size: int, body: Callable[[Partition], Any]) -> list[Exception |
         return None
 
     return crew(size, caught)
+
+
+@contextmanager
+def meetings_of(P: Partition) -> Iterator[list[Team]]:
+    """The teams that this worker meets while the body runs, one for each meeting."""
+    met: list[Team] = []
+    meet = P.transport._all_max
+
+    def noted(values: np.ndarray, team: Team) -> None:
+        met.append(team)
+        meet(values, team)
+
+    P.transport._all_max = noted  # type: ignore[method-assign]
+    try:
+        yield met
+    finally:
+        P.transport._all_max = meet  # type: ignore[method-assign]

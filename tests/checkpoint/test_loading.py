@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from crew import crew, crew_errors
+from crew import crew, crew_errors, meetings_of
 
 from gridwise import checkpoint
 from gridwise.checkpoint import loading
@@ -89,17 +89,8 @@ def test_a_load_is_three_meetings_and_a_save_three(tmp_path: Path) -> None:
     """Loading: all have read and planned, checked, filled. Saving: all have started, written; it is committed."""
 
     def meetings(P: Partition, call: Callable[..., Any]) -> int:
-        count = 0
-        meet = P.transport._all_max
-
-        def counted(*args: Any) -> None:
-            nonlocal count
-            count += 1
-            meet(*args)
-
-        P.transport._all_max = counted  # type: ignore[method-assign]
-        call(tmp_path / "c", state(P, 1.0), P)
-        P.transport._all_max = meet  # type: ignore[method-assign]
-        return count
+        with meetings_of(P) as met:
+            call(tmp_path / "c", state(P, 1.0), P)
+        return len(met)
 
     assert crew(2, lambda P: [meetings(P, checkpoint.save), meetings(P, checkpoint.load)]) == [[3, 3]] * 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from crew import crew, crew_errors
+from crew import crew, crew_errors, meetings_of
 
 from gridwise import checkpoint
 from gridwise.checkpoint import state as states
@@ -83,21 +83,12 @@ def test_a_stall_is_a_look_a_copy_and_one_meeting(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(states.Flat, "spell_out", spell_out)
 
     def body(P: Partition) -> int:
-        meetings = 0
-        meet = P.transport._all_max
-
-        def counted(*args: Any) -> None:
-            nonlocal meetings
-            meetings += 1
-            meet(*args)
-
-        P.transport._all_max = counted  # type: ignore[method-assign]
         own = checkpoint.PerWorker({f"t{i}": torch.full((2,), P.rank) for i in range(9)})
-        pending = checkpoint.async_save(tmp_path / "c", {"same": {"a": torch.ones(3)}, "own": own}, P)
-        stalled = meetings
+        with meetings_of(P) as met:
+            pending = checkpoint.async_save(tmp_path / "c", {"same": {"a": torch.ones(3)}, "own": own}, P)
         assert pending is not None
         pending.wait()
-        return stalled
+        return len(met)
 
     assert crew(2, body) == [1, 1]
     assert all(name.startswith("gridwise-save") for name in spelt_by)

@@ -36,6 +36,17 @@ class Of(nn.Module):
         return self.function(self, x)
 
 
+class OfTwo(nn.Module):
+    """A model made of a function of its two inputs."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(x, y)
+
+
 def parameter(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 

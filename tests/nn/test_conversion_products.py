@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from of_functions import GRIDS, Of, check, check_named, parameter
+from of_functions import GRIDS, Of, OfTwo, check, check_named, parameter
 from torch import Tensor, nn
 
 import gridwise
@@ -147,15 +147,6 @@ def test_a_product_that_broadcasts_along_the_cut_dim_is_refused_by_all() -> None
     assert model(x, torch.ones(2, 4, 5)).shape == (2, 3, 5)
     with pytest.raises(PartitionError, match="which broadcast along a cut dim"):
         model(x, torch.ones(1 - gridwise.world().rank, 4, 5))
-
-
-class OfTwo(nn.Module):
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.function(x, y)
 
 
 def check_two(function: Callable[[Tensor, Tensor], Tensor], *shapes: tuple[int, ...]) -> None:

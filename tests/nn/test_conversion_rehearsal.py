@@ -6,21 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from of_functions import Of
+from of_functions import Of, OfTwo
 from torch import Tensor, nn
 
 import gridwise
 from gridwise.errors import PartitionError
 from gridwise.testing import workers
-
-
-class OfTwo(nn.Module):
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.function(x, y)
 
 
 def strange(x: Tensor, y: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from equality import Case, check_all, check_second_order
 from random_layers import larger, random_case
+from roads import in_steps
 from torch.utils.checkpoint import checkpoint
 
 import gridwise
@@ -25,7 +26,8 @@ def adding(least: int = 0):
     begin, begun = added.Addition.begin, []
     added.Addition.begin = lambda addition, *args: begun.append(addition) or begin(addition, *args)
     try:
-        yield begun
+        with in_steps():
+            yield begun
     finally:
         added.LEAST, added.Addition.begin = before, begin
 

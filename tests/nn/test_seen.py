@@ -8,6 +8,7 @@ import pytest
 import torch
 from equality import Case, check_all, check_second_order
 from random_layers import random_case
+from roads import in_steps
 from torch.utils.checkpoint import checkpoint
 
 import gridwise
@@ -30,7 +31,7 @@ def replacing(enabled: bool = True):
     """Blocks of any size are replaced, or none."""
     before, seen.LEAST = seen.LEAST, 0
     try:
-        with nn.keep_fetched(not enabled):
+        with in_steps(), nn.keep_fetched(not enabled):
             yield
     finally:
         seen.LEAST = before

@@ -7,7 +7,7 @@ for every dtype. Groups are communicators made by `Create_group`, which only the
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +93,17 @@ class MPITransport(Transport):
         requests = [world.Irecv(memory(x), peer, TAG) for peer, x in receives]
         requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]
         return _Requests(requests, (sends, receives))
+
+    def exchanger(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], None]:
+        world, waitall = self._world, MPI.Request.Waitall
+        out, into = [(memory(x), peer) for peer, x in sends], [(memory(x), peer) for peer, x in receives]
+
+        def exchange() -> None:
+            requests = [world.Irecv(buffer, peer, TAG) for buffer, peer in into]
+            requests += [world.Isend(buffer, peer, TAG) for buffer, peer in out]
+            waitall(requests)
+
+        return exchange
 
     def move(
         self,

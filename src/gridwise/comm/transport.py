@@ -144,7 +144,7 @@ class Transport(ABC):
         add: bool = False,
     ) -> Pending:
         """Start sending views to peers and receiving into views from peers, copied or added there when waited for."""
-        self._finish_left_over()
+        self.finish_left_over()
         landings = [(peer, Landing.of(views, dtype, add)) for peer, views in receives]
         pending = self.post(
             [(peer, packed(views)) for peer, views in sends],
@@ -163,10 +163,14 @@ class Transport(ABC):
         """`move`, for a caller who does something else before it waits, and who may fail at that."""
         return UnderWay(self, self.move(sends, receives, dtype, what))
 
-    def _finish_left_over(self) -> None:
+    def finish_left_over(self) -> None:
         """Before anything new: what an error has left behind, which peers may still write to or wait for."""
         while self.left_over:
             self.left_over.pop(0).wait()
+
+    def exchanger(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], None]:
+        """A function that exchanges these parcels, on the host, each time that it is called; see `channel`."""
+        return lambda: self._post(sends, receives).wait()
 
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
@@ -237,7 +241,7 @@ class Transport(ABC):
 
     def waiting_for(self, what: str, team: Sequence[int]) -> Waiting:
         """Say what is waited for while the body runs, and raise its failures as errors that name a worker."""
-        self._finish_left_over()
+        self.finish_left_over()
         return Waiting(self, what, team)
 
     def _explained(self, error: Exception, what: str) -> Exception:

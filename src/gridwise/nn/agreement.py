@@ -119,8 +119,8 @@ def agree_mode(transport: Transport, team: Team, what: str, mode: object) -> Non
     place = ballot.equal(key_of(repr(mode)))
     ballot.count(transport, team, what)
     if ballot.read(place) is None:
-        asked = f"{what} is not in the same mode on all workers (train or eval, frozen parameters, dtypes)."
-        fix = "call train(), eval(), requires_grad_() and to() on all workers alike."
+        asked = f"{what} is not in the same mode on all workers (train or eval, frozen parameters, dtypes, autocast, overlap)."
+        fix = "call train(), eval(), requires_grad_() and to(), and enter autocast and overlap, on all workers alike."
         raise PartitionError(describe(asked, tell(transport, team, str(mode)), fix))
 
 

@@ -15,6 +15,7 @@ With groups, P_w's second axis cuts the channels inside each group. `conv` has t
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, ClassVar
@@ -44,11 +45,12 @@ from ..partition import Partition
 from .added import Addition, is_worth_adding
 from .agreement import key_of
 from .arguments import need_partition, refuse_partitions
-from .autocast import dtype_of_products
+from .autocast import autocasts, dtype_of_products
 from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .overlap import Parts, overlaps
 from .parameter import Spread
+from .single import Single, is_small
 from .windowed import Rows, Share, Size, Windowed, empty_output, nothing, windows_of
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
@@ -113,6 +115,7 @@ class Conv(Windowed):
         self._pad_mode = self.padding_mode
         self._work: Channels | None = None
         self._sum: tuple[Sum, int] | None = None
+        self._single: Single | None = None
 
     def _problem_with_partitions(self) -> str | None:
         if (self.P_w is None) != (self.P_y is None):
@@ -141,6 +144,9 @@ class Conv(Windowed):
 
     # Planning
 
+    def _mode(self) -> Hashable:
+        return super()._mode(), overlaps(), autocasts()
+
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         made = super()._shape_by_torch(shape, dtype)
         if any(extent <= 0 for extent in made[2:]):  # refused by torch's kernels, not by all of its shape functions
@@ -164,7 +170,23 @@ class Conv(Windowed):
             outputs = Box.of_intervals([interval(batch, at), self._work.outputs, *blocks])
         windows = windows_of(mine, self.kernel_size, self.stride, self.dilation) if mine else None
         self._share = Share(outputs, fetch, mine, windows)
+        self._single = self._single_node(source, shape)
         self._sum = self._sum_to_blocks(outputs, shape)
+
+    def _single_node(self, source: Layout, shape: Shape) -> Single | None:
+        """How to do without nodes for each step; None for large blocks, and where one call of torch is not enough."""
+        assert self._transport is not None
+        assert self._share is not None
+        assert self._agreed is not None
+        in_one_call = self.groups == 1 or self._grid_x.shape[1] == 1
+        pads = self.padding_mode not in ("zeros", "circular")
+        if self.P_w is not None or pads or not in_one_call or overlaps() or autocasts():
+            return None
+        if not is_small(source, self._agreed.dtype, shape):
+            return None
+        padding = tuple(line.native for line in self._share.rows)
+        arguments = FUNCTION[self.dims], self.stride, padding, self.dilation, self.groups
+        return Single(self._transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
         """The grid that computes, on axes (batch, channels, *space), and how each axis cuts the output."""
@@ -251,6 +273,9 @@ class Conv(Windowed):
     def _convolved(self, x: Tensor, share: Share) -> Tensor:
         assert self._transport is not None
         assert share.outputs is not None
+        if self._single is not None:
+            weight, bias, sums = self._raw_weight_and_bias()
+            return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
         weight, bias = self._weight_and_bias()  # first: in backward halos then go before the sums of gradients
         seen = self._seen(x)
         if bias is not None and self._transport.rank not in self._spreads["bias"].holders:

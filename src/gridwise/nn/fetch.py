@@ -19,7 +19,8 @@ from torch import Tensor
 from ..comm.parcels import put
 from ..comm.transport import Team, Transport
 from ..grid import Box, Route
-from .move import HALVES, Move, MoveBack, Place, carry
+from .move import HALVES, Move, MoveBack, Place
+from .stack import Stack
 
 Margins = tuple[tuple[int, int], ...]
 """Per dim, how many rows before and after."""
@@ -57,6 +58,7 @@ class Fetch(Move):
             self.inner = Place(inner, Box.of_shape(self.shape))
         self.edges = _edges(self.shape, self.margins)
         self.received = sum(message.volume for message in plan.receives)
+        self.stack = Stack.planned(plan, self.margins, fill)
 
     @cached_property
     def adjoint(self) -> FetchBack:
@@ -87,8 +89,10 @@ class Fetch(Move):
         if self.plan.needed is None:
             y = inner = self.nothing(x)
         else:
+            if self.stack is not None and x.is_contiguous() and (arrived := self.traffic.exchanged(x)) is not None:
+                return self.stack.of(x, arrived)
             y, inner = self._room_for(x)
-        carry(self.transport, self.name, x, inner, self.sends, self.receives, self.kept, add=False)
+        self.traffic.carry(x, inner, self.kept, add=False)
         return y
 
     def _room_for(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,7 +136,7 @@ class FetchBack(MoveBack):
         if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES or 0 in y.stride():
             return super().__call__(y)
         x = forth.kept[0][1](y)  # the own part of the gradient, in its place: what arrives is added there
-        carry(self.transport, self.name, y, x, forth.receives, forth.sends, (), add=True)
+        self.traffic.carry(y, x, (), add=True)
         return x
 
 

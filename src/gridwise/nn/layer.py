@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -113,16 +113,29 @@ class Layer(Module):
         both = shared_together((weight, bias), operator, Ticket(key, self._ticket.call))
         return both[0], both[1]
 
-    def _parameter(self, name: str) -> Tensor:
-        """A parameter for use in `forward`: its gradient is summed over its sharers on the way back."""
-        if name in self._lent:
-            return self._lent[name]
-        value = getattr(self, name)
-        if name not in self._parameters and self._spreads[name].layout.grid.size > 1:
+    def _raw_weight_and_bias(self) -> tuple[Tensor, Tensor | None, list[tuple[Shared, int] | None]]:
+        """Both, and how the caller has to sum their gradients; None for those that a model sums."""
+        lent, shared = self._lent, self._shared
+        weight = lent["weight"] if "weight" in lent else self._block("weight")
+        bias = lent["bias"] if "bias" in lent else self._block("bias")
+        return weight, bias, [None if name in lent else shared.get(name) for name in ("weight", "bias")]
+
+    def _block(self, name: str) -> Tensor:
+        """A parameter as it is, or what something computes of a whole one."""
+        if name in self._parameters:
+            return cast(Tensor, self._parameters[name])
+        if self._spreads[name].layout.grid.size > 1:
             raise UnsupportedError(
                 f"{self._says}: `{name}` is cut over the workers, and something computes it from its block alone (a "
                 "parametrization, spectral or weight norm, pruning).\n  fix: apply that to layers whose parameters are whole."
             )
+        return cast(Tensor, getattr(self, name))
+
+    def _parameter(self, name: str) -> Tensor:
+        """A parameter for use in `forward`: its gradient is summed over its sharers on the way back."""
+        if name in self._lent:
+            return self._lent[name]
+        value = self._block(name)
         if name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
             return value
         operator, key = self._shared[name]

@@ -5,16 +5,20 @@
     bytes    what the route sends, once; one message per peer
 
 The result is made without filling it first, and local pieces are copied while messages are on their way; how pieces are
-packed is the transport's business (`comm.parcels`).
+packed is the transport's business (`comm.parcels`). Small messages have buffers of their own, for every call
+(`comm.channel`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
 
+from ..comm.channel import Channel
 from ..comm.parcels import put
 from ..comm.transport import Team, Transport
 from ..grid import Box, Route
@@ -22,14 +26,17 @@ from .operator import Operator
 
 NOWHERE = Box((), ())
 HALVES = (torch.float16, torch.bfloat16)
+SMALL = 1 << 13
+"""How many elements may go and come in messages with buffers of their own."""
 
 
 class Place:
     """A box of a tensor of known shape, as the fewest `narrow` calls: cheaper than slicing every dim."""
 
-    __slots__ = ("cuts",)
+    __slots__ = ("cuts", "shape")
 
     def __init__(self, box: Box, within: Box) -> None:
+        self.shape = box.shape
         full = enumerate(zip(box.start, box.shape, within.shape, strict=True))
         self.cuts = [(d, start, length) for d, (start, length, extent) in full if length != extent]
 
@@ -41,6 +48,55 @@ class Place:
 
 Placed = tuple[int, list[Place]]
 """A peer and the places in the local tensor that make up its message."""
+
+
+class Traffic:
+    """The messages of a movement, each time that it is made: from places of one tensor to places of another."""
+
+    def __init__(self, transport: Transport, what: str, sends: Sequence[Placed], receives: Sequence[Placed]) -> None:
+        self.transport, self.what, self.sends, self.receives = transport, what, sends, receives
+        self.leaving = [place for _, places in sends for place in places]
+        self.arriving = [place for _, places in receives for place in places]
+        self._is_small = sum(prod(place.shape) for place in (*self.leaving, *self.arriving)) <= SMALL
+        self._channels: dict[torch.dtype, Channel] = {}
+
+    def carry(self, x: Tensor, y: Tensor, kept: Sequence[tuple[Place, Place]], add: bool) -> None:
+        """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
+        arrived = self.exchanged(x)
+        if arrived is not None:
+            for source, target in kept:
+                put(target(y), source(x), add)
+            for place, part in zip(self.arriving, arrived, strict=True):
+                put(place(y), part, add)
+            return
+        pending = self.transport.move(
+            [(peer, [place(x) for place in places]) for peer, places in self.sends],
+            [(peer, [place(y) for place in places]) for peer, places in self.receives],
+            x.dtype,
+            self.what,
+            add,
+        )
+        try:
+            for source, target in kept:
+                put(target(y), source(x), add)
+        finally:  # whatever happens here: peers still write to the memory of these messages
+            pending.wait()
+
+    def exchanged(self, x: Tensor) -> list[Tensor] | None:
+        """What has arrived for the places of `x` that were sent, until the next call; None if that is not small."""
+        if not self._is_small or not x.is_cpu:
+            return None
+        channel = self._channels.get(x.dtype)
+        if channel is None:
+            sends, receives = (
+                [(peer, [place.shape for place in places]) for peer, places in messages]
+                for messages in (self.sends, self.receives)
+            )
+            channel = self._channels[x.dtype] = Channel(self.transport, self.what, sends, receives, x.dtype)
+        for part, place in zip(channel.outgoing, self.leaving, strict=True):
+            part.copy_(place(x))
+        channel.exchange()
+        return channel.incoming
 
 
 class Move(Operator):
@@ -61,7 +117,9 @@ class Move(Operator):
         self.kept = [(Place(p.source, own), Place(p.target, need)) for p in plan.kept]
         self.keeps_all = len(plan.kept) == 1 and plan.kept[0].source.shape == own.shape
 
-    @property
+        self.traffic = Traffic(transport, name, self.sends, self.receives)
+
+    @cached_property
     def adjoint(self) -> MoveBack:
         return MoveBack(self)
 
@@ -72,7 +130,7 @@ class Move(Operator):
             y = self.nothing(x)
         else:
             y = torch.empty(self.plan.needed.shape, dtype=x.dtype, device=x.device)
-        carry(self.transport, self.name, x, y, self.sends, self.receives, self.kept, add=False)
+        self.traffic.carry(x, y, self.kept, add=False)
         return y
 
 
@@ -82,6 +140,7 @@ class MoveBack(Operator):
     def __init__(self, forth: Move) -> None:
         super().__init__(forth.transport, forth.team, f"the adjoint of {forth.name}")
         self.forth = forth
+        self.traffic = Traffic(forth.transport, self.name, forth.receives, forth.sends)
 
     @property
     def adjoint(self) -> Move:
@@ -103,30 +162,5 @@ class MoveBack(Operator):
                 x.copy_(kept.pop()[0](y))
             else:
                 x.zero_()
-        carry(self.transport, self.name, y, x, forth.receives, forth.sends, kept, add=not plan.exact)
+        self.traffic.carry(y, x, kept, add=not plan.exact)
         return x if x.dtype == y.dtype else x.to(y.dtype)
-
-
-def carry(
-    transport: Transport,
-    what: str,
-    x: Tensor,
-    y: Tensor,
-    sends: Sequence[Placed],
-    receives: Sequence[Placed],
-    kept: Sequence[tuple[Place, Place]],
-    add: bool,
-) -> None:
-    """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
-    pending = transport.move(
-        [(peer, [place(x) for place in places]) for peer, places in sends],
-        [(peer, [place(y) for place in places]) for peer, places in receives],
-        x.dtype,
-        what,
-        add,
-    )
-    try:
-        for source, target in kept:
-            put(target(y), source(x), add)
-    finally:  # whatever happens here: peers still write to the memory of these messages
-        pending.wait()

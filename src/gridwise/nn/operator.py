@@ -63,7 +63,7 @@ class _Applied(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, anchor: Tensor | None, operator: Operator, ticket: Ticket) -> Tensor:
         ctx.operator, ctx.ticket, ctx.shape = operator, ticket, x.shape
         prepare(ctx)
-        return operator(_plain(x))
+        return operator(plain(x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
@@ -123,7 +123,7 @@ def anchor_unless(known: bool) -> Tensor | None:
 def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tensor:
     """``operator(x)``, recorded by autograd on all its workers if `records`."""
     if not records:
-        return operator(_plain(x.detach()))
+        return operator(plain(x.detach()))
     return _Applied.apply(x, anchor_unless(x.requires_grad), operator, ticket)
 
 
@@ -132,6 +132,6 @@ def is_dense(x: Tensor) -> bool:
     return bool(torch._C.TensorBase.layout.__get__(x) == torch.strided)  # type: ignore[attr-defined]
 
 
-def _plain(x: Tensor) -> Tensor:
+def plain(x: Tensor) -> Tensor:
     """`x` with lazy conjugation and negation carried out: memory that means what it says can be sent."""
     return x.resolve_conj().resolve_neg() if x.is_complex() or x.is_neg() else x

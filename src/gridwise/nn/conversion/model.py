@@ -27,6 +27,7 @@ from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
 from ..module import Module, problem_with_inference, refuse_transforms
 from ..operator import Operator, Ticket, apply
+from ..overlap import overlaps
 from ..plan import KEPT, Plans, Script, script
 from ..repartition import Repartition
 from .attended import Attended
@@ -182,6 +183,7 @@ class DistributedModel(torch.fx.GraphModule):
             tuple([(module.training, module.__dict__.get("track_running_stats")) for module in modules]),
             tuple([(p.requires_grad, p.dtype) for p in self.parameters()]),
             tuple([b.dtype for module in modules for b in module._buffers.values() if b is not None]),
+            overlaps(),
             tuple(
                 (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
             ),

@@ -273,6 +273,7 @@ class Conv(Windowed):
     def _convolved(self, x: Tensor, share: Share) -> Tensor:
         assert self._transport is not None
         assert share.outputs is not None
+        assert self._agreed is not None
         if self._single is not None:
             weight, bias, sums = self._raw_weight_and_bias()
             return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)

@@ -19,11 +19,8 @@ from torch import Tensor
 from ..comm.parcels import put
 from ..comm.transport import Team, Transport
 from ..grid import Box, Route
-from .move import HALVES, Move, MoveBack, Place
+from .move import HALVES, Margins, Move, MoveBack, Place
 from .stack import Stack
-
-Margins = tuple[tuple[int, int], ...]
-"""Per dim, how many rows before and after."""
 
 
 class Fetch(Move):
@@ -44,18 +41,10 @@ class Fetch(Move):
         fill: float = 0.0,
         fresh_gradients: bool = False,
     ) -> None:
-        super().__init__(transport, team, name, plan, nothing)
+        self.margins = margins if plan.needed is not None and any(map(any, margins)) else ()
+        super().__init__(transport, team, name, plan, nothing, self.margins)
         self.fresh_gradients = fresh_gradients
-        need = plan.needed
-        self.margins = margins if need is not None and any(map(any, margins)) else ()
         self.fill = fill
-        self.aliases = plan.is_identity and not self.margins
-        self.shape = need.shape if need is not None else ()
-        self.inner: Place | None = None
-        if need is not None and self.margins:
-            self.shape = tuple(n + before + after for n, (before, after) in zip(need.shape, margins, strict=True))
-            inner = Box.of_shape(need.shape).shifted(tuple(before for before, _ in margins))
-            self.inner = Place(inner, Box.of_shape(self.shape))
         self.edges = _edges(self.shape, self.margins)
         self.received = sum(message.volume for message in plan.receives)
         self.stack = Stack.planned(plan, self.margins, fill)
@@ -84,37 +73,35 @@ class Fetch(Move):
         return Fetch(self.transport, self.team, self.name, self.plan, self.nothing, self.margins)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.aliases:
+        if self.is_identity:
             return x
         if self.plan.needed is None:
-            y = inner = self.nothing(x)
+            y = self.nothing(x)
         else:
             if self.stack is not None and x.is_contiguous() and (arrived := self.traffic.exchanged(x)) is not None:
                 return self.stack.of(x, arrived)
-            y, inner = self._room_for(x)
-        self.traffic.carry(x, inner, self.kept, add=False)
+            y = self._room_for(x)
+        self.traffic.carry(x, y, self.kept, add=False)
         return y
 
-    def _room_for(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A new box with its margins filled, and the view of it inside them."""
+    def _room_for(self, x: Tensor) -> Tensor:
+        """A new box with its margins filled."""
         y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=memory_format_of(x))
         for edge in self.edges:
             edge(y).fill_(self.fill)
-        return y, self.inner(y) if self.inner is not None else y
+        return y
 
     def received_pieces(self, y: Tensor) -> list[Tensor]:
         """Copies of what came from others, out of a fetched box."""
-        inner = self.inner(y) if self.inner is not None else y
-        return [place(inner).clone() for _, places in self.receives for place in places]
+        return [place(y).clone() for place in self.traffic.arriving]
 
     def put_together(self, x: Tensor, received: Sequence[Tensor]) -> Tensor:
         """The box that was fetched, from the own block and `received_pieces`; nothing is sent."""
-        y, inner = self._room_for(x)
+        y = self._room_for(x)
         for source, target in self.kept:
-            put(target(inner), source(x), add=False)
-        places = (place for _, places in self.receives for place in places)
-        for place, piece in zip(places, received, strict=True):
-            put(place(inner), piece, add=False)
+            put(target(y), source(x), add=False)
+        for place, piece in zip(self.traffic.arriving, received, strict=True):
+            put(place(y), piece, add=False)
         return y
 
 
@@ -128,11 +115,9 @@ class FetchBack(MoveBack):
         return self.forth.linear_part
 
     def __call__(self, y: Tensor) -> Tensor:
-        if self.forth.aliases:
+        if self.forth.is_identity:
             return y
         forth = self.forth
-        if forth.plan.needed is not None and forth.inner is not None:
-            y = forth.inner(y)
         if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES or 0 in y.stride():
             return super().__call__(y)
         x = forth.kept[0][1](y)  # the own part of the gradient, in its place: what arrives is added there

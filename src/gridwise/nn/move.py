@@ -21,7 +21,7 @@ from torch import Tensor
 from ..comm.channel import Channel
 from ..comm.parcels import put
 from ..comm.transport import Team, Transport
-from ..grid import Box, Route
+from ..grid import Box, Piece, Route
 from .operator import Operator
 
 NOWHERE = Box((), ())
@@ -46,6 +46,8 @@ class Place:
         return x
 
 
+Margins = tuple[tuple[int, int], ...]
+"""Per dim, how many rows before and after."""
 Placed = tuple[int, list[Place]]
 """A peer and the places in the local tensor that make up its message."""
 
@@ -102,21 +104,35 @@ class Traffic:
 class Move(Operator):
     """Copy from blocks to needs along a route.
 
-    `nothing` makes what a worker without a result returns for its input, a zero-volume tensor.
+    `nothing` makes what a worker without a result returns for its input, a zero-volume tensor. The result has `margins`
+    around what is needed, left as they are.
     """
 
     def __init__(
-        self, transport: Transport, team: Team, name: str, plan: Route, nothing: Callable[[Tensor], Tensor]
+        self,
+        transport: Transport,
+        team: Team,
+        name: str,
+        plan: Route,
+        nothing: Callable[[Tensor], Tensor],
+        margins: Margins = (),
     ) -> None:
         super().__init__(transport, team, name)
         self.plan = plan
         self.nothing = nothing
         own, need = plan.owned or NOWHERE, plan.needed or NOWHERE
-        self.sends: list[Placed] = [(m.peer, [Place(p.source, own) for p in m.pieces]) for m in plan.sends]
-        self.receives: list[Placed] = [(m.peer, [Place(p.target, need) for p in m.pieces]) for m in plan.receives]
-        self.kept = [(Place(p.source, own), Place(p.target, need)) for p in plan.kept]
-        self.keeps_all = len(plan.kept) == 1 and plan.kept[0].source.shape == own.shape
+        margins = margins or ((0, 0),) * len(need.shape)
+        self.shape = tuple(n + before + after for n, (before, after) in zip(need.shape, margins, strict=True))
+        self.is_identity = plan.is_identity and not any(map(any, margins))
+        room, shift = Box.of_shape(self.shape), tuple(before for before, _ in margins)
 
+        def target(piece: Piece) -> Place:
+            return Place(piece.target.shifted(shift), room)
+
+        self.sends: list[Placed] = [(m.peer, [Place(p.source, own) for p in m.pieces]) for m in plan.sends]
+        self.receives: list[Placed] = [(m.peer, [target(p) for p in m.pieces]) for m in plan.receives]
+        self.kept = [(Place(p.source, own), target(p)) for p in plan.kept]
+        self.keeps_all = len(plan.kept) == 1 and plan.kept[0].source.shape == own.shape
         self.traffic = Traffic(transport, name, self.sends, self.receives)
 
     @cached_property
@@ -124,12 +140,12 @@ class Move(Operator):
         return MoveBack(self)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.plan.is_identity:
+        if self.is_identity:
             return x.clone(memory_format=torch.contiguous_format)
         if self.plan.needed is None:
             y = self.nothing(x)
         else:
-            y = torch.empty(self.plan.needed.shape, dtype=x.dtype, device=x.device)
+            y = torch.empty(self.shape, dtype=x.dtype, device=x.device)
         self.traffic.carry(x, y, self.kept, add=False)
         return y
 
@@ -148,7 +164,7 @@ class MoveBack(Operator):
 
     def __call__(self, y: Tensor) -> Tensor:
         plan, forth = self.forth.plan, self.forth
-        if plan.is_identity:
+        if forth.is_identity:
             return y.clone(memory_format=torch.contiguous_format)
         kept = [(target, source) for source, target in forth.kept]
         if plan.owned is None:

@@ -66,7 +66,7 @@ class Pad(Windowed):
         if not share.outputs.volume:
             return empty_output(share.outputs.shape, x)
         padded = any(any(line.pad) for line in share.rows)
-        moved = share.fetch is not None and not share.fetch.aliases
+        moved = share.fetch is not None and not share.fetch.is_identity
         return seen.computed(lambda x, _: x.contiguous() if padded or moved else x.clone())
 
 

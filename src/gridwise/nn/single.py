@@ -95,6 +95,8 @@ class _Call:
         self.ticket = Ticket(ticket.key + 2, ticket.call, ticket.depth)  # a worker on another road would be noticed
         self.fetch = single.fetch if wanted[0] else None
         self.sums = [each if needed else None for each, needed in zip(sums, wanted[1:], strict=True)]
+        self.team = single.team if self.fetch or any(self.sums) else (single.transport.rank,)
+        """Who meets in backward: nobody else where nothing is sent."""
 
     def homeward(self, gradients: Gradients) -> Gradients:
         """The gradient of the block from that of the box, and complete ones of the parameters; nothing is recorded."""
@@ -107,7 +109,7 @@ class _Call:
             assert of_weight is not None
             assert of_bias is not None
             both = first[0].adjoint(torch.cat((of_weight.reshape(-1), of_bias)))
-            total, of_bias = both.split((of_weight.numel(), of_bias.numel()))
+            total, of_bias = torch.split_with_sizes(both, (of_weight.numel(), of_bias.numel()))
             return of_box, total.view(of_weight.shape), of_bias
         if first is not None:
             of_weight = first[0].adjoint(cast(Tensor, of_weight))
@@ -118,8 +120,8 @@ class _Call:
     def recorded(self, y: Tensor, x: Tensor, box: Tensor, weight: Tensor, depth: int) -> Gradients:
         """The gradients, from that of the outputs, by nodes that can be differentiated again."""
         key, call, _ = self.ticket
-        if self.single.fetch is not None:  # again: this box knows where it comes from
-            box = apply(x, self.single.fetch, Ticket(key + 1, call, depth), True)
+        if self.fetch is not None:  # again: this box knows where it comes from
+            box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
         if self.sums[0] is not None:  # likewise: its gradient is a sum
             operator, own = self.sums[0]
             weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
@@ -145,7 +147,7 @@ class _Convolved(torch.autograd.Function):
     def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         single, ticket = call.single, call.ticket.differentiated()
-        x, box, weight = meet(ctx, single.transport, single.team, single.adjoint_name, ticket)
+        x, box, weight = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
         if torch.is_grad_enabled():
             return *call.recorded(y, x, box, weight, ticket.depth), None, None
         return *call.homeward(single.gradients(y, box, weight, call.wanted)), None, None

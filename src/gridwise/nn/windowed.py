@@ -239,7 +239,7 @@ class Windowed(Layer):
         else:
             box = apply(x, share.fetch, self._ticket, records)
         pad = partial(padded, rows=share.rows, mode=self._pad_mode) if share.pads and box.numel() else None
-        if share.fetch is None or share.fetch.aliases or not box.numel():
+        if share.fetch is None or share.fetch.is_identity or not box.numel():
             return Seen(box if pad is None else pad(box))
         return Fetched(x, share.fetch, box, pad)
 

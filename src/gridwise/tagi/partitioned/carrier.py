@@ -46,11 +46,10 @@ class Carrier:
     def fetch(self, x: Gaussian) -> Gaussian:
         """What this worker needs, without Jacobians: they stay with the owners."""
         forth, sources = self._forth, [x.mu] if x.var is None else [x.mu, x.var]
-        if forth.aliases:
+        if forth.is_identity:
             return Gaussian(x.mu, x.var)
         results = [self._room(t) for t in sources]
-        targets = results if forth.inner is None else [forth.inner(t) for t in results]
-        self._carry(sources, targets, forth.sends, forth.receives, forth.kept, add=False)
+        self._carry(sources, results, forth.sends, forth.receives, forth.kept, add=False)
         return Gaussian(*results)
 
     def _room(self, like: Tensor) -> Tensor:
@@ -68,9 +67,9 @@ class Carrier:
         `fresh` innovations are nobody else's: what arrives is added to them, and they are not copied.
         """
         forth = self._forth
-        if forth.aliases:
+        if forth.is_identity:
             return delta
-        sources = list(delta) if forth.inner is None else [forth.inner(t) for t in delta]
+        sources = list(delta)
         if fresh and forth.keeps_all:
             targets = [forth.kept[0][1](t) for t in sources]
             kept: list[tuple[Place, Place]] = []

@@ -99,6 +99,22 @@ def test_layers_equal_the_sequential_ones_on_the_device(name):
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+@workers(1, 2)
+@pytest.mark.parametrize("layer", ["AvgPool1d", "AvgPool2d", "AvgPool3d"])
+def test_averages_of_channels_last_have_the_gradients_of_the_host(layer):
+    dims = int(layer[-2])
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, *(6,) * dims).movedim(1, -1).contiguous().movedim(-1, 1)
+    found = []
+    for device in ("cpu", "cuda"):
+        block = x.to(device).requires_grad_()
+        y = getattr(nn, f"Distributed{layer}")(row(dims + 2, 2), 3, 2, 1)(block)
+        for dy in (torch.ones_like(y).contiguous(), y.new_ones(()).expand(y.shape)):
+            found.append(torch.autograd.grad(y, block, dy, retain_graph=True)[0].cpu())
+    for gradient in found[1:]:
+        assert torch.allclose(gradient, found[0], rtol=1e-5, atol=1e-6)
+
+
 @workers(2)
 def test_workers_without_a_part_may_bring_tensors_of_the_host():
     world = gridwise.world()

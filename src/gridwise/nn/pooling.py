@@ -23,6 +23,7 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Box, Cuts, Interval, Layout, Shape, hull_then_pad, window_need
 from ..partition import Partition
+from .fetch import memory_format_of
 from .mixins import PoolingMixin
 from .move import HALVES
 from .windowed import Rows, Share, Size, Windowed, empty_output, windows_of
@@ -189,11 +190,10 @@ class AvgPool(DistributedPoolingBase):
         if self._divisors is not None and x.dtype in HALVES:
             x = x.float()  # the sum of a window is rounded once, after the division
         if self.dims == 1:  # torch's 1-d average has no divisor to set
-            return F.avg_pool2d(
-                x.unsqueeze(2), (1, *kernel), (1, *stride), (0, *padding), divisor_override=self._divisor
-            ).squeeze(2)
-        y: Tensor = AVG_POOL[self.dims](x, kernel, stride, padding, divisor_override=self._divisor)
-        return y
+            y = F.avg_pool2d(x.unsqueeze(2), (1, *kernel), (1, *stride), (0, *padding), divisor_override=self._divisor)
+            return _with_like_gradients(y).squeeze(2)
+        y = AVG_POOL[self.dims](x, kernel, stride, padding, divisor_override=self._divisor)
+        return _with_like_gradients(y)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Tensor:
         assert share.outputs is not None
@@ -211,6 +211,14 @@ def cropped(y: Tensor, outputs: Box) -> Tensor:
     for d, n in enumerate(outputs.shape[2:], 2):
         y = y.narrow(d, 0, n)
     return y.contiguous()
+
+
+def _with_like_gradients(y: Tensor) -> Tensor:
+    """An average whose gradient gets its memory format: torch's backward on CUDA takes one of another format for its own."""
+    form = memory_format_of(y)
+    if y.is_cuda and y.requires_grad and form != torch.contiguous_format:
+        y.register_hook(lambda gradient: gradient.contiguous(memory_format=form))
+    return y
 
 
 def global_indices(flat: Tensor, local: Shape, starts: Shape, extents: Shape) -> Tensor:

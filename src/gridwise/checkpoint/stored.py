@@ -5,7 +5,7 @@ Whoever asks for one tensor gets it as an object, made for him; whoever wants te
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import repeat
 
 import numpy as np

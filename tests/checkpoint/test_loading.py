@@ -14,6 +14,7 @@ from crew import crew, crew_errors, meetings_of
 from gridwise import checkpoint
 from gridwise.checkpoint import loading
 from gridwise.checkpoint.parse import read_manifest_bytes
+from gridwise.checkpoint.reader import Reader
 from gridwise.errors import CheckpointDamaged, CheckpointNotFound
 from gridwise.partition import Partition
 
@@ -85,12 +86,63 @@ def test_a_manifest_that_is_none_is_refused_by_all(tmp_path: Path, content: byte
     assert len({str(error) for error in errors}) == 1
 
 
-def test_a_load_is_three_meetings_and_a_save_three(tmp_path: Path) -> None:
-    """Loading: all have read and planned, checked, filled. Saving: all have started, written; it is committed."""
+def meetings(P: Partition, call: Callable[..., Any], *given: Any) -> int:
+    with meetings_of(P) as met:
+        call(*given, P)
+    return len(met)
 
-    def meetings(P: Partition, call: Callable[..., Any]) -> int:
-        with meetings_of(P) as met:
-            call(tmp_path / "c", state(P, 1.0), P)
-        return len(met)
 
-    assert crew(2, lambda P: [meetings(P, checkpoint.save), meetings(P, checkpoint.load)]) == [[3, 3]] * 2
+def test_a_load_is_two_meetings_and_a_save_three(tmp_path: Path) -> None:
+    """Loading: all have read, planned and checked; filled. Saving: all have started, written; it is committed."""
+
+    def both(P: Partition) -> list[int]:
+        return [meetings(P, call, tmp_path / "c", state(P, 1.0)) for call in (checkpoint.save, checkpoint.load)]
+
+    assert crew(2, both) == [[3, 2]] * 2
+
+
+def uneven(P: Partition, value: float) -> dict[str, Any]:
+    """The last worker has more than the others."""
+    return {"own": checkpoint.PerWorker(torch.full((2 if P.rank < WORKERS - 1 else 200,), value + P.rank))}
+
+
+def test_workers_meet_before_they_check_if_one_has_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then an error of one is heard by all before anybody has read for long."""
+    path = tmp_path / "c"
+    crew(WORKERS, lambda P: checkpoint.save(path, uneven(P, 1.0), P))
+    monkeypatch.setattr(loading, "SOON", 100)
+    checks: list[int] = []
+    check = Reader.check
+    monkeypatch.setattr(Reader, "check", lambda self: (checks.append(self.nbytes), check(self))[1])
+
+    def loads(P: Partition) -> int:
+        into = uneven(P, 0.0)
+        met = meetings(P, checkpoint.load, path, into)
+        assert torch.equal(into["own"].value, uneven(P, 1.0)["own"].value)
+        return met
+
+    assert crew(WORKERS, loads) == [3] * WORKERS
+    assert sorted(checks) == [8, 8, 800]  # nobody twice
+
+
+@pytest.mark.parametrize("soon", [0, 100, 1 << 20])
+def test_damage_of_one_is_heard_by_all_before_anything_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: int
+) -> None:
+    path = tmp_path / "c"
+    crew(WORKERS, lambda P: checkpoint.save(path, uneven(P, 1.0), P))
+    (damaged,) = path.glob("data-*/w0.safetensors")
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    monkeypatch.setattr(loading, "SOON", soon)
+    states: dict[int, dict[str, Any]] = {}
+
+    def loads(P: Partition) -> None:
+        states[P.rank] = uneven(P, 5.0)
+        checkpoint.load(path, states[P.rank], P)
+
+    errors = crew_errors(WORKERS, loads)
+    assert {type(error) for error in errors} == {CheckpointDamaged}
+    assert len({str(error) for error in errors}) == 1
+    assert all((into["own"].value == 5.0 + rank).all() for rank, into in states.items())

@@ -5,7 +5,8 @@
     check       the bytes of these boxes, and only these, against their checksums
     fill        values into place
 
-An error up to and including the check is raised on all workers, and nothing has been changed on any.
+Workers meet when they have planned and when they have checked, at once if all have little to check; and at the end. An
+error up to and including the check is raised on all workers, and nothing has been changed on any.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import torch
 
 from ..errors import CheckpointError
 from ..partition import Partition
+from .ahead import reading_ahead
 from .chunks import checksum
 from .fit import Plan
 from .manifest import MANIFEST, Manifest
 from .openfile import MissingFile
-from .parse import from_bytes, read_manifest, read_manifest_bytes
+from .parse import from_bytes, likely_id, read_manifest, read_manifest_bytes
 from .reader import Progress, Reader
 from .restore import plan_load
 from .talk import Talk, collector_paused
@@ -32,6 +34,9 @@ from .wants import all_units, units_of_all
 
 ATTEMPTS = 5
 """Times that a checkpoint is opened anew when a save replaces it at just that moment."""
+
+SOON = 64 << 20
+"""Bytes of a worker that it checks before it hears of the others: if one of them has an error, that is not much lost."""
 
 
 def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = None, *, cast: bool = False) -> Any:
@@ -74,18 +79,21 @@ def _load(talk: Talk, path: Path, into: Any, cast: bool) -> Any:
         if started is not None:
             break
     assert started is not None
-    plan, reader = started
+    plan, reader, all_checked = started
     with reader:
-        _wait_for_devices(plan)
-        talk.together(reader.check)
+        if not all_checked:
+            talk.together(partial(_check, reader, plan))
         talk.together(
             partial(_fill, reader, plan), tail="\n  the state may be partly filled: load again before using it."
         )
     return plan.result
 
 
-def _started(talk: Talk, path: Path, into: Any, cast: bool, attempt: int) -> tuple[Plan, Reader] | None:
-    """What is to be done, and the open data files; None if another save has replaced these meanwhile, for any worker."""
+def _started(talk: Talk, path: Path, into: Any, cast: bool, attempt: int) -> tuple[Plan, Reader, bool] | None:
+    """What is to be done, the open data files, and whether all workers have checked them.
+
+    None if another save has replaced these meanwhile, for any worker.
+    """
     data = None if attempt == 1 else talk.from_root(partial(read_manifest_bytes, path))
     number = 0
     manifest: Manifest | None = None
@@ -94,15 +102,19 @@ def _started(talk: Talk, path: Path, into: Any, cast: bool, attempt: int) -> tup
     try:
         data = read_manifest_bytes(path) if data is None else data
         number = int(checksum(data)[1:], 16)
-        manifest = from_bytes(data, path / MANIFEST)
-        plan = plan_load(manifest, into, talk.rank, talk.place, talk.size, cast)
-        reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain))
+        with reading_ahead(path / f"data-{likely_id(data)}" / f"w{talk.place}.safetensors"):
+            manifest = from_bytes(data, path / MANIFEST)
+            plan = plan_load(manifest, into, talk.rank, talk.place, talk.size, cast)
+            reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain))
+            if reader.nbytes <= SOON:
+                _check(reader, plan)
     except Exception as caught:
         error = caught
     replaced = (
         isinstance(error, MissingFile) and attempt < ATTEMPTS and _id_now(path) not in (None, manifest and manifest.id)
     )
-    words = np.array([bool(replaced), error is not None, number, -number], dtype=np.int64)
+    unchecked = reader is None or not reader.is_checked
+    words = np.array([bool(replaced), error is not None, number, -number, unchecked], dtype=np.int64)
     try:
         talk.transport.all_max(words, talk.team, talk.what)
         replaced = bool(words[0]) or words[2] != -words[3]
@@ -110,7 +122,7 @@ def _started(talk: Talk, path: Path, into: Any, cast: bool, attempt: int) -> tup
             talk.agree(error)
         if not replaced:
             assert reader is not None
-            return plan, reader
+            return plan, reader, not words[4]
     except BaseException:
         if reader is not None:
             reader.close()
@@ -125,6 +137,12 @@ def _id_now(path: Path) -> str | None:
         return read_manifest(path).id
     except CheckpointError:
         return None
+
+
+def _check(reader: Reader, plan: Plan) -> None:
+    if not reader.is_checked:
+        _wait_for_devices(plan)
+        reader.check()
 
 
 def _wait_for_devices(plan: Plan) -> None:

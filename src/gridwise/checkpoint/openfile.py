@@ -102,13 +102,18 @@ class DataFile:
 
     def is_in_memory(self, offset: int, size: int) -> bool:
         """Whether the system holds the first and the last of these bytes in memory; if so, probably all."""
-        if NOWAIT is None:
-            return False
-        byte = bytearray(1)
-        try:
-            return all(os.preadv(self._fd, [byte], at, NOWAIT) == 1 for at in (offset, offset + size - 1))
-        except OSError:
-            return False
+        return is_in_memory(self._fd, offset, size)
+
+
+def is_in_memory(fd: int, offset: int, size: int) -> bool:
+    """Whether the system holds the first and the last of these bytes of an open file in memory."""
+    if NOWAIT is None:
+        return False
+    byte = bytearray(1)
+    try:
+        return all(os.preadv(fd, [byte], at, NOWAIT) == 1 for at in (offset, offset + size - 1))
+    except OSError:
+        return False
 
 
 _own = threading.local()

@@ -77,10 +77,16 @@ def from_bytes(data: bytes, name: Path) -> Manifest:
 def id_of(data: bytes, name: Path) -> str:
     """The id of the save, without reading all of its manifest; the checksum is checked all the same."""
     check_sum(data, name)
-    found = _ID_LINE.search(data, 0, 1000)
+    found = likely_id(data)
     if found is None:
         raise CheckpointDamaged(f"{name} is damaged: it has no id.")
-    return found[1].decode()
+    return found
+
+
+def likely_id(data: bytes) -> str | None:
+    """The id that a manifest seems to have; nothing is checked."""
+    found = _ID_LINE.search(data, 0, 1000)
+    return None if found is None else found[1].decode()
 
 
 def check_sum(data: bytes, name: Path) -> None:

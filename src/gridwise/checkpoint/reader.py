@@ -52,8 +52,10 @@ class Reader:
         self.save_id = manifest.id
         self.units = Units.in_order(units)
         self.spans = list(self.units.spans())
+        self.nbytes = int(self.units.sizes.sum())
+        self.is_checked = False
         # Small units are the interpreter's work, of which threads do not get more done.
-        self.threads = THREADS if self.units.sizes.sum() > len(self.units) * SMALL else 1
+        self.threads = THREADS if self.nbytes > len(self.units) * SMALL else 1
         self._open_files: dict[int, DataFile] = {}
         try:
             numbers, firsts = np.unique(self.units.files, return_index=True)
@@ -81,6 +83,7 @@ class Reader:
         """Compare the checksums of all units; raise `CheckpointDamaged` naming files and tensors."""
         self._run(self._check_span, self.spans, progress, "Nothing was changed.")
         self._check_shared()
+        self.is_checked = True
 
     def _check_shared(self) -> None:
         for first, second in pairs_that_share(self.units):

@@ -5,7 +5,7 @@ Whoever asks for one tensor gets it as an object, made for him; whoever wants te
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import repeat
 
 import numpy as np
@@ -35,8 +35,11 @@ class StoredTensors(Mapping[str, StoredTensor]):
         """Whether no key stands for two tensors."""
         return len(self._places) == len(self.wholes.keys) and self._places.keys().isdisjoint(self.others)
 
-    def places(self, keys: Sequence[str]) -> np.ndarray:
+    def places(self, keys: list[str]) -> np.ndarray:
         """Where in the columns each tensor is; -1: it is not whole, or not there."""
+        first = self._places.get(keys[0], 0) if keys else 0
+        if self.wholes.keys[first : first + len(keys)] == keys:  # as they mostly are: saved together, in the same order
+            return np.arange(first, first + len(keys))
         return np.fromiter(map(self._places.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
 
     def __getitem__(self, key: str) -> StoredTensor:

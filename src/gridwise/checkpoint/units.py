@@ -57,7 +57,7 @@ class Unit(NamedTuple):
     scatter: Scatter | None
 
 
-TOGETHER = 4 * CHUNK
+TOGETHER = 8 * CHUNK
 """Bytes of a span: a few chunks, so that what is done once for each costs little."""
 
 Span = tuple[int, int]

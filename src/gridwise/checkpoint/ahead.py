@@ -1,0 +1,48 @@
+"""Have the system read a data file from the disk while this worker is still busy with the manifest.
+
+Which bytes a worker wants is known when the manifest is parsed and the state fitted to it, and all that time the disk would
+rest. Mostly a worker wants the file that it has written, so the start of that is read without waiting to be asked. Nothing
+follows from it: if the guess is wrong, or cannot be read, that costs the disk a moment and nobody hears of it.
+
+The file is sent to the null device: one call, no copy, and the system reads ahead in large pieces as for any reader.
+POSIX_FADV_WILLNEED, made for this, ends after one window of reading ahead; asked for each window, it takes page by page
+into memory, which costs more of the processor than is won.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from .datafile import started
+from .openfile import is_in_memory
+
+MOST = 32 << 20
+"""Bytes of a file that are read on a guess."""
+
+
+@contextlib.contextmanager
+def reading_ahead(path: Path) -> Iterator[None]:
+    """Read the start of a file into the system's memory while the body runs, unless it is there."""
+    with contextlib.ExitStack() as until_then:
+        with contextlib.suppress(OSError):
+            fd = until_then.enter_context(open(path, "rb", buffering=0, opener=_without_waiting)).fileno()
+            size = min(os.fstat(fd).st_size, MOST)
+            if size and not is_in_memory(fd, 0, size):
+                nowhere = until_then.enter_context(open(os.devnull, "wb", buffering=0)).fileno()
+                thread = threading.Thread(target=_send, args=(nowhere, fd, size), name="gridwise-ahead")
+                if started(thread):
+                    until_then.callback(thread.join)
+        yield
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # or a pipe that somebody has put there would wait for its other end
+
+
+def _send(nowhere: int, fd: int, size: int) -> None:
+    with contextlib.suppress(OSError):
+        os.sendfile(nowhere, fd, 0, size)  # whatever else is done here waits for the thread that parses

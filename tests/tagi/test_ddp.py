@@ -105,6 +105,8 @@ def test_outputs_are_those_of_the_large_batch_and_running_statistics_follow() ->
         for whole, part in zip(alone(x.reshape(-1, 1, 2, 3)), net(x[mine].reshape(-1, 1, 2, 3)), strict=True):
             torch.testing.assert_close(part, whole[mine], rtol=1e-10, atol=1e-10)
     assert_same_state(net.model, alone)
+    net(torch.zeros(0, 1, 2, 3))  # nobody has any
+    assert_same_state(net.model, alone)
     net.eval()
     alone.eval()
     if gridwise.world().rank == 0:  # evaluation is everyone's own business

@@ -59,7 +59,7 @@ class Pool2d(Windowed):
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 4 or not self.input_size:
             return flat
-        return super().as_input(flat).reshape(-1, self.in_channels, self.in_height, self.in_width)
+        return self._samples(flat, self.input_size).reshape(-1, self.in_channels, self.in_height, self.in_width)
 
     def _note_sizes(self, x: Tensor, y: Tensor) -> None:
         if not is_traced() and self.halo is None:

@@ -75,7 +75,9 @@ class Sequential(LayerBlock):
             layer.compute_dtype = dtype
 
     def set_cap(self, cap: float | str | None) -> None:
-        """The cap of the parameters' steps: 'batch' (by the batch size), a factor, or None for no cap."""
+        """The cap of the parameters' steps: 'batch' (by the batch size), a factor above zero, or None for no cap."""
+        if cap not in (None, "batch") and not (isinstance(cap, int | float) and cap > 0):
+            raise PartitionError(f"Sequential: `cap` (={cap!r}) is 'batch', a number above zero, or None.")
         for layer in self.parametric_layers():
             layer.cap = cap
 
@@ -104,9 +106,7 @@ class Sequential(LayerBlock):
         if isinstance(mu_x, Gaussian):
             return super().forward(mu_x)
         out = self.infer(self._input(mu_x, var_x))
-        if isinstance(mu_x, Tensor):
-            return out.mu, out.variance()
-        return self.get_outputs()
+        return (out.mu, out.variance()) if isinstance(mu_x, Tensor) else _flat(out)
 
     def infer(self, x: Gaussian) -> Gaussian:
         """The moments of the output, kept for the updater; `x` is on the network's device already."""
@@ -255,6 +255,13 @@ class Sequential(LayerBlock):
         layers = self._recurrent()
         if not states.keys() <= layers.keys():
             raise PartitionError(f"set_lstm_states: layers {sorted(layers)} have states, not {sorted(states)}.")
+        for i, values in states.items():
+            sizes, units = [as_tensor(v).numel() for v in values], layers[i].output_size
+            if len(sizes) != 4 or len(set(sizes)) > 1 or sizes[0] % units:
+                raise PartitionError(
+                    f"set_lstm_states: {sizes} values came in for layer {i}, {layers[i].get_layer_info()}.\n"
+                    f"  fix: (mu_h, var_h, mu_c, var_c), each with {units} values for every sample."
+                )
         for i, values in states.items():
             rows = [as_tensor(v, layers[i].mu_w).reshape(-1, layers[i].output_size) for v in values]
             layers[i].states = LSTMStates(*rows)

@@ -51,13 +51,13 @@ def leaky_relu(m: Tensor, v: Tensor, alpha: float) -> Moments:
 
 
 def mixture_relu(m: Tensor, v: Tensor) -> Moments:
-    """The exact moments of max(z, 0)."""
+    """The exact moments of max(z, 0): Var = v Phi - E[max(z, 0)] E[max(-z, 0)], without the square of a large mean."""
     sigma = v.clamp_min(_SMALLEST).sqrt()
     alpha = m / sigma
     cdf = _cdf(alpha)
     spread = sigma * _pdf(alpha)
     mu = m * cdf + spread
-    var = mu * (2.0 * m - mu) - m * spread + (v - m * m) * cdf
+    var = v * cdf - mu * (spread - m * _cdf(-alpha))
     return Moments(mu.clamp_min(TINY), var.clamp_min(TINY), cdf)
 
 
@@ -74,17 +74,25 @@ def mixture_sigmoid(m: Tensor, v: Tensor) -> Moments:
 
 
 def _clipped(m: Tensor, v: Tensor) -> Moments:
-    sigma = v.clamp_min(_SMALLEST).sqrt()
-    low, up = (1.0 + m) / sigma, (1.0 - m) / sigma
-    cdf_l, cdf_u, pdf_l, pdf_u = _cdf(low), _cdf(up), _pdf(low), _pdf(up)
-    mu = (m + 1.0) * cdf_l + (m - 1.0) * cdf_u + sigma * (pdf_l - pdf_u) - m
+    """z clipped to [-1, 1]: moments around the clipped mean c, for a mean that is not negative, and mirrored for one that is.
+
+    Parts of the distribution lie beyond the near end 1, beyond the far end -1, and between them.
+    """
+    sigma, size = v.clamp_min(_SMALLEST).sqrt(), m.abs()
+    near, far = (1.0 - size) / sigma, (1.0 + size) / sigma
+    beyond_near, beyond_far, between = _cdf(-near), _cdf(-far), _cdf(near) - _cdf(-far)
+    spread_near, spread_far = sigma * _pdf(near), sigma * _pdf(far)
+    c = size.clamp_max(1.0)
+    over = size - c
+    shift = beyond_near * (1.0 - c) - beyond_far * (1.0 + c) + over * between + spread_far - spread_near
     second = (
-        cdf_l * (v - m * m - 2.0 * m - 1.0)
-        + cdf_u * (v - m * m + 2.0 * m - 1.0)
-        + sigma * (pdf_u * (m - 1.0) - pdf_l * (m + 1.0))
+        beyond_near * (1.0 - c) ** 2
+        + beyond_far * (1.0 + c) ** 2
+        + between * (over * over + v)
+        + spread_far * (2.0 * over - 1.0 - size)
+        - spread_near * (2.0 * over + 1.0 - size)
     )
-    var = second - mu * mu + 2.0 * mu * m + m * m - v + 2.0
-    return Moments(mu, var, cdf_u + cdf_l - 1.0)
+    return Moments(torch.sign(m) * (c + shift), second - shift * shift, between)
 
 
 # ---- smooth, first order ---------------------------------------------------------------------------------------------

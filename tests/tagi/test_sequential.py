@@ -275,6 +275,15 @@ def test_smoother_uses_the_future() -> None:
     assert len(net.get_lstm_states(time_step=3)) == 2
     with pytest.raises(GridwiseError, match="no SLSTM layer with steps"):
         net.smoother()
+    for after in (nn.Linear(8, 1), nn.Tanh()):  # else the result would be that of the layers before it
+        with pytest.raises(GridwiseError, match="stands after the last SLSTM"):
+            nn.Sequential(nn.SLSTM(1, 8), after, nn.SLinear(8, 1)).smoother()
+
+
+def test_the_originals_smoother_has_states_for_one_sample_only() -> None:
+    net = nn.Sequential(nn.SLSTM(1, 2), nn.SLinear(2, 1), compat="cutagi")
+    train(net, torch.ones(3, 1), np.zeros(3))
+    assert all(torch.isfinite(p).all() for p in net.parameters())
 
 
 def test_errors_teach() -> None:

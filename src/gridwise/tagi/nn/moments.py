@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .jumps import is_positive
+
 TINY = 1e-6  # the least mean or variance of a mixture activation
 _SMALLEST = 1e-30  # stands in for a zero variance where one divides by it
 
@@ -40,13 +42,13 @@ def _pdf(x: Tensor) -> Tensor:
 # ---- piecewise linear ------------------------------------------------------------------------------------------------
 def relu(m: Tensor, v: Tensor) -> Moments:
     """max(z, 0), linearised at m."""
-    on = (m > 0).to(m.dtype)
+    on = is_positive(m).to(m.dtype)
     return Moments(torch.relu(m), v * on, on)
 
 
 def leaky_relu(m: Tensor, v: Tensor, alpha: float) -> Moments:
     """z, or alpha z for negative z, linearised at m."""
-    slope = torch.where(m > 0, 1.0, alpha).to(m.dtype)
+    slope = torch.where(is_positive(m), 1.0, alpha).to(m.dtype)
     return Moments(m * slope, v * slope * slope, slope)
 
 

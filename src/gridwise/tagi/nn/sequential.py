@@ -150,7 +150,15 @@ class Sequential(LayerBlock):
     def smoother(self) -> tuple[np.ndarray, np.ndarray]:
         """Smooth the hidden states of all SLSTM layers over the steps since the last reset; outputs by time step."""
         hidden: list[Gaussian] = []
-        for layer in self.leaves():
+        leaves = list(self.leaves())
+        last = max((i for i, layer in enumerate(leaves) if isinstance(layer, SLSTM)), default=len(leaves))
+        for layer in leaves[last + 1 :]:
+            if not isinstance(layer, SLinear):
+                raise GridwiseError(
+                    f"smoother: {layer.get_layer_info()} stands after the last SLSTM, and smoothed states cannot go through "
+                    "it.\n  fix: SLinear layers only."
+                )
+        for layer in leaves:
             if isinstance(layer, SLSTM):
                 hidden = layer.smoother()
             elif isinstance(layer, SLinear) and hidden:

@@ -112,6 +112,14 @@ def test_a_prediction_depends_on_its_row_alone() -> None:
     assert model._regressor.net.layers[0].states is None
 
 
+def test_indices_are_not_standardised() -> None:
+    index, net = np.arange(8).reshape(4, 2), nn.Sequential(nn.Embedding(8, 2, 2), nn.Linear(4, 1))
+    model = tagi.Regressor(net).fit(index, 100.0 + np.arange(4), progress=False)
+    assert float(model.scale_x.std) == 1.0
+    assert float(model.scale_y.mean) == 101.5
+    assert np.abs(model.predict(index).mean - 101.5).max() < 10
+
+
 def test_a_forecaster_keeps_its_scale() -> None:
     model = tagi.Forecaster(nn.Sequential(nn.Linear(2, 1)), window=2)
     model.fit(np.arange(9.0), epochs=0, progress=False).fit(100 * np.arange(9.0), progress=False)

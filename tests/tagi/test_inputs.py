@@ -69,6 +69,25 @@ def test_rows_of_another_size_are_not_regrouped() -> None:
                 net(x)
 
 
+def test_indices_are_whole_numbers_that_the_type_has() -> None:
+    net = nn.Sequential(nn.Embedding(300, 2))
+    assert net(torch.tensor([[257, 299]]))[0].shape == (1, 2, 2)
+    with pytest.raises(PartitionError, match=r"1\.5 came in for an index"):
+        net(torch.tensor([[0.0, 1.5]]))
+    with pytest.raises(PartitionError, match="up to 256 only"):
+        net.bfloat16()(torch.tensor([[257]]))
+
+
+def test_arrays_come_back_from_a_network_in_bfloat16() -> None:
+    mu, var = nn.Sequential(nn.Linear(3, 2)).bfloat16()(np.ones((4, 3)))
+    assert mu.dtype == var.dtype == np.float32
+
+
+def test_buffers_have_as_many_values_for_each_sample() -> None:
+    with pytest.raises(PartitionError, match="block_size"):
+        nn.BaseDeltaStates(7, 2)
+
+
 def test_tokens_stay_tokens_in_the_first_layer() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.Linear(4, 1))
     assert net(torch.zeros(2, 5, 3))[0].shape == (2, 5, 1)

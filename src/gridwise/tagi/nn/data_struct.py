@@ -47,6 +47,10 @@ class _States(Generic[Value]):
 
     def set_size(self, size: int, block_size: int) -> str:
         """Make room for `size` values in `block_size` samples, with nothing known of them."""
+        if size % block_size if block_size else size:
+            raise PartitionError(
+                f"{self.get_name()}: `size` (={size}) is no whole number of values for each of `block_size` (={block_size})."
+            )
         self._value = self._unknown((block_size, size // block_size) if block_size else (0, 0))
         return self.get_name()
 

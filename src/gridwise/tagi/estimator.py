@@ -147,9 +147,20 @@ class Estimator:
                     empty = torch.zeros(0, *shape, device=self._device())
                     self._learn(empty, torch.zeros(0, columns, device=self._device()), sigma)
                 self.net.reset_lstm_states()
+                self._check_parameters()
                 self.history.append({"sigma_v": sigma, "error": self._mean_error(errors)})
                 bar.update(task, advance=1, note=f"error {self.history[-1]['error']:.4g}")
         return self
+
+    def _check_parameters(self) -> None:
+        """Raise if an epoch has ruined the network: the same on all workers, which have the same parameters."""
+        for layer in self.net.parametric_layers():
+            if not all(bool(torch.isfinite(p).all()) for p in layer.parameters()):
+                raise GridwiseError(
+                    f"{type(self).__name__}.fit: the parameters of {layer.get_layer_info()} are NaN or infinite after epoch "
+                    f"{len(self.history)}, and so is every prediction.\n"
+                    "  fix: a fresh network; inputs of moderate size (x - x.mean(0)) / x.std(0), a larger sigma_v, or float64."
+                )
 
     def _sigma(self, epoch: int) -> float:
         sigma = float(self.sigma_v(epoch) if callable(self.sigma_v) else self.sigma_v)

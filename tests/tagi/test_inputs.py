@@ -69,6 +69,15 @@ def test_rows_of_another_size_are_not_regrouped() -> None:
                 net(x)
 
 
+def test_variances_have_the_rows_of_their_means() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 2)), torch.zeros(2, 3)
+    for flat in (torch.ones(2, 3), torch.ones(6)):
+        assert net(x, flat)[1].shape == (2, 2)
+    for wrong in (torch.ones(3, 2), torch.ones(()), torch.ones(2, 2)):
+        with pytest.raises(PartitionError, match="6 means of 2 samples"):
+            net(x, wrong)
+
+
 def test_indices_are_whole_numbers_that_the_type_has() -> None:
     net = nn.Sequential(nn.Embedding(300, 2))
     assert net(torch.tensor([[257, 299]]))[0].shape == (1, 2, 2)

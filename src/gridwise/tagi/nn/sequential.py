@@ -121,8 +121,10 @@ class Sequential(LayerBlock):
         if var_x is None:
             return Gaussian(mu)
         var = as_tensor(var_x, like)
-        if var.numel() != mu.numel():
-            raise PartitionError(f"Sequential: {mu.numel()} means came in with {var.numel()} variances.")
+        if var.numel() != mu.numel() or (var.ndim > 1 and var.shape[0] != mu.shape[0]):
+            raise PartitionError(
+                f"Sequential: {mu.numel()} means of {mu.shape[0]} samples came in with variances of shape {tuple(var.shape)}."
+            )
         return Gaussian(mu, var.reshape(mu.shape))
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -155,6 +156,17 @@ def test_loaders_that_cannot_be_used() -> None:
 
 
 # ---- series ---------------------------------------------------------------------------------------------------------
+def test_arrays_of_words_and_arrays_that_torch_does_not_take() -> None:
+    refused(classifier(), "`y` is no array of numbers", X, np.array(["cat", "dog"] * 6))
+    model, frozen = regressor(), X.copy()
+    frozen.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(model, frozen, Y)
+    reverse = fit(model, X[::-1], Y[::-1]).predict(X[::-1])
+    np.testing.assert_allclose(reverse.mean[::-1], model.predict(X).mean, rtol=1e-5)
+
+
 def test_series_with_gaps_or_columns() -> None:
     series = np.sin(np.arange(30.0))
     model = tagi.Forecaster(net(1, 4), window=4)

@@ -177,6 +177,77 @@ def test_a_tensor_that_is_there_twice_is_copied_once() -> None:
     assert torch.equal(t, torch.full((3,), 2.0))
 
 
+# ---- units that rounding puts on the other side of a jump ------------------------------------------------------------
+def _rounded_otherwise(values: list[torch.Tensor]) -> None:
+    """The candidate sees one input two units in the last place away: the first unit of the first sample crosses zero."""
+    values[0][0, 1] -= 4 * EPS
+
+
+def _lost_row(values: list[torch.Tensor], old: list[torch.Tensor]) -> None:
+    """A row of weights into another unit is not updated."""
+    where = next(i for i, v in enumerate(values) if v.shape == (32, 3))
+    values[where][5] = old[where][5]
+
+
+def _a_little_more(values: list[torch.Tensor], old: list[torch.Tensor]) -> None:
+    where = next(i for i, v in enumerate(values) if v.shape == (2, 32))
+    values[where] += 3e-3 * (values[where] - old[where])
+
+
+def _nothing(values: list[torch.Tensor], old: list[torch.Tensor]) -> None:
+    """No fault."""
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU])
+@pytest.mark.parametrize(("fault", "stands"), [(_nothing, True), (_lost_row, False), (_a_little_more, False)])
+def test_a_unit_that_rounding_flips_is_no_fault_and_hides_none(
+    fault: Fault, stands: bool, activation: type[nn.BaseLayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 32), activation(), nn.Linear(32, 2))
+    net.layers[0].mu_w[0] = torch.tensor([1.0, -1.0, 0.0])
+    net.layers[0].mu_b[0] = 0.0
+    x = torch.randn(64, 3)
+    x[0] = torch.tensor([1.0, 1.0 + EPS, 0.0])
+
+    def compiler(graph: Any, tensors: Any, options: Any) -> Callable[..., list[torch.Tensor]]:
+        def run(*values: torch.Tensor) -> list[torch.Tensor]:
+            old = [v.clone() for v in values]
+            _rounded_otherwise(list(values))
+            out = list(graph(*values))
+            values[0].copy_(old[0])
+            fault(list(values), old)
+            return out
+
+        return run
+
+    monkeypatch.setattr(torch._inductor, "compile", compiler)
+    step = nn.TrainStep(net, compile=True)
+    mu, _ = step(x, torch.randn(64, 2), 0.1)
+    assert mu.shape == (64, 2)
+    assert _used(step) == {"compiled" if stands else "compiled out of place"}  # which the fault does not reach
+
+
+def test_the_flipped_unit_would_not_agree_without_the_jumps() -> None:
+    want, old = torch.ones(100), torch.zeros(100)
+    got, slack = want.clone(), torch.zeros(100)
+    got[3] += 0.2
+    assert disagreement([got], [want], [old], EPS)
+    assert disagreement([got], [want], [old], EPS, [slack])
+    slack[3] = 0.15
+    assert not disagreement([got], [want], [old], EPS, [slack])
+    got[4] += 0.2
+    assert disagreement([got], [want], [old], EPS, [slack])
+
+
+def test_an_infinity_grants_nothing_to_the_others() -> None:
+    want = torch.ones(100)
+    want[7] = torch.inf
+    got = want.clone()
+    got[3] += 0.2
+    assert disagreement([got], [want], [], EPS)
+
+
 # ---- what agrees -----------------------------------------------------------------------------------------------------
 def test_rounding_agrees_and_a_lost_update_does_not() -> None:
     old = torch.randn(1000)

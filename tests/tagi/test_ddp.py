@@ -105,6 +105,8 @@ def test_outputs_are_those_of_the_large_batch_and_running_statistics_follow() ->
         for whole, part in zip(alone(x.reshape(-1, 1, 2, 3)), net(x[mine].reshape(-1, 1, 2, 3)), strict=True):
             torch.testing.assert_close(part, whole[mine], rtol=1e-10, atol=1e-10)
     assert_same_state(net.model, alone)
+    net(torch.zeros(0, 1, 2, 3))  # nobody has any
+    assert_same_state(net.model, alone)
     net.eval()
     alone.eval()
     if gridwise.world().rank == 0:  # evaluation is everyone's own business
@@ -219,6 +221,8 @@ def test_errors_are_everybodys() -> None:
             nn.DDPSequential(fnn(), config(backend="mpi" if P.transport.name == "gloo" else "gloo"))
         with pytest.raises(PartitionError, match="different networks"):
             nn.DDPSequential(cnn() if last else fnn(), config())
+        with pytest.raises(PartitionError, match="different networks"):  # with the same parameters
+            nn.DDPSequential(nn.Sequential(nn.Linear(6, 2), nn.LeakyReLU(0.2 if last else 0.1)), config())
     net = nn.DDPSequential(fnn(), config())
     with pytest.raises(GridwiseError, match="Linear"):
         net(torch.ones(2, 5 if last else 6))
@@ -262,7 +266,9 @@ def test_a_worker_without_rows_fits_with_the_others() -> None:
     def net(outputs: int) -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, outputs))
 
-    for model in (Regressor(net(1)), Classifier(net(1), 2), Classifier(net(2), 2, encoding="one-hot")):
+    sequences = nn.Sequential(nn.LSTM(1, 2, 6), nn.LSTM(2, 2, 6), nn.Linear(12, 2), nn.BatchNorm2d(2), nn.Linear(2, 1))
+    models = Regressor(net(1)), Regressor(sequences), Classifier(net(1), 2), Classifier(net(2), 2, encoding="one-hot")
+    for model in models:
         nn.DDPSequential(model.net, config(), average=False)
         model.fit(x[mine], label[mine], batch_size=4, epochs=2, progress=False)
         gridwise.nn.check_replicas(model.net)

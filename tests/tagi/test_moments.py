@@ -50,6 +50,24 @@ def test_exact_moments(name: str) -> None:
         torch.testing.assert_close(got, want, rtol=0.02, atol=4e-3)
 
 
+@pytest.mark.parametrize("name", ["mixture_relu", "mixture_tanh", "mixture_sigmoid"])
+def test_large_means_leave_small_variances_as_they_are(name: str) -> None:
+    """In float32 as in float64, and there as sums over a fine grid say."""
+    formula, f = EXACT[name]
+    means = torch.tensor([0.0, -0.6, 0.99, -3.0, 8.0, -30.0, 100.0, 1e4], dtype=torch.float64)
+    m, v = (t.flatten() for t in torch.meshgrid(means, torch.tensor([1e-4, 1e-2, 1.0, 50.0]).double(), indexing="ij"))
+    z = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
+    weight = torch.exp(-0.5 * z * z)
+    weight = weight / weight.sum()
+    a = f(m + v.sqrt() * z)
+    mean = (a * weight).sum(0)
+    var, jcb = ((a - mean) ** 2 * weight).sum(0), ((a - mean) * z * weight).sum(0) / v.sqrt()
+    for dtype, tolerance in ((torch.float64, 1e-5), (torch.float32, 2e-4)):
+        got = formula(m.to(dtype), v.to(dtype))
+        for mine, want in zip(got, (mean, var, jcb), strict=True):
+            torch.testing.assert_close(mine.double(), want, rtol=tolerance, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", FIRST_ORDER)
 def test_first_order_moments_are_right_for_small_variances(name: str) -> None:
     torch.manual_seed(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,43 @@ def test_loading_what_does_not_fit_is_refused() -> None:
         net.load_state_dict({"Linear.1": form["Linear.0"]})
     with pytest.raises(PartitionError, match=r"Linear\.0\.mu_w has 24 values here and 3"):
         net.load_state_dict(form | {"Linear.0": ([1.0] * 3, [1.0] * 3, [], [])})
+
+
+def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    """Also where the first layers fit, and the last does not."""
+    wider = nn.Sequential(nn.Linear(4, 6), nn.MixtureReLU(), nn.Linear(6, 2, bias=False))
+    net, prefix = small(), str(tmp_path / "net")
+    before = copy.deepcopy(net.state_dict())
+    wider.save(prefix)
+    wider.save_csv(prefix)
+    for load in (
+        lambda: net.load(prefix),
+        lambda: net.load_csv(prefix),
+        lambda: net.load_state_dict(wider.pytagi_state_dict()),
+    ):
+        with pytest.raises(PartitionError):
+            load()
+        assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    precise = nn.Sequential(nn.Linear(4, 6)).double()
+    precise.layers[0].mu_w.copy_(torch.randn(6, 4, dtype=torch.float64))
+    precise.save_csv(prefix)
+    other = copy.deepcopy(precise)
+    other.layers[0].init_weight_bias()
+    other.load_csv(prefix)
+    assert torch.equal(other.layers[0].mu_w, precise.layers[0].mu_w)
+
+
+def test_threads_get_their_own_outputs() -> None:
+    net, wrong = small().eval(), []
+    inputs = [np.full((3, 4), value, np.float32) for value in range(4)]
+    wanted = [net(x)[0] for x in inputs]
+
+    def ask(i: int) -> None:
+        wrong.extend(i for _ in range(100) if not np.allclose(net(inputs[i])[0], wanted[i], atol=1e-5))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+    assert not wrong
 
 
 def test_files_come_back(tmp_path: Path) -> None:
@@ -237,6 +275,15 @@ def test_smoother_uses_the_future() -> None:
     assert len(net.get_lstm_states(time_step=3)) == 2
     with pytest.raises(GridwiseError, match="no SLSTM layer with steps"):
         net.smoother()
+    for after in (nn.Linear(8, 1), nn.Tanh()):  # else the result would be that of the layers before it
+        with pytest.raises(GridwiseError, match="stands after the last SLSTM"):
+            nn.Sequential(nn.SLSTM(1, 8), after, nn.SLinear(8, 1)).smoother()
+
+
+def test_the_originals_smoother_has_states_for_one_sample_only() -> None:
+    net = nn.Sequential(nn.SLSTM(1, 2), nn.SLinear(2, 1), compat="cutagi")
+    train(net, torch.ones(3, 1), np.zeros(3))
+    assert all(torch.isfinite(p).all() for p in net.parameters())
 
 
 def test_errors_teach() -> None:

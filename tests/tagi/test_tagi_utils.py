@@ -87,6 +87,19 @@ def test_image_files(tmp_path: Path) -> None:
     np.testing.assert_allclose(images, raw[:, 1:] / 255, rtol=1e-6)
 
 
+def test_what_cannot_be_encoded_cut_or_read(tmp_path: Path) -> None:
+    utils = tagi.Utils()
+    with pytest.raises(PartitionError, match=r"1\.7 is no whole number"):
+        utils.label_to_obs(np.array([1.0, 1.7]), 10)
+    with pytest.raises(PartitionError, match="stride"):
+        utils.create_rolling_window(np.arange(9.0), np.array([0]), 3, 1, 1, 0)
+    (tmp_path / "none").write_bytes(b"")
+    (tmp_path / "part").write_bytes(struct.pack(">4I", 2051, 2, 3, 3) + bytes(17))
+    for name, told in (("none", "starts with 0"), ("part", "not complete")):
+        with pytest.raises(PartitionError, match=told):
+            utils.load_mnist_images(str(tmp_path / name), str(tmp_path / name), 1)
+
+
 def test_normalizer_goes_there_and_back() -> None:
     data = np.random.default_rng(0).standard_normal((20, 3)) * 4 + 1
     data[3, 1] = np.nan

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PartitionError
+from .nn.data_struct import of_array
 
 Batch = tuple[Tensor, Tensor]
 Shape = tuple[int, ...]
@@ -17,7 +18,10 @@ Shape = tuple[int, ...]
 
 def as_rows(value: Any, name: str, what: str) -> Tensor:
     """A tensor with rows, in the precision in which it came."""
-    out = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    try:
+        out = value if isinstance(value, Tensor) else of_array(value)
+    except (TypeError, ValueError) as error:  # words, dates, rows of unequal lengths
+        raise PartitionError(f"{what}: `{name}` is no array of numbers: {error}") from error
     if out.ndim == 0:
         raise PartitionError(f"{what}: `{name}` is one number.\n  fix: an array of rows.")
     return out

@@ -118,6 +118,7 @@ class Estimator:
         """Learn from arrays `x`, `y`, or from a DataLoader of pairs given as `x`; returns the estimator.
 
         The data are looked through once before the first epoch: what cannot be learnt is refused, and nothing changes.
+        Rows are independent of one another: recurrent layers start each of them from zero, whatever their `stateful`.
         """
         problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
         try:
@@ -138,13 +139,28 @@ class Estimator:
             task = bar.add_task("epoch", total=epochs, note="")
             for sigma in sigmas:
                 self.net.train()
-                errors = [self._learn(xs.reshape(len(xs), *shape), ys, sigma) for xs, ys in data.epoch()]
+                errors = []
+                for xs, ys in data.epoch():
+                    self.net.reset_lstm_states()
+                    errors.append(self._learn(xs.reshape(len(xs), *shape), ys, sigma))
                 for _ in range(batches - mine.batches):
                     empty = torch.zeros(0, *shape, device=self._device())
                     self._learn(empty, torch.zeros(0, columns, device=self._device()), sigma)
+                self.net.reset_lstm_states()
+                self._check_parameters()
                 self.history.append({"sigma_v": sigma, "error": self._mean_error(errors)})
                 bar.update(task, advance=1, note=f"error {self.history[-1]['error']:.4g}")
         return self
+
+    def _check_parameters(self) -> None:
+        """Raise if an epoch has ruined the network: the same on all workers, which have the same parameters."""
+        for layer in self.net.parametric_layers():
+            if not all(bool(torch.isfinite(p).all()) for p in layer.parameters()):
+                raise GridwiseError(
+                    f"{type(self).__name__}.fit: the parameters of {layer.get_layer_info()} are NaN or infinite after epoch "
+                    f"{len(self.history)}, and so is every prediction.\n"
+                    "  fix: a fresh network; inputs of moderate size (x - x.mean(0)) / x.std(0), a larger sigma_v, or float64."
+                )
 
     def _sigma(self, epoch: int) -> float:
         sigma = float(self.sigma_v(epoch) if callable(self.sigma_v) else self.sigma_v)
@@ -189,11 +205,10 @@ class Estimator:
         return shape
 
     def _outputs_of(self, shape: Shape) -> int:
-        """Outputs of the network for one row of `shape`: one sample is tried, on a copy that belongs to no team."""
+        """Outputs of the network for one row of `shape`: one sample is tried."""
         if self._shape is not None:
             return self._units
-        trial = copy.deepcopy(self.net, {id(p): p for p in self.net.parameters()}).eval()  # the parameters are shared
-        trial.reset_lstm_states()
+        trial = self._for_evaluation()
         given: Gaussian = trial._input(torch.zeros(1, *shape), None)
         if given.mu.shape[0] != 1:
             raise PartitionError(
@@ -263,19 +278,26 @@ class Estimator:
         check_finite(rows, what)
         return rows.reshape(len(rows), *shape)
 
+    def _for_evaluation(self) -> Sequential:
+        """The network in evaluation mode: a copy that shares its tensors and belongs to no team.
+
+        So several threads may predict at once, and a prediction leaves no trace in the network.
+        """
+        shared = {id(t): t for t in (*self.net.parameters(), *self.net.buffers())}
+        return copy.deepcopy(self.net, shared).eval()
+
     @torch.no_grad()
     def _outputs(self, mu: Tensor, batch_size: int, var: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the network's output for all rows, in evaluation mode."""
+        """Mean and variance of the network's output for all rows, each of which recurrent layers start from zero."""
         if batch_size < 1:
             raise PartitionError(f"predict: `batch_size` (={batch_size}) is less than one.")
-        was_training = self.net.training
-        self.net.eval()
+        net = self._for_evaluation()
         parts = [] if len(mu) else [(torch.zeros(0, self._units, device="cpu"),) * 2]
         for start in range(0, len(mu), batch_size):
             rows = slice(start, start + batch_size)
-            out = self.net(mu[rows].to(self._device()), None if var is None else var[rows])
+            net.reset_lstm_states()
+            out = net(mu[rows].to(self._device()), None if var is None else var[rows])
             parts.append(tuple(t.flatten(1).cpu() for t in out))
-        self.net.train(was_training)
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     # ---- state ------------------------------------------------------------------------------------------------------
@@ -317,7 +339,8 @@ def _features_of(net: Sequential, shape: Shape) -> int | None:
         is_sequence = len(shape) == 2 and shape[1] == first.input_size
         return None if is_sequence else first.seq_len * first.input_size
     if isinstance(first, Conv2d):
-        return first.input_size if len(shape) != 3 and first.input_size else None
+        flat = first.flat_shape()
+        return math.prod(flat) if len(shape) != 3 and flat is not None else None
     return first.input_size if isinstance(first, Linear) else None
 
 

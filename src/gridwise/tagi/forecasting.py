@@ -53,7 +53,7 @@ class Forecaster:
         except PartitionError as error:
             problem = str(error)
         self._regressor._agree("fit of a series", problem)
-        if not self.history:
+        if self._regressor._shape is None:
             self._scale = self._scale_of(values)
         try:
             self._regressor.fit(*self._windows(values), **options)
@@ -77,6 +77,8 @@ class Forecaster:
     def forecast(self, series: Any, steps: int) -> Prediction:
         """`steps` values after the end of the series; what is predicted goes in again with its variance."""
         values = _series(series, "forecast")
+        if steps < 0:
+            raise PartitionError(f"forecast: `steps` (={steps}) is less than zero.")
         if len(values) < self.window:
             raise PartitionError(f"forecast: {len(values)} values are fewer than `window` (={self.window}).")
         self._check(values[-self.window :], "forecast", len(values) - self.window)

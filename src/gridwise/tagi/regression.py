@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import PartitionError
 from .batches import Shape, as_columns
 from .estimator import Estimator, Noise, Prediction
-from .nn import EvenExp, Sequential
+from .nn import Embedding, EvenExp, Sequential
 from .scale import Moments, Scale
 
 
@@ -28,7 +28,8 @@ class Regressor(Estimator):
     heteroscedastic
         Whether the network predicts the variance of the noise as well.
     standardize
-        Whether inputs and observations are standardised by the training data, and predictions brought back.
+        Whether inputs and observations are standardised by the training data, and predictions brought back. Indices that
+        go into an `Embedding` stay as they are.
     compile
         See `TrainStep`.
     """
@@ -83,6 +84,8 @@ class Regressor(Estimator):
             of_x, of_y = self._moments
             self._moments = of_x.over(team, shape), of_y.over(team, (columns,))
         self.scale_x, self.scale_y = map(Scale.from_moments, self._moments)
+        if isinstance(next(iter(self.net.leaves())), Embedding):
+            self.scale_x = Scale.none()
 
     # ---- training and predictions -----------------------------------------------------------------------------------
     def _learn(self, x: Tensor, y: Tensor, sigma: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import math
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +93,8 @@ class Utils:
         stride: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Windows of a series: inputs (number, seq * features) and what follows, (number, out_seq * columns)."""
+        if stride < 1:
+            raise PartitionError(f"create_rolling_window: `stride` (={stride}) is less than one.")
         series = np.asarray(data, np.float32).reshape(-1, num_features)
         span = input_seq_len + output_seq_len
         if len(series) < span:
@@ -109,7 +111,10 @@ class Utils:
 
 
 def _checked_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    out = np.asarray(labels).reshape(-1).astype(np.int64)
+    given = np.asarray(labels).reshape(-1)
+    out = given.astype(np.int64)
+    if (out != given).any():
+        raise PartitionError(f"label {given[out != given][0]} is no whole number.")
     if out.size and not (0 <= out.min() <= out.max() < num_classes):
         raise PartitionError(
             f"labels from {out.min()} to {out.max()} came in, `num_classes` (={num_classes}).\n"
@@ -119,13 +124,15 @@ def _checked_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def _read_idx(filename: str, magic: int) -> np.ndarray:
-    data = Path(filename).read_bytes()
-    (found,) = struct.unpack_from(">I", data)
+    data, dims = Path(filename).read_bytes(), magic % 256
+    found = int.from_bytes(data[:4], "big")
     if found != magic:
         raise PartitionError(f"{filename}: starts with {found}, an idx file of this kind with {magic}.")
-    dims = magic % 256
-    shape = struct.unpack_from(f">{dims}I", data, 4)
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(shape)
+    sizes, values = data[4 : 4 + 4 * dims], np.frombuffer(data[4 + 4 * dims :], np.uint8)
+    shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, 4 * dims, 4)]
+    if len(sizes) < 4 * dims or values.size != math.prod(shape):
+        raise PartitionError(f"{filename}: {values.size} values for shape {shape}: the file is not complete.")
+    return values.reshape(shape)
 
 
 def exponential_scheduler(curr_v: float, min_v: float, decaying_factor: float, curr_iter: int) -> float:

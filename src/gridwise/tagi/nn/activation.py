@@ -20,6 +20,8 @@ from .moments import Moments
 class Activation(BaseLayer):
     """Base of the activations: subclasses give `moments(m, v)`."""
 
+    reusable = True
+
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         raise NotImplementedError
 

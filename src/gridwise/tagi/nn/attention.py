@@ -87,7 +87,7 @@ class MultiheadAttention(BaseLayer):
                 "MultiheadAttention: flat values came in, and `seq_len` was not given.\n"
                 "  fix: give it, or pass a tensor of shape (batch, token, unit)."
             )
-        return flat.reshape(-1, self.seq_len, self.embed_dim)
+        return self._samples(flat, self.seq_len * self.embed_dim).reshape(-1, self.seq_len, self.embed_dim)
 
     # ---- forward ----------------------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:
@@ -140,7 +140,9 @@ class MultiheadAttention(BaseLayer):
     def _adjoint(self, d: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, jcb: Tensor, power: int) -> Tensor:
         """Innovations of the linear map's output, with factors to the given power."""
         batch, tokens = a.shape[0], a.shape[-1]
-        d = d.reshape(batch, tokens, self.num_kv_heads, -1, self.head_dim).permute(0, 2, 3, 1, 4)
+        d = d.reshape(batch, tokens, self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim).permute(
+            0, 2, 3, 1, 4
+        )
         d_scores = (d @ v.mT) * jcb
         d_v = (a.mT @ d).sum(2, keepdim=True)
         d_q, d_k = d_scores @ k, (d_scores.mT @ q).sum(2, keepdim=True)

@@ -48,6 +48,8 @@ class BaseLayer(nn.Module):
     num_threads: int = 1
     compilable: bool = True
     """Whether a step is a function of the input, the parameters and what is `carried`."""
+    reusable: bool = False
+    """Whether one layer may stand in several places: it keeps nothing between forward and backward."""
 
     def __init__(self, input_size: int = 0, output_size: int = 0) -> None:
         super().__init__()
@@ -77,15 +79,24 @@ class BaseLayer(nn.Module):
 
     # ---- what a layer expects as input ------------------------------------------------------------------------------
     def as_input(self, flat: Tensor) -> Tensor:
-        """A flat array as (batch, *the shape that this layer expects*)."""
+        """A flat array, or one with a row for each sample, as (batch, *the shape that this layer expects*)."""
         if self.input_size <= 0:
             return flat if flat.ndim > 1 else flat.reshape(flat.shape[0], 1)
-        if flat.numel() % self.input_size:
+        return self._samples(flat, self.input_size)
+
+    def _samples(self, flat: Tensor, size: int) -> Tensor:
+        """(batch, size); raises for a flat array that is no whole number of samples, and for rows of another size."""
+        if flat.ndim < 2 and flat.numel() % size:
             raise PartitionError(
                 f"{self.get_layer_info()}: an input of {flat.numel()} values is not a whole number of samples of "
-                f"`input_size` (={self.input_size}).\n  fix: pass (batch, {self.input_size}) values."
+                f"{size} values.\n  fix: pass (batch, {size}) values."
             )
-        return flat.reshape(-1, self.input_size)
+        if flat.ndim >= 2 and flat.shape[1:].numel() != size:
+            raise PartitionError(
+                f"{self.get_layer_info()}: the input of shape {tuple(flat.shape)} has {flat.shape[1:].numel()} values a "
+                f"sample, {size} are needed.\n  fix: pass (batch, {size}) values, or flat ones."
+            )
+        return flat.reshape(-1, size)
 
     def children_layers(self) -> Iterator[BaseLayer]:
         """The layers inside this one, in order; empty for a layer that contains none."""

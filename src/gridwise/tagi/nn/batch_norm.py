@@ -11,7 +11,8 @@ Per channel, over the N = batch x space units of the batch, the mean and the var
     delta_in = (i W J) delta             s1 = sum(x delta)             the statistics count as constants
     Delta_in = (i W J)**2 Delta          s2 = sum(x**2 Delta)
 
-Running statistics keep `momentum` of their old value; the first batch replaces their initial 0 and 1 altogether.
+Running statistics keep `momentum` of their old value; the first batch replaces their initial 0 and 1 altogether, and an
+empty one changes nothing.
 Sums over the batch go through `all_sum`, which a distributed network replaces by a sum over its workers.
 """
 
@@ -100,13 +101,17 @@ class BatchNorm2d(ParametricLayer):
         total = x.mu.sum(dims)
         if self.all_sum is not None:
             gathered = self.all_sum(torch.cat((total, total.new_full((1,), count))))
-            mean, n = gathered[:-1] / gathered[-1], gathered[-1]
+            n = gathered[-1]
+            mean = gathered[:-1] / n.clamp_min(1.0)
             squares = self.all_sum(self._squares(x, mean, dims, dim))
             variance = squares / (n - 1).clamp_min(1.0)
-        else:
+            self._note(mean, variance, n > 0)
+        elif count:
             mean = total / count
             variance = self._squares(x, mean, dims, dim) / max(count - 1.0, 1.0)
-        self._note(mean, variance)
+            self._note(mean, variance)
+        else:
+            return self.running_mean, self.running_var
         return mean, variance
 
     def _squares(self, x: Gaussian, mean: Tensor, dims: list[int], dim: int) -> Tensor:
@@ -114,11 +119,14 @@ class BatchNorm2d(ParametricLayer):
         squares = (x.mu - mean.view(shape)).square().sum(dims)
         return squares if x.var is None else squares + x.var.sum(dims)
 
-    def _note(self, mean: Tensor, variance: Tensor) -> None:
+    def _note(self, mean: Tensor, variance: Tensor, some: Tensor | None = None) -> None:
+        """Move the running statistics; `some` says whether any worker had samples."""
         keep: Tensor | float = self.momentum
         if self.compat != "cutagi":
             keep = (self.num_batches > 0) * self.momentum
-        self.num_batches += 1
+        if some is not None:
+            keep = torch.where(some, keep, 1.0)
+        self.num_batches += 1 if some is None else some
         for running, now in ((self.running_mean, mean), (self.running_var, variance)):
             running.copy_(running * keep + now * (1.0 - keep))
         if not is_traced():

@@ -160,6 +160,11 @@ class CompiledStep:
             raise UnsupportedError(
                 "TrainStep: a step that talks to other workers cannot be compiled.\n  fix: compile=False."
             )
+        if self.net.input_state_update:
+            raise UnsupportedError(
+                "TrainStep: a step that also updates its input (`input_state_update`) cannot be compiled.\n"
+                "  fix: compile=False."
+            )
         for layer in self._layers:
             if not layer.compilable or vars(layer).get("on_sums") is not None:
                 raise UnsupportedError(

@@ -13,6 +13,7 @@ Both adjoints of one line are one call of torch's `convolution_backward`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -110,13 +111,18 @@ class Conv2d(Windowed, ParametricLayer):
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 4:
             return flat
-        if not (self.in_width and self.in_height):
+        shape = self.flat_shape()
+        if shape is None:
             raise PartitionError(
                 f"{self.get_layer_info()}: flat values came in, and `in_width`, `in_height` were not given.\n"
                 "  fix: give both to the layer, or pass a tensor of shape (batch, channel, height, width)."
             )
-        rows = super().as_input(flat)
-        return rows.reshape(-1, self.in_channels, self.in_height, self.in_width)
+        return self._samples(flat, math.prod(shape)).reshape(-1, *shape)
+
+    def flat_shape(self) -> tuple[int, int, int] | None:
+        """(channels, height, width) of values that come in flat: as declared, else as the last images; None if unknown."""
+        height, width = self.declared_hw if all(self.declared_hw) else (self.in_height, self.in_width)
+        return (self.in_channels, height, width) if height and width else None
 
     def _initial(self) -> dict[str, nn.Parameter]:
         area = self.kernel_size[0] * self.kernel_size[1]

@@ -18,13 +18,20 @@ from .gaussian import Gaussian, Innovation
 Value = TypeVar("Value", Gaussian, Innovation)
 
 
+def of_array(value: Any) -> Tensor:
+    """A tensor of anything that NumPy takes, also of what torch does not: reversed, read-only, in the other byte order."""
+    array = np.asarray(value)
+    if not (array.flags.writeable and array.dtype.isnative and all(stride >= 0 for stride in array.strides)):
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    return torch.as_tensor(array)
+
+
 def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
     """A tensor from a tensor, an array or a list, with the device and the floating-point type of `like`."""
     if not isinstance(value, Tensor):
-        if isinstance(value, np.ndarray) and not value.flags.writeable:
-            value = value.copy()
         exact = isinstance(value, float) and like is not None  # a Python number would lose digits on its way to `like`
-        value = torch.as_tensor(value, dtype=torch.float64 if exact else None)
+        is_array = hasattr(value, "__array__")
+        value = of_array(value) if is_array else torch.as_tensor(value, dtype=torch.float64 if exact else None)
     if like is None:
         return value if value.is_floating_point() else value.to(torch.get_default_dtype())
     return value.to(device=like.device, dtype=like.dtype)
@@ -40,6 +47,10 @@ class _States(Generic[Value]):
 
     def set_size(self, size: int, block_size: int) -> str:
         """Make room for `size` values in `block_size` samples, with nothing known of them."""
+        if size % block_size if block_size else size:
+            raise PartitionError(
+                f"{self.get_name()}: `size` (={size}) is no whole number of values for each of `block_size` (={block_size})."
+            )
         self._value = self._unknown((block_size, size // block_size) if block_size else (0, 0))
         return self.get_name()
 
@@ -68,7 +79,7 @@ class _States(Generic[Value]):
 
 
 def _rows(t: Tensor) -> Tensor:
-    return t.reshape(t.shape[0], -1)
+    return t.reshape(t.shape[0], t.shape[1:].numel())
 
 
 class BaseHiddenStates(_States[Gaussian]):

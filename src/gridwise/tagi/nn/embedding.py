@@ -58,16 +58,28 @@ class Embedding(ParametricLayer):
 
     def forward(self, x: Gaussian) -> Gaussian:
         index = x.mu.round().long()
-        if not is_traced() and not index.is_cuda and index.numel():
-            low, high = int(index.min()), int(index.max())
-            if low < min(0, self.padding_idx) or high >= self.num_embeddings:
-                raise PartitionError(
-                    f"Embedding: indices from {low} to {high} came in, `num_embeddings` (={self.num_embeddings})."
-                )
+        self._check(x.mu, index)
         real = (index != self.padding_idx)[..., None]
         row = index.clamp_min(0)
         self._keep(row, real)
         return Gaussian(self.mu_w[row] * real, self.var_w[row] * real)
+
+    def _check(self, given: Tensor, index: Tensor) -> None:
+        exact = round(2 / torch.finfo(given.dtype).eps)
+        if self.num_embeddings - 1 > exact:
+            raise PartitionError(
+                f"Embedding: `num_embeddings` (={self.num_embeddings}), and indices come in as {given.dtype}, which has all "
+                f"whole numbers up to {exact} only.\n  fix: a network in a wider type (net.double(), say)."
+            )
+        if is_traced() or index.is_cuda or not index.numel():
+            return
+        low, high = int(index.min()), int(index.max())
+        if low < min(0, self.padding_idx) or high >= self.num_embeddings:
+            raise PartitionError(
+                f"Embedding: indices from {low} to {high} came in, `num_embeddings` (={self.num_embeddings})."
+            )
+        if bool((given != index).any()):
+            raise PartitionError(f"Embedding: {float(given[given != index][0])} came in for an index.")
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
         row, real = self._recall()

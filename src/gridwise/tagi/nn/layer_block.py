@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
+from ...errors import PartitionError
 from .base_layer import BaseLayer
 from .gaussian import Gaussian, Innovation
 
@@ -29,6 +30,12 @@ class LayerBlock(BaseLayer):
 
     def _register(self, layers: Sequence[BaseLayer]) -> None:
         for position, layer in enumerate(layers):
+            first = next(i for i, other in enumerate(layers) if other is layer)
+            if first < position and not layer.reusable:
+                raise PartitionError(
+                    f"{type(self).__name__}: layer {position}, {layer.get_layer_info()}, is layer {first} again.\n"
+                    "  fix: a layer of its own for each place; only activations may stand in several."
+                )
             name = layer.get_layer_name()
             if name not in self._modules:
                 self.add_module(name, nn.ModuleDict())

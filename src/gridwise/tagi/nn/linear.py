@@ -58,6 +58,9 @@ class Linear(ParametricLayer):
             out["mu_b"], out["var_b"] = gaussian_pair((self.output_size,), scale, self.gain_bias)
         return out
 
+    def as_input(self, flat: Tensor) -> Tensor:
+        return flat if flat.ndim == 3 and flat.shape[-1] == self.input_size else super().as_input(flat)
+
     def _lead(self, shape: torch.Size) -> tuple[int, ...]:
         """The dims of the input that are not units: (batch,) or (batch, token)."""
         if shape[-1] == self.input_size and len(shape) != 4:

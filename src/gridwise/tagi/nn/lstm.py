@@ -95,6 +95,8 @@ class LSTM(ParametricLayer):
         *,
         stateful: bool | None = None,
     ) -> None:
+        if seq_len < 1:
+            raise PartitionError(f"{type(self).__name__}: `seq_len` (={seq_len}) is less than one.")
         super().__init__(input_size, output_size, bias)
         self.seq_len = seq_len
         self.stateful = seq_len == 1 if stateful is None else stateful
@@ -116,13 +118,7 @@ class LSTM(ParametricLayer):
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 3 and flat.shape[-1] == self.input_size:
             return flat
-        sample = self.seq_len * self.input_size
-        if flat.numel() % sample:
-            raise PartitionError(
-                f"{self.get_layer_info()}: {flat.numel()} values are not a whole number of sequences of "
-                f"`seq_len` (={self.seq_len}) steps of `input_size` (={self.input_size})."
-            )
-        return flat.reshape(-1, self.seq_len, self.input_size)
+        return self._samples(flat, self.seq_len * self.input_size).reshape(-1, self.seq_len, self.input_size)
 
     # ---- forward ----------------------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:
@@ -172,8 +168,8 @@ class LSTM(ParametricLayer):
             return None
         rows = x.mu.shape[0] * x.mu.shape[1]
         back = Innovation(
-            product(gates.reshape(rows, -1), weights.mu_x.t()),
-            product(mixed.reshape(rows, -1), weights.products_x.t()),
+            product(gates.reshape(rows, 4 * self.output_size), weights.mu_x.t()),
+            product(mixed.reshape(rows, 10 * self.output_size), weights.products_x.t()),
         ).reshape(*x.mu.shape)
         return back.through(None if self.compat == "cutagi" else x.jcb).reshape(*shape)
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .jumps import is_positive
+
 TINY = 1e-6  # the least mean or variance of a mixture activation
 _SMALLEST = 1e-30  # stands in for a zero variance where one divides by it
 
@@ -40,24 +42,24 @@ def _pdf(x: Tensor) -> Tensor:
 # ---- piecewise linear ------------------------------------------------------------------------------------------------
 def relu(m: Tensor, v: Tensor) -> Moments:
     """max(z, 0), linearised at m."""
-    on = (m > 0).to(m.dtype)
+    on = is_positive(m).to(m.dtype)
     return Moments(torch.relu(m), v * on, on)
 
 
 def leaky_relu(m: Tensor, v: Tensor, alpha: float) -> Moments:
     """z, or alpha z for negative z, linearised at m."""
-    slope = torch.where(m > 0, 1.0, alpha).to(m.dtype)
+    slope = torch.where(is_positive(m), 1.0, alpha).to(m.dtype)
     return Moments(m * slope, v * slope * slope, slope)
 
 
 def mixture_relu(m: Tensor, v: Tensor) -> Moments:
-    """The exact moments of max(z, 0)."""
+    """The exact moments of max(z, 0): Var = v Phi - E[max(z, 0)] E[max(-z, 0)], without the square of a large mean."""
     sigma = v.clamp_min(_SMALLEST).sqrt()
     alpha = m / sigma
     cdf = _cdf(alpha)
     spread = sigma * _pdf(alpha)
     mu = m * cdf + spread
-    var = mu * (2.0 * m - mu) - m * spread + (v - m * m) * cdf
+    var = v * cdf - mu * (spread - m * _cdf(-alpha))
     return Moments(mu.clamp_min(TINY), var.clamp_min(TINY), cdf)
 
 
@@ -74,17 +76,25 @@ def mixture_sigmoid(m: Tensor, v: Tensor) -> Moments:
 
 
 def _clipped(m: Tensor, v: Tensor) -> Moments:
-    sigma = v.clamp_min(_SMALLEST).sqrt()
-    low, up = (1.0 + m) / sigma, (1.0 - m) / sigma
-    cdf_l, cdf_u, pdf_l, pdf_u = _cdf(low), _cdf(up), _pdf(low), _pdf(up)
-    mu = (m + 1.0) * cdf_l + (m - 1.0) * cdf_u + sigma * (pdf_l - pdf_u) - m
+    """z clipped to [-1, 1]: moments around the clipped mean c, for a mean that is not negative, and mirrored for one that is.
+
+    Parts of the distribution lie beyond the near end 1, beyond the far end -1, and between them.
+    """
+    sigma, size = v.clamp_min(_SMALLEST).sqrt(), m.abs()
+    near, far = (1.0 - size) / sigma, (1.0 + size) / sigma
+    beyond_near, beyond_far, between = _cdf(-near), _cdf(-far), _cdf(near) - _cdf(-far)
+    spread_near, spread_far = sigma * _pdf(near), sigma * _pdf(far)
+    c = size.clamp_max(1.0)
+    over = size - c
+    shift = beyond_near * (1.0 - c) - beyond_far * (1.0 + c) + over * between + spread_far - spread_near
     second = (
-        cdf_l * (v - m * m - 2.0 * m - 1.0)
-        + cdf_u * (v - m * m + 2.0 * m - 1.0)
-        + sigma * (pdf_u * (m - 1.0) - pdf_l * (m + 1.0))
+        beyond_near * (1.0 - c) ** 2
+        + beyond_far * (1.0 + c) ** 2
+        + between * (over * over + v)
+        + spread_far * (2.0 * over - 1.0 - size)
+        - spread_near * (2.0 * over + 1.0 - size)
     )
-    var = second - mu * mu + 2.0 * mu * m + m * m - v + 2.0
-    return Moments(mu, var, cdf_u + cdf_l - 1.0)
+    return Moments(torch.sign(m) * (c + shift), second - shift * shift, between)
 
 
 # ---- smooth, first order ---------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from .gaussian import Gaussian, Innovation
 
 def observe(out: Gaussian, y: Tensor, noise: Tensor) -> Innovation:
     """Innovations of all output units, each observed once."""
-    y, noise = y.reshape(out.mu.shape), noise.reshape(out.mu.shape) if noise.numel() == out.mu.numel() else noise
+    y, noise = _shaped(out, out.mu.shape, y, noise)
     return Innovation(*_gaussian_update(out.mu, out.variance(), out.jcb, y, noise))
 
 
@@ -37,8 +37,10 @@ def observe_at(out: Gaussian, y: Tensor, noise: Tensor, index: Tensor) -> Innova
     """Innovations where only the units `index` (counted from 1, a row for each sample) are observed."""
     batch = out.mu.shape[0]
     rows = out.reshape(batch, out.mu.shape[1:].numel())
+    if index.numel() % batch if batch else index.numel():
+        raise PartitionError(f"{index.numel()} indices came in for {batch} samples.\n  fix: as many for each sample.")
     at = index.reshape(batch, index.numel() // max(batch, 1)) - 1
-    y, noise = y.reshape(at.shape), noise.reshape(at.shape) if noise.numel() == at.numel() else noise
+    y, noise = _shaped(out, at.shape, y, noise)
     jcb = None if rows.jcb is None else rows.jcb.gather(1, at)
     delta, delta_var = _gaussian_update(rows.mu.gather(1, at), rows.variance().gather(1, at), jcb, y, noise)
     zeros = torch.zeros_like(rows.mu)
@@ -50,7 +52,12 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
     mu, var, jcb = out.mu, out.variance(), out.jacobian()
     m0, v0, j0 = mu[..., 0::2], var[..., 0::2], jcb[..., 0::2]
     a, q, j1 = mu[..., 1::2], var[..., 1::2], jcb[..., 1::2]
-    y = y.reshape(m0.shape)
+    if m0.shape != a.shape:
+        raise PartitionError(
+            f"the output of shape {tuple(mu.shape)} has an odd number of units.\n"
+            "  fix: two for each observed quantity, its mean and the variance of its noise."
+        )
+    y, _ = _shaped(out, m0.shape, y, y.new_zeros(()))
     total = v0 + a
     mean = a / total * (y - m0)
     variance = a - a * a / total
@@ -65,6 +72,17 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
     seen = torch.isfinite(y)
     pairs = (torch.stack((_where_finite(e, seen), _where_finite(o, seen)), -1) for e, o in zip(even, odd, strict=True))
     return Innovation(*(p.reshape(mu.shape) for p in pairs))
+
+
+def _shaped(out: Gaussian, shape: torch.Size, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Observations in the shape of what is observed, and their noise: one number, or one for each."""
+    wanted = shape.numel()
+    if y.numel() != wanted or noise.numel() not in (1, wanted):
+        raise PartitionError(
+            f"{y.numel()} observations with {noise.numel()} variances came in, {wanted} are needed for outputs of shape "
+            f"{tuple(out.mu.shape)}."
+        )
+    return y.reshape(shape), noise.reshape(shape if noise.numel() == wanted else ())
 
 
 def _gaussian_update(m: Tensor, v: Tensor, jcb: Tensor | None, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,8 +112,7 @@ class OutputUpdater:
     def update(self, output_states: BaseHiddenStates, mu_obs: Any, var_obs: Any, delta_states: BaseDeltaStates) -> None:
         """Every output unit is observed as `mu_obs`, with noise variance `var_obs`; NaN where nothing is known."""
         out = output_states.gaussian
-        y, noise = self._observations(out, mu_obs, var_obs, out.mu.numel())
-        delta_states.innovation = observe(out, y, noise)
+        delta_states.innovation = observe(out, as_tensor(mu_obs, out.mu), as_tensor(var_obs, out.mu))
 
     @torch.no_grad()
     def update_using_indices(
@@ -109,27 +126,16 @@ class OutputUpdater:
         """Only the units `selected_idx` of each sample, counted from 1, are observed."""
         out = output_states.gaussian
         index = torch.as_tensor(selected_idx).to(out.mu.device, torch.long)
-        batch, units = out.mu.shape[0], out.mu[0].numel()
-        if index.numel() % batch or (index.numel() and not (1 <= int(index.min()) <= int(index.max()) <= units)):
+        batch, units = out.mu.shape[0], out.mu.shape[1:].numel()
+        if index.numel() and not (1 <= int(index.min()) <= int(index.max()) <= units):
             raise PartitionError(
                 f"update_using_indices: {index.numel()} indices for {batch} samples of {units} units.\n"
                 f"  fix: as many for each sample, each from 1 to {units}."
             )
-        y, noise = self._observations(out, mu_obs, var_obs, index.numel())
-        delta_states.innovation = observe_at(out, y, noise, index)
+        delta_states.innovation = observe_at(out, as_tensor(mu_obs, out.mu), as_tensor(var_obs, out.mu), index)
 
     @torch.no_grad()
     def update_heteros(self, output_states: BaseHiddenStates, mu_obs: Any, delta_states: BaseDeltaStates) -> None:
         """Outputs are a mean and a noise variance in turn; `mu_obs` observes the means."""
         out = output_states.gaussian
-        y, _ = self._observations(out, mu_obs, 0.0, out.mu.numel() // 2)
-        delta_states.innovation = observe_heteros(out, y)
-
-    def _observations(self, out: Gaussian, mu_obs: Any, var_obs: Any, wanted: int) -> tuple[Tensor, Tensor]:
-        y, noise = as_tensor(mu_obs, out.mu), as_tensor(var_obs, out.mu)
-        if y.numel() != wanted or noise.numel() not in (1, wanted):
-            raise PartitionError(
-                f"OutputUpdater: {y.numel()} observations with {noise.numel()} variances came in, {wanted} are needed "
-                f"for outputs of shape {tuple(out.mu.shape)}."
-            )
-        return y, noise
+        delta_states.innovation = observe_heteros(out, as_tensor(mu_obs, out.mu))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .conv2d import Size2, pair
 from .gaussian import Gaussian, Innovation
+from .jumps import ranked
 from .tracing import is_traced
 from .windowed import Windowed
 
@@ -59,7 +60,7 @@ class Pool2d(Windowed):
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 4 or not self.input_size:
             return flat
-        return super().as_input(flat).reshape(-1, self.in_channels, self.in_height, self.in_width)
+        return self._samples(flat, self.input_size).reshape(-1, self.in_channels, self.in_height, self.in_width)
 
     def _note_sizes(self, x: Tensor, y: Tensor) -> None:
         if not is_traced() and self.halo is None:
@@ -136,7 +137,7 @@ class MaxPool2d(Pool2d):
     def forward(self, x: Gaussian) -> Gaussian:
         seen = self._seen(x)
         if seen.mu.numel():
-            mu, index = F.max_pool2d(seen.mu, self.kernel_size, self.stride, return_indices=True)
+            mu, index = F.max_pool2d(ranked(seen.mu), self.kernel_size, self.stride, return_indices=True)
         else:
             mu = seen.mu.new_zeros(*seen.mu.shape[:2], *self._output_hw(seen.mu.shape))
             index = mu.long()

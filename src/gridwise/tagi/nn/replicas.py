@@ -41,6 +41,16 @@ SETTINGS = (
     "eps",
     "cap",
     "compat",
+    "compute_dtype",
+    "alpha",
+    "normalized_shape",
+    "padding_idx",
+    "stateful",
+    "num_heads",
+    "num_kv_heads",
+    "use_rope",
+    "rope_theta",
+    "causal",
 )
 """What makes layers with the same parameters compute something else."""
 

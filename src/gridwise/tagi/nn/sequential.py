@@ -75,7 +75,9 @@ class Sequential(LayerBlock):
             layer.compute_dtype = dtype
 
     def set_cap(self, cap: float | str | None) -> None:
-        """The cap of the parameters' steps: 'batch' (by the batch size), a factor, or None for no cap."""
+        """The cap of the parameters' steps: 'batch' (by the batch size), a factor above zero, or None for no cap."""
+        if cap not in (None, "batch") and not (isinstance(cap, int | float) and cap > 0):
+            raise PartitionError(f"Sequential: `cap` (={cap!r}) is 'batch', a number above zero, or None.")
         for layer in self.parametric_layers():
             layer.cap = cap
 
@@ -104,9 +106,7 @@ class Sequential(LayerBlock):
         if isinstance(mu_x, Gaussian):
             return super().forward(mu_x)
         out = self.infer(self._input(mu_x, var_x))
-        if isinstance(mu_x, Tensor):
-            return out.mu, out.variance()
-        return self.get_outputs()
+        return (out.mu, out.variance()) if isinstance(mu_x, Tensor) else _flat(out)
 
     def infer(self, x: Gaussian) -> Gaussian:
         """The moments of the output, kept for the updater; `x` is on the network's device already."""
@@ -121,8 +121,10 @@ class Sequential(LayerBlock):
         if var_x is None:
             return Gaussian(mu)
         var = as_tensor(var_x, like)
-        if var.numel() != mu.numel():
-            raise PartitionError(f"Sequential: {mu.numel()} means came in with {var.numel()} variances.")
+        if var.numel() != mu.numel() or (var.ndim > 1 and var.shape[0] != mu.shape[0]):
+            raise PartitionError(
+                f"Sequential: {mu.numel()} means of {mu.shape[0]} samples came in with variances of shape {tuple(var.shape)}."
+            )
         return Gaussian(mu, var.reshape(mu.shape))
 
     @torch.no_grad()
@@ -150,7 +152,15 @@ class Sequential(LayerBlock):
     def smoother(self) -> tuple[np.ndarray, np.ndarray]:
         """Smooth the hidden states of all SLSTM layers over the steps since the last reset; outputs by time step."""
         hidden: list[Gaussian] = []
-        for layer in self.leaves():
+        leaves = list(self.leaves())
+        last = max((i for i, layer in enumerate(leaves) if isinstance(layer, SLSTM)), default=len(leaves))
+        for layer in leaves[last + 1 :]:
+            if not isinstance(layer, SLinear):
+                raise GridwiseError(
+                    f"smoother: {layer.get_layer_info()} stands after the last SLSTM, and smoothed states cannot go through "
+                    "it.\n  fix: SLinear layers only."
+                )
+        for layer in leaves:
             if isinstance(layer, SLSTM):
                 hidden = layer.smoother()
             elif isinstance(layer, SLinear) and hidden:
@@ -256,6 +266,13 @@ class Sequential(LayerBlock):
         if not states.keys() <= layers.keys():
             raise PartitionError(f"set_lstm_states: layers {sorted(layers)} have states, not {sorted(states)}.")
         for i, values in states.items():
+            sizes, units = [as_tensor(v).numel() for v in values], layers[i].output_size
+            if len(sizes) != 4 or len(set(sizes)) > 1 or sizes[0] % units:
+                raise PartitionError(
+                    f"set_lstm_states: {sizes} values came in for layer {i}, {layers[i].get_layer_info()}.\n"
+                    f"  fix: (mu_h, var_h, mu_c, var_c), each with {units} values for every sample."
+                )
+        for i, values in states.items():
             rows = [as_tensor(v, layers[i].mu_w).reshape(-1, layers[i].output_size) for v in values]
             layers[i].states = LSTMStates(*rows)
 
@@ -340,4 +357,7 @@ class Sequential(LayerBlock):
 
 
 def _flat(value: Gaussian) -> tuple[np.ndarray, np.ndarray]:
-    return value.mu.reshape(-1).cpu().numpy(), value.variance().reshape(-1).cpu().numpy()
+    mu, var = (t.reshape(-1).cpu() for t in (value.mu, value.variance()))
+    if mu.dtype == torch.bfloat16:  # which NumPy does not have
+        mu, var = mu.float(), var.float()
+    return mu.numpy(), var.numpy()

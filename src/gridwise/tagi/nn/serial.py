@@ -6,6 +6,8 @@ block is `BatchNorm2d.main.3.1` (`BatchNorm2d.main.3` where the branch is that s
 
 The binary file has, for every layer that is not an activation: the length of its description (8 bytes, little-endian),
 the description, then mu_w, var_w, mu_b, var_b and, for BatchNorm2d, the running mean and variance, all float32.
+
+What does not fit is refused before anything is changed.
 """
 
 from __future__ import annotations
@@ -79,44 +81,55 @@ def from_pytagi(layers: list[BaseLayer], state: Mapping[str, Any]) -> None:
             f"load_state_dict: the names of the layers differ.\n  only here: {sorted(mine.keys() - state.keys())}\n"
             f"  only in the state: {sorted(state.keys() - mine.keys())}"
         )
+    found = []
     for name, layer in mine.items():
-        for field, target, values in zip(_FIELDS, fields(layer), state[name], strict=True):
-            _fill(f"{name}.{field}", target, values)
+        for field, target, given in zip(_FIELDS, fields(layer), state[name], strict=True):
+            values = np.asarray(given, np.float64).reshape(-1)
+            size = 0 if target is None else target.numel()
+            if values.size != size and not (target is None and not values.any()):
+                raise PartitionError(
+                    f"load_state_dict: {name}.{field} has {size} values here and {values.size} in the state."
+                )
+            if target is not None:
+                found.append((target, values))
+    _take(found)
 
 
-def _fill(name: str, target: Tensor | None, values: Any) -> None:
-    size = 0 if target is None else target.numel()
-    if len(values) != size and not (target is None and not np.any(np.asarray(values))):
-        raise PartitionError(f"load_state_dict: {name} has {size} values here and {len(values)} in the state.")
-    if target is not None:
-        target.copy_(as_tensor(np.asarray(values, np.float64), target).reshape(target.shape))
+def _take(found: list[tuple[Tensor, np.ndarray]]) -> None:
+    for target, values in found:
+        target.copy_(as_tensor(values, target).reshape(target.shape))
 
 
 # ---- CSV -------------------------------------------------------------------------------------------------------------
 def save_csv(layers: list[BaseLayer], prefix: str) -> None:
-    """Four files, one value a line, the layers one after the other."""
+    """Four files, one value a line, the layers one after the other, with all digits."""
     for field, suffix in _CSV.items():
         values = [getattr(layer, field) for _, layer in named_layers(layers)]
         flat = [v.detach().reshape(-1).cpu().double().numpy() for v in values if v is not None]
-        np.savetxt(prefix + suffix, np.concatenate(flat) if flat else np.zeros(0), fmt="%.9g")
+        digits = 17 if any(v is not None and v.dtype == torch.float64 for v in values) else 9
+        np.savetxt(prefix + suffix, np.concatenate(flat) if flat else np.zeros(0), fmt=f"%.{digits}g")
 
 
 @torch.no_grad()
 def load_csv(layers: list[BaseLayer], prefix: str) -> None:
     """Read what `save_csv` wrote."""
+    found: list[tuple[Tensor, np.ndarray]] = []
     for field, suffix in _CSV.items():
-        targets = [getattr(layer, field) for _, layer in named_layers(layers)]
-        _split(prefix + suffix, np.loadtxt(prefix + suffix, ndmin=1), [t for t in targets if t is not None])
+        tensors = [getattr(layer, field) for _, layer in named_layers(layers)]
+        targets, values = [t for t in tensors if t is not None], _values(prefix + suffix)
+        cuts = np.cumsum([t.numel() for t in targets])
+        if values.size != (cuts[-1] if targets else 0):
+            raise PartitionError(
+                f"{prefix + suffix}: {values.size} values found, {cuts[-1] if targets else 0} wanted: the file is of another "
+                "network."
+            )
+        found += zip(targets, np.split(values, cuts[:-1]), strict=True) if targets else []
+    _take(found)
 
 
-def _split(what: str, values: np.ndarray, targets: list[Tensor]) -> None:
-    wanted = sum(t.numel() for t in targets)
-    if values.size != wanted:
-        raise PartitionError(f"{what}: {values.size} values found, {wanted} wanted: the file is of another network.")
-    at = 0
-    for target in targets:
-        target.copy_(as_tensor(values[at : at + target.numel()], target).reshape(target.shape))
-        at += target.numel()
+def _values(filename: str) -> np.ndarray:
+    """One number a line; none in an empty file."""
+    return np.array(Path(filename).read_text().split(), np.float64)
 
 
 # ---- binary ----------------------------------------------------------------------------------------------------------
@@ -143,7 +156,7 @@ def save_binary(layers: list[BaseLayer], filename: str) -> None:
 @torch.no_grad()
 def load_binary(layers: list[BaseLayer], filename: str) -> None:
     """Read pytagi's binary file, whether the original or `save_binary` wrote it."""
-    data, at = Path(filename).read_bytes(), 0
+    data, at, found = Path(filename).read_bytes(), 0, []
     for layer, tensors in _stored(layers):
         name, at = _description(data, at, filename)
         if name.split("(")[0] != layer.get_layer_info().split("(")[0]:
@@ -151,13 +164,14 @@ def load_binary(layers: list[BaseLayer], filename: str) -> None:
         for tensor in tensors:
             if at + 4 * tensor.numel() > len(data):
                 raise PartitionError(f"{filename}: the file ends inside layer {name}.")
-            values = np.frombuffer(data, "<f4", tensor.numel(), at)
-            tensor.copy_(as_tensor(values.copy(), tensor).reshape(tensor.shape))
+            found.append((tensor, np.frombuffer(data, "<f4", tensor.numel(), at)))
             at += 4 * tensor.numel()
-        if isinstance(layer, BatchNorm2d):
-            layer.num_batches.fill_(1)
     if at != len(data):
         raise PartitionError(f"{filename}: {len(data) - at} bytes are left over: the file is of another network.")
+    _take(found)
+    for layer, _ in _stored(layers):
+        if isinstance(layer, BatchNorm2d):
+            layer.num_batches.fill_(1)
 
 
 def _description(data: bytes, at: int, filename: str) -> tuple[str, int]:

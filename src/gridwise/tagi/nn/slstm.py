@@ -73,8 +73,8 @@ class SLSTM(LSTM):
 
     def _posterior(self, states: LSTMStates, step: _Step, h: Innovation) -> None:
         super()._posterior(states, step, h)
-        assert self.states is not None
-        self.history[-1] = self.history[-1]._replace(posterior=self.states)
+        if self.states is not None:  # with compat='cutagi', only one sample of one step has any
+            self.history[-1] = self.history[-1]._replace(posterior=self.states)
 
     def reset_states(self) -> None:
         super().reset_states()

@@ -85,9 +85,7 @@ class TrainStep:
     def _plain(self, tensors: Batch) -> Gaussian:
         batch = _Batch(*tensors)  # type: ignore[arg-type]
         out = LayerBlock.forward(self.net, Gaussian(batch.mu_x, batch.var_x))
-        LayerBlock.backward(self.net, self._innovation(out, batch), need_input=False)
-        if self.net.after_backward is not None:
-            self.net.after_backward()
+        self.net.backward(self._innovation(out, batch))
         self.net.step()
         return out
 

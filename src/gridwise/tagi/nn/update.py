@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .jumps import zero_of
 from .tracing import is_traced
 
 FLOOR = 1e-5  # the variance of a weight whose update would have made it negative
@@ -62,7 +63,7 @@ def capped_update(changes: Sequence[Change]) -> None:
         for mu, var, s1, s2 in zip(*blocks, strict=True):
             piece = Change(mu, var, s1, s2, change.cap, change.floored)
             _add([piece])
-            if float(piece.var.amin()) <= 0:  # to look costs a third of counting
+            if float(piece.var.amin()) <= zero_of(piece.var):  # to look costs a third of counting
                 _put_to_floor(piece)
 
 
@@ -102,6 +103,7 @@ def _add(changes: Sequence[Change]) -> None:
 
 
 def _put_to_floor(change: Change) -> None:
+    zero = zero_of(change.var)
     if change.floored is not None:
-        change.floored.add_((change.var <= 0).sum())
-    F.threshold(change.var, 0.0, FLOOR, inplace=True)
+        change.floored.add_((change.var <= zero).sum())
+    F.threshold(change.var, zero, FLOOR, inplace=True)

@@ -60,6 +60,13 @@ class SampleNorm(Layer):
         statistics = statistics or sets.moments(rows)
         return standardise(rows, weight, bias, statistics, self.eps, sets, self._ticket, records)
 
+    def _affine(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias for use in `forward`, in that dtype."""
+        if self.weight is None:
+            return None, None
+        weight, bias = self._weight_and_bias()
+        return weight.to(dtype), None if bias is None else bias.to(dtype)
+
     def _value(self, name: str, dtype: torch.dtype | None) -> Tensor | None:
         """A parameter for use in `forward`, in that dtype; None: in its own."""
         if getattr(self, name) is None:
@@ -120,7 +127,7 @@ class DistributedLayerNorm(SampleNorm):
         values = x.float() if x.dtype in HALVES else x
         rows = values.reshape(1, math.prod(x.shape[: self._lead]), math.prod(x.shape[self._lead :]))
         y = self._normalised(rows, None, None, self._sets).view(x.shape)
-        weight, bias = (self._value(name, values.dtype) for name in ("weight", "bias"))
+        weight, bias = self._affine(values.dtype)
         if weight is not None:
             y = y * weight if bias is None else torch.addcmul(bias, y, weight)
         return y.to(dtype_after(lambda one: F.layer_norm(one, (1,)), x))
@@ -187,14 +194,16 @@ class DistributedGroupNorm(SampleNorm):
         )
         self._sets.of_row = (samples * self.num_groups + groups).flatten().to(input[0].device)
         self._sets.total = block.shape[0] * self.num_groups
+        self._sets.run = in_group if block.shape[1] == self.num_channels and block.volume else 0
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
         values = x.float() if x.dtype in HALVES else x
         rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
-        weight, bias = (self._value(name, values.dtype) for name in ("weight", "bias"))
-        weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
+        weight, bias = self._affine(values.dtype)
+        if x.shape[0] != 1:
+            weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
         y = self._normalised(rows, weight, bias, self._sets).view(x.shape)
         return y.to(dtype_after(lambda one: torch.group_norm(one, 1), x))
 

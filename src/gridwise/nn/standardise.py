@@ -49,11 +49,15 @@ class Sets:
     """The set of each row here; None: each row is one."""
     total: int = 0
     """How many sets there are here, where `of_row` is given."""
+    run: int = 0
+    """How many rows each set has, where all have as many, one after the other; else 0."""
 
     def fold(self, rows: Tensor) -> Tensor:
         """Sum the rows (last dim) of each set."""
         if self.of_row is None:
             return rows
+        if self.run:
+            return rows.unflatten(-1, (self.total, self.run)).sum(-1)
         return rows.new_zeros(*rows.shape[:-1], self.total).index_add(-1, self.of_row, rows)
 
     def unfold(self, sets: Tensor) -> Tensor:
@@ -66,16 +70,20 @@ class Sets:
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance (not corrected) of every set; no gradient."""
+        merges = self.of_row is not None and not self.run
+        if self.run:  # all rows of a set as one
+            x = x.reshape(len(x), self.total, -1)
         rows = x.shape[1]
         mean, var = row_moments(x.detach()) if x.numel() else (x.new_zeros(rows),) * 2
         share = x.numel() / max(1, rows) / max(1, self.count)  # of a set, in each of its rows
         sets = rows if self.of_row is None else self.total
         if len(self.members) > FEW or len(self.members) * sets > MANY:
             together = self.all_sum
-            whole = together(self.fold(mean * share))
-            return whole, together(self.fold((var + (mean - self.unfold(whole)).square()) * share))
+            fold, unfold = (self.fold, self.unfold) if merges else (_same, _same)
+            whole = together(fold(mean * share))
+            return whole, together(fold((var + (mean - unfold(whole)).square()) * share))
         shares = mean.new_full((rows,), share)
-        if self.of_row is not None:
+        if merges:
             shares, mean, var = self._merged(shares, mean, var)
         table = mean.new_zeros(len(self.members), 3, len(mean))
         torch.stack((shares, mean, var), out=table[self.members.index(self.transport.rank)])
@@ -89,6 +97,10 @@ class Sets:
         safe = total.clamp(min=torch.finfo(total.dtype).tiny)  # of a set without any row here
         middle = self.fold(shares * mean) / safe
         return total, middle, self.fold(shares * (var + (mean - self.unfold(middle)).square())) / safe
+
+
+def _same(rows: Tensor) -> Tensor:
+    return rows
 
 
 def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 
 import gridwise
 from gridwise.grid import Layout
+from gridwise.nn import standardise
 from gridwise.testing import check_equal_to_sequential, check_gradients, workers
 
 nn = gridwise.nn
@@ -37,6 +38,16 @@ def run_case(
     layer.load_state_dict(sequential.state_dict())
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 2 + 1
     check_equal_to_sequential(layer, sequential, x, P_x, layout=Layout(P_x.grid, cuts) if cuts else None)
+
+
+@workers(4)
+def test_teams_too_large_for_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standardise, "FEW", 1)
+    for grid in ((1, 1, 4), (1, 2, 2), (2, 1, 2)):
+        run_case("BatchNorm1d", (6,), {}, (4, 6, 5), grid)
+        run_case("LayerNorm", ((6, 5),), {}, (4, 6, 5), grid)
+        for groups in (1, 3, 6):
+            run_case("GroupNorm", (groups, 6), {}, (4, 6, 5), grid)
 
 
 LAYER_OPTIONS = [{}, {"eps": 1e-3}, {"elementwise_affine": False}, {"bias": False}]

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.streams import DEFAULT, Mark
 from gridwise.deferred_init.tape import Cell, External, Node, Value, values_in
-from gridwise.errors import DeferredInitError, describe
+from gridwise.fake.geometry import geometry, on_storage
 
 
 def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[Node]:
@@ -99,11 +99,21 @@ def _run(node: Node, env: dict[Value, Tensor]) -> None:
     kwargs = {k: real(v, env) for k, v in node.kwargs.items()} if node.kwargs else {}
     with torch.set_grad_enabled(node.grad_enabled), _default_dtype(node.default_dtype):
         result = node.func(*args, **kwargs) if node.mark is None else run_at(node.mark, node.func, args, kwargs)[0]
-    results = iter(_flat(result))
-    for output in node.outputs:
-        made = next(results)
-        if output is not None:
-            env[output] = made
+        results = iter(_flat(result))
+        for output in node.outputs:
+            made = next(results)
+            if output is not None:
+                env[output] = _as_recorded(made, output) if output.cell.writes[0] is node else made
+
+
+def _as_recorded(made: Tensor, output: Value) -> Tensor:
+    """A new tensor with the strides that its views were recorded with: torch lays some results, those of FFTs say, out
+    otherwise than its meta kernels tell."""
+    meta = output.meta
+    if made.stride() == meta.stride() and made.storage_offset() == meta.storage_offset():
+        return made
+    storage = torch.UntypedStorage(meta.untyped_storage().nbytes(), device=made.device)
+    return on_storage(storage, geometry(meta)).copy_(made)
 
 
 @contextmanager
@@ -135,15 +145,7 @@ def real(arg: Any, env: dict[Value, Tensor]) -> Any:
     if type(arg) is Value:
         return env[arg]
     if type(arg) is External:
-        if arg.tensor._version != arg.version:
-            raise DeferredInitError(
-                describe(
-                    f"A tensor of size {tuple(arg.tensor.shape)} that the constructor used was updated in-place: "
-                    f"version {arg.version} then, {arg.tensor._version} now. Materialization cannot be performed.",
-                    fix="give the constructor a clone of it, or materialise before changing it.",
-                )
-            )
-        return arg.tensor
+        return arg.checked()
     if isinstance(arg, tuple | list):
         return type(arg)([real(item, env) for item in arg]) if type(arg) in (tuple, list) else arg
     return arg

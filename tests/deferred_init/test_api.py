@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 import weakref
 
@@ -310,6 +311,32 @@ def test_a_custom_operator_without_a_fake_kernel_runs_at_once() -> None:
         return x * 2
 
     assert torch.equal(materialize_tensor(deferred_init(lambda: double(torch.ones(2)))), torch.full((2,), 2.0))
+
+
+def test_threads_that_materialise_at_once() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*[nn.Linear(40, 30) for _ in range(10)])
+
+    torch.manual_seed(0)
+    eager = [build() for _ in range(3)]
+    torch.manual_seed(0)
+    models = [deferred_init(build) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=materialize_module, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        expected, drawn = torch.Generator(), torch.rand(50)
+        expected.set_state(torch.default_generator.get_state())
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=expected))
+    assert drawn.unique().numel() == 50
+    for a, b in zip(eager, models, strict=True):
+        assert_same(a, b)
 
 
 class TestNesting:

@@ -20,6 +20,7 @@ from gridwise.deferred_init.blocks import make_block
 from gridwise.deferred_init.filling import Ranges
 from gridwise.deferred_init.recording import RECORDER
 from gridwise.deferred_init.replaying import replay
+from gridwise.deferred_init.streams import ALONE
 from gridwise.deferred_init.tape import Cell, Value
 from gridwise.errors import DeferredInitError, describe
 from gridwise.fake.geometry import geometry, with_geometry
@@ -59,6 +60,11 @@ def check_ours(tensor: Tensor, name: str = "") -> None:
 
 def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
     """Make these deferred tensors real, all in one replay; `real_of` tells what each has become."""
+    with ALONE:
+        _make_real(tensors, progress)
+
+
+def _make_real(tensors: Iterable[Tensor], progress: Any) -> None:
     pending: dict[int, FakeTensor] = {}
     gradients: list[tuple[FakeTensor, FakeTensor]] = []
     for tensor in tensors:

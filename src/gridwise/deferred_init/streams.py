@@ -9,6 +9,7 @@ where eager construction would have left it. Whoever asks the generator for its 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from gridwise.errors import DeferredInitError, describe
 DEFAULT: torch.Generator = (
     torch._C.default_generator
 )  # the generator itself, also while `torch.default_generator` is watched
+ALONE = threading.RLock()  # held by whoever looks at the default generator or moves it: threads may materialise at once
 AT_START = -1  # the left-over normal sample is the one that the stream's first state holds
 
 
@@ -99,7 +101,8 @@ class Ledger:
 
     def take(self, kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> Mark | None:
         """Book the draws of an operator; None, and the generator settled, where their number is not known."""
-        self.meet_others()
+        with ALONE:
+            self.meet_others()
         count = taken(kind, n, dtype, contiguous, self.sample_at is not None) if counts_are_known() else None
         if count is None:
             self.settle()
@@ -131,7 +134,7 @@ class Ledger:
 
     def settle(self) -> None:
         """Move the generator to where drawing would have brought it."""
-        with _disable_current_modes():  # a constructor may have asked, with recording on
+        with ALONE, _disable_current_modes():  # a constructor may have asked, with recording on
             self.meet_others()
             if self.draws or self.sample_at != self.stream.first_sample():
                 state = self.stream.state_at(self.draws, self.sample_at)

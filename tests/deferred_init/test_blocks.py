@@ -162,6 +162,19 @@ def test_layouts_that_do_not_fit() -> None:
         materialize_module(model, layout=lambda name, shape: 5)  # type: ignore[arg-type, return-value]
 
 
+def test_a_block_of_a_transposed_tensor_is_contiguous() -> None:
+    deferred = deferred_init(lambda: torch.rand(6, 5).t())
+    assert reason_for_whole(deferred) is None
+    assert materialize_shard(deferred, (slice(1, 4), slice(2, 6))).is_contiguous()
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_an_empty_block_of_a_dim_that_a_view_has_added(start: int) -> None:
+    deferred = deferred_init(lambda: torch.rand(3, 5).unsqueeze(1))
+    assert materialize_shard(deferred, (slice(0, 2), slice(start, start))).shape == (2, 0, 5)
+    assert materialize_shard(deferred, (slice(0, 2), slice(0, 1))).shape == (2, 1, 5)
+
+
 @pytest.mark.parametrize("fill", ["uniform_", "normal_"])
 def test_a_number_is_a_block_of_itself(fill: str) -> None:
     torch.manual_seed(0)

@@ -68,7 +68,7 @@ def make_block(value: Value, ranges: Ranges) -> Tensor:
     """The block `ranges` of a value, contiguous and on its own storage."""
     try:
         with replaying():
-            return block_of(value, ranges, math.inf, Session())
+            return block_of(value, ranges, math.inf, Session()).contiguous()
     except NeedsWhole:
         whole = replay([value])[0].detach()
         return whole[tuple(slice(*r) for r in ranges)].clone(memory_format=torch.contiguous_format)
@@ -97,8 +97,11 @@ def block_of(value: Value, ranges: Ranges, before: float, session: Session) -> T
     for dim, (first, last) in zip(dims, ranges, strict=True):
         if dim is not None:
             wanted[dim] = (start[dim] + first, start[dim] + last)
-    block = _replay_block(value, root, tuple(wanted), before, session)
-    return _as_view(block, dims)
+    block = _as_view(_replay_block(value, root, tuple(wanted), before, session), dims)
+    added = tuple(
+        slice(0, last - first) if dim is None else slice(None) for dim, (first, last) in zip(dims, ranges, strict=True)
+    )
+    return block[added]
 
 
 def _replay_block(value: Value, root: Value, box: Ranges, before: float, session: Session) -> Tensor:

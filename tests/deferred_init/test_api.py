@@ -225,6 +225,8 @@ class TestRefused:
 
         with pytest.raises(FakeTensorError, match=r"(?s)cannot become a Mine.*after materialisation"):
             deferred_init(lambda: torch.rand(3).as_subclass(Mine))
+        plain = deferred_init(lambda: torch.rand(3).as_subclass(Tensor))
+        assert materialize_tensor(plain).shape == (3,)
 
     def test_numbers_that_another_thread_takes(self) -> None:
         def build() -> list[nn.Module]:

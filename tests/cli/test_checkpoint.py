@@ -99,3 +99,28 @@ def test_a_folder_that_is_not_there_is_not_pruned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("command", "words"), [("show", "A checkpoint."), ("prune", "A folder of checkpoints")])
 def test_help_says_what_is_taken(command: str, words: str) -> None:
     assert words in run(command, "--help")
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
+    """Square brackets are markup to rich: a path or a key must neither lose them nor break the command."""
+    path = tmp_path / "step [a]"
+    checkpoint.save(path, {"heads[bold]": torch.ones(2), "note": "[/red] of [b]"})
+    assert "step [a]" in run("ls", tmp_path)
+    text = run("show", path)
+    assert "heads[bold]" in text
+    assert "[/red] of [b]" in text
+    assert "step [a]" in run("verify", path)
+    assert "nothing [b]" in run("show", tmp_path / "nothing [b]", status=1)
+    assert "nothing [b]" in run("convert", tmp_path / "nothing [b]", tmp_path / "x", status=1)
+
+
+def test_a_folder_that_is_not_there_is_not_listed(tmp_path: Path) -> None:
+    assert "there is nothing at" in run("ls", tmp_path / "nowhere", status=1)
+
+
+def test_a_file_that_must_be_trusted_names_the_option(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    torch.save({"path": tmp_path}, file)
+    text = run("convert", file, tmp_path / "made", status=1)
+    assert "`--trust`" in text
+    assert not text.startswith("\n")

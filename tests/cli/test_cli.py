@@ -42,11 +42,19 @@ def test_run_gives_every_worker_the_script_and_its_arguments(transport: str, tmp
     assert sorted(done.stdout.split("\n")) == ["", f"{transport} 0 2 --rate 3 -n 9", f"{transport} 1 2 --rate 3 -n 9"]
 
 
-@pytest.mark.parametrize("arguments", [["--transport", "pigeon", __file__], ["nowhere.py"]])
-def test_run_refuses_what_it_cannot_do(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--transport", "pigeon", __file__], "'pigeon'"),
+        (["nowhere.py"], "there is no script 'nowhere.py'"),
+        (["--worker", "3", __file__], "there is no option '--worker'"),
+    ],
+)
+def test_run_refuses_what_it_cannot_do(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(app, ["run", *arguments])
     assert done.exit_code == 2
     assert "gridwise run: " in done.output
+    assert words in done.output
 
 
 def test_commands_are_those_of_mpiexec_and_torchrun() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import itertools
 import math
 from collections.abc import Callable
@@ -221,6 +222,12 @@ def complex_parameters() -> nn.Module:
 
 
 @case
+def conjugate_views() -> nn.Module:
+    z = torch.randn(5, 3, dtype=torch.complex64)
+    return Holder(z=z, conjugate=z.conj(), negative=z.conj().imag, alone=torch.randn(4, dtype=torch.complex64).conj())
+
+
+@case
 def non_persistent_buffers() -> nn.Module:
     net = nn.Module()
     half = torch.arange(0, 16, 2).float() / 16
@@ -236,6 +243,67 @@ def plain_attributes() -> nn.Module:
     net.scale = torch.rand(3)
     net.tables = [torch.randn(2), net.weight]
     return net
+
+
+@case
+def containers() -> nn.Module:
+    net = nn.Linear(3, 3)
+    net.tables = {"a": torch.rand(3), "b": [torch.rand(2), (net.weight, torch.rand(1))]}
+    net.pair = (torch.rand(2), net.bias)
+    return net
+
+
+@case
+def gradients() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    net(torch.rand(2, 3)).sum().backward()
+    net[0].bias.grad = torch.rand(3)
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    return net
+
+
+@case
+def numpy_views() -> nn.Module:
+    table = np.arange(12.0).reshape(3, 4)
+    return Holder(
+        every_second=torch.from_numpy(np.arange(10.0)[::2]),
+        transposed=torch.from_numpy(table.T),
+        corner=torch.from_numpy(table[1:, 2:]) * torch.rand(2, 2),
+        w=nn.Parameter(torch.from_numpy(np.ones((2, 3), dtype=np.float32))),
+    )
+
+
+@case
+def loaded_from_a_file() -> nn.Module:
+    state = torch.load(io.BytesIO(_SAVED))
+    layer, given = nn.Linear(3, 4), nn.Linear(3, 4)
+    layer.load_state_dict({"weight": state["weight"], "bias": state["first"]})
+    given.load_state_dict({"weight": state["weight"], "bias": state["first"]}, assign=True)
+    return nn.ModuleList([layer, given])
+
+
+def _saved() -> bytes:
+    weight = torch.arange(12.0).view(4, 3)
+    file = io.BytesIO()
+    torch.save({"weight": weight, "first": weight[:, 0]}, file)  # two views of one storage
+    return file.getvalue()
+
+
+_SAVED = _saved()
+
+
+@case
+def other_storages() -> nn.Module:
+    a, b, c = torch.rand(6), torch.empty(0), torch.empty(0)
+    b.set_(a)
+    torch.rand(5, out=c)
+    return Holder(a=a, b=b, c=c, d=torch.randn(6, out=torch.empty(6)), e=torch.add(a, 1, out=torch.empty(6)))
+
+
+@case
+def sparse_ingredients() -> nn.Module:
+    edges = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.rand(2), (2, 2), check_invariants=False)
+    return Holder(spread=edges @ torch.rand(2, 3), dense=torch.rand(3, 3).to_sparse().to_dense())
 
 
 @case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +11,27 @@ from torch.nn.parameter import is_lazy
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that a model holds: parameters, buffers, plain attributes and lists of them; tied ones each time."""
+    """Every tensor that a model holds: parameters, buffers, plain attributes and containers; tied ones each time."""
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for place in (module._parameters, module._buffers, module.__dict__):
-            for name, item in place.items():
-                if isinstance(item, Tensor):
-                    yield f"{prefix}.{name}", item
-                elif isinstance(item, list):
-                    yield from ((f"{prefix}.{name}[{i}]", t) for i, t in enumerate(item) if isinstance(t, Tensor))
+        yield from _inside(prefix, module._parameters)
+        yield from _inside(prefix, module._buffers)
+        yield from _inside(prefix, {k: v for k, v in vars(module).items() if k not in ("_parameters", "_buffers")})
+
+
+def _inside(prefix: str, place: dict[str, Any] | list[Any] | tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
+    for key, item in place.items() if isinstance(place, dict) else enumerate(place):
+        if isinstance(item, Tensor):
+            yield f"{prefix}.{key}", item
+        elif isinstance(item, dict | list | tuple):
+            yield from _inside(f"{prefix}.{key}", item)
 
 
 def as_bytes(t: Tensor) -> bytes:
-    return t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+    return (
+        t.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if t.numel()
+        else b""
+    )
 
 
 def assert_same(eager: nn.Module, ours: nn.Module) -> None:
@@ -36,7 +46,11 @@ def assert_same(eager: nn.Module, ours: nn.Module) -> None:
             continue
         assert (e.shape, e.stride(), e.storage_offset()) == (g.shape, g.stride(), g.storage_offset()), name
         assert (e.grad_fn is None) == (g.grad_fn is None), name
+        assert (e.is_conj(), e.is_neg()) == (g.is_conj(), g.is_neg()), name
         assert as_bytes(e) == as_bytes(g), name
+        if e.is_leaf and e.grad is not None:
+            assert g.grad is not None, name
+            assert as_bytes(e.grad) == as_bytes(g.grad), name
     assert _groups(expected, id) == _groups(got, id)
     shaped = {n: t for n, t in expected.items() if not is_lazy(t) and t.numel()}
     assert _groups(shaped, _storage) == _groups({n: got[n] for n in shaped}, _storage)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gridwise.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+from gridwise.deferred_init import (
+    deferred_init,
+    is_deferred,
+    materialize_module,
+    materialize_tensor,
+    reason_for_whole,
+)
 from gridwise.errors import DeferredInitError, FakeTensorError
 from gridwise.fake import fake_mode, is_fake
 
@@ -69,6 +77,7 @@ class TestIdentity:
             net.w = Split(torch.ones(3))
             net.w.axis = 1
             net.w.register_hook(seen.append)
+            net.w.register_post_accumulate_grad_hook(seen.append)
             return net
 
         net = deferred_init(build)
@@ -76,7 +85,7 @@ class TestIdentity:
         assert type(net.w) is Split
         assert net.w.axis == 1
         net.w.sum().backward()
-        assert len(seen) == 1
+        assert len(seen) == 2
 
     def test_non_leaf_tensors_have_their_graph(self) -> None:
         def build() -> nn.Module:
@@ -142,6 +151,20 @@ class TestAfterConstruction:
         materialize_module(layer)
         assert_same(eager, layer)
 
+    def test_numbers_are_written(self) -> None:
+        def change(layer: nn.Linear) -> nn.Linear:
+            with torch.no_grad():
+                layer.weight[0] = 3
+                layer.weight[1:, 2] *= torch.tensor(2.0)
+            return layer
+
+        torch.manual_seed(0)
+        eager = change(nn.Linear(5, 4))
+        torch.manual_seed(0)
+        layer = change(deferred_init(nn.Linear, 5, 4))
+        materialize_module(layer)
+        assert_same(eager, layer)
+
     def test_a_real_model_computes(self) -> None:
         model = deferred_init(nn.Transformer, 16, 2, 1, 1, 32, batch_first=True)
         materialize_module(model)
@@ -172,6 +195,56 @@ class TestRefused:
         table.add_(1)
         with pytest.raises(DeferredInitError, match=r"(?s)updated in-place.*Materialization cannot be performed"):
             materialize_tensor(t)
+
+    def test_an_array_that_changed(self) -> None:
+        scratch, tables = np.zeros(3, dtype=np.float32), []
+
+        def build() -> Tensor:
+            for i in range(2):
+                scratch[:] = i
+                tables.append(torch.empty(3).copy_(torch.from_numpy(scratch)))
+            return tables[0]
+
+        first = deferred_init(build)
+        with pytest.raises(DeferredInitError, match=r"(?s)a numpy array.*torch\.tensor\(array\)"):
+            materialize_tensor(first)
+        assert torch.equal(materialize_tensor(tables[1]), torch.ones(3))
+
+    def test_writing_into_an_array_of_what_was_read(self) -> None:
+        def build() -> Tensor:
+            weight = torch.rand(3)
+            weight.numpy()[:] = 0  # would be lost: the values were computed for the moment
+            return weight
+
+        with pytest.raises(ValueError, match="read-only"):
+            deferred_init(build)
+
+    def test_a_subclass_of_tensor(self) -> None:
+        class Mine(Tensor):
+            pass
+
+        with pytest.raises(FakeTensorError, match=r"(?s)cannot become a Mine.*after materialisation"):
+            deferred_init(lambda: torch.rand(3).as_subclass(Mine))
+        plain = deferred_init(lambda: torch.rand(3).as_subclass(Tensor))
+        assert materialize_tensor(plain).shape == (3,)
+
+    def test_numbers_that_another_thread_takes(self) -> None:
+        def build() -> list[nn.Module]:
+            layers = [nn.Linear(3, 3)]
+            thread = threading.Thread(target=lambda: layers.append(nn.Linear(3, 3)))
+            thread.start()
+            thread.join()
+            return layers
+
+        with pytest.raises(DeferredInitError, match=r"(?s)another thread.*12 draws.*one thread"):
+            deferred_init(build)
+        deferred_init(nn.Linear, 3, 3)
+
+    def test_what_is_no_module_and_no_tensor(self) -> None:
+        with pytest.raises(TypeError, match="has to be a `Module`, it is a Tensor"):
+            materialize_module(torch.ones(2))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="has to be a `Tensor`, it is a Linear"):
+            reason_for_whole(nn.Linear(2, 2))  # type: ignore[arg-type]
 
     def test_an_operator_that_cannot_be_recorded(self) -> None:
         outside = torch.zeros(3)
@@ -215,6 +288,57 @@ class TestRefused:
             deferred_init(lambda: torch.empty(3).uniform_(2, 1))
         with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
             deferred_init(lambda: nn.Parameter(torch.empty(3)).normal_())
+
+
+def test_a_result_that_torch_lays_out_otherwise_than_its_meta_kernel() -> None:
+    def build() -> Tensor:
+        return torch.view_as_real(torch.fft.rfft2(torch.randn(4, 6)))[1:]
+
+    torch.manual_seed(0)
+    eager = build()
+    torch.manual_seed(0)
+    assert torch.equal(materialize_tensor(deferred_init(build)), eager)
+
+
+def test_memory_for_a_module_of_the_meta_device_is_deferred_too() -> None:
+    layer = deferred_init(nn.utils.skip_init, nn.Linear, 3, 4)
+    assert is_deferred(layer)
+    materialize_module(layer)
+    assert layer(torch.ones(2, 3)).shape == (2, 4)
+
+
+def test_a_custom_operator_without_a_fake_kernel_runs_at_once() -> None:
+    @torch.library.custom_op("gridwise_test::double", mutates_args=())
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    assert torch.equal(materialize_tensor(deferred_init(lambda: double(torch.ones(2)))), torch.full((2,), 2.0))
+
+
+def test_threads_that_materialise_at_once() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*[nn.Linear(40, 30) for _ in range(10)])
+
+    torch.manual_seed(0)
+    eager = [build() for _ in range(3)]
+    torch.manual_seed(0)
+    models = [deferred_init(build) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=materialize_module, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        expected, drawn = torch.Generator(), torch.rand(50)
+        expected.set_state(torch.default_generator.get_state())
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=expected))
+    assert drawn.unique().numel() == 50
+    for a, b in zip(eager, models, strict=True):
+        assert_same(a, b)
 
 
 class TestNesting:

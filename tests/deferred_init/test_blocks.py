@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gridwise.deferred_init import deferred_init, filling, materialize_module, materialize_shard, reason_for_whole
 from gridwise.errors import PartitionError
+from gridwise.grid import Grid, Layout
 
 from .cases import gpt2
 from .equality import as_bytes
@@ -148,6 +149,54 @@ def test_layouts_of_the_geometry() -> None:
         materialize_module(deferred_init(nn.Linear, 6, 8), layout={"weight": Rows(8)})
 
 
+def test_layouts_that_do_not_fit() -> None:
+    model = deferred_init(nn.Linear, 6, 8)
+    grid = Grid((0, 1), (2, 1))
+    with pytest.raises(PartitionError, match=r"(?s)'wieght'; the module has no such tensors.*'weight', 'bias'"):
+        materialize_module(model, layout={"wieght": Layout.balanced(grid, (8, 6))}, rank=0)
+    with pytest.raises(PartitionError, match=r"for a tensor of \(16, 6\); it is \(8, 6\)"):
+        materialize_module(model, layout={"weight": Layout.balanced(grid, (16, 6))}, rank=0)
+    with pytest.raises(PartitionError, match="neither a function nor a mapping"):
+        materialize_module(model, layout=[slice(0, 2)])  # type: ignore[arg-type]
+    with pytest.raises(PartitionError, match="weight was asked for with 5"):
+        materialize_module(model, layout=lambda name, shape: 5)  # type: ignore[arg-type, return-value]
+
+
+def test_a_block_of_a_transposed_tensor_is_contiguous() -> None:
+    deferred = deferred_init(lambda: torch.rand(6, 5).t())
+    assert reason_for_whole(deferred) is None
+    assert materialize_shard(deferred, (slice(1, 4), slice(2, 6))).is_contiguous()
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_an_empty_block_of_a_dim_that_a_view_has_added(start: int) -> None:
+    deferred = deferred_init(lambda: torch.rand(3, 5).unsqueeze(1))
+    assert materialize_shard(deferred, (slice(0, 2), slice(start, start))).shape == (2, 0, 5)
+    assert materialize_shard(deferred, (slice(0, 2), slice(0, 1))).shape == (2, 1, 5)
+
+
+@pytest.mark.parametrize("fill", ["uniform_", "normal_"])
+def test_a_number_is_a_block_of_itself(fill: str) -> None:
+    torch.manual_seed(0)
+    eager = getattr(torch.empty(()), fill)()
+    torch.manual_seed(0)
+    assert torch.equal(materialize_shard(deferred_init(lambda: getattr(torch.empty(()), fill)()), ()), eager)
+
+
+def test_the_gradient_is_cut_with_its_parameter() -> None:
+    def build() -> nn.Module:
+        layer = nn.Linear(3, 4)
+        layer.weight.grad = torch.rand(4, 3)
+        return layer
+
+    torch.manual_seed(0)
+    eager = build()
+    torch.manual_seed(0)
+    layer = deferred_init(build)
+    materialize_module(layer, layout=lambda name, shape: (slice(1, 3),))
+    assert torch.equal(layer.weight.grad, eager.weight.grad[1:3])
+
+
 def test_a_block_leaves_the_tensor_deferred() -> None:
     torch.manual_seed(0)
     layer = deferred_init(nn.Linear, 6, 8)
@@ -159,7 +208,12 @@ def test_a_block_leaves_the_tensor_deferred() -> None:
 
 @pytest.mark.parametrize(
     ("slices", "message"),
-    [((slice(0, 2, 2),), "step 1"), ((3,), "step 1"), ((slice(None),) * 3, "at most one slice per dim")],
+    [
+        ((slice(0, 2, 2),), "step 1"),
+        ((3,), "step 1"),
+        ((slice(None),) * 3, "at most one slice per dim"),
+        (slice(0, 2), "no sequence of slices"),
+    ],
 )
 def test_what_is_no_block(slices: Any, message: str) -> None:
     with pytest.raises(PartitionError, match=message):

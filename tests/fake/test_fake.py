@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -212,3 +214,40 @@ def test_recording_on_a_pretended_device_is_an_error_where_torch_would_abort(use
     with fake_mode(fake_cuda=True), pytest.raises(FakeTensorError, match="built without CUDA") as caught:
         use()
     assert "fix: call it under torch.no_grad()" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_modes_of_several_threads_leave_torch_as_it_was() -> None:
+    """The first to enter leaves first; a thread outside any mode makes ordinary parameters all the while."""
+    entered, left = threading.Barrier(3), threading.Event()
+
+    def first() -> None:
+        with fake_mode():
+            entered.wait()
+        left.set()
+
+    def second() -> None:
+        with fake_mode():
+            entered.wait()
+            left.wait()
+
+    before = nn.Parameter.__new__
+    threads = [threading.Thread(target=body) for body in (first, second)]
+    for thread in threads:
+        thread.start()
+    assert not is_fake(nn.LazyLinear(2).weight)
+    entered.wait()
+    for thread in threads:
+        thread.join()
+    assert not is_fake(nn.LazyLinear(2).weight)
+    assert nn.Parameter.__new__ is before
+
+
+def test_loading_a_file_gives_fakes() -> None:
+    file = io.BytesIO()
+    torch.save({"weight": torch.ones(4, 3)[1:]}, file)
+    file.seek(0)
+    with fake_mode():
+        weight = torch.load(file)["weight"]
+    assert is_fake(weight)
+    assert (weight.shape, weight.storage_offset()) == ((3, 3), 3)

@@ -205,6 +205,14 @@ def test_a_picture(planned, tmp_path):
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 
+def test_a_picture_of_some_workers_and_of_nothing_sent():
+    pytest.importorskip("matplotlib")
+    figure = gridwise.show.planned(gridwise.plan(torch.nn.ReLU(), (4, 1), (4, 4), workers=[0, 3]))
+    assert figure.get_suptitle().endswith("on 4 workers (2 of them run)")
+    assert [text.get_text() for text in figure.axes[2].texts] == ["nothing is sent"]
+    assert all(ax.images[0].get_clim() == (0, 1) for ax in figure.axes[:2])
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_the_code_of_the_guide_runs(place, capsys):
     guide = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")

@@ -58,3 +58,13 @@ def test_lazy_modules() -> None:
     table = describe(nn.LazyLinear(3))
     assert "not known yet" in str(table)
     assert table.bytes == 0
+
+
+def test_names_are_printed_as_they_are() -> None:
+    net = nn.ParameterDict({"[bold]a": nn.Parameter(torch.ones(2))})
+    assert "[bold]a" in str(describe(net))
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(TypeError, match="it is a Tensor"):
+        describe(torch.ones(2))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -35,14 +36,17 @@ def _console() -> Console:
 @app.command("ls")
 def ls(folder: Where = Path()) -> None:
     """List the checkpoints in a folder, and what interrupted saves have left."""
+    with _readable_errors():
+        if not folder.exists():
+            raise CheckpointNotFound(describe(f"there is nothing at {folder}.", fix="give a folder of checkpoints."))
     table = Table("checkpoint", "written", "workers", "tensors", "data", "left-overs", box=None, pad_edge=False)
     for path in _candidates(folder):
-        name = path.relative_to(folder).as_posix() if path != folder else path.name
+        name = escape(path.relative_to(folder).as_posix() if path != folder else path.name)
         try:
             manifest = read_manifest(path) if is_checkpoint(path) else None
             left = len(list(leftovers(path)))
         except CheckpointError as error:
-            table.add_row(name, f"[red]{str(error).splitlines()[0]}[/red]")
+            table.add_row(name, f"[red]{escape(str(error).splitlines()[0])}[/red]")
             continue
         if manifest is not None:
             facts = [manifest.written_at, str(manifest.workers), str(len(manifest.tensors)), decimal(manifest.nbytes)]
@@ -50,7 +54,7 @@ def ls(folder: Where = Path()) -> None:
         elif left:
             table.add_row(name, "not committed", "", "", "", str(left))
     if table.row_count == 0:
-        _console().print(f"no checkpoints in {folder}")
+        _console().print(escape(f"no checkpoints in {folder}"))
         raise typer.Exit(1)
     _console().print(table)
 
@@ -68,16 +72,17 @@ def show(path: One, values: Annotated[bool, typer.Option(help="Show plain values
                 )
             )
         manifest = read_manifest(path)
-    _console().print(
+    facts = (
         f"{path}: {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)} in {len(manifest.files)} files, "
         f"by {manifest.workers} workers of {manifest.written_by}, {manifest.written_at}, id {manifest.id}"
     )
+    _console().print(escape(facts))
     _console().print(_tensors(manifest))
     if values and manifest.values:
         table = Table("value", "", box=None, pad_edge=False)
         for key, value in manifest.values.items():
             text = json.dumps(value)
-            table.add_row(key, text if len(text) <= 100 else text[:97] + "...")
+            table.add_row(escape(key), escape(text if len(text) <= 100 else text[:97] + "..."))
         _console().print(table)
 
 
@@ -86,7 +91,11 @@ def _tensors(manifest: Manifest) -> Table:
     for key, stored in manifest.tensors.items():
         shape = " x ".join(map(str, stored.shape)) or "number"
         table.add_row(
-            key, str(stored.dtype).removeprefix("torch."), shape, str(len(stored.blocks)), decimal(stored.nbytes)
+            escape(key),
+            str(stored.dtype).removeprefix("torch."),
+            shape,
+            str(len(stored.blocks)),
+            decimal(stored.nbytes),
         )
     return table
 
@@ -96,7 +105,7 @@ def verify_command(paths: Annotated[list[Path], typer.Argument(help="Checkpoints
     """Check every byte against its checksum; the exit status is 1 if anything is damaged."""
     found = [path for folder in paths for path in _candidates(folder) if is_checkpoint(path)]
     if not found:
-        _console().print(f"no checkpoints in {', '.join(map(str, paths))}")
+        _console().print(escape(f"no checkpoints in {', '.join(map(str, paths))}"))
         raise typer.Exit(1)
     damaged = 0
     for path in found:
@@ -104,11 +113,11 @@ def verify_command(paths: Annotated[list[Path], typer.Argument(help="Checkpoints
             with _progress(path.name, read_manifest(path).nbytes) as report:
                 manifest = verify(path, report)
             _console().print(
-                f"[green]whole[/green]    {path}  {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)}"
+                f"[green]whole[/green]    {escape(str(path))}  {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)}"
             )
         except CheckpointError as error:
             damaged += 1
-            _console().print(f"[red]damaged[/red]  {path}\n{error}", markup=True)
+            _console().print(f"[red]damaged[/red]  {escape(str(path))}\n{escape(str(error))}")
     raise typer.Exit(1 if damaged else 0)
 
 
@@ -124,7 +133,7 @@ def convert_command(
     """Convert between formats."""
     with _readable_errors(), _progress(source.name, _bytes_of(source)) as report:
         convert(source, target, trust=trust, prefix=prefix, progress=report)
-    _console().print(f"{target} written")
+    _console().print(escape(f"{target} written"))
 
 
 @app.command("prune")
@@ -150,14 +159,14 @@ def prune(
         if not dry_run:
             gone = series.prune()
         for step in gone:
-            _console().print(f"{verb} {series.path(step).name}")
+            _console().print(escape(f"{verb} {series.path(step).name}"))
         for path in _candidates(folder):
             left = list(leftovers(path))
             if left and not dry_run:
                 with writing_alone(path):
                     remove_leftovers(path)
             if left:
-                _console().print(f"{verb} {len(left)} left-overs in {path.name}")
+                _console().print(escape(f"{verb} {len(left)} left-overs in {path.name}"))
     _console().print(f"{len(steps) - len(gone)} checkpoints stay")
 
 
@@ -180,13 +189,18 @@ def _readable_errors() -> Iterator[None]:
     try:
         yield
     except (CheckpointError, OSError) as error:
-        _console().print(f"[red]{type(error).__name__}[/red]: {error}")
+        text = str(error).replace("`trust=True`", "`--trust`")  # as it is said here
+        _console().print(f"[red]{type(error).__name__}[/red]: {escape(text)}")
         raise typer.Exit(1) from None
 
 
 @contextmanager
 def _progress(name: str, total: int | None) -> Iterator[Report]:
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *columns, transient=True, console=_console()) as progress:
-        task = progress.add_task(name, total=total)
+    console = _console()
+    bar = Progress(
+        TextColumn("{task.description}"), *columns, transient=True, console=console, disable=not console.is_terminal
+    )
+    with bar as progress:
+        task = progress.add_task(escape(name), total=total)
         yield lambda done: progress.advance(task, done)

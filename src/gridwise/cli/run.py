@@ -31,7 +31,8 @@ def run(
         print(f"gridwise run: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     if not os.path.exists(script):
-        print(f"gridwise run: there is no script {script!r}.", file=sys.stderr)
+        kind = "option" if script.startswith("-") else "script"
+        print(f"gridwise run: there is no {kind} {script!r}; see gridwise run --help.", file=sys.stderr)
         raise typer.Exit(2)
     os.execvpe(command[0], command, environment)
 

@@ -9,8 +9,8 @@ With the same seed every tensor equals eager construction bit for bit, whatever 
     recording      `recording.py` writes a tape (`tape.py`) of what happens to fake tensors; `marking.py` and
                    `streams.py` note where random operators begin to draw
     replaying      `replaying.py` runs the part of the tape that is needed; `materializing.py` puts the results in place
-    blocks         `blocks.py` replays on a block alone; `filling.py` makes a block of a random fill; `sharding.py`
-                   reads slices and layouts
+    blocks         `blocks.py` replays on a block alone; `filling.py` makes a block of a random fill; `rounding.py`
+                   knows which operators round a block as they do the whole; `sharding.py` reads slices and layouts
     the generator  `generator.py` and `jump.py` know the Mersenne Twister, `draws.py` how many numbers an operator takes
 """
 

@@ -22,8 +22,8 @@ from gridwise.deferred_init.materializing import (
 )
 from gridwise.deferred_init.progress import progress_bar
 from gridwise.deferred_init.recording import RECORDER
-from gridwise.deferred_init.sharding import Layout, Slices, ranges_of, slices_for
-from gridwise.deferred_init.streams import Ledger, watched
+from gridwise.deferred_init.sharding import Layout, Slices, check_layout, ranges_of, slices_for
+from gridwise.deferred_init.streams import watched
 from gridwise.errors import PartitionError, describe
 from gridwise.fake.mode import FakeFactories
 from gridwise.fake.parameters import FakeUninitialized, parameters_of
@@ -60,13 +60,11 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     with _recording:
         if RECORDER.ledger is not None:
             return module_fn(*args, **kwargs)
-        RECORDER.ledger = ledger = Ledger()
         try:
-            with watched(ledger), parameters_of(RECORDER), FakeFactories(RECORDER):
+            with watched(RECORDER.begin()), parameters_of(RECORDER), FakeFactories(RECORDER):
                 return module_fn(*args, **kwargs)
         finally:
-            RECORDER.ledger = None
-            ledger.settle()
+            RECORDER.end()
 
 
 def is_deferred(obj: Tensor | nn.Module) -> bool:
@@ -84,8 +82,7 @@ def materialize_tensor(tensor: Tensor) -> Tensor:
     The deferred tensor's own object becomes real, so that every other reference to it sees the real tensor. Where
     torch does not allow that (a weak reference, a view or an autograd graph holds it) a new tensor is returned.
     """
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"`tensor` has to be a `Tensor`, it is a {type(tensor).__name__}.")
+    _check_tensor(tensor)
     check_ours(tensor)
     if isinstance(tensor, FakeUninitialized):
         return uninitialized(tensor)
@@ -101,16 +98,16 @@ def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
     tensor
         A deferred tensor, which stays deferred; of a real one the block is copied.
     slices
-        One slice of step 1 per dim, or a box of `gridwise.grid`; dims at the end may be left out.
+        One slice of step 1 per dim, or a box of `gridwise.grid`; dims at the end may be left out. They mean what they
+        mean in `tensor[slices]`: negative numbers count from the end, and what lies beyond it is cut off.
 
     Notes
     -----
     Memory: the block, a scratch of 4 MiB (float32), and the same block of every other tensor that it was computed
-    from. Initialisers that need all of the tensor (orthogonal_, sparse_, a strided or complex fill, anything on CUDA)
-    make it whole for a moment; `reason_for_whole` tells which and why.
+    from. What needs all of the tensor (orthogonal_, sparse_, a strided or complex fill, functions that round otherwise
+    in a block, anything on CUDA) is made whole for a moment; `reason_for_whole` tells which and why.
     """
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"`tensor` has to be a `Tensor`, it is a {type(tensor).__name__}.")
+    _check_tensor(tensor)
     check_ours(tensor)
     tensor = real_of(tensor)
     ranges = ranges_of(slices, tensor.shape, "the tensor")
@@ -122,8 +119,14 @@ def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
 
 def reason_for_whole(tensor: Tensor) -> str | None:
     """Why the blocks of a deferred tensor cannot be made alone, but only from the whole tensor; None when they can."""
+    _check_tensor(tensor)
     check_ours(tensor)
     return block_reason(tensor.value) if isinstance(tensor, FakeTensor) else None
+
+
+def _check_tensor(tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`tensor` has to be a `Tensor`, it is a {type(tensor).__name__}.")
 
 
 def materialize_module(
@@ -153,6 +156,8 @@ def materialize_module(
     progress
         Show a bar when it takes longer than a second; by default where standard error is a terminal.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"`module` has to be a `Module`, it is a {type(module).__name__}: see materialize_tensor.")
     chosen = [m for m in _children_first(module) if check_fn is None or check_fn(m)]
     targets = [(m, place, name) for m in chosen for place, name in _deferred_places(m, buffers_only)]
     for owner, place, name in targets:
@@ -175,6 +180,7 @@ def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: Any)
     """What `layout` cuts of the deferred parameters and buffers among `tensors`."""
     wanted = {id(tensor) for tensor in tensors}
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    check_layout(layout, rank, [name for name, _ in named])
     cut: dict[int, tuple[str, FakeTensor, Ranges]] = {}
     for name, tensor in named:
         if id(tensor) not in wanted or not isinstance(tensor, FakeTensor):
@@ -226,11 +232,22 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _deferred_places(module: nn.Module, buffers_only: bool) -> Iterator[tuple[Any, Any]]:
-    """Where a module keeps deferred tensors: (container, key). Plain attributes and lists in them count as well."""
-    places: list[Any] = [module._buffers] if buffers_only else [module._parameters, module._buffers, module.__dict__]
-    if not buffers_only:
-        places += [a for a in module.__dict__.values() if isinstance(a, list)]
-    for place in places:
+    """Where a module keeps deferred tensors: (container, key). Plain attributes, and containers in them, count as well."""
+    if buffers_only:
+        yield from ((module._buffers, key) for key, item in module._buffers.items() if is_pending(item))
+        return
+    waiting: list[Any] = [module._parameters, module._buffers, module.__dict__]
+    seen = {id(module._modules): module._modules}  # kept, so that their addresses stay their own
+    while waiting:
+        place = waiting.pop(0)
+        if id(place) in seen:
+            continue
+        seen[id(place)] = place
         for key, item in list(place.items() if isinstance(place, dict) else enumerate(place)):
-            if is_pending(item) or (isinstance(item, Tensor) and not buffers_only and hasattr(item, "keeper")):
-                yield place, key
+            if isinstance(item, Tensor):
+                if is_pending(item) or hasattr(item, "keeper"):
+                    yield place, key
+            elif isinstance(item, list | dict):
+                waiting.append(item)
+            elif isinstance(item, tuple | set | frozenset):
+                waiting.append(list(item))  # cannot be put back, but its tensors become real themselves

@@ -4,7 +4,7 @@ The tape of the tensor's storage is replayed on the block alone. This is possibl
 either
 
     a fill that does not depend on position (constants) or can be cut (`filling.py`),
-    elementwise, with ingredients of which the same block can be made,
+    elementwise, with ingredients of which the same block can be made, and rounded alike (`rounding.py`),
     a write to a part of it (a row, a slice), which then meets the block in a smaller block, or not at all.
 
 Anything else needs the whole tensor: `NeedsWhole` says which operator, and `make_block` makes the whole tensor, takes
@@ -24,6 +24,7 @@ from gridwise.deferred_init.filling import Fill, Ranges, fill_block, fills_are_k
 from gridwise.deferred_init.marking import FACTORIES, FILLS
 from gridwise.deferred_init.recording import literal
 from gridwise.deferred_init.replaying import real, replay, replaying
+from gridwise.deferred_init.rounding import keeps_bits
 from gridwise.deferred_init.tape import External, Node, Value
 from gridwise.fake.dispatch import operator
 
@@ -44,11 +45,11 @@ _CONSTANTS: dict[Any, Callable[[Node], Any]] = {
 }
 _EMPTY = (aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default)
 _COPIES = (aten.clone.default, aten._to_copy.default)
-# The same bits whether torch takes its vector or its scalar path.
-_EXACT = (
-    aten.fill_.Scalar, aten.zero_.default, aten.copy_.default, aten.mul_.Tensor, aten.mul_.Scalar, aten.div_.Tensor,
-    aten.neg_.default, aten.abs_.default, aten.clamp_.default,
-)  # fmt: skip
+_PLAIN_WRITES = (
+    aten.fill_.Scalar,
+    aten.zero_.default,
+    aten.copy_.default,
+)  # elementwise, though torch has no tag for it
 
 
 class Session:
@@ -67,7 +68,7 @@ def make_block(value: Value, ranges: Ranges) -> Tensor:
     """The block `ranges` of a value, contiguous and on its own storage."""
     try:
         with replaying():
-            return block_of(value, ranges, math.inf, Session())
+            return block_of(value, ranges, math.inf, Session()).contiguous()
     except NeedsWhole:
         whole = replay([value])[0].detach()
         return whole[tuple(slice(*r) for r in ranges)].clone(memory_format=torch.contiguous_format)
@@ -96,8 +97,11 @@ def block_of(value: Value, ranges: Ranges, before: float, session: Session) -> T
     for dim, (first, last) in zip(dims, ranges, strict=True):
         if dim is not None:
             wanted[dim] = (start[dim] + first, start[dim] + last)
-    block = _replay_block(value, root, tuple(wanted), before, session)
-    return _as_view(block, dims)
+    block = _as_view(_replay_block(value, root, tuple(wanted), before, session), dims)
+    added = tuple(
+        slice(0, last - first) if dim is None else slice(None) for dim, (first, last) in zip(dims, ranges, strict=True)
+    )
+    return block[added]
 
 
 def _replay_block(value: Value, root: Value, box: Ranges, before: float, session: Session) -> Tensor:
@@ -139,6 +143,8 @@ def _create(node: Node, root: Value, box: Ranges, extents: list[int], session: S
         raise NeedsWhole(f"{_name(node)} is not elementwise")
     if node.mark is not None or operator(func).written:
         raise NeedsWhole(f"{_name(node)} cannot be cut")
+    if not keeps_bits(node):
+        raise NeedsWhole(f"{_name(node)} may round otherwise in a block")
     args = [_ingredient(arg, meta, box, node, session) for arg in node.args]
     kwargs = {k: _ingredient(v, meta, box, node, session) for k, v in node.kwargs.items()}
     made = func(*args, **kwargs)
@@ -172,12 +178,12 @@ def _write(node: Node, root: Value, box: Ranges, block: Tensor, session: Session
     if node.func in FILLS:
         fill_block(_fill(node, FILLS[node.func], meta), meta.shape, tuple(part), work)
     else:
-        if torch.Tag.pointwise not in node.func.tags and node.func not in _EXACT:
+        if torch.Tag.pointwise not in node.func.tags and node.func not in _PLAIN_WRITES:
             raise NeedsWhole(f"{_name(node)} is not elementwise")
-        if not meta.is_contiguous() and node.func not in _EXACT:
-            raise NeedsWhole(f"{_name(node)} acts on a strided tensor, where torch may round otherwise")
         if node.mark is not None:
             raise NeedsWhole(f"{_name(node)} draws random numbers in an order that cannot be cut")
+        if not keeps_bits(node):
+            raise NeedsWhole(f"{_name(node)} may round otherwise in a block")
         if work is not view:
             work.copy_(view)
         args = [_ingredient(arg, meta, tuple(part), node, session) for arg in node.args[1:]]
@@ -234,6 +240,8 @@ def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
     """Which dim of the storage each dim of a view runs along; None for a dim of size 1 that runs along none."""
     if meta.dtype != root.dtype:
         raise NeedsWhole("a view with another dtype")
+    if meta.is_conj() != root.is_conj() or meta.is_neg() != root.is_neg():
+        raise NeedsWhole("a view of conjugate or negative values")
     if meta.shape == root.shape and meta.stride() == root.stride():
         return list(range(meta.dim()))
     start = _unravel(int(meta.storage_offset()), root.shape)
@@ -259,7 +267,7 @@ def _as_view(block: Tensor, dims: list[int | None]) -> Tensor:
     """A block of the storage, seen with the dims of the view."""
     kept = [dim for dim in dims if dim is not None]
     dropped = [dim for dim in range(block.dim()) if dim not in kept]
-    view = block.permute(*kept, *dropped)
+    view = block.permute([*kept, *dropped])
     for _ in dropped:
         view = view.squeeze(-1)
     for at, dim in enumerate(dims):

@@ -89,12 +89,12 @@ def fill_block(fill: Fill, shape: Sequence[int], ranges: Ranges, out: Tensor) ->
     if out.numel() == 0:
         return
     flat = out.view(-1)
-    if not fill.can_be_cut():
-        whole = torch.empty(
-            list(shape), dtype=fill.dtype, device="cpu"
-        )  # fewer than 16 normals: they may use up a left-over sample
+    if not shape:  # a number
+        shape, ranges = (1,), ((0, 1),)
+    if not fill.can_be_cut():  # fewer than 16 normals: they may use up a left-over sample
+        whole = torch.empty(list(shape), dtype=fill.dtype, device="cpu")
         whole.normal_(*fill.parameters, generator=generator_at(fill.mark.state()))
-        out.copy_(whole[tuple(slice(*r) for r in ranges)])
+        flat.copy_(whole[tuple(slice(*r) for r in ranges)].reshape(-1))
         return
     # Everything from dim k on is one run of memory; the rows of dim k - 1 follow one another at a fixed distance.
     k = max((d for d, (start, stop) in enumerate(ranges) if stop - start != shape[d]), default=0)

@@ -75,6 +75,12 @@ def has_sample(state: Tensor) -> bool:
     return bool(state[5040:5044].any())
 
 
+def is_seeded(state: Tensor) -> bool:
+    """Whether nothing was drawn since the generator was seeded."""
+    header = state.numpy()[8:24].view(np.int32)
+    return bool(header[0] == 1 and header[2] == 0)
+
+
 def without_sample(state: Tensor) -> Tensor:
     new = state.clone()
     new[_SAMPLE] = 0

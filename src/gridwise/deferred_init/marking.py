@@ -53,10 +53,10 @@ OVERWRITES = {
 
 
 def mark_for(
-    node: Node, args: Any, generator: torch.Generator | None, drawn: Any, device: torch.device, ledger: Ledger | None
+    node: Node, args: Any, kwargs: dict[str, Any], drawn: Any, device: torch.device, ledger: Ledger | None
 ) -> Mark:
     """The mark of a random operator that gives, or fills, the meta tensor `drawn`."""
-    source = generator_for(generator, device)
+    source = generator_for(kwargs.get("generator"), device)
     kind = FILLS.get(node.func) or FACTORIES.get(node.func)
     lazily = ledger if source is DEFAULT else None
     if kind is not None and source.device.type == "cpu":
@@ -68,17 +68,19 @@ def mark_for(
             return mark
     if lazily is not None:
         lazily.settle()
-    return _mark_by_drawing(node, args, source, device)
+    return _mark_by_drawing(node, args, kwargs, source, device)
 
 
-def _mark_by_drawing(node: Node, args: Any, source: torch.Generator, device: torch.device) -> Mark:
+def _mark_by_drawing(node: Node, args: Any, kwargs: dict[str, Any], source: torch.Generator, device: Any) -> Mark:
     stream = Stream(source.get_state())
     on_cpu = source.device.type == "cpu"
     mark = Mark(stream, 0, stream.first_sample() if on_cpu else None, None, None if on_cpu else source.device)
-    filled = args[0] if node.func in OVERWRITES else None  # only its geometry matters
-    reals = replay([t.value for t in tensors_in(args) if isinstance(t, FakeTensor) and t is not filled])
+    filled = args[0] if node.func in OVERWRITES else kwargs.get("out")  # only its geometry matters
+    read = [t for t in tensors_in(args) if isinstance(t, FakeTensor) and t is not filled]
+    reals = replay([t.value for t in read])
+    given = {name: _stand_in(item, filled, [], device) for name, item in kwargs.items() if name != "generator"}
     with replaying():
-        after = run_at(mark, node.func, [_stand_in(a, filled, reals, device) for a in args], node.kwargs)[1]
+        after = run_at(mark, node.func, [_stand_in(a, filled, reals, device) for a in args], given)[1]
     source.set_state(after)
     return mark
 

@@ -20,9 +20,10 @@ from gridwise.deferred_init.blocks import make_block
 from gridwise.deferred_init.filling import Ranges
 from gridwise.deferred_init.recording import RECORDER
 from gridwise.deferred_init.replaying import replay
+from gridwise.deferred_init.streams import ALONE
 from gridwise.deferred_init.tape import Cell, Value
 from gridwise.errors import DeferredInitError, describe
-from gridwise.fake.dispatch import geometry, with_geometry
+from gridwise.fake.geometry import geometry, with_geometry
 from gridwise.fake.parameters import FakeUninitialized
 from gridwise.fake.tensor import FakeTensor
 
@@ -59,11 +60,19 @@ def check_ours(tensor: Tensor, name: str = "") -> None:
 
 def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
     """Make these deferred tensors real, all in one replay; `real_of` tells what each has become."""
+    with ALONE:
+        _make_real(tensors, progress)
+
+
+def _make_real(tensors: Iterable[Tensor], progress: Any) -> None:
     pending: dict[int, FakeTensor] = {}
+    gradients: list[tuple[FakeTensor, FakeTensor]] = []
     for tensor in tensors:
         if isinstance(tensor, FakeTensor) and "became" not in tensor.__dict__:
             for fake in (*_leaves_behind(tensor), tensor):
                 pending[id(fake)] = fake
+                gradients += _gradient_of(fake)
+    pending |= {id(gradient): gradient for _, gradient in gradients}
     fakes = [fake for fake in pending.values() if "became" not in fake.__dict__]
     storages = _storages([fake.value for fake in fakes if fake.grad_fn is None], progress)
     made: dict[Value, Tensor] = {}
@@ -76,14 +85,27 @@ def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
         else:
             real = replay([fake.value], given=made)[0]
         reals.append(_dressed(real, fake))
+    for fake, _ in gradients:
+        fake.grad = None  # torch swaps no tensor that is in use
     _adopt(fakes, reals)
+    for fake, gradient in gradients:
+        real_of(fake).grad = real_of(gradient)
+
+
+def _gradient_of(fake: FakeTensor) -> list[tuple[FakeTensor, FakeTensor]]:
+    """A parameter with its deferred gradient, if it has one."""
+    gradient = fake.grad if fake.is_leaf else None
+    return [(fake, gradient)] if isinstance(gradient, FakeTensor) else []
 
 
 def make_blocks(wanted: Iterable[tuple[FakeTensor, Ranges]], step: Callable[[], None] = _nothing) -> None:
     """Make one block of each of these deferred tensors; the block takes the tensor's place, as in `make_real`."""
     for fake, ranges in wanted:
         block = block_for(fake, ranges)
+        gradients = [block_for(gradient, ranges) for _, gradient in _gradient_of(fake)]
         _adopt([fake], [_dressed(block, fake)])
+        for gradient in gradients:
+            real_of(fake).grad = gradient
         step()
 
 
@@ -147,6 +169,8 @@ def _dressed(real: Tensor, fake: FakeTensor) -> Tensor:
             setattr(real, name, attribute)
     if fake._backward_hooks is not None and fake.grad_fn is None:
         real._backward_hooks = fake._backward_hooks
+    if fake._post_accumulate_grad_hooks is not None:
+        real._post_accumulate_grad_hooks = fake._post_accumulate_grad_hooks
     return real
 
 

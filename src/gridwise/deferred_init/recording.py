@@ -20,19 +20,17 @@ from gridwise.deferred_init.streams import Ledger, generator_for
 from gridwise.deferred_init.tape import Cell, External, Node, Value
 from gridwise.errors import DeferredInitError, describe
 from gridwise.fake.dispatch import (
+    SETS,
     Keeper,
     Operator,
     check_fill,
-    geometry,
     needs_data,
     operator,
     returned,
-    storage_copy,
     tensors_in,
-    to_meta,
-    with_geometry,
     written_by,
 )
+from gridwise.fake.geometry import Geometry, geometry, storage_copy, with_geometry, without_data
 from gridwise.fake.tensor import FakeTensor, make_fake
 
 aten = torch.ops.aten
@@ -46,6 +44,17 @@ class Recorder(Keeper):
     def __init__(self) -> None:
         super().__init__()
         self.ledger: Ledger | None = None  # while `deferred_init` runs
+        self._lent: dict[int, FakeTensor] = {}  # storages of others, by address, while it runs
+
+    def begin(self) -> Ledger:
+        self.ledger = Ledger()
+        return self.ledger
+
+    def end(self) -> None:
+        ledger, self.ledger = self.ledger, None
+        self._lent.clear()
+        if ledger is not None:
+            ledger.settle()
 
     def new(self, meta: Tensor, device: torch.device, func: Any, args: Any, kwargs: Any) -> FakeTensor:
         return self.new_cell(func, args, meta, device, {"dtype": meta.dtype, "device": device})
@@ -60,13 +69,15 @@ class Recorder(Keeper):
         self.check_unmade(value.cell, func)
         node = Node(func, (value, *args[1:]), {})
         if func in FILLS:
-            node.mark = mark_for(node, args, kwargs.get("generator"), fake.meta, fake.device, self.ledger)
+            node.mark = mark_for(node, args, kwargs, fake.meta, fake.device, self.ledger)
         node.overwrites = value.is_whole or _fills_storage(fake.meta)
         value.cell.writes.append(node)
         return fake
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = operator(func)
+        if func in SETS:
+            return self.set_storage(op, *args)
         if needs_data(func, op, args):
             return self.run_for_real(func, op, args, kwargs)
         self.check_company(op, args, kwargs)
@@ -86,7 +97,7 @@ class Recorder(Keeper):
             if "generator" in node_kwargs:
                 node.kwargs = {**node_kwargs, "generator": None}  # replayed by the default one, from the mark
             drawn = args[0].meta if func in FILLS else result
-            node.mark = mark_for(node, args, kwargs.get("generator"), drawn, device, self.ledger)
+            node.mark = mark_for(node, args, kwargs, drawn, device, self.ledger)
         if op.written:
             self.note_writes(func, op, args, kwargs, node)
             if op.returns_written:
@@ -153,16 +164,25 @@ class Recorder(Keeper):
             return type(item)(real(i) for i in item) if isinstance(item, list | tuple) else item
 
         with torch.no_grad():
-            result = func(*[real(a) for a in args], **{k: real(v) for k, v in kwargs.items()})
+            result = self.run_real(func, tuple(real(a) for a in args), {k: real(v) for k, v in kwargs.items()})
         return self.constants(result)
 
     def constants(self, result: Any) -> Any:
         if isinstance(result, Tensor):
-            return self.constant(result)
+            return self.constant(result) if result.layout == torch.strided else result
         return type(result)(self.constants(r) for r in result) if isinstance(result, list | tuple) else result
 
     def constant(self, real: Tensor) -> FakeTensor:
-        return self.new_cell(literal, (External(real, real._version),), to_meta(real), real.device)
+        return self.new_cell(literal, (External.of(real),), without_data(real), real.device)
+
+    def lent(self, real: Tensor) -> FakeTensor:
+        known = self._lent.get(real.untyped_storage()._cdata)
+        if known is None:
+            kept = External(real, real._version, None)
+            known = self.new_cell(literal, (kept,), without_data(real), real.device)
+            if self.ledger is not None:
+                self._lent[real.untyped_storage()._cdata] = known
+        return known if geometry(known.meta) == geometry(real) else self.restride(known, geometry(real))
 
     def read(self, fake: FakeTensor, asked: str) -> Tensor:
         return replay([fake.value])[0].detach()
@@ -182,13 +202,12 @@ class Recorder(Keeper):
     def copy_storage(self, fake: FakeTensor) -> FakeTensor:
         return self.new_cell(storage_copy, (fake.value,), storage_copy(fake.meta), fake.given_device)
 
-    def restride(self, whole: FakeTensor, like: FakeTensor) -> FakeTensor:
-        target = geometry(like.meta)
+    def restride(self, whole: FakeTensor, target: Geometry) -> FakeTensor:
         meta = with_geometry(whole.meta, target)
         node = Node(with_geometry, (whole.value, target), {})
         value = Value(whole.value.cell, node, meta)
         node.outputs.append(value)
-        return make_fake(self, meta, like.given_device, value)
+        return make_fake(self, meta, whole.given_device, value)
 
     def part_from_aliases(self, fake: FakeTensor) -> None:
         super().part_from_aliases(fake)
@@ -219,12 +238,13 @@ class Recorder(Keeper):
                             fix="make it inside the function that deferred_init runs.",
                         )
                     )
-            elif self.ledger is None:
+            elif self.ledger is None and tensor.dim() > 0:  # a number is no data: `weight[0] = 1` fills with a tensor
                 raise DeferredInitError(
                     describe(
                         f"{op.name}{self.place()} got a deferred tensor together with a real one of size "
                         f"{tuple(tensor.shape)}: a deferred tensor has no data yet.",
-                        fix="call gridwise.deferred_init.materialize_module (or materialize_tensor) first.",
+                        fix="call gridwise.deferred_init.materialize_module (or materialize_tensor) first; "
+                        "load_state_dict(state, assign=True) needs no values and may come before.",
                     )
                 )
             elif tensor.is_inference():
@@ -252,7 +272,7 @@ def record(arg: Any) -> Any:
     if isinstance(arg, FakeTensor):
         return arg.value
     if isinstance(arg, Tensor):
-        return External(arg, arg._version)
+        return External.of(arg)
     if isinstance(arg, list | tuple):
         return [record(item) for item in arg]
     return arg
@@ -260,7 +280,7 @@ def record(arg: Any) -> Any:
 
 def literal(tensor: Tensor) -> Tensor:
     """What a constant such as `torch.tensor([1.0])` is on the tape."""
-    return tensor.detach().clone()
+    return storage_copy(tensor)
 
 
 def _fills_storage(meta: Tensor) -> bool:

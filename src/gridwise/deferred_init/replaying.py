@@ -13,15 +13,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gridwise.deferred_init.streams import DEFAULT, Mark
+from gridwise.deferred_init.generator import generator_at
+from gridwise.deferred_init.streams import ALONE, DEFAULT, Mark
 from gridwise.deferred_init.tape import Cell, External, Node, Value, values_in
-from gridwise.errors import DeferredInitError, describe
+from gridwise.fake.geometry import geometry, on_storage
 
 
 def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[Node]:
@@ -62,13 +64,9 @@ def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: fl
 
 @contextmanager
 def replaying() -> Iterator[None]:
-    """No modes, no autocast, and the default generator as it was before."""
-    with _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
-        saved = DEFAULT.get_state()
-        try:
-            yield
-        finally:
-            DEFAULT.set_state(saved)
+    """One thread at a time, no modes and no autocast."""
+    with ALONE, _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
+        yield
 
 
 def replay(
@@ -99,11 +97,21 @@ def _run(node: Node, env: dict[Value, Tensor]) -> None:
     kwargs = {k: real(v, env) for k, v in node.kwargs.items()} if node.kwargs else {}
     with torch.set_grad_enabled(node.grad_enabled), _default_dtype(node.default_dtype):
         result = node.func(*args, **kwargs) if node.mark is None else run_at(node.mark, node.func, args, kwargs)[0]
-    results = iter(_flat(result))
-    for output in node.outputs:
-        made = next(results)
-        if output is not None:
-            env[output] = made
+        results = iter(_flat(result))
+        for output in node.outputs:
+            made = next(results)
+            if output is not None:
+                env[output] = _as_recorded(made, output) if output.cell.writes[0] is node else made
+
+
+def _as_recorded(made: Tensor, output: Value) -> Tensor:
+    """A new tensor with the strides that its views were recorded with: torch lays some results, those of FFTs say, out
+    otherwise than its meta kernels tell."""
+    meta = output.meta
+    if made.stride() == meta.stride() and made.storage_offset() == meta.storage_offset():
+        return made
+    storage = torch.UntypedStorage(meta.untyped_storage().nbytes(), device=made.device)
+    return on_storage(storage, geometry(meta)).copy_(made)
 
 
 @contextmanager
@@ -117,33 +125,36 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def run_at(mark: Mark, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
-    """The result of a random operator run from its mark, and the generator's state after it. Leaves the CPU's default
-    generator there (`replaying` puts it back), and CUDA's as it was."""
+    """The result of a random operator run from its mark, and the generator's state after it. Torch's own generators are
+    left as they were; where the operator takes another one they are not even touched."""
+    if mark.device is None and _takes_generator(func):
+        own = generator_at(mark.state())
+        return func(*args, **{**kwargs, "generator": own}), _noted(mark, own.get_state())
     generator = DEFAULT if mark.device is None else torch.cuda.default_generators[mark.device.index]
-    before = generator.get_state() if mark.device is not None else None
+    before = generator.get_state()
     generator.set_state(mark.state())
-    result = func(*args, **kwargs)
-    after = generator.get_state()
+    try:
+        return func(*args, **kwargs), _noted(mark, generator.get_state())
+    finally:
+        generator.set_state(before)
+
+
+def _noted(mark: Mark, after: Tensor) -> Tensor:
     if mark.end is not None:
         mark.stream.reached(mark.end, after)
-    if before is not None:
-        generator.set_state(before)
-    return result, after
+    return after
+
+
+@cache
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
 
 
 def real(arg: Any, env: dict[Value, Tensor]) -> Any:
     if type(arg) is Value:
         return env[arg]
     if type(arg) is External:
-        if arg.tensor._version != arg.version:
-            raise DeferredInitError(
-                describe(
-                    f"A tensor of size {tuple(arg.tensor.shape)} that the constructor used was updated in-place: "
-                    f"version {arg.version} then, {arg.tensor._version} now. Materialization cannot be performed.",
-                    fix="give the constructor a clone of it, or materialise before changing it.",
-                )
-            )
-        return arg.tensor
+        return arg.checked()
     if isinstance(arg, tuple | list):
         return type(arg)([real(item, env) for item in arg]) if type(arg) in (tuple, list) else arg
     return arg

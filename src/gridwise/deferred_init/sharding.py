@@ -22,23 +22,61 @@ class Blocks(Protocol):
 Layout = Callable[[str, torch.Size], Slices | None] | Mapping[str, Blocks]
 
 
-def slices_for(layout: Layout, rank: Any, name: str, shape: torch.Size) -> Slices | None:
-    """What `layout` says of a tensor: its slices, or None for all of it."""
+def check_layout(layout: Layout, rank: Any, names: Sequence[str]) -> None:
+    """Raise for what is neither kind of layout, and for names that the module does not have."""
     if callable(layout):
-        return layout(name, shape)
+        return
+    if not isinstance(layout, Mapping):
+        raise PartitionError(
+            describe(
+                f"materialize_module: `layout` (={layout!r}) is neither a function nor a mapping of layouts.",
+                fix="give a function of name and shape that gives slices, or {name: layout} together with rank=...",
+            )
+        )
     if rank is None:
         raise PartitionError(
             describe(
                 "materialize_module: `layout` is a mapping of layouts, and `rank` was not given.", fix="give rank=..."
             )
         )
+    unknown = [name for name in layout if name not in names]
+    if unknown:
+        raise PartitionError(
+            describe(
+                f"materialize_module: `layout` cuts {', '.join(map(repr, unknown))}; the module has no such tensors.",
+                fix=f"use names as in named_parameters() and named_buffers(): {', '.join(map(repr, names[:4]))}, ...",
+            )
+        )
+
+
+def slices_for(layout: Layout, rank: Any, name: str, shape: torch.Size) -> Slices | None:
+    """What `layout` says of a tensor: its slices, or None for all of it."""
+    if callable(layout):
+        return layout(name, shape)
     blocks = layout.get(name)
-    return None if blocks is None else blocks.block(rank).slices
+    if blocks is None:
+        return None
+    expected = getattr(blocks, "global_shape", shape)
+    if tuple(expected) != tuple(shape):
+        raise PartitionError(
+            describe(
+                f"materialize_module: the layout of {name} is for a tensor of {tuple(expected)}; it is {tuple(shape)}.",
+                fix="make the layout from the tensor's shape.",
+            )
+        )
+    return blocks.block(rank).slices
 
 
 def ranges_of(slices: Slices | Any, shape: Sequence[int], name: str) -> Ranges:
     """Start and stop along every dim; raises for what is no block."""
-    slices = tuple(getattr(slices, "slices", slices))
+    slices = getattr(slices, "slices", slices)
+    if not isinstance(slices, Sequence) or isinstance(slices, str):
+        raise PartitionError(
+            describe(
+                f"A block of {name} was asked for with {slices!r}, which is no sequence of slices.",
+                fix="give a tuple of one slice per dim, (slice(start, stop), ...).",
+            )
+        )
     if len(slices) > len(shape):
         raise PartitionError(
             describe(

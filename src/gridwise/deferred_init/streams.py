@@ -9,6 +9,7 @@ where eager construction would have left it. Whoever asks the generator for its 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +19,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.draws import Kind, counts_are_known, taken
-from gridwise.deferred_init.generator import advanced, generator_at, has_sample, with_sample_of, without_sample
+from gridwise.deferred_init.generator import (
+    advanced,
+    generator_at,
+    has_sample,
+    is_seeded,
+    with_sample_of,
+    without_sample,
+)
+from gridwise.errors import DeferredInitError, describe
 
 DEFAULT: torch.Generator = (
     torch._C.default_generator
 )  # the generator itself, also while `torch.default_generator` is watched
+ALONE = threading.RLock()  # held by whoever looks at the default generator or moves it: threads may materialise at once
 AT_START = -1  # the left-over normal sample is the one that the stream's first state holds
 
 
@@ -91,9 +101,8 @@ class Ledger:
 
     def take(self, kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> Mark | None:
         """Book the draws of an operator; None, and the generator settled, where their number is not known."""
-        state = self.generator.get_state()
-        if not torch.equal(state, self.stream.start):  # somebody else drew or seeded
-            self._open(state)
+        with ALONE:
+            self.meet_others()
         count = taken(kind, n, dtype, contiguous, self.sample_at is not None) if counts_are_known() else None
         if count is None:
             self.settle()
@@ -106,14 +115,31 @@ class Ledger:
         self.draws += count.draws
         return mark
 
+    def meet_others(self) -> None:
+        """Go on from where somebody else has put the generator. One who drew has got numbers that are booked already."""
+        state = self.generator.get_state()
+        if torch.equal(state, self.stream.start):
+            return
+        lost, self.draws = self.draws, 0
+        self._open(state)
+        if lost and not is_seeded(state):
+            raise DeferredInitError(
+                describe(
+                    f"deferred_init: another thread, or code with its own reference to the default generator, moved it "
+                    f"while {lost} draws of this thread were counted and not yet drawn: the values would not be those of "
+                    "eager construction.",
+                    fix="build the model in one thread; ask torch.default_generator for the generator where it is used.",
+                )
+            )
+
     def settle(self) -> None:
         """Move the generator to where drawing would have brought it."""
-        with _disable_current_modes():  # a constructor may have asked, with recording on
-            state = self.generator.get_state()
-            if torch.equal(state, self.stream.start) and (self.draws or self.sample_at != self.stream.first_sample()):
+        with ALONE, _disable_current_modes():  # a constructor may have asked, with recording on
+            self.meet_others()
+            if self.draws or self.sample_at != self.stream.first_sample():
                 state = self.stream.state_at(self.draws, self.sample_at)
                 self.generator.set_state(state)
-            self._open(state)
+                self._open(state)
 
 
 class WatchedGenerator(torch.Generator):

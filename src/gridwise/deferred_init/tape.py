@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 
 from gridwise.deferred_init.streams import Mark
+from gridwise.errors import DeferredInitError, describe
 
 _clock = itertools.count(1)
 
@@ -50,6 +52,37 @@ class External:
 
     tensor: Tensor
     version: int
+    digest: int | None  # of memory that numpy or others write to without torch's knowing
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> External:
+        return cls(tensor, tensor._version, _digest(tensor) if _is_borrowed(tensor) else None)
+
+    def checked(self) -> Tensor:
+        """The tensor; raises if it was changed."""
+        if self.tensor._version != self.version:
+            how = f"updated in-place: version {self.version} then, {self.tensor._version} now"
+        elif self.digest is not None and self.digest != _digest(self.tensor):
+            how = "changed by others that hold its memory, a numpy array say"
+        else:
+            return self.tensor
+        raise DeferredInitError(
+            describe(
+                f"A tensor of size {tuple(self.tensor.shape)} that the constructor used was {how}. "
+                "Materialization cannot be performed.",
+                fix="give the constructor a copy of it (`tensor.clone()`, `torch.tensor(array)`), or materialise before.",
+            )
+        )
+
+
+def _is_borrowed(tensor: Tensor) -> bool:
+    ordinary = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    return ordinary and tensor.device.type == "cpu" and not tensor.untyped_storage().resizable()
+
+
+def _digest(tensor: Tensor) -> int:
+    values = tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+    return xxhash.xxh3_64_intdigest(values.view(torch.uint8).numpy().data)
 
 
 class Node:

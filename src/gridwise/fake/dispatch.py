@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from gridwise.errors import FakeTensorError, describe
+from gridwise.fake.geometry import META, Geometry, storage_copy, with_geometry, without_data
 from gridwise.fake.tensor import FakeTensor, make_fake
 
 aten = torch.ops.aten
 
 FILLS = (aten.uniform_.default, aten.normal_.default, aten.fill_.Scalar, aten.zero_.default)
 CPU = torch.device("cpu")
-META = torch.device("meta")
+SETS = (aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor)
 _NEEDS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # Running mean and variance are changed, though the schema does not say so.
 _UNDECLARED_WRITES = (
@@ -104,6 +105,8 @@ class Keeper:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator in which at least one tensor is fake, or of a factory in the mode."""
         op = operator(func)
+        if func in SETS:
+            return self.set_storage(op, *args)
         if needs_data(func, op, args):
             self.refuse(op, "needs the data of a fake tensor, and a fake has none")
         device = self.device_of(op, args, kwargs)
@@ -153,8 +156,10 @@ class Keeper:
             )
 
     def on_meta(self, func: Any, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if op.reshapes and isinstance(args[0], FakeTensor):
-            self.part_from_aliases(args[0])
+        out = kwargs.get("out")  # torch resizes it to what it gets
+        reshaped = args[0] if op.reshapes else out if isinstance(out, FakeTensor) else None
+        if isinstance(reshaped, FakeTensor):
+            self.part_from_aliases(reshaped)
         meta_args = tuple([to_meta(a) if isinstance(a, Tensor | list | tuple) else a for a in args])
         meta_kwargs = {k: to_meta(v) for k, v in kwargs.items()} if kwargs else {}
         if op.has_device and (meta_kwargs.get("device") is not None or not args or not isinstance(args[0], Tensor)):
@@ -166,11 +171,27 @@ class Keeper:
         for tensor in tensors_in(written_by(op, args, kwargs)):
             if not isinstance(tensor, FakeTensor):
                 self.refuse(op, "would write fake values into a real tensor")
-        result = func(*meta_args, **meta_kwargs)
-        if op.reshapes:
-            fake = args[0]
-            fake.take_geometry(make_fake(self, fake.meta, fake.given_device, fake.value))
+        try:
+            result = func(*meta_args, **meta_kwargs)
+        except RuntimeError as error:
+            if "no fake impl registered" in str(error) or "data is not allocated yet" in str(error):  # custom operators
+                raise NotImplementedError(str(error)) from error
+            raise
+        if isinstance(reshaped, FakeTensor):
+            reshaped.take_geometry(make_fake(self, reshaped.meta, reshaped.given_device, reshaped.value))
+        if isinstance(result, Tensor) and result.layout != torch.strided:
+            raise NotImplementedError(f"a tensor of layout {result.layout} cannot be pretended")
         return result
+
+    def set_storage(self, op: Operator, fake: Any, source: Any, *geometry: Any) -> Any:
+        """`fake.set_(source)`: the fake becomes another name of a storage. `torch.load` makes its tensors so."""
+        if not isinstance(fake, FakeTensor):
+            self.refuse(op, "would give a real tensor a storage without data")
+        if not isinstance(source, FakeTensor):
+            start = torch.empty(0, dtype=fake.dtype, device=source.device)
+            source = self.lent(start.set_(source, *geometry))
+        fake.take_geometry(source)
+        return fake
 
     def wrap(self, result: Any, device: torch.device) -> Any:
         if isinstance(result, Tensor):
@@ -196,15 +217,19 @@ class Keeper:
 
     def constant(self, real: Tensor) -> FakeTensor:
         """A fake of a literal such as `torch.tensor([1, 2])`."""
-        return make_fake(self, to_meta(real), real.device)
+        return make_fake(self, without_data(real), real.device)
+
+    def lent(self, real: Tensor) -> FakeTensor:
+        """A fake of a tensor whose storage others may have in common with it."""
+        return self.constant(real)
 
     def copy_storage(self, fake: FakeTensor) -> FakeTensor:
         """A fake of the whole storage behind `fake`, copied."""
         return make_fake(self, storage_copy(fake.meta), fake.given_device)
 
-    def restride(self, whole: FakeTensor, like: FakeTensor) -> FakeTensor:
-        """A view of `whole`'s storage with the geometry of `like`."""
-        return make_fake(self, with_geometry(whole.meta, geometry(like.meta)), like.given_device)
+    def restride(self, whole: FakeTensor, target: Geometry) -> FakeTensor:
+        """Another view of `whole`'s storage."""
+        return make_fake(self, with_geometry(whole.meta, target), whole.given_device)
 
     # -- errors
 
@@ -231,28 +256,6 @@ class Keeper:
 
 PLAIN = Keeper()
 PLAIN_CUDA = Keeper(fake_cuda=True)
-
-Geometry = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
-
-
-def geometry(tensor: Tensor) -> Geometry:
-    return tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype
-
-
-def with_geometry(tensor: Tensor, target: Geometry) -> Tensor:
-    """Another name for the storage behind `tensor`."""
-    size, stride, offset, dtype = target
-    return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), offset, size, stride)
-
-
-def storage_copy(tensor: Tensor) -> Tensor:
-    """A tensor of the same geometry on a copy of the whole storage."""
-    storage = tensor.untyped_storage()
-    new = torch.UntypedStorage(storage.nbytes(), device=tensor.device)
-    if tensor.device.type != "meta":
-        new.copy_(storage)
-    size, stride, offset, dtype = geometry(tensor)
-    return torch.empty(0, dtype=dtype, device=tensor.device).set_(new, offset, size, stride)
 
 
 def needs_data(func: Any, op: Operator, args: tuple[Any, ...]) -> bool:
@@ -288,6 +291,8 @@ def to_meta(arg: Any) -> Any:
     if isinstance(arg, FakeTensor):
         return arg.meta
     if isinstance(arg, Tensor):
+        if arg.layout != torch.strided:
+            raise NotImplementedError(f"a tensor of layout {arg.layout} cannot be pretended")
         return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=META)
     if isinstance(arg, list | tuple):
         return type(arg)([to_meta(item) for item in arg])

@@ -14,6 +14,8 @@ from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, Keeper, operator, tensors_
 from gridwise.fake.parameters import parameters_of
 from gridwise.fake.tensor import FakeTensor
 
+aten = torch.ops.aten
+
 
 class _Active(threading.local):
     """The fake modes of this thread."""
@@ -52,8 +54,10 @@ class FakeFactories(TorchDispatchMode):
             if isinstance(tensor, FakeTensor):
                 return tensor.keeper.run(func, args, kwargs)
             has_tensors = True
-        if func is torch.ops.aten.lift_fresh.default:
+        if func is aten.lift_fresh.default:
             return self.keeper.constant(args[0])
+        if func is aten.empty_like.default and args[0].is_meta and kwargs.get("device") is not None:
+            has_tensors = False  # `to_empty`: a factory, since a meta tensor lends its geometry only
         if has_tensors or not operator(func).has_device or str(kwargs.get("device")) == "meta":
             return self.keeper.run_real(func, args, kwargs)
         return self.keeper.run(func, args, kwargs)

@@ -7,6 +7,7 @@ without asking the dispatcher, so while a mode is on these constructors are ours
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -79,33 +80,72 @@ def make_uninitialized(
     return made
 
 
+class _Inside(threading.local):
+    """The keepers of this thread, the innermost last: other threads go on making ordinary parameters."""
+
+    def __init__(self) -> None:
+        self.keepers: list[Keeper] = []
+
+
+_inside = _Inside()
+_lock = threading.Lock()
+_torchs: dict[Any, Any] = {}  # torch's constructors, while ours are in their place
+_users = 0
+
+
 @contextmanager
 def parameters_of(keeper: Keeper) -> Iterator[None]:
-    """While inside, torch's parameter classes make what this file describes."""
-
-    def parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        made = before[nn.Parameter](cls, data, requires_grad)
-        if type(made) in (FakeTensor, UnguardedFake) and cls is not nn.Parameter:
-            made.parameter_class = cls
-        return made
-
-    def lazy_parameter(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
-        return make_uninitialized(keeper, FakeUninitializedParameter, requires_grad, device, dtype, None)
-
-    def lazy_buffer(
-        cls: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, persistent: bool = True
-    ) -> Any:
-        return make_uninitialized(keeper, FakeUninitializedBuffer, requires_grad, device, dtype, persistent)
-
-    ours = {nn.Parameter: parameter, UninitializedParameter: lazy_parameter, UninitializedBuffer: lazy_buffer}
-    before: dict[Any, Any] = {cls: cls.__new__ for cls in ours}
-    _install(ours)
+    """While inside, torch's parameter classes make what this file describes, in this thread."""
+    _replace_constructors()
+    _inside.keepers.append(keeper)
     try:
         yield
     finally:
-        _install(before)
+        _inside.keepers.pop()
+        _put_back_constructors()
+
+
+def _replace_constructors() -> None:
+    global _users
+    with _lock:
+        if _users == 0:
+            _torchs.update({cls: cls.__new__ for cls in _OURS})
+            _install(_OURS)
+        _users += 1
+
+
+def _put_back_constructors() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            _install(_torchs)
 
 
 def _install(constructors: dict[Any, Any]) -> None:
     for cls, new in constructors.items():
         cls.__new__ = staticmethod(new)
+
+
+def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    made = _torchs[nn.Parameter](cls, data, requires_grad)
+    if type(made) in (FakeTensor, UnguardedFake) and cls is not nn.Parameter:
+        made.parameter_class = cls
+    return made
+
+
+def _lazy_parameter(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+    if not _inside.keepers:
+        return _torchs[UninitializedParameter](cls, requires_grad, device, dtype)
+    return make_uninitialized(_inside.keepers[-1], FakeUninitializedParameter, requires_grad, device, dtype, None)
+
+
+def _lazy_buffer(
+    cls: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, persistent: bool = True
+) -> Any:
+    if not _inside.keepers:
+        return _torchs[UninitializedBuffer](cls, requires_grad, device, dtype, persistent)
+    return make_uninitialized(_inside.keepers[-1], FakeUninitializedBuffer, requires_grad, device, dtype, persistent)
+
+
+_OURS = {nn.Parameter: _parameter, UninitializedParameter: _lazy_parameter, UninitializedBuffer: _lazy_buffer}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gridwise.errors import FakeTensorError, describe
 from gridwise.fake import indexing
+from gridwise.fake.geometry import geometry
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import Keeper
@@ -93,10 +94,10 @@ class FakeTensor(Tensor):
         return self.keeper.read(self, "tolist()").tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        return self.keeper.read(self, "numpy()").numpy(force=force)
+        return _for_reading(self.keeper.read(self, "numpy()").numpy(force=force))
 
     def __array__(self, dtype: Any = None) -> Any:
-        array = self.keeper.read(self, "__array__()").numpy()
+        array = _for_reading(self.keeper.read(self, "__array__()").numpy())
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def new(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
@@ -157,13 +158,23 @@ class FakeTensor(Tensor):
         if storage not in memo:
             memo[storage] = self.keeper.copy_storage(self)
         whole = memo[storage]
-        return self.keeper.restride(whole, self)
+        return self.keeper.restride(whole, geometry(self.meta))
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise FakeTensorError(
             describe(
                 f"A fake tensor of size {tuple(self.shape)} cannot be pickled or saved: it has no data.",
                 fix="materialise it first (gridwise.deferred_init.materialize_module), or keep its shape and dtype.",
+            )
+        )
+
+    def as_subclass(self, cls: Any) -> Any:
+        if isinstance(self, cls):
+            return super().as_subclass(cls)
+        raise FakeTensorError(
+            describe(
+                f"A fake tensor cannot become a {cls.__name__}: what a subclass does with its data is not recorded.",
+                fix="make it one after materialisation. Subclasses of torch.nn.Parameter work: construct them.",
             )
         )
 
@@ -257,6 +268,12 @@ def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = N
     if meta.is_neg():
         torch._C._set_neg(fake, True)
     return fake
+
+
+def _for_reading(array: Any) -> Any:
+    """An array of values that were computed for the moment: what is written to it would be lost, so numpy refuses it."""
+    array.flags.writeable = False
+    return array
 
 
 def _with_index(device: torch.device) -> torch.device:

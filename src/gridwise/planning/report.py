@@ -176,13 +176,14 @@ def _place(worker: Worker) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]], title: str) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for at, name in enumerate(lines[0]):
         table.add_column(name, justify="left" if at == 0 else "right", overflow="fold")
     for cells in lines[1:]:
-        table.add_row(*cells)
+        table.add_row(*map(escape, cells))
     return table
 
 

@@ -74,10 +74,11 @@ class Description:
         return table
 
     def __rich__(self) -> Any:
+        from rich.markup import escape
         from rich.table import Table
 
-        header, *body, total = self._cells()
-        table = Table(title=self.title, title_justify="left", show_footer=True)
+        header, *body, total = ([escape(cell) for cell in cells] for cells in self._cells())
+        table = Table(title=escape(self.title), title_justify="left", show_footer=True)
         for at, (column, footer) in enumerate(zip(header, total, strict=True)):
             table.add_column(column, footer=footer, justify="right" if at >= 4 else "left", overflow="fold")
         for cells in body:
@@ -136,6 +137,8 @@ def describe(
     >>> [(row.name, tuple(row.shape)) for row in table.rows]
     [('weight', (2, 3)), ('bias', (2,))]
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"describe: `module` has to be a torch.nn.Module, it is a {type(module).__name__}.")
     if (layout is None) != (workers is None):
         raise ValueError("describe: `layout` and `workers` are given together, or neither is.")
     rows: list[Row] = []

@@ -36,7 +36,8 @@ def owners(
     ----------
     layouts : one layout, or several by name, drawn side by side
     path : where to save the picture
-    dims : the two dims to draw (rows, columns); default: the last two. A 1-D tensor is drawn as one row.
+    dims : the two dims to draw (rows, columns), negative ones from the end; default: the last two. A 1-D tensor is
+        drawn as one row.
     image : something to see through the blocks, of the shape of the drawn dims
     needs : per name, boxes that workers need beyond their blocks, drawn as dashed outlines
 
@@ -53,10 +54,14 @@ def owners(
     named = {"": layouts} if isinstance(layouts, Layout) else dict(layouts)
     if not named:
         raise PartitionError("`layouts` is empty: there is nothing to draw.")
+    for name in needs or ():
+        if name not in named:
+            raise PartitionError(f"`needs` names {name!r}, which is none of `layouts`: {', '.join(map(repr, named))}.")
+    drawn = {name: _dims_of(layout, dims) for name, layout in named.items()}
     figure = Figure(figsize=(3.4 * len(named) + 0.4, 3.9), layout="constrained")
     axes = figure.subplots(1, len(named), squeeze=False)[0]
     for ax, (name, layout) in zip(axes, named.items(), strict=True):
-        _draw(ax, name, layout, dims, image, (needs or {}).get(name, {}))
+        _draw(ax, name, layout, drawn[name], image, (needs or {}).get(name, {}))
     if title:
         figure.suptitle(title)
     if path is not None:
@@ -65,13 +70,25 @@ def owners(
     return figure
 
 
+def _dims_of(layout: Layout, dims: Sequence[int] | None) -> tuple[int, int]:
+    """Rows and columns, counted from the front; -1 for the rows of a 1-D tensor."""
+    count = len(layout.global_shape)
+    if dims is None:
+        return count - 2, count - 1
+    if len(dims) != 2 or not all(-count <= dim < count for dim in dims):
+        raise PartitionError(
+            f"`dims` (={tuple(dims)}) must name two of the {count} dims of a tensor of {tuple(layout.global_shape)}."
+        )
+    return dims[0] % count, dims[1] % count
+
+
 def _draw(
-    ax: Axes, name: str, layout: Layout, dims: Sequence[int] | None, image: np.ndarray | None, needs: Mapping[int, Box]
+    ax: Axes, name: str, layout: Layout, dims: tuple[int, int], image: np.ndarray | None, needs: Mapping[int, Box]
 ) -> None:
     from matplotlib.patches import Rectangle
 
     shape = layout.global_shape
-    rows, columns = dims if dims is not None else (len(shape) - 2, len(shape) - 1)
+    rows, columns = dims
     height = shape[rows] if rows >= 0 else 1
     width = shape[columns]
     if image is not None:
@@ -97,7 +114,10 @@ def _draw(
     ax.set_xlim(0, max(width, 1))
     ax.set_ylim(max(height, 1), 0)
     ax.set_xlabel(f"dim {columns}")
-    ax.set_ylabel(f"dim {rows}" if rows >= 0 else "")
+    if rows >= 0:
+        ax.set_ylabel(f"dim {rows}")
+    else:
+        ax.set_yticks([])
     grid = " x ".join(map(str, layout.grid.shape))
     ax.set_title(f"{name}\n{' x '.join(map(str, shape))} on {grid}".strip(), fontsize=9)
 

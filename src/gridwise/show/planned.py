@@ -39,7 +39,8 @@ def planned(plan: Plan, path: str | Path | None = None) -> Figure:
     _map(sent, plan, "sent per step", lambda worker: worker.sent)
     _map(memory, plan, "memory", lambda worker: worker.memory)
     _bars(layers, plan)
-    figure.suptitle(f"{plan.model}, input {' x '.join(map(str, plan.input_shape))}, on {plan.ledger.size} workers")
+    run = f" ({len(plan.workers)} of them run)" if len(plan.workers) < plan.ledger.size else ""
+    figure.suptitle(f"{plan.model}, input {' x '.join(map(str, plan.input_shape))}, on {plan.ledger.size} workers{run}")
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=160)
@@ -57,8 +58,9 @@ def _map(ax: Axes, plan: Plan, name: str, of: Callable[[Worker], int]) -> None:
             for places, axis in zip(high, (rows, columns), strict=True)
         )
         values[at] = np.nanmax([values[at], of(worker)])
-    size, unit = unit_for(max(map(of, plan.workers)))
-    image = ax.imshow(values / size, cmap="viridis", aspect="auto", vmin=0)
+    most = max(map(of, plan.workers))
+    size, unit = unit_for(most)
+    image = ax.imshow(values / size, cmap="viridis", aspect="auto", vmin=0, vmax=most / size or 1)
     ax.figure.colorbar(image, ax=ax, shrink=0.8, label=unit)
     for axis, places, put in ((rows, high[0], ax.set_yticks), (columns, high[1], ax.set_xticks)):
         shown = range(0, len(places), max(1, len(places) // 8))
@@ -69,9 +71,14 @@ def _map(ax: Axes, plan: Plan, name: str, of: Callable[[Worker], int]) -> None:
 
 def _bars(ax: Axes, plan: Plan) -> None:
     """What the layers send, in the order of the model; the first at the top."""
+    ax.set_title("sent at most by a worker, per layer", fontsize=10)
+    if not plan.layers:
+        ax.set_axis_off()
+        ax.text(0.5, 0.5, "nothing is sent", ha="center", va="center", transform=ax.transAxes)
+        return
     most = sorted(plan.layers, key=lambda layer: layer.forward + layer.backward)[-SHOWN:]
     layers = [layer for layer in plan.layers if layer in most]
-    size, unit = unit_for(max((max(layer.forward, layer.backward) for layer in layers), default=0))
+    size, unit = unit_for(max(max(layer.forward, layer.backward) for layer in layers))
     places = np.arange(len(layers))
     forward, backward = (np.array([getattr(layer, way) for layer in layers]) / size for way in ("forward", "backward"))
     ax.barh(places, forward, color=FORWARD, label="forward")
@@ -80,6 +87,4 @@ def _bars(ax: Axes, plan: Plan) -> None:
     ax.set_yticks(places, names, fontsize=8)
     ax.invert_yaxis()
     ax.set_xlabel(unit)
-    ax.set_title("sent at most by a worker, per layer", fontsize=10)
-    if layers:
-        ax.legend(frameon=False, fontsize=8)
+    ax.legend(frameon=False, fontsize=8)

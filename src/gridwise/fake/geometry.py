@@ -1,0 +1,56 @@
+"""How a tensor looks at its storage, and other tensors that look at it, or at a copy of it, in the same way."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+META = torch.device("meta")
+
+
+class Geometry(NamedTuple):
+    """All that tells two views of one storage apart."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    conjugate: bool
+    negative: bool
+
+
+def geometry(tensor: Tensor) -> Geometry:
+    offset = int(tensor.storage_offset())
+    return Geometry(tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
+
+
+def on_storage(storage: torch.UntypedStorage, target: Geometry) -> Tensor:
+    """A tensor on this storage."""
+    new = torch.empty(0, dtype=target.dtype, device=storage.device)
+    new.set_(storage, target.offset, target.size, target.stride)
+    if target.conjugate:
+        torch._C._set_conj(new, True)
+    if target.negative:
+        torch._C._set_neg(new, True)
+    return new
+
+
+def with_geometry(tensor: Tensor, target: Geometry) -> Tensor:
+    """Another name for the storage behind `tensor`."""
+    return on_storage(tensor.untyped_storage(), target)
+
+
+def storage_copy(tensor: Tensor) -> Tensor:
+    """A tensor of the same geometry on a copy of the whole storage."""
+    storage = tensor.untyped_storage()
+    new = torch.UntypedStorage(storage.nbytes(), device=tensor.device)
+    if tensor.device.type != "meta":
+        new.copy_(storage)
+    return on_storage(new, geometry(tensor))
+
+
+def without_data(tensor: Tensor) -> Tensor:
+    """A meta tensor of the same geometry, on a storage of the same size."""
+    return on_storage(torch.UntypedStorage(tensor.untyped_storage().nbytes(), device=META), geometry(tensor))

@@ -12,6 +12,12 @@ from gridwise.testing import workers
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
 
+@pytest.fixture(autouse=True)
+def without_a_default_device(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--gridwise-device") != "cpu":
+        pytest.skip("these tests say themselves what is on the device")
+
+
 def row(dims: int, axis: int) -> gridwise.CartesianPartition:
     world = gridwise.world()
     return world.create_cartesian_topology_partition([world.size if d == axis else 1 for d in range(dims)])

@@ -38,7 +38,14 @@ class FreshMemory(TorchDispatchMode):
         return result
 
 
+@pytest.fixture
+def on_the_host(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--gridwise-device") != "cpu":
+        pytest.skip("on a device there is pinned memory besides")
+
+
 @workers(2, 4)
+@pytest.mark.usefixtures("on_the_host")
 @pytest.mark.parametrize("rows", [8, 1024], ids=["messages", "shared memory"])
 def test_what_a_movement_allocates(rows):
     world = gridwise.world()
@@ -58,6 +65,7 @@ def test_what_a_movement_allocates(rows):
 
 
 @workers(2, 4)
+@pytest.mark.usefixtures("on_the_host")
 def test_a_sum_allocates_its_result_only():
     layer = nn.AllSumReduce(gridwise.world(), (0,))
     for count in (100, 1 << 20):

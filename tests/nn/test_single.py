@@ -38,7 +38,8 @@ def test_equal_to_torch_in_first_and_second_order(name):
 @workers(2)
 def test_it_is_one_node_between_the_output_and_its_leaves():
     layer, x = layer_and_block()
-    node = layer(x).grad_fn
+    y = layer(x)
+    node = y.grad_fn
     assert type(node).__name__ == "_ConvolvedBackward"
     assert {type(following).__name__ for following, _ in node.next_functions if following} == {"AccumulateGrad"}
 

@@ -29,7 +29,6 @@ from .move import HALVES
 from .windowed import Rows, Share, Size, Windowed, empty_output, windows_of
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-AVG_POOL: dict[int, Any] = {2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 class DistributedPoolingBase(PoolingMixin, Windowed):
@@ -190,10 +189,11 @@ class AvgPool(DistributedPoolingBase):
         if self._divisors is not None and x.dtype in HALVES:
             x = x.float()  # the sum of a window is rounded once, after the division
         if self.dims == 1:  # torch's 1-d average has no divisor to set
-            y = F.avg_pool2d(x.unsqueeze(2), (1, *kernel), (1, *stride), (0, *padding), divisor_override=self._divisor)
-            return _with_like_gradients(y).squeeze(2)
-        y = AVG_POOL[self.dims](x, kernel, stride, padding, divisor_override=self._divisor)
-        return _with_like_gradients(y)
+            x = x.unsqueeze(2)
+            return _averaged(x, (1, *kernel), (1, *stride), (0, *padding), self._divisor).squeeze(2)
+        if self.dims == 2:
+            return _averaged(x, kernel, stride, padding, self._divisor)
+        return F.avg_pool3d(x, kernel, stride, padding, divisor_override=self._divisor)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Tensor:
         assert share.outputs is not None
@@ -213,12 +213,13 @@ def cropped(y: Tensor, outputs: Box) -> Tensor:
     return y.contiguous()
 
 
-def _with_like_gradients(y: Tensor) -> Tensor:
-    """An average whose gradient gets its memory format: torch's backward on CUDA takes one of another format for its own."""
-    form = memory_format_of(y)
-    if y.is_cuda and y.requires_grad and form != torch.contiguous_format:
-        y.register_hook(lambda gradient: gradient.contiguous(memory_format=form))
-    return y
+def _averaged(x: Tensor, kernel: Shape, stride: Shape, padding: Shape, divisor: int) -> Tensor:
+    """`F.avg_pool2d`; on CUDA of memory in the usual order, because torch's gradient for channels last is wrong there."""
+    form = memory_format_of(x)
+    if x.is_cuda:
+        x = x.contiguous().flatten().view(x.shape)  # of a single channel, strides alone look like channels last
+    y = F.avg_pool2d(x, kernel, stride, padding, divisor_override=divisor)
+    return y.contiguous(memory_format=form) if x.is_cuda else y
 
 
 def global_indices(flat: Tensor, local: Shape, starts: Shape, extents: Shape) -> Tensor:

@@ -40,7 +40,7 @@ def run_case(
     check_equal_to_sequential(layer, sequential, x, P_x, layout=Layout(P_x.grid, cuts) if cuts else None)
 
 
-@workers(4)
+@workers(4, transports=("mpi",))
 def test_teams_too_large_for_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standardise, "FEW", 1)
     for grid in ((1, 1, 4), (1, 2, 2), (2, 1, 2)):

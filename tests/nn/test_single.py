@@ -28,7 +28,7 @@ def layer_and_block(grid=(1, 1, 2, 1), **options):
     return nn.DistributedConv2d(P_x, 3, 4, 3, padding=1, **options), torch.randn(2, 3, 6, 5, requires_grad=True)
 
 
-@workers(4)
+@workers(4, transports=("mpi",))
 @pytest.mark.parametrize("name", LAYERS)
 def test_equal_to_torch_in_first_and_second_order(name):
     assert check_all([LAYERS[name]], 4) == ["equal"]

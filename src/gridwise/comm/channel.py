@@ -36,6 +36,7 @@ class Channel:
         with torch.inference_mode(False):  # they outlive the call that needs them first
             out, self.outgoing = _buffers(sends, dtype)
             into, self.incoming = _buffers(receives, dtype)
+        self._parcels = out, into  # kept: a library may know them by their addresses alone
         peers = [peer for peer, _ in receives] or [peer for peer, _ in sends]
         self._waiting = Waiting(transport, what, peers, exchange=True)
         self._exchange = transport.exchanger(out, into) if peers else None

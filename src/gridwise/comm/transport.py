@@ -169,7 +169,7 @@ class Transport(ABC):
             self.left_over.pop(0).wait()
 
     def exchanger(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], None]:
-        """A function that exchanges these parcels, on the host, each time that it is called; see `channel`."""
+        """A function that exchanges these parcels, on the host, each time that it is called; the caller keeps them."""
         return lambda: self._post(sends, receives).wait()
 
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:

@@ -14,7 +14,7 @@ from gridwise.deferred_init import deferred_init, filling, materialize_module, m
 from gridwise.errors import PartitionError
 from gridwise.grid import Grid, Layout
 
-from .cases import gpt2
+from .architectures import gpt2
 from .equality import as_bytes
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

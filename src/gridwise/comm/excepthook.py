@@ -17,11 +17,15 @@ import contextlib
 import os
 import stat
 import sys
+import time
 import traceback
 from types import TracebackType
 
 from .transport import Transport
 from .watch import Watch
+
+PASSED_ON = 0.3
+"""Seconds for a launcher to pass on the traceback: what it has not read when it ends a job is lost."""
 
 _installed: list[Transport] = []
 """The transports whose workers end with this one."""
@@ -70,11 +74,13 @@ def _end(transport: Transport, kind: type[BaseException], error: BaseException) 
     if isinstance(transport.watch, Watch):
         transport.watch.announce("".join(traceback.format_exception_only(kind, error)).strip())
     if not transport.can_be_cut:
+        time.sleep(PASSED_ON)
         transport.abort()
 
 
 def _end_mpi_job() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
+    time.sleep(PASSED_ON)
     if mpi is not None and mpi.Is_initialized():
         if not mpi.Is_finalized():
             mpi.COMM_WORLD.Abort(1)

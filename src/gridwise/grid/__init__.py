@@ -28,6 +28,9 @@ from .route import route as route
 from .slabs import Slab as Slab
 from .slabs import Slabs as Slabs
 from .slabs import slabs_of as slabs_of
+from .stacking import OWN as OWN
+from .stacking import Stacking as Stacking
+from .stacking import stacking_of as stacking_of
 from .window import Padding as Padding
 from .window import adaptive_need as adaptive_need
 from .window import adaptive_runs as adaptive_runs

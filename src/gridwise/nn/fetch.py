@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..comm.parcels import put
 from ..comm.transport import Team, Transport
-from ..grid import Box, Route
+from ..grid import Box, Route, stacking_of
 from .move import HALVES, Margins, Move, MoveBack, Place
 from .stack import Stack
 
@@ -47,7 +47,8 @@ class Fetch(Move):
         self.fill = fill
         self.edges = _edges(self.shape, self.margins)
         self.received = sum(message.volume for message in plan.receives)
-        self.stack = Stack.planned(plan, self.margins, fill)
+        stacking = stacking_of(plan, self.margins)
+        self.stack = None if stacking is None else Stack(stacking, fill)
 
     @cached_property
     def adjoint(self) -> FetchBack:

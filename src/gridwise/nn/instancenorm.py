@@ -137,18 +137,18 @@ class InstanceNorm(SampleNorm):
         rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
         statistics = self._sets.moments(rows)
         self._track(*(s.view(x.shape[:2]) for s in statistics))
-        weight, bias = (self._value(name, values.dtype) for name in ("weight", "bias"))
+        weight, bias = self._affine(values.dtype)
         weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
         return self._normalised(rows, weight, bias, self._sets, statistics).view(x.shape)
 
     def _by_running(self, x: Tensor) -> Tensor:
         if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
             return self._of_nothing(x)
-        weight, bias = (self._value(name, None) for name in ("weight", "bias"))
+        weight, bias = self._affine(None)
         return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
 
     def _of_nothing(self, x: Tensor) -> Tensor:
-        weight, bias = (self._value(name, x.dtype) for name in ("weight", "bias"))
+        weight, bias = self._affine(x.dtype)
         along = (-1, *(1,) * self.dims)
         y = x.clone() if weight is None else x * weight.view(along)
         return y if bias is None else y + bias.view(along)

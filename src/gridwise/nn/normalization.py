@@ -60,18 +60,14 @@ class SampleNorm(Layer):
         statistics = statistics or sets.moments(rows)
         return standardise(rows, weight, bias, statistics, self.eps, sets, self._ticket, records)
 
-    def _affine(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Weight and bias for use in `forward`, in that dtype."""
+    def _affine(self, dtype: torch.dtype | None) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias for use in `forward`, in that dtype; None: in their own."""
         if self.weight is None:
             return None, None
         weight, bias = self._weight_and_bias()
+        if dtype is None:
+            return weight, bias
         return weight.to(dtype), None if bias is None else bias.to(dtype)
-
-    def _value(self, name: str, dtype: torch.dtype | None) -> Tensor | None:
-        """A parameter for use in `forward`, in that dtype; None: in its own."""
-        if getattr(self, name) is None:
-            return None
-        return self._parameter(name) if dtype is None else self._parameter(name).to(dtype)
 
 
 class DistributedLayerNorm(SampleNorm):

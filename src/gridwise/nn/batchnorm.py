@@ -150,8 +150,8 @@ class DistributedBatchNorm(Layer):
             self.num_batches_tracked.add_(1)
             momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
         momentum = momentum or 0.0
-        self.running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
-        self.running_var.mul_(1 - momentum).add_(var, alpha=momentum * self._count / (self._count - 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(var.to(self.running_var.dtype) * (self._count / (self._count - 1)), momentum)
 
     def extra_repr(self) -> str:
         return (

@@ -26,6 +26,7 @@ from ..partition import Partition
 from .fetch import memory_format_of
 from .mixins import PoolingMixin
 from .move import HALVES
+from .pairs import max_of_pairs, takes
 from .windowed import Rows, Share, Size, Windowed, empty_output, windows_of
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -144,6 +145,8 @@ class MaxPool(DistributedPoolingBase):
 
     def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Any:
         kernel, stride, _, dilation = self._window
+        if {*kernel, *stride} == {2} and {*dilation} == {1} and not (any(padding) or self.return_indices) and takes(x):
+            return max_of_pairs(x, self.dims)
         return MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Any:

@@ -4,6 +4,7 @@ The sources of each output row are `taps`, counted from the edge of the *global*
 count from the block's edge, and be wrong. Their range over a worker's outputs is what it needs: one movement fetches it.
 Then, dim by dim:
 
+    doubled    linear, twice as many rows, blocks of pairs, on the CPU: by whole rows (`doubling`)
     whole      the dim is not cut: ATen's kernel is right
     shifted    the ratio of rows is a power of two: the kernel is right on a block that starts where a row of the output
                and one of the input start together, a little before the first row that is wanted; that is cropped
@@ -26,6 +27,7 @@ from ..grid import Interval, Layout, Needs, balanced_cuts, route
 from ..partition import Partition
 from .agreement import agree_layout
 from .autocast import dtype_after
+from .doubling import Doubling
 from .fetch import memory_format_of
 from .module import Module
 from .move import HALVES, Move
@@ -48,7 +50,7 @@ class Dim:
     """
 
     need: Interval
-    taps: Taps | None
+    taps: Taps | Doubling | None
     made: int
     scale: float | None
     extra: int = 0
@@ -63,6 +65,15 @@ def shifted(outputs: Interval, taps: Taps, ratio: float) -> Dim:
     while at > 0 and int(at * ratio) > first:  # the kernel would take its first row for the tensor's
         at -= period
     return Dim((int(at * ratio), last), None, stop - at, 1 / ratio, start - at)
+
+
+def doubled(dim: Dim, outputs: Interval, n_in: int) -> Dim:
+    """The same rows of twice `n_in` by whole rows, if they are pairs; for linear interpolation."""
+    start, stop = outputs
+    first, last = dim.need
+    if start % 2 or stop % 2 or (first, last) != (max(0, start // 2 - 1), min(n_in, stop // 2 + 1)):
+        return dim
+    return Dim(dim.need, Doubling(2 * first < start, 2 * last > stop), stop - start, None)
 
 
 class DistributedUpsample(Module):
@@ -127,6 +138,13 @@ class DistributedUpsample(Module):
             self._fetch = Move(self._transport, self._team, self._says, route(layout, needs, me), torch.clone)
         index = layout.grid.index_of(me)
         self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
+        self._by_rows = list(self._local)
+        """The same, where rows are whole in memory; not so with channels last, where torch's kernels are as fast."""
+        for d, (dim, i, line) in enumerate(zip(self._local, index[2:], cuts, strict=True)):
+            n_in = layout.global_shape[2 + d]
+            doubles = self.mode in LINEAR and not self.align_corners and line[-1] == 2 * n_in and scales[d] in (None, 2)
+            if doubles and not x.is_cuda:
+                self._by_rows[d] = doubled(dim, (line[i], line[i + 1]), n_in)
         self._block = self.layout.block(me)
         self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
         self._records = agreed.requires_grad
@@ -166,15 +184,16 @@ class DistributedUpsample(Module):
         made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
         if not self._block.volume:
             return y.sum(dtype=made).expand(self._block.shape)
-        half = y.dtype in HALVES and self.mode not in NEAREST and any(dim.taps for dim in self._local)
+        local = self._by_rows if memory_format_of(y) == torch.contiguous_format else self._local
+        half = y.dtype in HALVES and self.mode not in NEAREST and any(dim.taps for dim in local)
         y = y.float() if half else y
-        for d, dim in enumerate(self._local, 2):
+        for d, dim in reversed([*enumerate(local, 2)]):  # the dim whose rows are short while there are few
             if dim.taps is not None:
                 y = dim.taps.take(y, d)
-        if any(dim.taps is None for dim in self._local):
+        if any(dim.taps is None for dim in local):
             corners = () if self.mode in NEAREST else (bool(self.align_corners),)
-            y = self._kernel(y, [dim.made for dim in self._local], *corners, *(dim.scale for dim in self._local))
-            for d, dim in enumerate(self._local, 2):
+            y = self._kernel(y, [dim.made for dim in local], *corners, *(dim.scale for dim in local))
+            for d, dim in enumerate(local, 2):
                 if dim.extra:
                     y = y.narrow(d, dim.extra, dim.made - dim.extra)
         return y.to(made).contiguous(memory_format=memory_format_of(x))

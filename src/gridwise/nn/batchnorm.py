@@ -140,7 +140,6 @@ class DistributedBatchNorm(Layer):
             return parameter
         return apply(parameter, self._sharing, Ticket(self._ticket.key + 3, self._ticket.call), True)
 
-    @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Let the running statistics follow those of this batch."""
         if not (self.training and self.track_running_stats) or self.running_mean is None or self.running_var is None:
@@ -150,8 +149,11 @@ class DistributedBatchNorm(Layer):
             self.num_batches_tracked.add_(1)
             momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
         momentum = momentum or 0.0
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-        self.running_var.lerp_(var.to(self.running_var.dtype) * (self._count / (self._count - 1)), momentum)
+        dtype, corrected = self.running_mean.dtype, var * (self._count / (self._count - 1))
+        if mean.dtype != dtype:
+            mean, corrected = mean.to(dtype), corrected.to(dtype)
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(corrected, momentum)
 
     def extra_repr(self) -> str:
         return (

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from .fetch import memory_format_of
 
+LEAST = 1 << 15
+"""Elements from which this is faster than torch's kernel."""
+
 
 @dataclass(frozen=True)
 class Doubling:

@@ -29,7 +29,7 @@ from .operator import Ticket, anchor_unless, apply, meet, plain, prepare
 from .parameter import Shared
 
 LARGE = 1 << 20
-"""Bytes of a block from which the steps have nodes of their own."""
+"""The largest block, in bytes, of which one node is made."""
 
 Sums = Sequence[tuple[Shared, int] | None]
 """How the gradients of weight and bias are summed, with a key; None where they are not, or somebody else does it."""
@@ -41,7 +41,7 @@ def is_small(source: Layout, dtype: torch.dtype, outputs: Shape) -> bool:
     """Whether all blocks are small, of real numbers, and every worker has outputs."""
     extents = [max(stop - start for start, stop in pairwise(cuts)) for cuts in source.cuts]
     filled = all(n >= p for n, p in zip(outputs, source.grid.shape, strict=True))
-    return filled and dtype.is_floating_point and prod(extents) * dtype.itemsize < LARGE
+    return filled and dtype.is_floating_point and prod(extents) * dtype.itemsize <= LARGE
 
 
 @dataclass(frozen=True)

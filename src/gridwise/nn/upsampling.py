@@ -27,7 +27,7 @@ from ..grid import Interval, Layout, Needs, balanced_cuts, route
 from ..partition import Partition
 from .agreement import agree_layout
 from .autocast import dtype_after
-from .doubling import Doubling
+from .doubling import LEAST, Doubling
 from .fetch import memory_format_of
 from .module import Module
 from .move import HALVES, Move
@@ -139,7 +139,7 @@ class DistributedUpsample(Module):
         index = layout.grid.index_of(me)
         self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
         self._by_rows = list(self._local)
-        """The same, where rows are whole in memory; not so with channels last, where torch's kernels are as fast."""
+        """The same, for many numbers whose rows are whole in memory: with channels last torch's kernels are as fast."""
         for d, (dim, i, line) in enumerate(zip(self._local, index[2:], cuts, strict=True)):
             n_in = layout.global_shape[2 + d]
             doubles = self.mode in LINEAR and not self.align_corners and line[-1] == 2 * n_in and scales[d] in (None, 2)
@@ -184,7 +184,7 @@ class DistributedUpsample(Module):
         made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
         if not self._block.volume:
             return y.sum(dtype=made).expand(self._block.shape)
-        local = self._by_rows if memory_format_of(y) == torch.contiguous_format else self._local
+        local = self._by_rows if y.numel() >= LEAST and y.is_contiguous() else self._local
         half = y.dtype in HALVES and self.mode not in NEAREST and any(dim.taps for dim in local)
         y = y.float() if half else y
         for d, dim in reversed([*enumerate(local, 2)]):  # the dim whose rows are short while there are few

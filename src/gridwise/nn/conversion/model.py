@@ -173,15 +173,16 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
-        modules = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in self.modules()])
-        return tuple(map(Structure.of, inputs)), modules, self._mode()
+        modules = all_modules(self)
+        known = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules])
+        return tuple(map(Structure.of, inputs)), known, self._mode(modules)
 
-    def _mode(self) -> Hashable:
+    def _mode(self, modules: Sequence[torch.nn.Module] = ()) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
-        modules = list(self.modules())
+        modules = modules or all_modules(self)
         return (
             tuple([(module.training, module.__dict__.get("track_running_stats")) for module in modules]),
-            tuple([(p.requires_grad, p.dtype) for p in self.parameters()]),
+            tuple([(p.requires_grad, p.dtype) for m in modules for p in m._parameters.values() if p is not None]),
             tuple([b.dtype for module in modules for b in module._buffers.values() if b is not None]),
             overlaps(),
             tuple(
@@ -279,6 +280,17 @@ class MadeAtCall(torch.nn.Module):
             self._last.append(key)
             self._made = {key: self._made[key] for key in self._last}
         return self._made[key].train(self.owner.training or not self.follows_mode)
+
+
+def all_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The model and all modules in it: torch's `modules()` without names, in a tenth of the time, at every call."""
+    found, todo = dict[int, torch.nn.Module](), [model]
+    while todo:
+        module = todo.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            todo += [child for child in module._modules.values() if child is not None]
+    return list(found.values())
 
 
 def _mapped(y: Any, change: Any) -> Any:

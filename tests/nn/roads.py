@@ -1,10 +1,10 @@
-"""Roads that small convolutions take only when they are told to."""
+"""Roads that small blocks take only when they are told to."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 
-from gridwise.nn import single
+from gridwise.nn import pairs, single, upsampling
 
 
 @contextmanager
@@ -15,3 +15,14 @@ def in_steps():
         yield
     finally:
         single.LARGE = before
+
+
+@contextmanager
+def by_rows():
+    """Small blocks are pooled by pairs and interpolated by whole rows too, as large ones are."""
+    before = pairs.LEAST, upsampling.LEAST
+    pairs.LEAST = upsampling.LEAST = 0
+    try:
+        yield
+    finally:
+        pairs.LEAST, upsampling.LEAST = before

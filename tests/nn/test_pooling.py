@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from equality import Case, check, check_all
+from roads import by_rows
 
 import gridwise
 from gridwise.nn.mixins import PoolingMixin
@@ -52,6 +53,14 @@ GRIDS = [
     pool("MaxPool2d", (3, 1, 1, 1), (2, 2, 6, 6), 2),
 ]
 
+BY_PAIRS = [
+    pool("MaxPool2d", (1, 1, 2, 2), (2, 2, 9, 11), 2),
+    pool("MaxPool2d", (1, 1, 3, 1), (2, 2, 8, 5), 2, extents=(None, None, (1, 0, 7), None)),
+    pool("MaxPool2d", (1, 1, 1, 3), (1, 2, 6, 7), 2, ceil_mode=True),
+    pool("MaxPool1d", (1, 1, 4), (2, 2, 13), 2),
+    pool("MaxPool3d", (1, 1, 2, 1, 2), (1, 2, 5, 6, 7), 2),
+]
+
 REFUSED = {
     "padding above half the kernel": pool("MaxPool2d", ROWS, (1, 2, 8, 8), 2, 2, 2),
     "kernel wider than the input": pool("AvgPool2d", ROWS, (1, 2, 2, 8), 3),
@@ -70,6 +79,12 @@ def test_where_peers_fail(name):
 @workers(1, 2, 3, 4)
 def test_equal_to_torch(gridwise_setting):
     assert set(check_all(GRIDS, gridwise_setting[1])) <= {"equal"}
+
+
+@workers(1, 2, 3, 4, transports=("mpi",))
+def test_by_pairs_of_rows(gridwise_setting):
+    with by_rows():
+        assert set(check_all(BY_PAIRS, gridwise_setting[1])) <= {"equal"}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -222,11 +222,12 @@ class ConvTranspose(Windowed):
         per_group, per_input = self.out_channels // self.groups, self.in_channels // self.groups
         base = groups_of(self._channels, per_group)[0]
         held = self._spreads["weight"]
-        parts = []
-        for (a, b), (first, last) in group_runs(self._channels, per_group):
-            seen = x.narrow(1, (first - base) * per_input, (last - first) * per_input)
-            some = None if bias is None else bias[a - self._channels[0] : b - self._channels[0]]
-            kernel = weight
+        runs, parts = group_runs(self._channels, per_group), []
+        for (a, b), (first, last) in runs:
+            seen, some, kernel = x, bias, weight
+            if len(runs) > 1:
+                seen = x.narrow(1, (first - base) * per_input, (last - first) * per_input)
+                some = None if bias is None else bias[a - self._channels[0] : b - self._channels[0]]
             if held.axes[:2] == (None, None):
                 kernel = weight[first * per_input : last * per_input]
                 kernel = kernel[:, a - first * per_group : b - first * per_group] if last - first == 1 else kernel

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
@@ -116,9 +116,9 @@ class Module(torch.nn.Module):
     @staticmethod
     def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
         """Set the layer up if it has to be: registered as a pre-forward hook."""
+        refuse_transforms(self, self._says, input)
         if self._is_outside:
             return
-        refuse_transforms(self._says, input)
         model = script()
         if model is not None and model.is_complete and self._keeps_plans:
             self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
@@ -233,17 +233,20 @@ def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[
     )
 
 
-def refuse_transforms(says: str, input: tuple) -> None:
+def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) -> None:
     """Raise where somebody differentiates forward or transforms the call: messages follow neither.
 
-    That is a matter of the program, which is the same on all workers, and under a transform nothing can be agreed on.
+    That is a matter of the program, which is the same on all workers, and under a transform nothing can be agreed on: nor
+    can a parameter be read that it has wrapped, whatever the input is.
     """
-    tensors = [x for x in input if isinstance(x, Tensor)]
-    if any(is_functorch_wrapped_tensor(x) for x in tensors):
+    if peek_interpreter_stack() is not None:
         raise UnsupportedError(
             f"{says} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
         )
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    if forward_ad._current_level < 0:
+        return
+    tensors = [x for x in (*input, *module.parameters(), *module.buffers()) if isinstance(x, Tensor)]
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise UnsupportedError(f"{says} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")
 
 

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
 from ...grid import Layout
 from ...partition import Partition
@@ -125,8 +123,7 @@ class DistributedModel(torch.fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs, problem = self._inputs.bound(args, kwargs)
-        if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
-            refuse_transforms(self._says, (*inputs, *self.parameters(), *self.buffers()))
+        refuse_transforms(self, self._says, inputs)
         if not self.P_x.active:
             self._draw()
             return self._nothing(inputs)

@@ -119,8 +119,9 @@ def agree_mode(transport: Transport, team: Team, what: str, mode: object) -> Non
     place = ballot.equal(key_of(repr(mode)))
     ballot.count(transport, team, what)
     if ballot.read(place) is None:
-        asked = f"{what} is not in the same mode on all workers (train or eval, frozen parameters, dtypes, autocast, overlap)."
-        fix = "call train(), eval(), requires_grad_() and to(), and enter autocast and overlap, on all workers alike."
+        modes = "train or eval, frozen parameters, dtypes, no_grad, autocast, overlap"
+        asked = f"{what} is not in the same mode on all workers ({modes})."
+        fix = "call train(), eval(), requires_grad_() and to(), and enter no_grad, autocast and overlap, on all alike."
         raise PartitionError(describe(asked, tell(transport, team, str(mode)), fix))
 
 

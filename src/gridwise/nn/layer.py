@@ -142,7 +142,8 @@ class Layer(Module):
         return apply(value, operator, Ticket(key, self._ticket.call), True)
 
     def _mode(self) -> Hashable:
-        return self.training, tuple([p is not None and p.requires_grad for p in self._parameters.values()])
+        records = torch.is_grad_enabled()
+        return self.training, tuple([records and p is not None and p.requires_grad for p in self._parameters.values()])
 
     def _borrows(self) -> list[tuple[str, Shared]]:
         """The parameters for which `forward` asks `_parameter`, if they need a gradient and are shared (`lending`)."""

@@ -175,10 +175,10 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _mode(self) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
-        modules = list(self.modules())
+        modules, records = list(self.modules()), torch.is_grad_enabled()
         return (
             tuple([(module.training, module.__dict__.get("track_running_stats")) for module in modules]),
-            tuple([(p.requires_grad, p.dtype) for p in self.parameters()]),
+            tuple([(records and p.requires_grad, p.dtype) for p in self.parameters()]),
             tuple([b.dtype for module in modules for b in module._buffers.values() if b is not None]),
             overlaps(),
             tuple(

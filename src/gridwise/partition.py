@@ -22,7 +22,7 @@ from torch import Tensor
 from .comm.find import begin, current
 from .comm.transport import Team, Transport
 from .errors import MismatchError, PartitionError, describe
-from .grid import Copies, Grid, Index, Layout, resolve_axes
+from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
 from .grid.grid import unravel
 
 NOBODY = -1
@@ -86,11 +86,11 @@ class Partition:
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
         """The partition of the given workers, in that order; `ranks` count within this partition."""
-        places = [int(rank) for rank in ranks]
+        places = whole_numbers(ranks, "ranks")
         wrong = [place for place in places if not 0 <= place < self.size]
         if wrong or not places:
             raise PartitionError(
-                f"`ranks` (={tuple(places)}) must name workers 0 to {self.size - 1} of {self}"
+                f"`ranks` (={places}) must name workers 0 to {self.size - 1} of {self}"
                 + (f", there is no worker {wrong[0]}." if wrong else ", and at least one.")
             )
         return Partition(self.transport, Grid.line(self.ranks[place] for place in places))
@@ -103,7 +103,7 @@ class Partition:
 
     def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
         """The same workers on a Cartesian grid, row-major; the product of `shape` must be their number."""
-        extents = tuple(int(extent) for extent in shape)
+        extents = whole_numbers(shape, "shape")
         places = math.prod(extents)
         if places > self.size == self.transport.size and min(extents) > 0:
             raise PartitionError(
@@ -162,7 +162,8 @@ class Partition:
         if not self.active:
             return None
         mine = self.transport.rank == owners.ranks[root]
-        parts = self._told("broadcast_data", lambda: np.atleast_1d(data) if mine else None)
+        call = f"broadcast_data from worker {owners.ranks[root]}"
+        parts = self._told(call, lambda: np.atleast_1d(data) if mine else None)
         return next(part for part in parts if part is not None)
 
     def allgather_data(self, data: Any) -> np.ndarray | None:
@@ -278,19 +279,22 @@ class CartesianPartition(Partition):
 
     def cartesian_index(self, rank: int) -> Index:
         """The coordinates of the worker at place `rank` of the grid."""
-        if not 0 <= rank < self.size:
-            raise PartitionError(f"`rank` (={rank}) is no worker of {self}: valid are 0 to {self.size - 1}.")
-        return unravel(rank, self.shape)
+        return unravel(self._checked(rank), self.shape)
 
     def neighbor_ranks(self, rank: int) -> list[tuple[int, int]]:
         """Per axis, the places of the neighbours before and after `rank`, -1 beyond the edge."""
-        world_rank = self.ranks[rank]
+        world_rank = self.ranks[self._checked(rank)]
         pairs = []
         for axis in range(self.dim):
             around = [self.grid.neighbour(world_rank, axis, step) for step in (-1, 1)]
             left, right = (NOBODY if peer is None else self.grid.place_of(peer) for peer in around)
             pairs.append((left, right))
         return pairs
+
+    def _checked(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise PartitionError(f"`rank` (={rank}) is no worker of {self}: valid are 0 to {self.size - 1}.")
+        return rank
 
 
 def world(comm: Any = None) -> Partition:

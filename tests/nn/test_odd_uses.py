@@ -195,3 +195,11 @@ def test_transforms_of_parameters_are_refused_by_all():
         duals = {name: torch.autograd.forward_ad.make_dual(p, p.detach()) for name, p in layer.named_parameters()}
         with pytest.raises(UnsupportedError, match="forward-mode"):
             torch.func.functional_call(layer, duals, (x,))
+
+
+@workers(2)
+def test_numbers_that_cannot_be_added_are_refused_by_all_before_anything_is_sent():
+    P, x = row(2, 1), torch.ones(1, 2).to(torch.uint16)
+    for layer in (nn.ReduceScatter(P, (0,)), nn.AllSumReduce(P, (0,)), nn.Broadcast(P, P), nn.SumReduce(P, P)):
+        with pytest.raises(PartitionError, match="cannot sum"):
+            layer(x)

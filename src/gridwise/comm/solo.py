@@ -21,6 +21,7 @@ class SoloTransport(Transport):
 
     name = "solo"
     carries_cuda = True
+    survives_forks = True
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=1)

@@ -126,6 +126,8 @@ class Module(torch.nn.Module):
             return
         problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
         plan = self._plan_at_hand(input) if problem is None else None
+        if plan is None and problem is None:
+            problem = self._problem_with_state()
         number = plan.number if plan is not None else 0
         if self._transport is not None:
             ticket = self._ticket.called_again()
@@ -212,6 +214,10 @@ class Module(torch.nn.Module):
 
     def _problem_with(self, input: tuple) -> str | None:
         """What is wrong with the input on this worker; said by all workers before anything is sent."""
+        return None
+
+    def _problem_with_state(self) -> str | None:
+        """What is wrong with parameters and buffers on this worker; asked before a set-up, and said by all workers."""
         return None
 
     # For layers that apply operators

@@ -191,6 +191,10 @@ def test_a_deep_copy_is_the_same_partition_and_pickling_is_refused():
     assert copy.deepcopy(world) is world
     with pytest.raises(TypeError, match="belongs to its process"):
         pickle.dumps(world)
+    grid = world.create_cartesian_topology_partition([1, 1])
+    for made in (gridwise.nn.DistributedLinear(grid, 1, 1), gridwise.distribute(torch.nn.Linear(1, 1), grid)):
+        with pytest.raises(TypeError, match="fix: save state_dict"):
+            pickle.dumps(made)
 
 
 @workers(3)

@@ -347,7 +347,10 @@ class Transport(ABC):
         return self  # copies of a layer talk over the same wire
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a transport belongs to its process and cannot be pickled.")
+        raise TypeError(
+            "layers and models on a grid cannot be pickled: the transport under them belongs to its process.\n"
+            "  fix: save state_dict(), or use gridwise.checkpoint, and make them anew on the other side."
+        )
 
     def __repr__(self) -> str:
         return f"<{self.name}: worker {self.rank} of {self.size}>"

@@ -121,6 +121,9 @@ class DistributedModel(torch.fx.GraphModule):
                 twin.__dict__[name] = copy.deepcopy(value, memo)
         return twin
 
+    def __reduce__(self) -> Any:
+        return self.P_x.transport.__reduce__()  # refuses, and says what to do
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs, problem = self._inputs.bound(args, kwargs)
         refuse_transforms(self, self._says, inputs)

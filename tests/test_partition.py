@@ -134,6 +134,8 @@ def test_partitions_are_equal_by_value_and_deactivate_for_good():
     assert hash(a) == hash(b)
     assert a != world.create_cartesian_topology_partition([2, 1])
     assert a != world
+    world.deactivate()
+    assert gridwise.world().active
     b.deactivate()
     assert not b.active
     assert b.rank == -1

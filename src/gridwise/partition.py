@@ -298,7 +298,7 @@ class CartesianPartition(Partition):
 
 
 def world(comm: Any = None) -> Partition:
-    """All workers, in the order of their ranks. Asking twice gives the same object.
+    """All workers, in the order of their ranks. Asking twice gives the same object, unless it was deactivated.
 
     Parameters
     ----------
@@ -312,8 +312,9 @@ def world(comm: Any = None) -> Partition:
     """
     transport = current() if comm is None else _transport_over(comm)
     if transport not in _worlds:
-        _worlds[transport] = Partition(transport, Grid.line(range(transport.size)))
         transport.on_close.append(lambda: _forget(transport))
+    if transport not in _worlds or not _worlds[transport].active:
+        _worlds[transport] = Partition(transport, Grid.line(range(transport.size)))
     return _worlds[transport]
 
 

@@ -11,7 +11,7 @@ also keep their plans for inputs that come back (`plan`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -78,7 +78,7 @@ class Module(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return _outside_of_graphs(self, *args, **kwargs)
+            return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
@@ -256,13 +256,13 @@ def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) 
         raise UnsupportedError(f"{says} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")
 
 
-def _outside_of_graphs(module: Module, *args: Any, **kwargs: Any) -> Any:
+def outside_of_graphs(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A clean graph break under torch.compile: messages are no tensor code."""
-    return torch.compiler.disable(torch.nn.Module.__call__)(module, *args, **kwargs)
+    return torch.compiler.disable(call)(*args, **kwargs)
 
 
 # What `torch.compiler.disable` sets when it decorates; decorating would import the compiler, seconds for every worker.
-_outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
+outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _short(ranks: tuple[int, ...]) -> str:

@@ -23,7 +23,7 @@ from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreeme
 from ..dropout import DistributedDropout
 from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
-from ..module import Module, problem_with_inference, refuse_transforms
+from ..module import Module, outside_of_graphs, problem_with_inference, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..overlap import overlaps
 from ..plan import KEPT, Plans, Script, script
@@ -125,6 +125,11 @@ class DistributedModel(torch.fx.GraphModule):
         return self.P_x.transport.__reduce__()  # refuses, and says what to do
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return outside_of_graphs(DistributedModel._called, self, *args, **kwargs)
+        return self._called(*args, **kwargs)
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
         inputs, problem = self._inputs.bound(args, kwargs)
         refuse_transforms(self, self._says, inputs)
         if not self.P_x.active:

@@ -102,6 +102,12 @@ def test_no_grad_on_one_worker_only_is_refused_by_all():
     assert "autograd is off" in text
 
 
+@workers(2)
+def test_tensors_without_numbers_are_refused_by_all():
+    for layer in (nn.AllSumReduce(row(), (1,)), nn.HaloExchange(row(), ((0, 0), (1, 1)))):
+        assert "no numbers" in raised_everywhere(PartitionError, layer, torch.ones(1, 2, device="meta"))
+
+
 @workers(2, 3)
 def test_shapes_that_cannot_be_summed_are_refused_by_all():
     P_x, rank = row(), gridwise.world().rank

@@ -105,6 +105,7 @@ class CountingTransport(Transport):
 
     name = "counting"
     carries_cuda = True
+    carries_meta = True
     survives_forks = True
 
     def __init__(self, ledger: Ledger, rank: int) -> None:

@@ -21,6 +21,7 @@ class SoloTransport(Transport):
 
     name = "solo"
     carries_cuda = True
+    carries_meta = True
     survives_forks = True
 
     def __init__(self) -> None:

@@ -98,6 +98,8 @@ class Transport(ABC):
     size: int
     carries_cuda = False
     """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
+    carries_meta = False
+    """Whether tensors without numbers can be sent: where nothing is."""
     survives_forks = False
     """Whether a forked child of the worker may use it too."""
     can_be_cut = False

@@ -284,6 +284,11 @@ def _read_common(
         _refuse(transport, team, f"{what} needs tensors of one dtype on all workers.", mine, holds)
     if device is None:
         _refuse(transport, team, f"{what} needs tensors on one kind of device on all workers.", mine, holds)
+    if device == key_of("meta") and len(team) > 1 and not transport.carries_meta:
+        raise PartitionError(
+            f"{what}: tensors on the meta device have no numbers that could be sent.\n  fix: give it tensors with numbers; "
+            "gridwise.plan runs models without."
+        )
     if wants and silent:
         asked = f"{what}: some workers need a gradient while autograd is off on others (no_grad, inference_mode)."
         _refuse(transport, team, asked, mine, True)

@@ -102,7 +102,9 @@ class Layer(Module):
 
     def _problem_with_state(self) -> str | None:
         held = [(name, self._parameters.get(name, self._buffers.get(name))) for name in self._spreads]
-        return next((p for name, value in held if value is not None and (p := self._problem_with_shape(name, value))), None)
+        return next(
+            (p for name, value in held if value is not None and (p := self._problem_with_shape(name, value))), None
+        )
 
     def _problem_with_shape(self, name: str, value: Tensor) -> str | None:
         wanted = self._block_shapes.get(name, value.shape)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .comm.find import begin, current
+from .comm.rollcall import roll_call
 from .comm.transport import Team, Transport
 from .errors import MismatchError, PartitionError, describe
 from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
@@ -207,6 +208,7 @@ class Partition:
         except (PartitionError, TypeError, ValueError, OverflowError) as error:
             problem = str(error)
         header = json.dumps([call, problem]).encode()
+        roll_call(self.transport, self.team, call, "data of a partition")
         told = self.transport.gather_bytes(header + b"\n" + body, self.team, call)
         parts = [part.split(b"\n", 1) for part in told]
         calls, problems = zip(*(json.loads(part[0]) for part in parts), strict=True)
@@ -221,6 +223,7 @@ class Partition:
     def print_sequential(self, value: object) -> None:
         """Print everyone's value on the partition's first worker, in order."""
         if self.active:
+            roll_call(self.transport, self.team, "print_sequential", "print_sequential")
             parts = self.transport.gather_bytes(str(value).encode(), self.team, "print_sequential")
             if self.rank == 0:
                 said = dict(zip(self.team, parts, strict=True))
@@ -230,7 +233,7 @@ class Partition:
     def barrier(self) -> None:
         """Return when every worker of the partition has arrived."""
         if self.active:
-            self.transport.barrier(self.team)
+            roll_call(self.transport, self.team, "barrier", "barrier")  # which is one
 
     # Being a value
 

@@ -102,6 +102,21 @@ def test_no_grad_on_one_worker_only_is_refused_by_all():
     assert "autograd is off" in text
 
 
+@workers(2, 3)
+@pytest.mark.parametrize("call", ["barrier", "broadcast_data", "print_sequential"])
+def test_who_makes_another_call_than_a_layers_is_named(call):
+    world = gridwise.world()
+    layer = nn.AllSumReduce(world, (0,))
+    others = {
+        "barrier": lambda _: world.barrier(),
+        "broadcast_data": world.broadcast_data,
+        "print_sequential": world.print_sequential,
+    }
+    text = raised_everywhere(MismatchError, others[call] if world.rank == 0 else layer, torch.ones(1))
+    assert f"worker 0: called {call}" in text
+    assert layer(torch.ones(1)) == world.size
+
+
 @workers(2)
 def test_tensors_without_numbers_are_refused_by_all():
     for layer in (nn.AllSumReduce(row(), (1,)), nn.HaloExchange(row(), ((0, 0), (1, 1)))):

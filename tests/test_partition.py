@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gridwise
-from gridwise.errors import PartitionError
+from gridwise.errors import MismatchError, PartitionError
 from gridwise.testing import workers
 
 
@@ -110,6 +110,14 @@ def test_broadcasting_from_a_worker_of_another_partition():
         world.create_partition_inclusive([0, 1]).broadcast_data([1], root=0, P_data=data)
 
 
+@workers(2)
+def test_broadcasting_from_different_workers_is_refused_by_all():
+    world = gridwise.world()
+    for root in (world.rank, 1 - world.rank):
+        with pytest.raises(MismatchError, match="from worker 1"):
+            world.broadcast_data([world.rank], root=root)
+
+
 @workers(4)
 def test_neighbours_and_coordinates():
     P = gridwise.world().create_cartesian_topology_partition([2, 2])
@@ -126,6 +134,8 @@ def test_partitions_are_equal_by_value_and_deactivate_for_good():
     assert hash(a) == hash(b)
     assert a != world.create_cartesian_topology_partition([2, 1])
     assert a != world
+    world.deactivate()
+    assert gridwise.world().active
     b.deactivate()
     assert not b.active
     assert b.rank == -1
@@ -159,6 +169,23 @@ def test_mistakes_are_explained():
         world.create_cartesian_topology_partition([1, 2])
     with pytest.raises(PartitionError, match="comm"):
         gridwise.world("a string")
+    P = world.create_cartesian_topology_partition((1.0,))
+    for rank in (-1, 1):
+        with pytest.raises(PartitionError, match="no worker of"):
+            P.neighbor_ranks(rank)
+
+
+@pytest.mark.parametrize("given", [[1.5], [0.7], ["0"], [None], 1])
+def test_what_is_no_whole_number_is_refused(given):
+    world = gridwise.world()
+    for make in (
+        world.create_partition_inclusive,
+        world.create_cartesian_topology_partition,
+        lambda given: gridwise.local_slice(world, given),
+        lambda given: gridwise.nn.HaloExchange(world, [given]),
+    ):
+        with pytest.raises(PartitionError, match="whole numbers"):
+            make(given)
 
 
 def test_a_deep_copy_is_the_same_partition_and_pickling_is_refused():
@@ -166,6 +193,10 @@ def test_a_deep_copy_is_the_same_partition_and_pickling_is_refused():
     assert copy.deepcopy(world) is world
     with pytest.raises(TypeError, match="belongs to its process"):
         pickle.dumps(world)
+    grid = world.create_cartesian_topology_partition([1, 1])
+    for made in (gridwise.nn.DistributedLinear(grid, 1, 1), gridwise.distribute(torch.nn.Linear(1, 1), grid)):
+        with pytest.raises(TypeError, match="fix: save state_dict"):
+            pickle.dumps(made)
 
 
 @workers(3)

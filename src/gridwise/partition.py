@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from .comm.find import begin, current
+from .comm.rollcall import roll_call
 from .comm.transport import Team, Transport
 from .errors import MismatchError, PartitionError, describe
-from .grid import Copies, Grid, Index, Layout, resolve_axes
+from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
 from .grid.grid import unravel
 
 NOBODY = -1
@@ -86,11 +87,11 @@ class Partition:
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
         """The partition of the given workers, in that order; `ranks` count within this partition."""
-        places = [int(rank) for rank in ranks]
+        places = whole_numbers(ranks, "ranks")
         wrong = [place for place in places if not 0 <= place < self.size]
         if wrong or not places:
             raise PartitionError(
-                f"`ranks` (={tuple(places)}) must name workers 0 to {self.size - 1} of {self}"
+                f"`ranks` (={places}) must name workers 0 to {self.size - 1} of {self}"
                 + (f", there is no worker {wrong[0]}." if wrong else ", and at least one.")
             )
         return Partition(self.transport, Grid.line(self.ranks[place] for place in places))
@@ -103,7 +104,7 @@ class Partition:
 
     def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
         """The same workers on a Cartesian grid, row-major; the product of `shape` must be their number."""
-        extents = tuple(int(extent) for extent in shape)
+        extents = whole_numbers(shape, "shape")
         places = math.prod(extents)
         if places > self.size == self.transport.size and min(extents) > 0:
             raise PartitionError(
@@ -162,7 +163,8 @@ class Partition:
         if not self.active:
             return None
         mine = self.transport.rank == owners.ranks[root]
-        parts = self._told("broadcast_data", lambda: np.atleast_1d(data) if mine else None)
+        call = f"broadcast_data from worker {owners.ranks[root]}"
+        parts = self._told(call, lambda: np.atleast_1d(data) if mine else None)
         return next(part for part in parts if part is not None)
 
     def allgather_data(self, data: Any) -> np.ndarray | None:
@@ -206,6 +208,7 @@ class Partition:
         except (PartitionError, TypeError, ValueError, OverflowError) as error:
             problem = str(error)
         header = json.dumps([call, problem]).encode()
+        roll_call(self.transport, self.team, call, "data of a partition")
         told = self.transport.gather_bytes(header + b"\n" + body, self.team, call)
         parts = [part.split(b"\n", 1) for part in told]
         calls, problems = zip(*(json.loads(part[0]) for part in parts), strict=True)
@@ -220,6 +223,7 @@ class Partition:
     def print_sequential(self, value: object) -> None:
         """Print everyone's value on the partition's first worker, in order."""
         if self.active:
+            roll_call(self.transport, self.team, "print_sequential", "print_sequential")
             parts = self.transport.gather_bytes(str(value).encode(), self.team, "print_sequential")
             if self.rank == 0:
                 said = dict(zip(self.team, parts, strict=True))
@@ -229,7 +233,7 @@ class Partition:
     def barrier(self) -> None:
         """Return when every worker of the partition has arrived."""
         if self.active:
-            self.transport.barrier(self.team)
+            roll_call(self.transport, self.team, "barrier", "barrier")  # which is one
 
     # Being a value
 
@@ -278,13 +282,11 @@ class CartesianPartition(Partition):
 
     def cartesian_index(self, rank: int) -> Index:
         """The coordinates of the worker at place `rank` of the grid."""
-        if not 0 <= rank < self.size:
-            raise PartitionError(f"`rank` (={rank}) is no worker of {self}: valid are 0 to {self.size - 1}.")
-        return unravel(rank, self.shape)
+        return unravel(self._checked(rank), self.shape)
 
     def neighbor_ranks(self, rank: int) -> list[tuple[int, int]]:
         """Per axis, the places of the neighbours before and after `rank`, -1 beyond the edge."""
-        world_rank = self.ranks[rank]
+        world_rank = self.ranks[self._checked(rank)]
         pairs = []
         for axis in range(self.dim):
             around = [self.grid.neighbour(world_rank, axis, step) for step in (-1, 1)]
@@ -292,9 +294,14 @@ class CartesianPartition(Partition):
             pairs.append((left, right))
         return pairs
 
+    def _checked(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise PartitionError(f"`rank` (={rank}) is no worker of {self}: valid are 0 to {self.size - 1}.")
+        return rank
+
 
 def world(comm: Any = None) -> Partition:
-    """All workers, in the order of their ranks. Asking twice gives the same object.
+    """All workers, in the order of their ranks. Asking twice gives the same object, unless it was deactivated.
 
     Parameters
     ----------
@@ -308,8 +315,9 @@ def world(comm: Any = None) -> Partition:
     """
     transport = current() if comm is None else _transport_over(comm)
     if transport not in _worlds:
-        _worlds[transport] = Partition(transport, Grid.line(range(transport.size)))
         transport.on_close.append(lambda: _forget(transport))
+    if transport not in _worlds or not _worlds[transport].active:
+        _worlds[transport] = Partition(transport, Grid.line(range(transport.size)))
     return _worlds[transport]
 
 

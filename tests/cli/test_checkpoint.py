@@ -56,6 +56,7 @@ def test_show(folder: Path) -> None:
 
 def test_verify(folder: Path) -> None:
     assert run("verify", folder).count("whole") == 4
+    assert "no checkpoints in" in run("verify", folder, folder / "nothing", status=1)
     (file,) = folder.glob("step-0000000003/data-*/*.safetensors")
     damage(file)
     text = run("verify", folder, status=1)

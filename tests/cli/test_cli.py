@@ -93,15 +93,19 @@ def test_doctor_finds_two_working_transports() -> None:
         assert "GB/s" in line
 
 
-def test_doctor_turns_a_failing_probe_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("terminal", [False, True])
+def test_doctor_turns_a_failing_probe_into_a_line(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
-        raise OSError("no such luck\n  fix: try again")
+        raise OSError("no such luck [/mnt]\n  fix: try again")
+
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
 
     module = sys.modules["gridwise.cli.doctor"]
     monkeypatch.setattr(module, "probes", lambda: iter([("sky", broken), ("sea", lambda: "blue")]))
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0
-    assert "FAILED: OSError: no such luck fix: try again" in done.output
+    assert "FAILED: OSError: no such luck [/mnt] fix: try again" in done.output
     assert "blue" in done.output
     assert doctor is module.doctor
 

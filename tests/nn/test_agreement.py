@@ -103,6 +103,27 @@ def test_no_grad_on_one_worker_only_is_refused_by_all():
 
 
 @workers(2, 3)
+@pytest.mark.parametrize("call", ["barrier", "broadcast_data", "print_sequential"])
+def test_who_makes_another_call_than_a_layers_is_named(call):
+    world = gridwise.world()
+    layer = nn.AllSumReduce(world, (0,))
+    others = {
+        "barrier": lambda _: world.barrier(),
+        "broadcast_data": world.broadcast_data,
+        "print_sequential": world.print_sequential,
+    }
+    text = raised_everywhere(MismatchError, others[call] if world.rank == 0 else layer, torch.ones(1))
+    assert f"worker 0: called {call}" in text
+    assert layer(torch.ones(1)) == world.size
+
+
+@workers(2)
+def test_tensors_without_numbers_are_refused_by_all():
+    for layer in (nn.AllSumReduce(row(), (1,)), nn.HaloExchange(row(), ((0, 0), (1, 1)))):
+        assert "no numbers" in raised_everywhere(PartitionError, layer, torch.ones(1, 2, device="meta"))
+
+
+@workers(2, 3)
 def test_shapes_that_cannot_be_summed_are_refused_by_all():
     P_x, rank = row(), gridwise.world().rank
     text = raised_everywhere(PartitionError, nn.AllSumReduce(P_x, (1,)), torch.ones((2, 3) if rank == 0 else (3, 2)))

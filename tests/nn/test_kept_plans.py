@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -103,6 +105,22 @@ def test_a_layer_in_different_modes_is_refused_by_all():
         conv.bias.requires_grad_(rank == 0)
         with pytest.raises(PartitionError, match="not in the same mode on all workers"):
             layer(torch.ones(1, 2, 2, 3))
+
+
+@workers(2)
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_weights_that_one_worker_does_not_record_are_refused_by_all(off):
+    P, x = rows(), torch.ones(1, 2, 2, 3)
+    model = gridwise.distribute(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()), P)
+    for layer in (
+        gridwise.nn.DistributedConv2d(P, 2, 2, 3, padding=1),
+        gridwise.nn.DistributedBatchNorm2d(P, 2),
+        model,
+    ):
+        layer(x)
+        with pytest.raises(PartitionError, match="not in the same mode"), off() if P.rank else nullcontext():
+            layer(x)
+        layer(x).sum().backward()
 
 
 @workers(2)

@@ -122,3 +122,19 @@ def test_a_copy_of_a_model_holds_its_own_parameters_alike():
     twin.load_state_dict(sequential.state_dict())
     assert twin.scale.numel() == (2 if P.active else 0)
     assert all(isinstance(value, BlockTensor | BlockParameter) for value in twin.state_dict().values())
+
+
+@workers(2)
+def test_global_tensors_in_the_place_of_blocks_are_refused():
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 2, 1])
+    conv, norm, x = nn.DistributedConv1d(P_x, 4, 6, 3), nn.DistributedBatchNorm1d(P_x, 4), torch.ones(2, 2, 5)
+    whole = torch.nn.Conv1d(4, 6, 3)
+    with pytest.raises(PartitionError, match=r"`weight` has shape \(6, 4, 3\), where .* shape \(3, 4, 3\)"):
+        conv.weight = whole.weight
+    conv.weight = torch.nn.Parameter(conv.weight.detach() + 1)
+    norm.running_mean = torch.zeros(4 if P_x.rank else 2)
+    with pytest.raises(PartitionError, match=r"worker 1: `running_mean` has shape \(4,\)"):
+        norm(x)
+    conv.bias.data = whole.bias.data
+    with pytest.raises(PartitionError, match=r"workers 0, 1: `bias` has shape \(6,\)"):
+        conv(x)

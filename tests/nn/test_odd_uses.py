@@ -183,3 +183,23 @@ def test_primitives_take_parameters_and_buffers():
     assert nn.AllGather(P, (0,))(weight).shape == (2 * weight.shape[0], weight.shape[1])
     with pytest.raises(PartitionError, match="dense"):
         nn.AllGather(P, (0,))(torch.eye(3).to_sparse())
+
+
+@workers(2)
+def test_transforms_of_parameters_are_refused_by_all():
+    layer, x = nn.DistributedConv1d(row(1, 1, 2), 1, 1, 3, padding=1), torch.ones(1, 1, 4)
+    for weights in (dict(layer.named_parameters()), {}):
+        with pytest.raises(UnsupportedError, match=r"torch\.func"):
+            torch.func.grad(lambda w, w_0: (torch.func.functional_call(layer, w, (x,)) * w_0).sum(), (0, 1))(weights, x)
+    with torch.autograd.forward_ad.dual_level():
+        duals = {name: torch.autograd.forward_ad.make_dual(p, p.detach()) for name, p in layer.named_parameters()}
+        with pytest.raises(UnsupportedError, match="forward-mode"):
+            torch.func.functional_call(layer, duals, (x,))
+
+
+@workers(2)
+def test_numbers_that_cannot_be_added_are_refused_by_all_before_anything_is_sent():
+    P, x = row(2, 1), torch.ones(1, 2).to(torch.uint16)
+    for layer in (nn.ReduceScatter(P, (0,)), nn.AllSumReduce(P, (0,)), nn.Broadcast(P, P), nn.SumReduce(P, P)):
+        with pytest.raises(PartitionError, match="cannot sum"):
+            layer(x)

@@ -170,6 +170,16 @@ def test_halves_and_channels_last(dtype, memory_format):
 
 
 @workers(2)
+def test_complex_numbers():
+    def run(layer, x):
+        layer, x = layer.to(torch.complex128), torch.complex(x.detach(), x.detach().flip(3)).requires_grad_()
+        return torch.autograd.grad(layer(x).abs().pow(2).sum(), [x, *layer.parameters()])
+
+    for name in ("conv", "conv, reflect", "transposed"):
+        same(*both(name, run))
+
+
+@workers(2)
 def test_autocast_and_input_without_gradient():
     def mixed(layer, x):
         with torch.autocast(torch.get_default_device().type, torch.bfloat16):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -102,13 +103,13 @@ def _tensors(manifest: Manifest) -> Table:
 
 @app.command("verify")
 def verify_command(paths: Annotated[list[Path], typer.Argument(help="Checkpoints, or folders of them.")]) -> None:
-    """Check every byte against its checksum; the exit status is 1 if anything is damaged."""
-    found = [path for folder in paths for path in _candidates(folder) if is_checkpoint(path)]
-    if not found:
-        _console().print(escape(f"no checkpoints in {', '.join(map(str, paths))}"))
-        raise typer.Exit(1)
-    damaged = 0
-    for path in found:
+    """Check every byte against its checksum; the exit status is 1 if anything is damaged, or not there."""
+    found = {folder: [path for path in _candidates(folder) if is_checkpoint(path)] for folder in paths}
+    without = [str(folder) for folder, inside in found.items() if not inside]
+    if without:
+        _console().print(escape(f"no checkpoints in {', '.join(without)}"))
+    damaged = len(without)
+    for path in chain.from_iterable(found.values()):
         try:
             with _progress(path.name, read_manifest(path).nbytes) as report:
                 manifest = verify(path, report)

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import gridwise
@@ -50,7 +51,7 @@ def doctor() -> None:
         if plain:
             print(f"{name:<26} {text}", flush=True)
         else:
-            table.add_row(name, text)
+            table.add_row(name, escape(text))
     if not plain:
         console.print(table)
 

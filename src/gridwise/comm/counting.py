@@ -105,6 +105,8 @@ class CountingTransport(Transport):
 
     name = "counting"
     carries_cuda = True
+    carries_meta = True
+    survives_forks = True
 
     def __init__(self, ledger: Ledger, rank: int) -> None:
         super().__init__(rank, ledger.size)

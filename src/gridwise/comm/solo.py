@@ -21,6 +21,8 @@ class SoloTransport(Transport):
 
     name = "solo"
     carries_cuda = True
+    carries_meta = True
+    survives_forks = True
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=1)

@@ -11,18 +11,20 @@ transport writes the methods with a leading underscore and nothing else; CONTRIB
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FaultError, GridwiseError
+from ..errors import FaultError, GridwiseError, TransportError, describe
 from ..grid import Grid, Layout
 from . import wire
 from .parcels import Landing, Views, packed
@@ -62,6 +64,8 @@ class Waiting:
     outer: Waiting | None = None
 
     def __enter__(self) -> None:
+        if self.transport.is_forked:
+            self.transport.refuse_fork(self.what)
         self.since = time.monotonic()
         self.outer, self.transport.waiting = self.transport.waiting, self
 
@@ -75,6 +79,17 @@ class Waiting:
             self.transport.waiting = self.outer  # last: the explanation says what was waited for
 
 
+_living: WeakSet[Transport] = WeakSet()
+
+
+def _mark_forked() -> None:
+    for transport in _living:
+        transport.is_forked = not transport.survives_forks
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
 class Transport(ABC):
     """The way to the other workers."""
 
@@ -83,6 +98,10 @@ class Transport(ABC):
     size: int
     carries_cuda = False
     """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
+    carries_meta = False
+    """Whether tensors without numbers can be sent: where nothing is."""
+    survives_forks = False
+    """Whether a forked child of the worker may use it too."""
     can_be_cut = False
     """Whether `cut` frees those who wait. If not, only `abort` does."""
 
@@ -96,7 +115,10 @@ class Transport(ABC):
         """Layers that functions have made, for their next call."""
         self.left_over: list[Pending] = []
         """Messages that somebody has started and, for an error in between, never waited for."""
+        self.is_forked = False
+        """Whether this is the copy in a child of the worker, which shares its connections and would steal its messages."""
         self._ordinals: Counter[str] = Counter()
+        _living.add(self)
 
     @property
     def everyone(self) -> Team:
@@ -244,6 +266,16 @@ class Transport(ABC):
         self.finish_left_over()
         return Waiting(self, what, team)
 
+    def refuse_fork(self, what: str) -> NoReturn:
+        raise TransportError(
+            describe(
+                f"{what} was called in a process that worker {self.rank} of {self.size} has forked: the connections to the "
+                "other workers are the worker's own.",
+                fix="let the worker itself talk to the others; its children (of a DataLoader, say) may ask for ranks and "
+                "local slices.",
+            )
+        )
+
     def _explained(self, error: Exception, what: str) -> Exception:
         if not self._is_fault(error):
             return error
@@ -317,7 +349,10 @@ class Transport(ABC):
         return self  # copies of a layer talk over the same wire
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a transport belongs to its process and cannot be pickled.")
+        raise TypeError(
+            "layers and models on a grid cannot be pickled: the transport under them belongs to its process.\n"
+            "  fix: save state_dict(), or use gridwise.checkpoint, and make them anew on the other side."
+        )
 
     def __repr__(self) -> str:
         return f"<{self.name}: worker {self.rank} of {self.size}>"

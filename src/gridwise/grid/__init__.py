@@ -2,6 +2,7 @@
 
 from .box import Box as Box
 from .box import Shape as Shape
+from .box import whole_numbers as whole_numbers
 from .copies import Copies as Copies
 from .cuts import Cuts as Cuts
 from .cuts import Interval as Interval

@@ -11,7 +11,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..errors import PartitionError
+
 Shape = tuple[int, ...]
+
+
+def whole_numbers(given: Iterable[int], name: str) -> Shape:
+    """What is given as integers of Python; what is no whole number is refused, not rounded.
+
+    >>> whole_numbers((1, 2.0), "shape")
+    (1, 2)
+    """
+    try:
+        values = tuple(given)
+        numbers = tuple(map(int, values))
+        if all(number == value for number, value in zip(numbers, values, strict=True)):
+            return numbers
+    except (TypeError, ValueError, OverflowError):
+        values = given  # type: ignore[assignment]
+    raise PartitionError(f"`{name}` (={values}) must be a list of whole numbers.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from ..errors import PartitionError
+from .box import whole_numbers
 
 Cuts = tuple[int, ...]
 Interval = tuple[int, int]
@@ -44,7 +45,7 @@ def cuts_from_extents(extents: Sequence[int]) -> Cuts:
 
 def checked_cuts(cuts: Sequence[int], blocks: int) -> Cuts:
     """`cuts` as a tuple, after making sure that they start at 0, never decrease, and make `blocks` blocks."""
-    result = tuple(int(c) for c in cuts)
+    result = whole_numbers(cuts, "cuts")
     if len(result) != blocks + 1 or result[0] != 0 or any(a > b for a, b in pairwise(result)):
         raise PartitionError(
             f"`cuts` (={result}) must be {blocks + 1} numbers that start at 0 and never decrease, "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import PartitionError
-from .box import Shape
+from .box import Shape, whole_numbers
 
 Index = tuple[int, ...]
 
@@ -127,7 +127,7 @@ def resolve_axes(dim: int, axes: int | Iterable[int], name: str = "axes") -> tup
     >>> resolve_axes(3, (-1, 0))
     (0, 2)
     """
-    given = tuple(map(int, axes)) if isinstance(axes, Iterable) else (int(axes),)
+    given = whole_numbers(axes if isinstance(axes, Iterable) else (axes,), name)
     wrong = [axis for axis in given if not -dim <= axis < dim]
     if wrong:
         raise PartitionError(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import PartitionError
-from .box import Box, Shape
+from .box import Box, Shape, whole_numbers
 from .cuts import Cuts, balanced_cuts, blocks_meeting, checked_cuts, interval
 from .grid import Grid, Index, unravel
 
@@ -40,12 +40,13 @@ class Layout:
         >>> Layout.balanced(Grid((0, 1), (2,)), (5,)).cuts
         ((0, 3, 5),)
         """
-        if len(global_shape) != grid.dim:
+        extents = whole_numbers(global_shape, "global_shape")
+        if len(extents) != grid.dim:
             raise PartitionError(
-                f"a tensor of shape {tuple(global_shape)} has {len(global_shape)} dims, the grid {grid.shape} has "
+                f"a tensor of shape {extents} has {len(extents)} dims, the grid {grid.shape} has "
                 f"{grid.dim} axes: grid axis i cuts tensor dim i.\n  fix: use 1 for the axes of dims that are not cut."
             )
-        return cls(grid, tuple(balanced_cuts(int(n), p) for n, p in zip(global_shape, grid.shape, strict=True)))
+        return cls(grid, tuple(balanced_cuts(n, p) for n, p in zip(extents, grid.shape, strict=True)))
 
     @property
     def global_shape(self) -> Shape:

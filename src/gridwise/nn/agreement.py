@@ -18,18 +18,19 @@ agree: all make the same calls, and blocks change on all workers or on none. Wha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
+from ..comm.rollcall import key_of as key_of
+from ..comm.rollcall import raise_mismatch
+from ..comm.rollcall import tell as tell
 from ..comm.transport import Team, Transport
-from ..errors import MismatchError, PartitionError, describe
+from ..errors import PartitionError, describe
 from ..grid import Grid, Layout, cuts_from_extents
 from .switch import Switch
 
@@ -37,8 +38,6 @@ NOTHING = np.iinfo(np.int64).min
 DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
 Places = tuple[int, int, int, int, int]
 """Where a ballot has dtype, device, "needs a gradient", "does not record" and "on a CUDA device"."""
-SHOWN = 8
-"""How many workers an error lists before it says how many more there are."""
 
 _switch = Switch("GRIDWISE_AGREEMENT", "on")
 
@@ -56,11 +55,6 @@ def agreement(enabled: bool) -> AbstractContextManager[None]:
 
 def is_on() -> bool:
     return _switch.on
-
-
-def key_of(text: str) -> int:
-    """A number below 2**62 that stands for a text, the same in every process."""
-    return xxhash.xxh3_64_intdigest(text.encode()) >> 2
 
 
 def agree_call(transport: Transport, team: Team, what: str, key: int, changed: bool, problem: str | None) -> bool:
@@ -81,26 +75,10 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
     transport.all_max(votes, team, what)
     high, low, most, least, refused = votes.tolist()
     if high != -low:
-        raise MismatchError(
-            describe(
-                "the workers called different operators, or the same ones in another order.",
-                _who_called(transport, team, what, key),
-                "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
-            )
-        )
+        raise_mismatch(transport, team, what, key)
     if refused:
         raise PartitionError(describe(f"{what} got an input that it cannot take.", tell(transport, team, problem)))
     return most if most == -least else 0
-
-
-def _who_called(transport: Transport, team: Team, what: str, key: int) -> list[str]:
-    """What each worker called; where the words are the same, a letter tells equal layers, or calls of one, apart."""
-    lines = tell(transport, team, f"called {what}")
-    if len(lines) > 1:
-        return lines
-    keys = [int(part) for part in transport.gather_bytes(str(key).encode(), team, "the text of an error")]
-    letter = chr(ord("A") + min(list(dict.fromkeys(keys)).index(key), 25))
-    return tell(transport, team, f"called {what}: layer, call or direction {letter} of those with this name")
 
 
 def agree_common(transport: Transport, team: Team, what: str, candidates: Sequence[int]) -> int:
@@ -119,8 +97,9 @@ def agree_mode(transport: Transport, team: Team, what: str, mode: object) -> Non
     place = ballot.equal(key_of(repr(mode)))
     ballot.count(transport, team, what)
     if ballot.read(place) is None:
-        asked = f"{what} is not in the same mode on all workers (train or eval, frozen parameters, dtypes, autocast, overlap)."
-        fix = "call train(), eval(), requires_grad_() and to(), and enter autocast and overlap, on all workers alike."
+        modes = "train or eval, frozen parameters, dtypes, no_grad, autocast, overlap"
+        asked = f"{what} is not in the same mode on all workers ({modes})."
+        fix = "call train(), eval(), requires_grad_() and to(), and enter no_grad, autocast and overlap, on all alike."
         raise PartitionError(describe(asked, tell(transport, team, str(mode)), fix))
 
 
@@ -283,6 +262,11 @@ def _read_common(
         _refuse(transport, team, f"{what} needs tensors of one dtype on all workers.", mine, holds)
     if device is None:
         _refuse(transport, team, f"{what} needs tensors on one kind of device on all workers.", mine, holds)
+    if device == key_of("meta") and len(team) > 1 and not transport.carries_meta:
+        raise PartitionError(
+            f"{what}: tensors on the meta device have no numbers that could be sent.\n  fix: give it tensors with numbers; "
+            "gridwise.plan runs models without."
+        )
     if wants and silent:
         asked = f"{what}: some workers need a gradient while autograd is off on others (no_grad, inference_mode)."
         _refuse(transport, team, asked, mine, True)
@@ -300,22 +284,3 @@ def _refuse(
     at = f" at {tuple(index)}" if index else ""
     told = tell(transport, team, f"{mine}{at}" if holds else "holds no part of it")
     raise PartitionError(describe(asked, told, "give all workers blocks of one global tensor before the call."))
-
-
-def tell(transport: Transport, team: Team, line: str | None) -> list[str]:
-    """What each worker has to say, those with the same words together, at most a screenful."""
-    parts = transport.gather_bytes(json.dumps(line).encode(), team, "the text of an error")
-    said: dict[str, list[int]] = {}
-    for rank, part in zip(team, parts, strict=True):
-        words = json.loads(part)
-        if words is not None:
-            said.setdefault(words, []).append(rank)
-    lines = [f"{_workers(ranks)}: {words}" for words, ranks in said.items()]
-    return lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
-
-
-def _workers(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"worker {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:SHOWN]))
-    return f"workers {shown}{', ...' if len(ranks) > SHOWN else ''}"

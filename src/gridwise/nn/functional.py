@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import PartitionError
-from ..grid import Grid
+from ..grid import Grid, whole_numbers
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
 from .all_gather import AllGather
 from .all_sum_reduce import AllSumReduce
@@ -69,7 +69,7 @@ def repartition(
 
 def halo_exchange(x: Tensor, P_x: Partition, halo_shape: Sequence[Sequence[int]]) -> Tensor:
     """`HaloExchange` as a function."""
-    return _kept(HaloExchange, P_x, tuple(tuple(int(rows) for rows in pair) for pair in halo_shape))(x)
+    return _kept(HaloExchange, P_x, tuple(whole_numbers(pair, "halo_shape") for pair in halo_shape))(x)
 
 
 def scatter(x: Tensor | None, P_x: Partition, root: int = 0) -> Tensor:
@@ -117,4 +117,4 @@ def _kept(layer: Callable[..., Primitive], *args: Any) -> Primitive:
 
 
 def _tuple(values: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(int(value) for value in values)
+    return None if values is None else whole_numbers(values, "axes")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..errors import PartitionError
-from ..grid import Needs, route
+from ..grid import Needs, route, whole_numbers
 from ..partition import Partition
 from .agreement import agree_layout
 from .arguments import need_partition
@@ -58,7 +58,7 @@ class HaloExchange(Primitive):
                 "HaloExchange takes no `recv_shape` and `send_shape`: as opposed to DistDL's it takes blocks without room for "
                 "halos and returns larger ones.\n  fix: HaloExchange(P_x, halo_shape)(block), without padding the block."
             )
-        halo = tuple(tuple(int(rows) for rows in pair) for pair in halo_shape)
+        halo = tuple(whole_numbers(pair, "halo_shape") for pair in halo_shape)
         if len(halo) != P_x.dim or any(len(pair) != 2 or min(pair) < 0 for pair in halo):
             raise PartitionError(
                 f"`halo_shape` (={halo}) needs a pair (before, after) of rows, not negative, for each of {P_x.dim} dims."

@@ -39,6 +39,7 @@ class Layer(Module):
     def __init__(self) -> None:
         super().__init__()
         self._spreads: dict[str, Spread] = {}
+        self._block_shapes: dict[str, torch.Size] = {}
         self._shared: dict[str, tuple[Shared, int]] = {}
         self._lent: dict[str, Tensor] = {}
 
@@ -82,7 +83,7 @@ class Layer(Module):
         """Keep this worker's block of a global value, as a parameter or as a buffer."""
         assert self._transport is not None
         transport, block = self._transport, spread.cut(value, self._transport.rank).clone()
-        self._spreads[name] = spread
+        self._spreads[name], self._block_shapes[name] = spread, block.shape
         if kind is torch.nn.Parameter:
             self.register_parameter(name, BlockParameter(block, value.dtype.is_floating_point or value.is_complex()))
         else:
@@ -92,6 +93,27 @@ class Layer(Module):
             title = f"{name} of {self._says}"
             key = key_of(f"{self._ticket.key} {name}")
             self._shared[name] = (Shared(transport, sharers, title), key)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Torch's, also where a parameter is assigned: what takes the place of a block has its shape."""
+        if param is not None and (problem := self._problem_with_shape(name, param)):
+            raise PartitionError(f"{self._says}: {problem}")
+        super().register_parameter(name, param)
+
+    def _problem_with_state(self) -> str | None:
+        held = [(name, self._parameters.get(name, self._buffers.get(name))) for name in self._spreads]
+        return next(
+            (p for name, value in held if value is not None and (p := self._problem_with_shape(name, value))), None
+        )
+
+    def _problem_with_shape(self, name: str, value: Tensor) -> str | None:
+        wanted = self._block_shapes.get(name, value.shape)
+        if value.shape == wanted:
+            return None
+        return (
+            f"`{name}` has shape {tuple(value.shape)}, where this worker holds a block of shape {tuple(wanted)}\n"
+            "  fix: load_state_dict() takes the global tensor, and each worker its block of it"
+        )
 
     def _rename(self, text: str) -> None:
         super()._rename(text)
@@ -142,7 +164,8 @@ class Layer(Module):
         return apply(value, operator, Ticket(key, self._ticket.call), True)
 
     def _mode(self) -> Hashable:
-        return self.training, tuple([p is not None and p.requires_grad for p in self._parameters.values()])
+        records = torch.is_grad_enabled()
+        return self.training, tuple([records and p is not None and p.requires_grad for p in self._parameters.values()])
 
     def _borrows(self) -> list[tuple[str, Shared]]:
         """The parameters for which `forward` asks `_parameter`, if they need a gradient and are shared (`lending`)."""

@@ -11,12 +11,12 @@ also keep their plans for inputs that come back (`plan`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
@@ -78,7 +78,7 @@ class Module(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return _outside_of_graphs(self, *args, **kwargs)
+            return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
@@ -116,9 +116,9 @@ class Module(torch.nn.Module):
     @staticmethod
     def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
         """Set the layer up if it has to be: registered as a pre-forward hook."""
+        refuse_transforms(self, self._says, input)
         if self._is_outside:
             return
-        refuse_transforms(self._says, input)
         model = script()
         if model is not None and model.is_complete and self._keeps_plans:
             self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
@@ -126,6 +126,8 @@ class Module(torch.nn.Module):
             return
         problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
         plan = self._plan_at_hand(input) if problem is None else None
+        if plan is None and problem is None:
+            problem = self._problem_with_state()
         number = plan.number if plan is not None else 0
         if self._transport is not None:
             ticket = self._ticket.called_again()
@@ -214,6 +216,10 @@ class Module(torch.nn.Module):
         """What is wrong with the input on this worker; said by all workers before anything is sent."""
         return None
 
+    def _problem_with_state(self) -> str | None:
+        """What is wrong with parameters and buffers on this worker; asked before a set-up, and said by all workers."""
+        return None
+
     # For layers that apply operators
 
     def _move(self, x: Tensor, operator: Operator, records: bool, step: int = 0) -> Tensor:
@@ -233,27 +239,30 @@ def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[
     )
 
 
-def refuse_transforms(says: str, input: tuple) -> None:
+def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) -> None:
     """Raise where somebody differentiates forward or transforms the call: messages follow neither.
 
-    That is a matter of the program, which is the same on all workers, and under a transform nothing can be agreed on.
+    That is a matter of the program, which is the same on all workers, and under a transform nothing can be agreed on: nor
+    can a parameter be read that it has wrapped, whatever the input is.
     """
-    tensors = [x for x in input if isinstance(x, Tensor)]
-    if any(is_functorch_wrapped_tensor(x) for x in tensors):
+    if peek_interpreter_stack() is not None:
         raise UnsupportedError(
             f"{says} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
         )
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    if forward_ad._current_level < 0:
+        return
+    tensors = [x for x in (*input, *module.parameters(), *module.buffers()) if isinstance(x, Tensor)]
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise UnsupportedError(f"{says} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")
 
 
-def _outside_of_graphs(module: Module, *args: Any, **kwargs: Any) -> Any:
+def outside_of_graphs(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A clean graph break under torch.compile: messages are no tensor code."""
-    return torch.compiler.disable(torch.nn.Module.__call__)(module, *args, **kwargs)
+    return torch.compiler.disable(call)(*args, **kwargs)
 
 
 # What `torch.compiler.disable` sets when it decorates; decorating would import the compiler, seconds for every worker.
-_outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
+outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _short(ranks: tuple[int, ...]) -> str:

@@ -41,6 +41,8 @@ class ReduceScatter(Primitive):
     tensor([[1., 1.]])
     """
 
+    sums = True
+
     def __init__(self, P_x: Partition, axes: Iterable[int]) -> None:
         super().__init__()
         self.P_x = P_x

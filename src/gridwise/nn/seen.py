@@ -105,7 +105,8 @@ class Fetched(Seen):
     def made_again(self, node: str, saved: Tensor) -> Callable[[], Tensor]:
         """A function that makes `saved` again, which `node` has saved."""
         size, stride, offset, memory = saved.size(), saved.stride(), saved.storage_offset(), _memory(saved)
-        if memory not in (_memory(self.x), _memory(self.box)):  # a copy, as autocast makes it
+        # a copy, as autocast makes it, or a view of real or imaginary parts
+        if memory not in (_memory(self.x), _memory(self.box)) or saved.dtype != self.box.dtype:
             return partial(check_version, saved, saved._version)
         if node.startswith(SHAPE_ONLY):
             return partial(torch.empty_strided, size, stride, dtype=saved.dtype, device=saved.device)

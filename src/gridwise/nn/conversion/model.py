@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
 from ...grid import Layout
 from ...partition import Partition
@@ -25,7 +23,7 @@ from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreeme
 from ..dropout import DistributedDropout
 from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
-from ..module import Module, problem_with_inference, refuse_transforms
+from ..module import Module, outside_of_graphs, problem_with_inference, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..overlap import overlaps
 from ..plan import KEPT, Plans, Script, script
@@ -123,10 +121,17 @@ class DistributedModel(torch.fx.GraphModule):
                 twin.__dict__[name] = copy.deepcopy(value, memo)
         return twin
 
+    def __reduce__(self) -> Any:
+        return self.P_x.transport.__reduce__()  # refuses, and says what to do
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return outside_of_graphs(DistributedModel._called, self, *args, **kwargs)
+        return self._called(*args, **kwargs)
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
         inputs, problem = self._inputs.bound(args, kwargs)
-        if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
-            refuse_transforms(self._says, (*inputs, *self.parameters(), *self.buffers()))
+        refuse_transforms(self, self._says, inputs)
         if not self.P_x.active:
             self._draw()
             return self._nothing(inputs)
@@ -173,16 +178,15 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
-        modules = all_modules(self)
-        known = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules])
-        return tuple(map(Structure.of, inputs)), known, self._mode(modules)
+        modules = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in self.modules()])
+        return tuple(map(Structure.of, inputs)), modules, self._mode()
 
-    def _mode(self, modules: Sequence[torch.nn.Module] = ()) -> Hashable:
+    def _mode(self) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
-        modules = modules or all_modules(self)
+        modules, records = list(self.modules()), torch.is_grad_enabled()
         return (
             tuple([(module.training, module.__dict__.get("track_running_stats")) for module in modules]),
-            tuple([(p.requires_grad, p.dtype) for m in modules for p in m._parameters.values() if p is not None]),
+            tuple([(records and p.requires_grad, p.dtype) for p in self.parameters()]),
             tuple([b.dtype for module in modules for b in module._buffers.values() if b is not None]),
             overlaps(),
             tuple(
@@ -280,17 +284,6 @@ class MadeAtCall(torch.nn.Module):
             self._last.append(key)
             self._made = {key: self._made[key] for key in self._last}
         return self._made[key].train(self.owner.training or not self.follows_mode)
-
-
-def all_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The model and all modules in it: torch's `modules()` without names, in a tenth of the time, at every call."""
-    found, todo = dict[int, torch.nn.Module](), [model]
-    while todo:
-        module = todo.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            todo += [child for child in module._modules.values() if child is not None]
-    return list(found.values())
 
 
 def _mapped(y: Any, change: Any) -> Any:

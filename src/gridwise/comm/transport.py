@@ -25,6 +25,7 @@ from torch import Tensor
 from ..errors import FaultError, GridwiseError
 from ..grid import Grid, Layout
 from . import wire
+from .cores import cores
 from .parcels import Landing, Views, packed
 
 Team = tuple[int, ...]
@@ -96,6 +97,8 @@ class Transport(ABC):
         """Layers that functions have made, for their next call."""
         self.left_over: list[Pending] = []
         """Messages that somebody has started and, for an error in between, never waited for."""
+        self.cores = max(1, cores() // size)
+        """Processor cores that this worker may count on: its share, if all workers are on this machine, or what the watch finds."""
         self._ordinals: Counter[str] = Counter()
 
     @property

@@ -207,7 +207,7 @@ def drop_from_memory(folder: Path) -> None:
 def run(kind: str, amount: int, repeat: int, folder: Path, ways: list[str]) -> dict[str, dict[str, float]]:
     """Seconds, extra MiB and bytes of every way, best of `repeat` rounds; the slowest worker counts."""
     import gridwise
-    from gridwise.checkpoint.reader import MOST_THREADS
+    from gridwise.checkpoint.reader import number_of_threads
 
     warnings.filterwarnings("ignore", category=UserWarning)
     P = gridwise.world()
@@ -215,7 +215,7 @@ def run(kind: str, amount: int, repeat: int, folder: Path, ways: list[str]) -> d
     state = (large if kind == "large" else small)(amount, P.size)
     memcpy = memcpy_into({key: torch.zeros_like(value) for key, value in state.items()})
     results: dict[str, dict[str, float]] = {name: {} for name in (*WAYS, "async", "memcpy")}
-    results["gridwise"]["threads"] = min(MOST_THREADS, P.transport.cores) if kind == "large" else 1
+    results["gridwise"]["threads"] = number_of_threads(P.transport.cores) if kind == "large" else 1
 
     def timed(name: str, what: str, call: Callable[[Path, State, int], None], together: bool = True) -> None:
         P.barrier()
@@ -268,7 +268,7 @@ def report(title: str, results: dict[str, dict[str, float]]) -> None:
     print(
         f"hashing all bytes before copying any, on one core per worker: {raw['warm'] / raw['hashed']:.2f} x raw, warm"
     )
-    print(f"gridwise loads with {results['gridwise']['threads']} threads per worker, raw with one")
+    print(f"gridwise loads with {results['gridwise']['threads']} thread(s) per worker, raw with one")
     stall, copy = results["async"]["save"], results["memcpy"]["save"]
     print(
         f"async_save stalls {stall:.3f} s, a memcpy of the state takes {copy:.3f} s: {stall / copy:.2f} x", flush=True

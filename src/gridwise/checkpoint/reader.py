@@ -36,6 +36,9 @@ MOST_MAPPED = 64
 
 SMALL = 128 << 10
 
+LEAST_THREADS = 2
+"""One waits for the disk while another hashes, even where there is but one core."""
+
 MOST_THREADS = 8
 """Several read faster than one, from memory as from a disk; with more than a few, it is memory that sets the pace."""
 
@@ -46,6 +49,11 @@ MOST_NAMED = 8
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just read."""
+
+
+def number_of_threads(free_cores: int) -> int:
+    """With how many threads a worker reads large tensors that has so many cores for itself."""
+    return max(LEAST_THREADS, min(MOST_THREADS, free_cores))
 
 
 class Reader:
@@ -61,7 +69,7 @@ class Reader:
         self.is_checked = False
         # Small units are the interpreter's work, of which threads do not get more done.
         small = self.nbytes <= len(self.units) * SMALL
-        self.threads = 1 if small else min(MOST_THREADS, cores() if free_cores is None else free_cores)
+        self.threads = 1 if small else number_of_threads(cores() if free_cores is None else free_cores)
         self.spans = list(self.units.spans(min(TOGETHER, MEMORY // self.threads)))
         self._open_files: dict[int, DataFile] = {}
         try:

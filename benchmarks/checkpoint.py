@@ -9,8 +9,9 @@ the disk, after the system was asked to drop the files from its memory, as after
 memory ("warm"). The ways take turns, and the best of `--repeat` rounds counts, because other programs share the disk.
 "x raw" is the speed relative to raw; "+MiB" is the largest resident memory above that before the call. The line below
 the table says how fast a warm load can be that hashes all bytes where they lie before it copies any, on one core per
-worker; gridwise has as many threads as there are cores for each worker, which the next line says. A save or load ends when all workers have done it; a stall is how long the call keeps the slowest worker from
-training, and so is the memcpy that it is compared with: neither clock waits for the other workers after the call.
+worker; gridwise has as many threads as there are cores for each worker, and the next line says how many that are. A save
+or load ends when all workers have done it; a stall is how long the call keeps the slowest worker from training, and so is
+the memcpy that it is compared with: neither clock waits for the other workers after the call.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Transport(ABC):
         self.left_over: list[Pending] = []
         """Messages that somebody has started and, for an error in between, never waited for."""
         self.cores = max(1, cores() // size)
-        """Processor cores that this worker may count on: its share, if all workers are on this machine, or what the watch finds."""
+        """Processor cores that this worker may count on: as if all workers were on this machine, until the watch knows."""
         self._ordinals: Counter[str] = Counter()
 
     @property

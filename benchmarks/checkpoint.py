@@ -9,8 +9,9 @@ the disk, after the system was asked to drop the files from its memory, as after
 memory ("warm"). The ways take turns, and the best of `--repeat` rounds counts, because other programs share the disk.
 "x raw" is the speed relative to raw; "+MiB" is the largest resident memory above that before the call. The line below
 the table says how fast a warm load can be that hashes all bytes where they lie before it copies any, on one core per
-worker. A save or load ends when all workers have done it; a stall is how long the call keeps the slowest worker from
-training, and so is the memcpy that it is compared with: neither clock waits for the other workers after the call.
+worker; gridwise has as many threads as there are cores for each worker, and the next line says how many that are. A save
+or load ends when all workers have done it; a stall is how long the call keeps the slowest worker from training, and so is
+the memcpy that it is compared with: neither clock waits for the other workers after the call.
 """
 
 from __future__ import annotations
@@ -207,6 +208,7 @@ def drop_from_memory(folder: Path) -> None:
 def run(kind: str, amount: int, repeat: int, folder: Path, ways: list[str]) -> dict[str, dict[str, float]]:
     """Seconds, extra MiB and bytes of every way, best of `repeat` rounds; the slowest worker counts."""
     import gridwise
+    from gridwise.checkpoint.reader import number_of_threads
 
     warnings.filterwarnings("ignore", category=UserWarning)
     P = gridwise.world()
@@ -214,6 +216,7 @@ def run(kind: str, amount: int, repeat: int, folder: Path, ways: list[str]) -> d
     state = (large if kind == "large" else small)(amount, P.size)
     memcpy = memcpy_into({key: torch.zeros_like(value) for key, value in state.items()})
     results: dict[str, dict[str, float]] = {name: {} for name in (*WAYS, "async", "memcpy")}
+    results["gridwise"]["threads"] = number_of_threads(P.transport.cores) if kind == "large" else 1
 
     def timed(name: str, what: str, call: Callable[[Path, State, int], None], together: bool = True) -> None:
         P.barrier()
@@ -266,6 +269,7 @@ def report(title: str, results: dict[str, dict[str, float]]) -> None:
     print(
         f"hashing all bytes before copying any, on one core per worker: {raw['warm'] / raw['hashed']:.2f} x raw, warm"
     )
+    print(f"gridwise loads with {results['gridwise']['threads']} thread(s) per worker, raw with one")
     stall, copy = results["async"]["save"], results["memcpy"]["save"]
     print(
         f"async_save stalls {stall:.3f} s, a memcpy of the state takes {copy:.3f} s: {stall / copy:.2f} x", flush=True

@@ -105,7 +105,7 @@ def _started(talk: Talk, path: Path, into: Any, cast: bool, attempt: int) -> tup
         with reading_ahead(path / f"data-{likely_id(data)}" / f"w{talk.place}.safetensors"):
             manifest = from_bytes(data, path / MANIFEST)
             plan = plan_load(manifest, into, talk.rank, talk.place, talk.size, cast)
-            reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain))
+            reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain), talk.transport.cores)
             if reader.nbytes <= SOON:
                 _check(reader, plan)
     except Exception as caught:

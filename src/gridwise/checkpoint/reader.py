@@ -8,25 +8,25 @@
 Checking a large state before changing any of it means passing over it twice. What lies in the system's memory is looked
 at there by the first pass, without a copy, and copied by the second. What does not, because there is more of it than
 memory, comes from the disk a second time, and is compared a second time. Memory that is new (a deferred parameter, a
-result without `into`) is filled by the first pass. A few chunks per thread are allocated.
+result without `into`) is filled by the first pass. Each thread has memory for one span.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from ..comm.cores import cores
 from ..errors import CheckpointDamaged, CheckpointMismatch, describe
 from .chunks import checksums
 from .disk import MOST_BUFFERS
 from .manifest import Manifest
 from .openfile import DataFile
 from .overlaps import are_alike, pairs_that_share, shared_ranges
-from .units import Span, Units
+from .units import TOGETHER, Span, Units
 
 AT_ONCE = 8 << 20
 """Bytes that are read into place in one call."""
@@ -35,27 +35,42 @@ MOST_MAPPED = 64
 """Files up to which they are mapped: a mapping holds a second descriptor."""
 
 SMALL = 128 << 10
-THREADS = max(1, min(4, os.cpu_count() or 1))
+
+LEAST_THREADS = 2
+"""One waits for the disk while another hashes, even where there is but one core."""
+
+MOST_THREADS = 8
+"""Several read faster than one, from memory as from a disk; with more than a few, it is memory that sets the pace."""
+
+MEMORY = 32 << 20
+"""Bytes that all threads together may allocate or map at a time."""
+
 MOST_NAMED = 8
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just read."""
 
 
-class Reader:
-    """The open data files of a checkpoint, and the units to be read from them."""
+def number_of_threads(free_cores: int) -> int:
+    """With how many threads a worker reads large tensors that has so many cores for itself."""
+    return max(LEAST_THREADS, min(MOST_THREADS, free_cores))
 
-    def __init__(self, path: Path, manifest: Manifest, units: Sequence[Units]) -> None:
+
+class Reader:
+    """The open data files of a checkpoint, and the units to be read from them; by as many threads as there are cores."""
+
+    def __init__(self, path: Path, manifest: Manifest, units: Sequence[Units], free_cores: int | None = None) -> None:
         self.path = path
         self.files = manifest.files
         self.folder = path / manifest.folder
         self.save_id = manifest.id
         self.units = Units.in_order(units)
-        self.spans = list(self.units.spans())
         self.nbytes = int(self.units.sizes.sum())
         self.is_checked = False
         # Small units are the interpreter's work, of which threads do not get more done.
-        self.threads = THREADS if self.nbytes > len(self.units) * SMALL else 1
+        small = self.nbytes <= len(self.units) * SMALL
+        self.threads = 1 if small else number_of_threads(cores() if free_cores is None else free_cores)
+        self.spans = list(self.units.spans(min(TOGETHER, MEMORY // self.threads)))
         self._open_files: dict[int, DataFile] = {}
         try:
             numbers, firsts = np.unique(self.units.files, return_index=True)

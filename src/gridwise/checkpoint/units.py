@@ -58,7 +58,7 @@ class Unit(NamedTuple):
 
 
 TOGETHER = 8 * CHUNK
-"""Bytes of a span: a few chunks, so that what is done once for each costs little."""
+"""Bytes of a span, at most: a few chunks, so that what is done once for each costs little."""
 
 Span = tuple[int, int]
 """Units from the first number up to, not including, the second."""
@@ -143,8 +143,8 @@ class Units:
         elif scatter is not None:
             scatter.put(data)
 
-    def spans(self) -> Iterator[Span]:
-        """Units that lie side by side in a file, and are not too much together; these units are `in_order`."""
+    def spans(self, most: int = TOGETHER) -> Iterator[Span]:
+        """Units that lie side by side in a file, together at most so many bytes; these units are `in_order`."""
         if not len(self):
             return
         ends = self.offsets + self.sizes
@@ -152,7 +152,7 @@ class Units:
         first = 0
         for last in (*(np.flatnonzero(apart) + 1).tolist(), len(self)):
             while first < last:
-                fitting = int(np.searchsorted(ends[first:last], self.offsets[first] + TOGETHER, "right"))
+                fitting = int(np.searchsorted(ends[first:last], self.offsets[first] + most, "right"))
                 stop = first + max(1, min(fitting, MOST_BUFFERS))
                 yield first, stop
                 first = stop

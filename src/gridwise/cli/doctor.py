@@ -22,6 +22,7 @@ from rich.table import Table
 import gridwise
 import gridwise.testing
 from gridwise.comm import find, malloc, start
+from gridwise.comm.cores import cores
 
 PACKAGES = (
     "gridwise",
@@ -59,7 +60,7 @@ def doctor() -> None:
 def probes() -> Iterator[tuple[str, Callable[[], str]]]:
     """Everything that is looked at, in order."""
     yield "python", lambda: f"{platform.python_version()} at {sys.executable}"
-    yield "system", lambda: f"{platform.platform()}, {start.cores()} cores for this process"
+    yield "system", lambda: f"{platform.platform()}, {cores()} cores for this process"
     yield "packages", _packages
     yield "MPI library", _mpi_library
     yield "mpiexec", lambda: start.mpiexec() or "none found beside the interpreter or on PATH that fits mpi4py"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import PartitionError, TransportError, describe
+from .cores import cores
 
 FOREIGN_PREFIXES = (
     "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "SLURM_", "HYD", "MPI_LOCAL", "MPIEXEC_", "TORCHELASTIC_",
@@ -33,13 +34,6 @@ YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 """MPICH waits by looking again and again, and gives the core away with `sched_yield`, which Linux hardly honours. This
 makes it sleep for an instant. Measured on 2 cores, a small all-reduce of 12 workers takes 1 ms instead of 3.5, of 4
 workers 0.7 ms instead of 4.5; of 2 workers 0.3 ms instead of 0.01, so it is only for workers that share cores."""
-
-
-def cores() -> int:
-    """The processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def choose(transport: str, workers: int) -> str:

@@ -27,6 +27,7 @@ from torch import Tensor
 from ..errors import FaultError, GridwiseError, TransportError, describe
 from ..grid import Grid, Layout
 from . import wire
+from .cores import cores
 from .parcels import Landing, Views, packed
 
 Team = tuple[int, ...]
@@ -117,6 +118,8 @@ class Transport(ABC):
         """Messages that somebody has started and, for an error in between, never waited for."""
         self.is_forked = False
         """Whether this is the copy in a child of the worker, which shares its connections and would steal its messages."""
+        self.cores = max(1, cores() // size)
+        """Processor cores that this worker may count on: as if all workers were on this machine, until the watch knows."""
         self._ordinals: Counter[str] = Counter()
         _living.add(self)
 

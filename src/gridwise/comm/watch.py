@@ -36,7 +36,7 @@ from typing import Any
 
 from ..errors import CommTimeout, GridwiseError, PartitionError, WorkerDied, describe
 from ..log import logger
-from . import hub
+from . import cores, hub
 from .start import shared_memory_files
 from .transport import Transport, Waiting
 
@@ -79,8 +79,9 @@ def watch(transport: Transport) -> Watch | None:
     """Start watching over the workers of a transport. Collective. None if there is nobody else, or nothing to reach."""
     if transport.size == 1 or os.environ.get("GRIDWISE_WATCH", "on").lower() == "off":
         return None
-    hosts = transport.gather_bytes(socket.gethostname().encode(), transport.everyone, "the start of the watch")
-    one_machine = len(set(hosts)) == 1
+    everyone = transport.gather_bytes(cores.described(), transport.everyone, "the start of the watch")
+    transport.cores = cores.share(everyone, transport.rank)
+    one_machine = len(set(map(cores.machine, everyone))) == 1
     address = _start_hub(transport, one_machine) if transport.rank == 0 else b""
     address = transport.gather_bytes(address, transport.everyone, "the start of the watch")[0]
     try:

@@ -97,13 +97,13 @@ def test_ten_steps_equal_those_of_one_worker(build: Callable[[], nn.Sequential])
         alone = build().double()
         alone.input_state_update = True
         net = on_grid(copy.deepcopy(alone), P_x)
+        with torch.no_grad():
+            shape_y = copy.deepcopy(alone).eval()(torch.zeros(1, 2, 9, 7, dtype=torch.float64))[0].shape[1:]
         for step in range(10):
             n = int(random.integers(1, 6))
             x = torch.from_numpy(random.standard_normal((n, 2, 9, 7)))
             var = torch.from_numpy(random.random((n, 2, 9, 7))) if step % 2 else None
-            with torch.no_grad():
-                like = copy.deepcopy(alone).eval()(x[:1])[0]
-            y = torch.from_numpy(random.standard_normal((n, *like.shape[1:])))
+            y = torch.from_numpy(random.standard_normal((n, *shape_y)))
             learn(alone, x, var, y)
             learn(net, block(P_x, x), None if var is None else block(P_x, var), block(net.P_y, y))
             for got, whole in zip(net.get_outputs(), alone.output_z_buffer.gaussian[:2], strict=True):

@@ -7,8 +7,8 @@
         world = gridwise.world()
         ...
 
-becomes `test_sum[mpi-1]` ... `test_sum[gloo-4]`. Worker processes are started once per test run and transport, and grow
-when a module needs more of them. The body travels to the workers as code, already rewritten by pytest, so that a failed
+becomes `test_sum[mpi-1]` ... `test_sum[gloo-4]`. Worker processes are started once per test run and transport, as many as
+the largest test needs. The body travels to the workers as code, already rewritten by pytest, so that a failed
 `assert` says the same as in any other test; arguments (parametrised, or of fixtures whose values can be pickled) travel
 along. A test that hangs fails after `gridwise_timeout` seconds (an option of pytest's ini file; 60) with every worker's
 stack, and the next one gets new workers.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MARK = "gridwise_workers"
 POOLS = pytest.StashKey["dict[str, Pool]"]()
-SIZES = pytest.StashKey["dict[tuple[str, str], int]"]()
+SIZES = pytest.StashKey["dict[str, int]"]()
 TRANSPORTS = ("mpi", "gloo")
 
 
@@ -79,8 +79,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     sizes = session.config.stash[SIZES]
     for item in session.items:
         if setting := _setting(item):
-            key = (item.path.as_posix(), setting[0])
-            sizes[key] = max(sizes.get(key, 1), setting[1])
+            transport, count = setting
+            sizes[transport] = max(sizes.get(transport, 1), count)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -98,7 +98,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
     if gridwise_setting.__name__ in names:
         arguments[gridwise_setting.__name__] = setting
     seconds = float(pyfuncitem.config.getini("gridwise_timeout"))
-    pool, device = _pool(pyfuncitem, transport, count), pyfuncitem.config.getoption("--gridwise-device")
+    pool, device = _pool(pyfuncitem.config, transport), pyfuncitem.config.getoption("--gridwise-device")
     try:
         with _by_value(pyfuncitem.obj):
             outcomes = pool.run(_body, pyfuncitem.obj, arguments, device, workers=count, timeout=seconds)
@@ -144,17 +144,13 @@ def _setting(item: pytest.Item) -> tuple[str, int] | None:
     return found
 
 
-def _pool(item: pytest.Function, transport: str, count: int) -> Pool:
+def _pool(config: pytest.Config, transport: str) -> Pool:
     from ..comm.pool import Pool
 
-    pools = item.config.stash[POOLS]
-    needed = max(count, item.config.stash[SIZES].get((item.path.as_posix(), transport), 1))
-    pool = pools.get(transport)
-    if pool is None or pool.workers < needed:
-        if pool is not None:
-            pool.close()
-        pool = pools[transport] = Pool(needed, transport)
-    return pool
+    pools = config.stash[POOLS]
+    if transport not in pools:
+        pools[transport] = Pool(config.stash[SIZES][transport], transport)
+    return pools[transport]
 
 
 @contextmanager

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..grid import Layout
-from ..nn.functional import gather
-from ..partition import CartesianPartition, Partition, local_slice, world, zero_volume_tensor
+from ..partition import CartesianPartition, local_slice, world, zero_volume_tensor
 from .inner import CheckFailed
-
-ROOT = 0
 
 
 def check_equal_to_sequential(
@@ -55,33 +53,43 @@ def check_equal_to_sequential(
     dy = torch.randn(y_whole.shape, dtype=y_whole.dtype, generator=generator, device="cpu").to(y_whole.device)
     y_whole.backward(dy)
     y_local = layer(x_local)
-    y = gather(y_local.detach(), P_y, ROOT)
-    shares = _share_of(dy, y_local, P_y)
-    y_local.backward(shares)
+    place, problems = _place_of(y_local, P_y, tuple(y_whole.shape))
+    y_local.backward(torch.zeros_like(y_local) if place is None else dy[place])
     assert x_local.grad is not None
-    dx = gather(x_local.grad, P_x, ROOT)
-    problems = []
-    if world().transport.rank == ROOT:
-        problems += _difference("the output", y, y_whole.detach(), rtol, atol)
+    if place is not None:
+        problems += _difference("the output", y_local.detach(), y_whole.detach()[place], rtol, atol)
+    if P_x.active:
         assert x_whole.grad is not None
-        problems += _difference("the input's gradient", dx, x_whole.grad, rtol, atol)
+        problems += _difference("the input's gradient", x_local.grad, x_whole.grad[block], rtol, atol)
     problems += _parameter_differences(layer, sequential, rtol, atol)
     _raise_everywhere(problems)
 
 
-def _share_of(dy: Tensor, y_local: Tensor, P_y: Partition) -> Tensor:
-    """This worker's part of the cotangent, for blocks as the layer has chosen them."""
+def _place_of(
+    y_local: Tensor, P_y: CartesianPartition, shape: tuple[int, ...]
+) -> tuple[tuple[slice, ...] | None, list[str]]:
+    """Where this worker's part of the output lies, for blocks as the layer has chosen them; None without one.
+
+    The blocks of all must be the whole, neither more nor less: what everyone compares is then all there is.
+    """
     if not P_y.active:
-        return torch.zeros_like(y_local)
+        return None, []
     extents = P_y.allgather_data(y_local.shape)
-    assert extents is not None
-    start = []
     index = P_y.index
+    assert extents is not None
     assert index is not None
-    for d in range(P_y.dim):
-        before = [(*index[:d], i, *index[d + 1 :]) for i in range(index[d])]
-        start.append(sum(int(extents[P_y.grid.place_of(P_y.grid.rank_at(i))][d]) for i in before))
-    return dy[tuple(slice(a, a + n) for a, n in zip(start, y_local.shape, strict=True))]
+    place = []
+    if extents.shape[1] == len(shape) == P_y.dim:
+        blocks = extents.reshape(*P_y.shape, -1)
+        for d, (i, p) in enumerate(zip(index, P_y.shape, strict=True)):
+            lines = np.moveaxis(blocks[..., d], d, 0).reshape(p, -1)
+            cuts = [0, *np.cumsum(lines[:, 0]).tolist()]
+            if (lines == lines[:, :1]).all() and cuts[-1] == shape[d]:
+                place.append(slice(cuts[i], cuts[i + 1]))
+    if len(place) == P_y.dim:
+        return tuple(place), []
+    told = ", ".join(str(tuple(block)) for block in extents.tolist())
+    return None, [f"the output of shape {shape} is not made of blocks of shapes {told}"]
 
 
 def _parameter_differences(layer: Any, sequential: Any, rtol: float | None, atol: float | None) -> list[str]:
@@ -113,7 +121,9 @@ def _difference(what: str, actual: Tensor, expected: Tensor, rtol: float | None,
 
 def _raise_everywhere(problems: list[str]) -> None:
     transport = world().transport
-    told = transport.gather_bytes("\n".join(problems).encode(), transport.everyone, "a comparison")
-    lines = [f"  worker {rank}: {text.decode()}" for rank, text in enumerate(told) if text]
-    if lines:
+    anywhere = np.array([len(problems)])
+    transport.all_max(anywhere, transport.everyone, "a comparison")
+    if anywhere[0]:
+        told = transport.gather_bytes("\n".join(problems).encode(), transport.everyone, "a comparison")
+        lines = [f"  worker {rank}: {text.decode()}" for rank, text in enumerate(told) if text]
         raise CheckFailed("the layer does not equal the sequential one.\n" + "\n".join(lines))

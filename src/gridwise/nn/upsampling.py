@@ -205,7 +205,7 @@ class DistributedUpsample(Module):
                 torch.empty((max(1, shape[0]), *shape[1:]), device="meta"),  # an empty batch is no problem, but there
                 self.size,
                 self.scale_factor,
-                self.mode,
+                "bilinear" if self.mode in CUBIC else self.mode,  # the same shape, found much sooner
                 self.align_corners,
                 self.recompute_scale_factor,
             )

@@ -29,27 +29,41 @@ def on_disk_only(path: Path) -> bool:
         os.close(fd)
 
 
-def test_a_file_is_in_memory_when_the_body_is_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("piece", [ahead.PIECE, 1 << 20, 1_000_000])
+def test_a_file_is_in_memory_when_the_body_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, piece: int
+) -> None:
+    monkeypatch.setattr(ahead, "PIECE", piece)
     path = tmp_path / "file"
     path.write_bytes(os.urandom(SIZE))
     if not on_disk_only(path):
         pytest.skip("this system keeps files in memory, or does not say so")
-    with reading_ahead(path):
+    with reading_ahead(path, alone):
         pass
     with open(path, "rb") as file:
-        assert is_in_memory(file.fileno(), 0, SIZE)
+        assert all(is_in_memory(file.fileno(), start, 4096) for start in range(0, SIZE, 4096))
 
 
-def test_no_more_than_allowed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_no_more_than_allowed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(SIZE))
     monkeypatch.setattr(ahead, "MOST", 1000)
     monkeypatch.setattr(ahead, "is_in_memory", lambda *_: False)
     sent: list[int] = []
-    monkeypatch.setattr(ahead, "_send", lambda nowhere, fd, size: sent.append(size))
-    with reading_ahead(path):
+    monkeypatch.setattr(ahead, "_read" if alone else "_send", lambda nowhere, fd, size: sent.append(size))
+    with reading_ahead(path, alone):
         pass
     assert sent == [1000]
+
+
+def test_pieces_end_where_they_have_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(ahead.os, "preadv", lambda fd, places, start: asked.append((start, len(places[0]))))
+    monkeypatch.setattr(ahead, "PIECE", 400)
+    ahead._read(-1, -1, 1000)
+    assert asked == [(0, 400), (400, 400), (800, 200)]
 
 
 def test_nothing_is_read_that_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +119,9 @@ def test_a_load_reads_ahead_what_this_worker_has_written(
     if cold:
         on_disk_only(written)
     guessed: list[Path] = []
-    monkeypatch.setattr(loading, "reading_ahead", lambda path: (guessed.append(path), reading_ahead(path))[1])
+    monkeypatch.setattr(
+        loading, "reading_ahead", lambda path, alone: (guessed.append(path), reading_ahead(path, alone))[1]
+    )
     into = {key: torch.zeros_like(x) for key, x in saved.items()}
     checkpoint.load(tmp_path / "c", into)
     assert guessed == [written]

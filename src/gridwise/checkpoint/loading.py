@@ -102,7 +102,7 @@ def _started(talk: Talk, path: Path, into: Any, cast: bool, attempt: int) -> tup
     try:
         data = read_manifest_bytes(path) if data is None else data
         number = int(checksum(data)[1:], 16)
-        with reading_ahead(path / f"data-{likely_id(data)}" / f"w{talk.place}.safetensors"):
+        with reading_ahead(path / f"data-{likely_id(data)}" / f"w{talk.place}.safetensors", talk.size == 1):
             manifest = from_bytes(data, path / MANIFEST)
             plan = plan_load(manifest, into, talk.rank, talk.place, talk.size, cast)
             reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain), talk.transport.cores)

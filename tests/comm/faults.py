@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from gridwise.comm import find, watch
@@ -67,23 +66,6 @@ def chain(transport: Transport) -> None:
     if transport.rank == 2:
         die()
     receive(transport, transport.rank + 1, "HaloExchange")
-
-
-def agreement(transport: Transport) -> None:
-    if transport.rank == 1:
-        die()
-    transport.all_max(np.ones(5, dtype=np.int64), transport.everyone, "Linear")
-
-
-def agreements_of_two(transport: Transport) -> None:
-    """0 waits for 1, which is healthy and waits for 2, which dies; they have agreed before."""
-    for team in ((0, 1), (1, 2)):
-        if transport.rank in team:
-            transport.all_max(np.ones(5, dtype=np.int64), team, "Linear")
-    if transport.rank == 2:
-        die()
-    team = (transport.rank, transport.rank + 1)
-    transport.all_max(np.ones(5, dtype=np.int64), team, "Linear")
 
 
 def long_computation(transport: Transport) -> None:

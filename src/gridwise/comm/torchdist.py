@@ -9,9 +9,6 @@ there and each worker has a device of its own, else they are staged through the 
 Gloo leaves a worker waiting when somebody further down the line dies. `cut` therefore shuts down the sockets that
 belong to our groups, and the one to the store through which groups are made: whoever waits on them, here or at the
 other end, returns with an error at once.
-
-An all-reduce of gloo passes through a thread of its own, and takes several rounds. A few workers that agree on a few
-numbers therefore send these to one another, and each takes the maximum.
 """
 
 from __future__ import annotations
@@ -40,13 +37,6 @@ from .transport import Parcel, Pending, Team, Transport
 
 TIMEOUT = timedelta(days=7)
 """Of the groups themselves: the watch ends a wait earlier, with a better message."""
-
-FEW = 4
-"""Workers up to which everyone sends to everyone what they agree on; more of them leave it to an all-reduce."""
-SHORT = 4096
-"""Numbers up to which they do so."""
-AGREEMENT = 1
-"""The tag of these messages. All others between two workers have 0, and collectives slots of their own."""
 
 _worlds: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """How many transports were made over the same workers: they do so together, so they count alike."""
@@ -126,19 +116,7 @@ class TorchTransport(Transport):
             dist.broadcast(wire.as_bytes(x), self._ranks[root], group=self._for(x, team))
 
     def _all_max(self, values: np.ndarray, team: Team) -> None:
-        group = self.group_of(team)
-        if len(team) > FEW or len(values) > SHORT:
-            dist.all_reduce(torch.from_numpy(values), dist.ReduceOp.MAX, group=group)
-            return
-        mine = torch.from_numpy(values)
-        others = [place for place, rank in enumerate(team) if rank != self.rank]
-        said = np.empty((len(others), len(values)), dtype=values.dtype)
-        works = [group.recv([torch.from_numpy(row)], peer, AGREEMENT) for peer, row in zip(others, said, strict=True)]
-        works += [group.send([mine], peer, AGREEMENT) for peer in others]
-        for work in works:
-            work.wait()
-        for row in said:
-            np.maximum(values, row, out=values)
+        dist.all_reduce(torch.from_numpy(values), dist.ReduceOp.MAX, group=self.group_of(team))
 
     def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]:
         longest = max(sizes)

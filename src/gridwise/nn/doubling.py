@@ -36,7 +36,7 @@ class Doubling:
 
     def take(self, x: Tensor, dim: int) -> Tensor:
         """Interpolate `x` along `dim`."""
-        return _Doubled.apply(x, self, dim)
+        return _Taken.apply(x, self, dim, False)
 
     def doubled(self, x: Tensor, dim: int) -> Tensor:
         size = x.shape[dim]
@@ -86,23 +86,14 @@ def half_of(y: Tensor, dim: int, half: int) -> Tensor:
     return y[(*(slice(None),) * dim, slice(half, None, 2))]
 
 
-class _Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, doubling: Doubling, dim: int) -> Tensor:
-        ctx.how = doubling, dim
-        return doubling.doubled(x, dim)
+class _Taken(torch.autograd.Function):
+    """`doubled`, or its adjoint `halved`: each is the gradient of the other."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Halved.apply(gradient, *ctx.how), None, None
-
-
-class _Halved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, doubling: Doubling, dim: int) -> Tensor:
-        ctx.how = doubling, dim
-        return doubling.halved(y, dim)
+    def forward(ctx: Any, x: Tensor, doubling: Doubling, dim: int, back: bool) -> Tensor:
+        ctx.how = doubling, dim, not back
+        return doubling.halved(x, dim) if back else doubling.doubled(x, dim)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Doubled.apply(gradient, *ctx.how), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Taken.apply(gradient, *ctx.how), None, None, None

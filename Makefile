@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-unexport PYTHONDONTWRITEBYTECODE # else each of the tests' two hundred processes compiles the package anew
+unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
 .PHONY: setup demo test check bench soak clean
 

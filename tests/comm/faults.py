@@ -88,7 +88,7 @@ def new_group(transport: Transport) -> None:
 
 def exception(transport: Transport) -> None:
     if transport.rank == 1:
-        time.sleep(0.4)  # until the others wait, as in `die`: gloo may miss that its connections are cut as a sum begins
+        time.sleep(0.4)  # until the others wait, as in `die`: as a sum begins, gloo may miss that it was cut off
         tell("gone")
         raise ValueError("the pressure is negative")
     transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..grid import Layout
+from ..grid import Layout, cuts_from_extents
 from ..partition import CartesianPartition, local_slice, world, zero_volume_tensor
 from .inner import CheckFailed
 
@@ -75,19 +75,13 @@ def _place_of(
     if not P_y.active:
         return None, []
     extents = P_y.allgather_data(y_local.shape)
-    index = P_y.index
     assert extents is not None
-    assert index is not None
-    place = []
     if extents.shape[1] == len(shape) == P_y.dim:
         blocks = extents.reshape(*P_y.shape, -1)
-        for d, (i, p) in enumerate(zip(index, P_y.shape, strict=True)):
-            lines = np.moveaxis(blocks[..., d], d, 0).reshape(p, -1)
-            cuts = [0, *np.cumsum(lines[:, 0]).tolist()]
-            if (lines == lines[:, :1]).all() and cuts[-1] == shape[d]:
-                place.append(slice(cuts[i], cuts[i + 1]))
-    if len(place) == P_y.dim:
-        return tuple(place), []
+        lines = [np.moveaxis(blocks[..., d], d, 0).reshape(p, -1) for d, p in enumerate(P_y.shape)]
+        layout = Layout(P_y.grid, tuple(cuts_from_extents(line[:, 0].tolist()) for line in lines))
+        if layout.global_shape == shape and all((line == line[:, :1]).all() for line in lines):
+            return layout.block(P_y.transport.rank).slices, []
     told = ", ".join(str(tuple(block)) for block in extents.tolist())
     return None, [f"the output of shape {shape} is not made of blocks of shapes {told}"]
 

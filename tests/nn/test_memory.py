@@ -6,15 +6,14 @@ No windowed layer keeps a padded copy of its block for backward.
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager
 
 import pytest
 import torch
+from roads import in_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gridwise
 from gridwise import nn
-from gridwise.nn import added
 from gridwise.testing import workers
 
 
@@ -106,16 +105,6 @@ def received_by(layer):
     return 4 * sum(message.volume for message in layer._share.fetch.plan.receives)
 
 
-@contextmanager
-def padding_all():
-    """All blocks are padded, none is added up."""
-    before, added.LEAST = added.LEAST, 1 << 40
-    try:
-        yield
-    finally:
-        added.LEAST = before
-
-
 def stack_of_convolutions(mode):
     """A function that runs one, and says what is kept then; what activations and halos take."""
     n = gridwise.world().size
@@ -138,7 +127,7 @@ def stack_of_convolutions(mode):
 @workers(2, 4)
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
 def test_a_stack_of_padded_convolutions_keeps_activations_and_halos_only(mode):
-    with padding_all():
+    with in_steps():
         run, activations, halos = stack_of_convolutions(mode)
         with nn.keep_fetched(True):
             more, *_ = run()
@@ -185,16 +174,17 @@ def test_a_layer_keeps_what_the_sequential_one_keeps(name):
 def test_adding_makes_no_copy_of_the_block_where_padding_does():
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     torch.manual_seed(0)
-    layer, x = nn.DistributedConv2d(P_x, 8, 1, 3, padding=1), torch.ones(2, 8, 128, 256, requires_grad=True)
+    x = torch.ones(2, 8, 128, 256, requires_grad=True)
 
     def spent():
+        layer = nn.DistributedConv2d(P_x, 8, 1, 3, padding=1)
         layer(x)
         with FreshMemory() as memory:
             layer(x)
         return memory.nbytes
 
     assert spent() <= 0.5 * x.nbytes
-    with padding_all():
+    with in_steps():
         assert spent() >= x.nbytes
         with nn.overlap(True):
             assert spent() <= 0.5 * x.nbytes

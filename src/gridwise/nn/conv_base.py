@@ -42,13 +42,13 @@ from ..grid import (
 )
 from ..grid.cuts import interval
 from ..partition import Partition
-from .added import Addition, is_worth_adding
-from .agreement import key_of
+from .added import EXACT
+from .agreement import Ballot, key_of
 from .arguments import need_partition, refuse_partitions
 from .autocast import autocasts, dtype_of_products
 from .copy import Copy, Sum
 from .operator import Ticket, apply
-from .overlap import Parts, overlaps
+from .overlap import overlaps
 from .parameter import Spread
 from .single import Single, is_small
 from .windowed import Rows, Share, Size, Windowed, empty_output, nothing, windows_of
@@ -174,19 +174,31 @@ class Conv(Windowed):
         self._sum = self._sum_to_blocks(outputs, shape)
 
     def _single_node(self, source: Layout, shape: Shape) -> Single | None:
-        """How to do without nodes for each step; None for large blocks, and where one call of torch is not enough."""
+        """How to do without nodes for each step; None where one call of torch, or one sum of such, is not enough."""
         assert self._transport is not None
         assert self._share is not None
         assert self._agreed is not None
         in_one_call = self.groups == 1 or self._grid_x.shape[1] == 1
         pads = self.padding_mode not in ("zeros", "circular")
-        if self.P_w is not None or pads or not in_one_call or overlaps() or autocasts():
+        filled = all(n >= p for n, p in zip(shape, source.grid.shape, strict=True))
+        dtype = self._agreed.dtype
+        if self.P_w is not None or pads or not in_one_call or not filled or not dtype.is_floating_point or autocasts():
             return None
-        if not is_small(source, self._agreed.dtype, shape):
-            return None
+        addition = None
+        if self._share.fetch is not None and (overlaps() or not is_small(source, dtype)):
+            addition = self._share.addition if dtype in EXACT else None
+            if not self._all_workers(addition is not None):
+                return None
         padding = tuple(line.native for line in self._share.rows)
         arguments = FUNCTION[self.dims], self.stride, padding, self.dilation, self.groups
-        return Single(self._transport, self._team, self._says, self._share.fetch, *arguments)
+        return Single(self._transport, self._team, self._says, self._share.fetch, addition, *arguments)
+
+    def _all_workers(self, can: bool) -> bool:
+        assert self._transport is not None
+        ballot = Ballot()
+        place = ballot.any(not can)
+        ballot.count(self._transport, self._team, self._says)
+        return not ballot.read(place)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
         """The grid that computes, on axes (batch, channels, *space), and how each axis cuts the output."""
@@ -287,14 +299,7 @@ class Conv(Windowed):
         def convolve(x: Tensor, padding: tuple[int, ...]) -> Tensor:
             return self._in_groups(self._of_channels(x), weight, bias, padding)
 
-        def without_bias(x: Tensor, padding: tuple[int, ...]) -> Tensor:
-            return self._in_groups(self._of_channels(x), weight, None, padding)
-
-        return seen.computed(convolve, tuple(line.native for line in share.rows), without_bias)
-
-    def _road(self, share: Share, x: Tensor) -> Parts | Addition | None:
-        addition = share.addition if is_worth_adding(x, small_too=overlaps()) else None
-        return super()._road(share, x) if addition is None else addition
+        return seen.computed(convolve, tuple(line.native for line in share.rows))
 
     def _of_channels(self, x: Tensor) -> Tensor:
         """`x` with just the input channels that this worker works on."""

@@ -92,7 +92,7 @@ class InParts(Seen):
         super().__init__(own)
         self.parts, self.boxes, self.exchange = parts, boxes, exchange
 
-    def computed(self, call: Call, padding: tuple[int, ...] = (), linear: Call | None = None) -> Tensor:
+    def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Tensor:
         try:
             inner = call(self.x, self.parts.padding)
         finally:  # others wait for what was posted, whatever happens here

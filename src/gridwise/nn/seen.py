@@ -62,8 +62,8 @@ class Seen:
     def __init__(self, x: Tensor) -> None:
         self.x = x
 
-    def computed(self, call: Call, padding: tuple[int, ...] = (), linear: Call | None = None) -> Any:
-        """``call(x, padding)``; `linear` is the same without its constant part, for those who add up parts."""
+    def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Any:
+        """``call(x, padding)``."""
         return call(self.x, padding)
 
 
@@ -74,7 +74,7 @@ class Fetched(Seen):
         super().__init__(box if pad is None else pad(box))
         self.own, self.fetch, self.box, self.pad = own, fetch, box, pad
 
-    def computed(self, call: Call, padding: tuple[int, ...] = (), linear: Call | None = None) -> Any:
+    def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Any:
         y = call(self.x, padding)
         made = y[0] if isinstance(y, tuple) else y
         if not _keeping.on and made.grad_fn is not None and self._is_worth_it():

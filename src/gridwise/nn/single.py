@@ -1,11 +1,12 @@
-"""A small convolution as a single node of autograd: what it fetches, convolves, sends home and sums, in one place.
+"""A convolution as a single node of autograd: what it fetches, convolves, sends home and sums, in one place.
 
     forward    fetch ──► convolve
     backward   agree ──► gradients, by torch ──► those of halos go home ──► those of weight and bias summed in one message
 
-A large convolution is made of nodes for each of these steps (`fetch`, torch's own, `parameter`), of which some agree with
-the other workers and each costs tens of microseconds: nothing beside its work, and more than that of a small one. Gradients
-of gradients are made of those steps here, too.
+Nodes for each of these steps (`fetch`, torch's own, `parameter`) would each cost tens of microseconds, and some of them an
+agreement with the other workers. Small blocks are put together with what is fetched; large ones are not, where every
+worker can do without (`added`). What takes several calls of torch, or torch's own padding, is made of steps, and so are
+gradients of gradients.
 
 All workers of a layer take this road, or none does: that follows from what they have agreed on.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
 from typing import Any, cast
@@ -23,40 +24,40 @@ import torch
 from torch import Tensor
 
 from ..comm.transport import Team, Transport
-from ..grid import Layout, Shape
+from ..grid import Layout
+from .added import Addition, Gradients
 from .fetch import Fetch
 from .operator import Ticket, anchor_unless, apply, meet, plain, prepare
 from .parameter import Shared
 
 LARGE = 1 << 20
-"""The largest block, in bytes, of which one node is made."""
+"""The largest block, in bytes, of which a padded copy is made: below, that is faster than adding what slabs give."""
 
 Sums = Sequence[tuple[Shared, int] | None]
 """How the gradients of weight and bias are summed, with a key; None where they are not, or somebody else does it."""
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Of the box or block, of the weight and of the bias."""
 
 
-def is_small(source: Layout, dtype: torch.dtype, outputs: Shape) -> bool:
-    """Whether all blocks are small, of real numbers, and every worker has outputs."""
+def is_small(source: Layout, dtype: torch.dtype) -> bool:
+    """Whether all blocks are small."""
     extents = [max(stop - start for start, stop in pairwise(cuts)) for cuts in source.cuts]
-    filled = all(n >= p for n, p in zip(outputs, source.grid.shape, strict=True))
-    return filled and dtype.is_floating_point and prod(extents) * dtype.itemsize <= LARGE
+    return prod(extents) * dtype.itemsize <= LARGE
 
 
 @dataclass(frozen=True)
 class Single:
-    """A worker's part in a small convolution."""
+    """A worker's part in a convolution."""
 
     transport: Transport
     team: Team
     name: str
     fetch: Fetch | None
     """None where every worker needs just what it has."""
-    convolve: Callable[..., Tensor]
+    addition: Addition | None
+    """None where the box is put together."""
+    function: Callable[..., Tensor]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
-    """What torch pads."""
+    """What torch pads around the box."""
     dilation: tuple[int, ...]
     groups: int
 
@@ -70,25 +71,31 @@ class Single:
         """The outputs; `wants_x` says whether any worker needs the gradient of its block."""
         wanted = (wants_x, weight.requires_grad, bias is not None and bias.requires_grad)
         if not torch.is_grad_enabled() or True not in wanted:
-            return self.convolved(self.box_of(x.detach()), weight, bias)
+            return self.made(x.detach(), weight, bias)[0]
         call = _Call(self, sums, ticket, wanted)
         return _Convolved.apply(x, weight, bias, anchor_unless(x.requires_grad or wanted[1] or wanted[2]), call)
 
-    def box_of(self, x: Tensor) -> Tensor:
-        return x if self.fetch is None else self.fetch(plain(x))
+    def made(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """The outputs, and what they were made from: the box, or slabs beside the block."""
+        if self.addition is not None:
+            return self.addition.convolved(x, partial(self._convolved, weight), bias)
+        box = x if self.fetch is None else self.fetch(plain(x))
+        return self._convolved(weight, box, bias, self.padding), [box]
 
-    def convolved(self, box: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self.convolve(box, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+    def _convolved(self, weight: Tensor, x: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
+        return self.function(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
-    def gradients(self, y: Tensor, box: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
-        """Those which are wanted, from that of the outputs."""
+    def gradients(
+        self, weight: Tensor, y: Tensor, x: Tensor, padding: tuple[int, ...], wanted: Sequence[bool]
+    ) -> Gradients:
+        """Those which are wanted, of a convolution of `x`, from that of its outputs."""
         sizes, room = (weight.shape[0],), (0,) * len(self.stride)
-        where = self.stride, self.padding, self.dilation, False, room, self.groups
-        return cast(Gradients, torch.ops.aten.convolution_backward.default(y, box, weight, sizes, *where, wanted))
+        where = self.stride, padding, self.dilation, False, room, self.groups
+        return cast(Gradients, torch.ops.aten.convolution_backward.default(y, x, weight, sizes, *where, wanted))
 
 
 class _Call:
-    """One call of a small convolution, for its backward."""
+    """One call of a convolution, for its backward."""
 
     def __init__(self, single: Single, sums: Sums, ticket: Ticket, wanted: tuple[bool, bool, bool]) -> None:
         self.single, self.wanted = single, wanted
@@ -98,56 +105,70 @@ class _Call:
         self.team = single.team if self.fetch or any(self.sums) else (single.transport.rank,)
         """Who meets in backward: nobody else where nothing is sent."""
 
-    def homeward(self, gradients: Gradients) -> Gradients:
-        """The gradient of the block from that of the box, and complete ones of the parameters; nothing is recorded."""
-        of_box, of_weight, of_bias = gradients
-        if self.fetch is not None:
-            assert of_box is not None
-            of_box = self.fetch.adjoint(of_box)
+    def plainly(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
+        """The gradients, from that of the outputs; nothing is recorded."""
+        if self.single.addition is not None:
+            of_x, *parts = self._of_addition(y, x, weight, kept)
+        else:
+            of_x, *parts = self.single.gradients(weight, y, kept[0], self.single.padding, self.wanted)
+            if self.fetch is not None:
+                of_x = self.fetch.adjoint(cast(Tensor, of_x))
+        return of_x, *self._summed(*parts)
+
+    def _of_addition(self, y: Tensor, x: Tensor, weight: Tensor, slabs: Sequence[Tensor]) -> Gradients:
+        assert self.single.addition is not None
+        return self.single.addition.gradients(y, x, slabs, partial(self.single.gradients, weight), self.wanted)
+
+    def _summed(self, of_weight: Tensor | None, of_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Complete gradients of the parameters."""
         first, second = self.sums
         if first is not None and second is not None and first[0].team == second[0].team:
             assert of_weight is not None
             assert of_bias is not None
             both = first[0].adjoint(torch.cat((of_weight.reshape(-1), of_bias)))
             total, of_bias = torch.split_with_sizes(both, (of_weight.numel(), of_bias.numel()))
-            return of_box, total.view(of_weight.shape), of_bias
+            return total.view(of_weight.shape), of_bias
         if first is not None:
             of_weight = first[0].adjoint(cast(Tensor, of_weight))
         if second is not None:
             of_bias = second[0].adjoint(cast(Tensor, of_bias))
-        return of_box, of_weight, of_bias
+        return of_weight, of_bias
 
-    def recorded(self, y: Tensor, x: Tensor, box: Tensor, weight: Tensor, depth: int) -> Gradients:
-        """The gradients, from that of the outputs, by nodes that can be differentiated again."""
+    def recorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor], depth: int) -> Gradients:
+        """The same by nodes that can be differentiated again."""
         key, call, _ = self.ticket
-        if self.fetch is not None:  # again: this box knows where it comes from
-            box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
-        if self.sums[0] is not None:  # likewise: its gradient is a sum
+        single, of_x = self.single, cast(Tensor | None, None)
+        if self.sums[0] is not None:  # its gradient is a sum
             operator, own = self.sums[0]
             weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
-        of_box, *parts = self.single.gradients(y, box, weight, self.wanted)
-        if self.fetch is not None:
-            of_box = apply(cast(Tensor, of_box), self.fetch.adjoint, Ticket(key, call, depth), True)
+        if self.fetch is not None:  # again: this box knows where it comes from
+            box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
+            of_box, *parts = single.gradients(weight, y, box, single.padding, self.wanted)
+            of_x = apply(cast(Tensor, of_box), self.fetch.adjoint, Ticket(key, call, depth), True)
+        elif single.addition is not None:
+            of_x, *parts = self._of_addition(y, x, weight, kept)
+        else:
+            of_x, *parts = single.gradients(weight, y, kept[0], single.padding, self.wanted)
         for i, each in enumerate(self.sums):
             if each is not None:
                 operator, own = each
                 parts[i] = apply(cast(Tensor, parts[i]), operator.adjoint, Ticket(own, call, depth), True)
-        return of_box, parts[0], parts[1]
+        return of_x, parts[0], parts[1]
 
 
 class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor | None, call: _Call) -> Tensor:
         ctx.call = call
-        box = call.single.box_of(x)
-        prepare(ctx, x, box, weight)
-        return call.single.convolved(box, weight, bias)
+        y, kept = call.single.made(x, weight, bias)
+        prepare(ctx, x, weight, *kept)
+        return y
 
     @staticmethod
     def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         single, ticket = call.single, call.ticket.differentiated()
-        x, box, weight = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
+        x, weight, *kept = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
         if torch.is_grad_enabled():
-            return *call.recorded(y, x, box, weight, ticket.depth), None, None
-        return *call.homeward(single.gradients(y, box, weight, call.wanted)), None, None
+            return *call.recorded(y, x, weight, kept, ticket.depth), None, None
+        return *call.plainly(y, x, weight, kept), None, None

@@ -232,8 +232,8 @@ class Windowed(Layer):
         assert self._agreed is not None
         records, share = self._agreed.requires_grad, self._share
         x = self._agreed.brought(x)
-        if (road := self._road(share, x)) is not None:
-            return road.begin(x, self._ticket, records)
+        if overlaps() and share.parts is not None:
+            return share.parts.begin(x, self._ticket, records)
         if share.fetch is None:
             box = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
@@ -242,10 +242,6 @@ class Windowed(Layer):
         if share.fetch is None or share.fetch.is_identity or not box.numel():
             return Seen(box if pad is None else pad(box))
         return Fetched(x, share.fetch, box, pad)
-
-    def _road(self, share: Share, x: Tensor) -> Parts | Addition | None:
-        """A way to the outputs that does without a padded block; each worker may take another."""
-        return share.parts if overlaps() else None
 
     _pad_mode = "constant"
     _fresh_gradients = True

@@ -29,6 +29,23 @@ def test_a_channel_carries_new_values_each_time():
 
 
 @workers(2)
+def test_what_was_begun_and_never_waited_for_does_not_take_the_next_message():
+    world = gridwise.world()
+    other = 1 - world.rank
+    channel = Channel(world.transport, "a test", [(other, SHAPES)], [(other, SHAPES)], torch.float32)
+    for number in range(4):
+        for part, value in zip(channel.outgoing, parts_of(world.rank, number), strict=True):
+            part.copy_(value)
+        pending = channel.begin()
+        if number % 2:
+            pending.wait()
+            for part, value in zip(channel.incoming, parts_of(other, number), strict=True):
+                assert torch.equal(part, value)
+        del pending
+        world.transport.barrier()  # waits for what is left over
+
+
+@workers(2)
 def test_the_other_end_may_move_views():
     world = gridwise.world()
     other = 1 - world.rank

@@ -1,7 +1,7 @@
 """A small exchange that is made again and again: its buffers are made once, and what a library needs to know of them.
 
     for part, view in zip(channel.outgoing, ...): part.copy_(view)
-    channel.exchange()
+    channel.exchange()                  or channel.begin(), something else, and wait() for what that has returned
     for part, view in zip(channel.incoming, ...): view.copy_(part)
 
 The messages are those of `Transport.move`: the parts for one peer one after the other, in one message. A peer need not know
@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .transport import Parcel, Transport, Waiting
+from .transport import NOTHING, Guarded, Parcel, Pending, Transport, UnderWay, Waiting
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -39,14 +39,22 @@ class Channel:
         self._parcels = out, into  # kept: a library may know them by their addresses alone
         peers = [peer for peer, _ in receives] or [peer for peer, _ in sends]
         self._waiting = Waiting(transport, what, peers, exchange=True)
-        self._exchange = transport.exchanger(out, into) if peers else None
+        self._post = transport.poster(out, into) if peers else None
 
     def exchange(self) -> None:
         """Send what is in `outgoing`, and return when `incoming` has arrived."""
         self._transport.finish_left_over()
-        if self._exchange is not None:
+        if self._post is not None:
             with self._waiting:
-                self._exchange()
+                self._post().wait()
+
+    def begin(self) -> Pending:
+        """Start that, for a caller who does something else before it waits, and who may fail at that."""
+        self._transport.finish_left_over()
+        if self._post is None:
+            return NOTHING
+        with self._waiting:
+            return UnderWay(self._transport, Guarded(self._post(), self._waiting))
 
     def __deepcopy__(self, memo: dict) -> Channel:
         return self  # with a layer that makes plans of its own

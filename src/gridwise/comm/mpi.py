@@ -94,16 +94,16 @@ class MPITransport(Transport):
         requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]
         return _Requests(requests, (sends, receives))
 
-    def exchanger(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], None]:
-        world, waitall = self._world, MPI.Request.Waitall
+    def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Pending]:
+        world = self._world
         out, into = [(memory(x), peer) for peer, x in sends], [(memory(x), peer) for peer, x in receives]
 
-        def exchange() -> None:
+        def post() -> Pending:
             requests = [world.Irecv(buffer, peer, TAG) for buffer, peer in into]
             requests += [world.Isend(buffer, peer, TAG) for buffer, peer in out]
-            waitall(requests)
+            return _Requests(requests, None)
 
-        return exchange
+        return post
 
     def move(
         self,

@@ -158,7 +158,7 @@ class Transport(ABC):
             return _Nothing()
         wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends], exchange=True)
         with wait:
-            return _Guarded(self._post_staged(sends, receives), wait)
+            return Guarded(self._post_staged(sends, receives), wait)
 
     def move(
         self,
@@ -193,9 +193,9 @@ class Transport(ABC):
         while self.left_over:
             self.left_over.pop(0).wait()
 
-    def exchanger(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], None]:
-        """A function that exchanges these parcels, on the host, each time that it is called; the caller keeps them."""
-        return lambda: self._post(sends, receives).wait()
+    def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Pending]:
+        """A function that posts these parcels, on the host, each time that it is called; the caller keeps them."""
+        return lambda: self._post(sends, receives)
 
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
@@ -211,6 +211,12 @@ class Transport(ABC):
         with self.waiting_for(what, team):
             return wire.summed(x, lambda total, part: self._all_sum_into(total, part, team), self.carries_cuda)
 
+    def sum_few(self, values: np.ndarray, team: Team, what: str = "a sum") -> None:
+        """Replace the array, of float32 or float64, by its sum over the team, as `all_sum` does: in fewer steps."""
+        if len(team) > 1:
+            with self.waiting_for(what, team):
+                self._all_sum(torch.from_numpy(values), team)
+
     def post_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Pending:
         """Start replacing the contiguous `x` by its sum over the team; not to be touched until `wait` has returned.
 
@@ -224,7 +230,7 @@ class Transport(ABC):
             return _Nothing()
         waiting = self.waiting_for(what, team)
         with waiting:
-            return _Guarded(self._post_sum(x, team), waiting)
+            return Guarded(self._post_sum(x, team), waiting)
 
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
         """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
@@ -394,11 +400,11 @@ class UnderWay:
         self.transport, self.pending = transport, pending
 
     def wait(self) -> None:
-        pending, self.pending = self.pending, _NOTHING
+        pending, self.pending = self.pending, NOTHING
         pending.wait()
 
     def __del__(self) -> None:
-        if self.pending is not _NOTHING:
+        if self.pending is not NOTHING:
             self.transport.left_over.append(self.pending)
 
 
@@ -410,7 +416,7 @@ class _Nothing:
 
 
 @dataclass(slots=True)
-class _Guarded:
+class Guarded:
     """Messages whose wait is known to the watch."""
 
     pending: Pending
@@ -421,4 +427,4 @@ class _Guarded:
             self.pending.wait()
 
 
-_NOTHING = _Nothing()
+NOTHING = _Nothing()

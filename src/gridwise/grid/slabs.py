@@ -5,8 +5,9 @@
                   [ + slab ]                          [ + slab ]
 
 The own block is taken as if there were zeros around it, which torch does itself when it pads. What was received adds to the
-first and the last outputs of each dim. A slab is what those see, with zeros for all that is not received. So that corners
-count once, received rows of a dim reach over all rows of the dims after it and over the own rows of those before.
+first and the last outputs of each dim. A slab is what those see, with zeros for all that is not received; of the window only
+those taps are needed that reach what is received. So that corners count once, received rows of a dim reach over all rows of
+the dims after it and over the own rows of those before.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from .interior import Window
 
 @dataclass(frozen=True)
 class Slab:
-    """What some outputs of dim `dim` see, of which only `received` is not zero, and the padding that is left to torch."""
+    """What some outputs of dim `dim` see with some of their taps, of which only `received` is not zero.
+
+    `padding` is left to torch.
+    """
 
     sees: Box
     received: Box
     padding: Shape
     dim: int
     outputs: Interval
+    taps: Interval
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def slabs_of(
 
     >>> found = slabs_of([Window(3, 1, 0)], [8], [10], own=[(1, 9)], filled=[(0, 10)])
     >>> found.padding, [(slab.outputs, slab.sees.start, slab.sees.stop) for slab in found.slabs]
-    ((1,), [((0, 1), (0,), (3,)), ((7, 8), (7,), (10,))])
+    ((1,), [((0, 1), (0,), (1,)), ((7, 8), (9,), (10,))])
     """
     each = list(zip(windows, outputs, rows, own, filled, strict=True))
     padding = tuple(first + window.padding for window, _, _, (first, _), _ in each)
@@ -66,10 +71,13 @@ def slabs_of(
             some = window.meeting((low, high), count)
             if some[0] == some[1]:
                 continue
+            taps = window.taps((low, high), some)
+            if taps[0] == taps[1]:
+                continue
             sees, received = (
                 Box.of_intervals([*own[:d], along, *((0, n) for n in rows[d + 1 :])])
-                for along in (window.sees(some), (low, high))
+                for along in (window.with_taps(taps).sees(some), (low, high))
             )
             left = (*padding[:d], 0, *(after.padding for after in windows[d + 1 :]))
-            slabs.append(Slab(sees, received, left, d, some))
+            slabs.append(Slab(sees, received, left, d, some, taps))
     return Slabs(padding, tuple(slabs))

@@ -21,19 +21,21 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..grid import Box, Slab, Window, slabs_of
+from ..grid import Box, Interval, Slab, Window, slabs_of
 from .fetch import Fetch
 from .split import Exchange, Homeward, Split
 
 EXACT = (torch.float32, torch.float64)
 """Where a sum of two results is as exact as one."""
 
-Convolve = Callable[[Tensor, Tensor | None, tuple[int, ...]], Tensor]
-"""The outputs for a tensor, a bias and the padding that is left to torch."""
+Convolve = Callable[[Tensor, Tensor, Tensor | None, tuple[int, ...]], Tensor]
+"""The outputs for a tensor, a weight, a bias and the padding that is left to torch."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of a block or a box, of the weight and of the bias."""
-Differentiate = Callable[[Tensor, Tensor, tuple[int, ...], Sequence[bool]], Gradients]
-"""Those which are wanted: from the gradient of the outputs, what was convolved, and the padding."""
+Differentiate = Callable[[Tensor, Tensor, Tensor, tuple[int, ...], Sequence[bool]], Gradients]
+"""Those which are wanted: from the gradient of the outputs, what was convolved, the weight and the padding."""
+Range = tuple[int, int, int]
+"""A dim, where to begin, and how far to go: what `narrow` takes."""
 
 
 class Addition:
@@ -41,8 +43,7 @@ class Addition:
 
     def __init__(self, fetch: Fetch, own: Box, padding: tuple[int, ...], slabs: Sequence[Slab]) -> None:
         self.padding = padding
-        self.slab_paddings = [slab.padding for slab in slabs]
-        self.edges = [(slab.dim + 2, slab.outputs[0], slab.outputs[1] - slab.outputs[0]) for slab in slabs]
+        self.slabs = [(slab.padding, _range(slab.dim, slab.outputs), _range(slab.dim, slab.taps)) for slab in slabs]
 
         def with_channels(box: Box) -> Box:
             return Box((0, 0, *box.start), (*fetch.shape[:2], *box.stop))
@@ -72,30 +73,43 @@ class Addition:
             return None
         return cls(fetch, Box.of_shape(source.shape), found.padding, found.slabs)
 
-    def convolved(self, x: Tensor, convolve: Convolve, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    def convolved(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, convolve: Convolve
+    ) -> tuple[Tensor, list[Tensor]]:
         """The outputs, and the slabs that were received; nothing is recorded."""
         exchange = Exchange(self.split, x, 0.0)
         try:
-            y = convolve(x, bias, self.padding)
+            y = convolve(x, weight, bias, self.padding)
         finally:  # others wait for what was posted, whatever happens here
             exchange.finish()
-        for slab, padding, edge in zip(exchange.boxes, self.slab_paddings, self.edges, strict=True):
-            y.narrow(*edge).add_(convolve(slab, None, padding))
+        for slab, (padding, edge, taps) in zip(exchange.boxes, self.slabs, strict=True):
+            y.narrow(*edge).add_(convolve(slab, weight.narrow(*taps), None, padding))
         return y, exchange.boxes
 
     def gradients(
-        self, y: Tensor, x: Tensor, slabs: Sequence[Tensor], differentiate: Differentiate, wanted: Sequence[bool]
+        self,
+        y: Tensor,
+        x: Tensor,
+        slabs: Sequence[Tensor],
+        weight: Tensor,
+        differentiate: Differentiate,
+        wanted: Sequence[bool],
     ) -> Gradients:
         """The gradients from that of the outputs; that of the block is complete, and not recorded."""
-        of_slabs, parts = (wanted[0], wanted[1], False), list[Gradients]()
-        if any(of_slabs):
-            for slab, padding, edge in zip(slabs, self.slab_paddings, self.edges, strict=True):
-                parts.append(differentiate(y.narrow(*edge), slab, padding, of_slabs))
+        parts = list[Gradients]()
+        if wanted[0] or wanted[1]:
+            for slab, (padding, edge, taps) in zip(slabs, self.slabs, strict=True):
+                parts.append(differentiate(y.narrow(*edge), slab, weight.narrow(*taps), padding, (*wanted[:2], False)))
         messages = Homeward(self.split, [cast(Tensor, part[0]) for part in parts], y) if wanted[0] else None
-        of_x, of_weight, of_bias = differentiate(y, x, self.padding, wanted)
+        of_x, of_weight, of_bias = differentiate(y, x, weight, self.padding, wanted)
         if messages is not None:
             messages.finish(cast(Tensor, of_x))
         if of_weight is not None:
-            for part in parts:
-                of_weight = of_weight.add_(cast(Tensor, part[1]))
+            for part, (_, _, taps) in zip(parts, self.slabs, strict=True):
+                of_weight.narrow(*taps).add_(cast(Tensor, part[1]))
         return of_x, of_weight, of_bias
+
+
+def _range(dim: int, interval: Interval) -> Range:
+    """Of a tensor whose dims of space come after two others."""
+    return dim + 2, interval[0], interval[1] - interval[0]

@@ -26,8 +26,8 @@ from .operator import Operator
 
 NOWHERE = Box((), ())
 HALVES = (torch.float16, torch.bfloat16)
-SMALL = 1 << 13
-"""How many elements may go and come in messages with buffers of their own."""
+SMALL = 1 << 17
+"""How many bytes may go and come in messages with buffers of their own."""
 
 
 class Place:
@@ -59,7 +59,7 @@ class Traffic:
         self.transport, self.what, self.sends, self.receives = transport, what, sends, receives
         self.leaving = [place for _, places in sends for place in places]
         self.arriving = [place for _, places in receives for place in places]
-        self._is_small = sum(prod(place.shape) for place in (*self.leaving, *self.arriving)) <= SMALL
+        self._volume = sum(prod(place.shape) for place in (*self.leaving, *self.arriving))
         self._channels: dict[torch.dtype, Channel] = {}
 
     def carry(self, x: Tensor, y: Tensor, kept: Sequence[tuple[Place, Place]], add: bool) -> None:
@@ -86,19 +86,26 @@ class Traffic:
 
     def exchanged(self, x: Tensor) -> list[Tensor] | None:
         """What has arrived for the places of `x` that were sent, until the next call; None if that is not small."""
-        if not self._is_small or not x.is_cpu:
+        channel = self.channel(x)
+        if channel is None:
             return None
-        channel = self._channels.get(x.dtype)
+        for part, place in zip(channel.outgoing, self.leaving, strict=True):
+            part.copy_(place(x))
+        channel.exchange()
+        return channel.incoming
+
+    def channel(self, like: Tensor) -> Channel | None:
+        """For messages of one dtype on the host; None if they are not small."""
+        if not like.is_cpu or self._volume * like.itemsize > SMALL:
+            return None
+        channel = self._channels.get(like.dtype)
         if channel is None:
             sends, receives = (
                 [(peer, [place.shape for place in places]) for peer, places in messages]
                 for messages in (self.sends, self.receives)
             )
-            channel = self._channels[x.dtype] = Channel(self.transport, self.what, sends, receives, x.dtype)
-        for part, place in zip(channel.outgoing, self.leaving, strict=True):
-            part.copy_(place(x))
-        channel.exchange()
-        return channel.incoming
+            channel = self._channels[like.dtype] = Channel(self.transport, self.what, sends, receives, like.dtype)
+        return channel
 
 
 class Move(Operator):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Any, cast
@@ -78,15 +78,15 @@ class Single:
     def made(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """The outputs, and what they were made from: the box, or slabs beside the block."""
         if self.addition is not None:
-            return self.addition.convolved(x, partial(self._convolved, weight), bias)
+            return self.addition.convolved(x, weight, bias, self._convolved)
         box = x if self.fetch is None else self.fetch(plain(x))
-        return self._convolved(weight, box, bias, self.padding), [box]
+        return self._convolved(box, weight, bias, self.padding), [box]
 
-    def _convolved(self, weight: Tensor, x: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
         return self.function(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def gradients(
-        self, weight: Tensor, y: Tensor, x: Tensor, padding: tuple[int, ...], wanted: Sequence[bool]
+        self, y: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, ...], wanted: Sequence[bool]
     ) -> Gradients:
         """Those which are wanted, of a convolution of `x`, from that of its outputs."""
         sizes, room = (weight.shape[0],), (0,) * len(self.stride)
@@ -110,14 +110,14 @@ class _Call:
         if self.single.addition is not None:
             of_x, *parts = self._of_addition(y, x, weight, kept)
         else:
-            of_x, *parts = self.single.gradients(weight, y, kept[0], self.single.padding, self.wanted)
+            of_x, *parts = self.single.gradients(y, kept[0], weight, self.single.padding, self.wanted)
             if self.fetch is not None:
                 of_x = self.fetch.adjoint(cast(Tensor, of_x))
         return of_x, *self._summed(*parts)
 
     def _of_addition(self, y: Tensor, x: Tensor, weight: Tensor, slabs: Sequence[Tensor]) -> Gradients:
         assert self.single.addition is not None
-        return self.single.addition.gradients(y, x, slabs, partial(self.single.gradients, weight), self.wanted)
+        return self.single.addition.gradients(y, x, slabs, weight, self.single.gradients, self.wanted)
 
     def _summed(self, of_weight: Tensor | None, of_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Complete gradients of the parameters."""
@@ -143,12 +143,12 @@ class _Call:
             weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
         if self.fetch is not None:  # again: this box knows where it comes from
             box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
-            of_box, *parts = single.gradients(weight, y, box, single.padding, self.wanted)
+            of_box, *parts = single.gradients(y, box, weight, single.padding, self.wanted)
             of_x = apply(cast(Tensor, of_box), self.fetch.adjoint, Ticket(key, call, depth), True)
         elif single.addition is not None:
             of_x, *parts = self._of_addition(y, x, weight, kept)
         else:
-            of_x, *parts = single.gradients(weight, y, kept[0], single.padding, self.wanted)
+            of_x, *parts = single.gradients(y, kept[0], weight, single.padding, self.wanted)
         for i, each in enumerate(self.sums):
             if each is not None:
                 operator, own = each

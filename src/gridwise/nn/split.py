@@ -10,6 +10,7 @@ messages are those of `Fetch`, in the same order, so workers on this road and on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from ..comm.parcels import put
 from ..grid import Box, Meeting, meetings
 from .fetch import Fetch, memory_format_of
 from .move import HALVES, Place
-from .operator import Ticket, anchor_unless, meet, prepare
+from .operator import Ticket, anchor_unless, meet, plain, prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class Split:
         strips = [strip for _, strip in theirs]
         self.kept = [_parts(box, kept, [own] * len(mine)) for box, kept, _ in met]
         self.awaited = [_parts(box, awaited, strips) for box, _, awaited in met]
+        uses = Counter(part.piece for parts in self.awaited for part in parts)
+        self.in_one_box = {
+            part.piece for parts in self.awaited for part in parts if uses[part.piece] == 1 and not part.here.cuts
+        }
+        """The pieces of others that lie whole in one box, and in no other."""
         self.has_gaps = [sum(part.here.volume for part in (*k, *a)) < box.volume for box, k, a in met]
 
     def begin(self, x: Tensor, ticket: Ticket, records: bool) -> tuple[Tensor, list[Tensor], Exchange]:
@@ -97,15 +103,21 @@ class Exchange:
 
     def __init__(self, split: Split, x: Tensor, fill: float) -> None:
         self.split, fetch = split, split.fetch
-        x = x.resolve_conj().resolve_neg()
-        strips = [[x.new_empty(shape) for shape in line] for line in split.strips]
-        self.strips = [strip for line in strips for strip in line]
-        self.pending = fetch.transport.move_meanwhile(
-            [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
-            [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
-            x.dtype,
-            fetch.name,
-        )
+        x = plain(x)
+        channel = fetch.traffic.channel(x)
+        if channel is not None:
+            for leaving, place in zip(channel.outgoing, fetch.traffic.leaving, strict=True):
+                leaving.copy_(place(x))
+            self.strips, self.pending = channel.incoming, channel.begin()
+        else:
+            strips = [[x.new_empty(shape) for shape in line] for line in split.strips]
+            self.strips = [strip for line in strips for strip in line]
+            self.pending = fetch.transport.move_meanwhile(
+                [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
+                [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
+                x.dtype,
+                fetch.name,
+            )
         form = memory_format_of(x)
         self.boxes = [torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form) for shape in split.shapes]
         for box, kept, has_gaps in zip(self.boxes, split.kept, split.has_gaps, strict=True):
@@ -130,18 +142,31 @@ class Homeward:
 
     def __init__(self, split: Split, boxes: Sequence[Tensor], like: Tensor) -> None:
         self.split, self.boxes, fetch = split, boxes, split.fetch
-        strips = [[like.new_zeros(shape) for shape in line] for line in split.strips]
-        flat = [strip for line in strips for strip in line]
-        for box, awaited in zip(boxes, split.awaited, strict=True):
-            for part in awaited:
-                put(part.here(flat[part.piece]), part.there(box), add=True)
-        self.landed = [[like.new_empty(shape) for shape in line] for line in split.sent]
+        back = fetch.adjoint.traffic
+        channel = back.channel(like)
+        if channel is not None:
+            self._collect(boxes, channel.outgoing)
+            self.landed, self.pending = channel.incoming, channel.begin()
+            return
+        strips = [[like.new_empty(shape) for shape in line] for line in split.strips]
+        self._collect(boxes, [strip for line in strips for strip in line])
+        landed = [[like.new_empty(shape) for shape in line] for line in split.sent]
+        self.landed = [piece for line in landed for piece in line]
         self.pending = fetch.transport.move_meanwhile(
             [(peer, line) for (peer, _), line in zip(fetch.receives, strips, strict=True)],
-            [(peer, line) for (peer, _), line in zip(fetch.sends, self.landed, strict=True)],
+            [(peer, line) for (peer, _), line in zip(fetch.sends, landed, strict=True)],
             like.dtype,
-            f"the adjoint of {fetch.name}",
+            back.what,
         )
+
+    def _collect(self, boxes: Sequence[Tensor], strips: Sequence[Tensor]) -> None:
+        """The gradients of others' pieces, from those of the boxes that they are part of."""
+        for i, strip in enumerate(strips):
+            if i not in self.split.in_one_box:
+                strip.zero_()
+        for box, awaited in zip(boxes, self.split.awaited, strict=True):
+            for part in awaited:
+                put(part.here(strips[part.piece]), part.there(box), add=part.piece not in self.split.in_one_box)
 
     def finish(self, x: Tensor) -> None:
         """Wait for what is on its way, and add it, and what stays, to the gradient of the own block."""
@@ -149,9 +174,8 @@ class Homeward:
             for part in kept:
                 put(part.here(x), part.there(box), add=True)
         self.pending.wait()
-        for (_, places), line in zip(self.split.fetch.sends, self.landed, strict=True):
-            for place, piece in zip(places, line, strict=True):
-                put(place(x), piece, add=True)
+        for place, piece in zip(self.split.fetch.traffic.leaving, self.landed, strict=True):
+            put(place(x), piece, add=True)
 
 
 class _Forth(torch.autograd.Function):

@@ -101,11 +101,13 @@ class Sets:
         return AllSum(self.transport, self.team, self.name, self.members)
 
     def summed(self, numbers: Any) -> Any:
-        """The sum over the members of what each has."""
+        """The sum over the members of what each has; in the same memory, where that is NumPy's."""
         if len(self.members) == 1:
             return numbers
-        total = self.transport.all_sum(tensor_of(numbers), self.members, self.name)
-        return total.numpy() if isinstance(numbers, np.ndarray) else total
+        if isinstance(numbers, np.ndarray):
+            self.transport.sum_few(numbers, self.members, self.name)
+            return numbers
+        return self.transport.all_sum(numbers, self.members, self.name)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance (not corrected) of every set; no gradient."""
@@ -238,15 +240,18 @@ def _pulled(
     With `shared` the sums are those over all members, else of this worker.
     """
     few = sets.numbers(var)
-    stack: Any = np.stack if isinstance(few, np.ndarray) else torch.stack
-    sums = stack([sets.numbers(plain), sets.numbers(aligned)])
+    sums: Any = np.empty((2, len(few)), few.dtype) if isinstance(few, np.ndarray) else few.new_empty(2, len(few))
+    sums[0], sums[1] = sets.numbers(plain), sets.numbers(aligned)
     if shared:
         sums = sets.summed(sums)
     scale = 1.0 if weight is None else sets.numbers(weight.detach().as_subclass(Tensor))
-    pulls = sums * scale if shared else sets.unfold(sets.summed(sets.fold(sums * scale)))
     r = (few + eps) ** -0.5
-    m1, m2 = pulls * (r / -sets.count)
-    return [tensor_of(each) for each in sums], [tensor_of(each) for each in (m1, m2, scale * r)]
+    slope = scale * r
+    if shared:
+        m1, m2 = sums * (slope / -sets.count)
+    else:
+        m1, m2 = sets.unfold(sets.summed(sets.fold(sums * scale))) * (r / -sets.count)
+    return [tensor_of(each) for each in sums], [tensor_of(each) for each in (m1, m2, slope)]
 
 
 def standardised(

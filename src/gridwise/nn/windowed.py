@@ -264,7 +264,7 @@ def windows_of(
 ) -> tuple[Window, ...]:
     """How the outputs of each dim see the rows that were fetched for them."""
     each = zip(rows, kernel, stride, dilation, strict=True)
-    return tuple(Window(d * (k - 1) + 1, s, line.native) for line, k, s, d in each)
+    return tuple(Window(d * (k - 1) + 1, s, line.native, d) for line, k, s, d in each)
 
 
 def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:

@@ -122,7 +122,7 @@ class Module(torch.nn.Module):
         model = script()
         if model is not None and model.is_complete and self._keeps_plans:
             self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
-            self._take_up(model.next(self, self._structure_of(input)))
+            self._take_up(model.next(self, input))
             return
         problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
         plan = self._plan_at_hand(input) if problem is None else None
@@ -139,7 +139,7 @@ class Module(torch.nn.Module):
             plan = self._common_plan(input) or self._set_up(input)
         self._take_up(plan)
         if model is not None and self._keeps_plans:
-            model.note(self, plan)
+            model.note(self, plan, input)
 
     def _plan_at_hand(self, input: tuple) -> Plan | None:
         """The plan that this worker would take for the input, if it has one."""

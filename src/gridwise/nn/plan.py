@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import PartitionError
 
 KEPT = 16
@@ -86,7 +88,7 @@ class Script:
 
     def __init__(self) -> None:
         self.is_complete = False
-        self._calls: list[tuple[Any, Plan]] = []
+        self._calls: list[tuple[Any, Plan, Hashable]] = []
         self._at = 0
 
     @contextmanager
@@ -100,20 +102,32 @@ class Script:
         finally:
             _running = before
 
-    def note(self, layer: Any, plan: Plan) -> None:
-        self._calls.append((layer, plan))
+    def note(self, layer: Any, plan: Plan, input: tuple) -> None:
+        self._calls.append((layer, plan, _look_of(input)))
 
-    def next(self, layer: Any, structure: Hashable) -> Plan:
-        """The plan of the call that is due; `layer` and `structure` are those of the call that was made."""
-        due, plan = self._calls[self._at] if self._at < len(self._calls) else (None, None)
-        if due is not layer or plan is None or plan.structure != structure:
-            was = "the end of the model" if due is None or plan is None else f"{due._says} with {plan.structure}"
-            raise PartitionError(
-                f"{layer._says} was called with {structure}. When the model was first run with this input, {was} came here.\n"
-                "  fix: a distributed model must make the same calls with the same shapes for the same input."
-            )
-        self._at += 1
-        return plan
+    def next(self, layer: Any, input: tuple) -> Plan:
+        """The plan of the call that is due; `layer` and `input` are those of the call that was made."""
+        was = "the end of the model"
+        if self._at < len(self._calls):
+            due, plan, look = self._calls[self._at]
+            # the model has looked at modes and parameters itself
+            alike = plan.structure == layer._structure_of(input) if look is None else look == _look_of(input)
+            if due is layer and alike:
+                self._at += 1
+                return plan
+            was = f"{due._says} with {plan.structure}"
+        raise PartitionError(
+            f"{layer._says} was called with {layer._structure_of(input)}. When the model was first run with this input, {was} "
+            "came here.\n  fix: a distributed model must make the same calls with the same shapes for the same input."
+        )
+
+
+def _look_of(input: tuple) -> Hashable:
+    """What may change of an input when the same model is called with the same structure; None if there is more to it."""
+    if len(input) != 1 or not isinstance(input[0], Tensor):
+        return None
+    x = input[0]
+    return x.shape, x.dtype, x.requires_grad
 
 
 _running: Script | None = None

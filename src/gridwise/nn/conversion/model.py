@@ -148,7 +148,7 @@ class DistributedModel(torch.fx.GraphModule):
         changed = plan is None or not number
         if changed:
             self._plans.begin()
-            agree_mode(transport, team, self._says, self._mode())
+            agree_mode(transport, team, self._says, self._mode(list(self.modules())))
             run = Run(
                 self._balancing(inputs),
                 loans_of(self._borrowers(), self._ticket.key),
@@ -178,16 +178,20 @@ class DistributedModel(torch.fx.GraphModule):
 
     def _structure(self, inputs: tuple) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
-        modules = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in self.modules()])
-        return tuple(map(Structure.of, inputs)), modules, self._mode()
+        modules = list(self.modules())
+        hooks = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules])
+        return tuple(map(Structure.of, inputs)), hooks, self._mode(modules)
 
-    def _mode(self) -> Hashable:
+    def _mode(self, modules: Sequence[torch.nn.Module]) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
-        modules, records = list(self.modules()), torch.is_grad_enabled()
+        records = torch.is_grad_enabled()
+        parameters = [
+            p for m in modules for p in m._parameters.values() if p is not None
+        ]  # parameters() looks for them
         return (
-            tuple([(module.training, module.__dict__.get("track_running_stats")) for module in modules]),
-            tuple([(records and p.requires_grad, p.dtype) for p in self.parameters()]),
-            tuple([b.dtype for module in modules for b in module._buffers.values() if b is not None]),
+            tuple([(m.training, m.__dict__.get("track_running_stats")) for m in modules]),
+            tuple([(records and p.requires_grad, p.dtype) for p in parameters]),
+            tuple([b.dtype for m in modules for b in m._buffers.values() if b is not None]),
             overlaps(),
             tuple(
                 (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)

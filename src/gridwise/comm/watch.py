@@ -23,7 +23,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import math
 import os
 import secrets
 import select
@@ -33,12 +32,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from typing import Any
 
-from ..errors import CommTimeout, GridwiseError, PartitionError, WorkerDied, describe
+from ..errors import CommTimeout, GridwiseError, WorkerDied
 from ..log import logger
 from . import cores, hub
+from .settings import is_on, timeout
 from .start import shared_memory_files
 from .transport import Transport, Waiting
 
@@ -62,20 +61,6 @@ def leave_all() -> None:
         each.leave()
 
 
-def timeout(environment: Mapping[str, str] = os.environ) -> float:
-    """`GRIDWISE_TIMEOUT` in seconds."""
-    text = environment.get("GRIDWISE_TIMEOUT", "1800")
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise PartitionError(
-        describe(
-            f"`GRIDWISE_TIMEOUT` (={text!r}) must be a number of seconds greater than 0, without a unit.",
-            fix="for ten minutes, GRIDWISE_TIMEOUT=600; unset, it is 1800.",
-        )
-    )
-
-
 def tick(limit: float) -> float:
     """How often to look at the clock, in seconds, when a wait may last `limit`."""
     return min(60.0, max(1.0, limit / 10))
@@ -83,7 +68,7 @@ def tick(limit: float) -> float:
 
 def watch(transport: Transport) -> Watch | None:
     """Start watching over the workers of a transport. Collective. None if there is nobody else, or nothing to reach."""
-    if transport.size == 1 or os.environ.get("GRIDWISE_WATCH", "on").lower() == "off":
+    if transport.size == 1 or not is_on("GRIDWISE_WATCH"):
         return None
     everyone = transport.gather_bytes(cores.described(), transport.everyone, "the start of the watch")
     transport.cores = cores.share(everyone, transport.rank)

@@ -16,7 +16,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .transport import Parcel, Transport, Waiting
+from .transport import Parcel, Transport
+from .waiting import Waiting
 
 Shapes = Sequence[tuple[int, ...]]
 

@@ -27,7 +27,8 @@ from .excepthook import end_all_on_exception, end_mpi_job_on_exception
 from .latecomers import waiting_for_all
 from .malloc import keep_freed_memory
 from .solo import SoloTransport
-from .transport import Transport, Waiting
+from .transport import Transport
+from .waiting import Waiting
 from .watch import watch
 
 IN_POOL = "GRIDWISE_POOL" in os.environ

@@ -33,8 +33,9 @@ from torch import Tensor
 
 from ..log import logger
 from . import sockets, wire
+from .pending import NOTHING, Pending
 from .sockets import Connection
-from .transport import Parcel, Pending, Team, Transport
+from .transport import Parcel, Team, Transport
 
 TIMEOUT = timedelta(days=7)
 """Of the groups themselves: the watch ends a wait earlier, with a better message."""
@@ -123,7 +124,7 @@ class TorchTransport(Transport):
 
     def _post_sum(self, x: Tensor, team: Team) -> Pending:
         if not x.numel():
-            return _Messages([], [])
+            return NOTHING
         work = dist.all_reduce(x, group=self._for(x, team), async_op=True)
         self._posted = [work, *(one for one in self._posted if not one.is_completed())]
         return _Collective(self, work, x)

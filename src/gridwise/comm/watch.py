@@ -39,7 +39,8 @@ from ..log import logger
 from . import cores, hub
 from .settings import is_on, timeout
 from .start import shared_memory_files
-from .transport import Transport, Waiting
+from .transport import Transport
+from .waiting import Waiting
 
 NEWS_SECONDS = 3.0
 """How long an error of the library waits for the news that explain it."""

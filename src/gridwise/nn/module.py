@@ -60,7 +60,7 @@ class Module(torch.nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in cls.__dict__:
-            cls.forward = _planned_for(cls.forward)  # type: ignore[method-assign]
+            cls.forward = _planned_for(cls.forward)
         foreign = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
         if foreign and "_keeps_plans" not in cls.__dict__ and not _CONTRACT.isdisjoint(cls.__dict__):
             cls._keeps_plans = False

@@ -103,14 +103,19 @@ def amid_sums(transport: Transport) -> None:
         transport.all_sum(torch.ones(4000), (0, 2), "AllSumReduce")
 
 
-def amid_exchanges(transport: Transport) -> None:
+def amid_exchanges(transport: Transport, size: int = 4000) -> None:
     """1 fails while the others exchange again and again."""
     if transport.rank == 1:
         time.sleep(0.2)
         raise ValueError("the pressure is negative")
-    other, x = 2 - transport.rank, torch.ones(4000)
+    other, x, y = 2 - transport.rank, torch.ones(size), torch.empty(size)
     while True:
-        transport.exchange([(other, x)], [(other, torch.empty(4000))], "HaloExchange")
+        transport.exchange([(other, x)], [(other, y)], "HaloExchange")
+
+
+def amid_large_exchanges(transport: Transport) -> None:
+    """The same, with messages that are nearly always in the midst of something."""
+    amid_exchanges(transport, 8_000_000)
 
 
 def amid_a_large_message(transport: Transport) -> None:

@@ -93,7 +93,7 @@ def test_survivors_of_a_kill_name_the_dead_within_seconds(
         assert raised["time"] - gone["time"] < 5
 
 
-@pytest.mark.parametrize("name", ["exception", "amid_sums", "amid_exchanges"])
+@pytest.mark.parametrize("name", ["exception", "amid_sums", "amid_exchanges", "amid_large_exchanges"])
 def test_an_exception_is_named_by_those_who_waited(over_gloo: Callable[..., Events], name: str) -> None:
     said = over_gloo(name)
     for rank in (0, 2):

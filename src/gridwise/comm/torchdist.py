@@ -8,9 +8,10 @@ there and each worker has a device of its own, else they are staged through the 
 
 Gloo leaves a worker waiting when somebody further down the line dies. `cut` therefore ends the connections that belong to
 our groups, and the one to the store through which groups are made: whoever waits on them, here or at the other end,
-returns with an error. Where gloo itself has lost sight of a message by then (see `sockets`) nothing ends its wait. So a
-collective, which gloo carries out in a thread of its own, is waited for in slices of time, and given up after a cut. A wait
-for a message between two cannot be left: the watch ends the process.
+returns with an error. What is half sent gloo then loses sight of (see `sockets`), and nothing ends the wait for it. So what
+is under way between the living gets a moment to arrive. A collective, which gloo carries out in a thread of its own, is
+waited for in slices of time, and given up after a cut. A wait for a message between two cannot be left: the watch ends the
+process.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import hashlib
 import itertools
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,9 @@ from .transport import Parcel, Team, Transport
 
 TIMEOUT = timedelta(days=7)
 """Of the groups themselves: the watch ends a wait earlier, with a better message."""
+
+FINISH_SECONDS = 1.0
+"""How long messages under way between living workers may take to arrive before they are cut off; no new ones are sent."""
 
 SLICE = timedelta(seconds=1)
 """How long gloo is waited for before it is asked whether the connections were cut. Its collectives go on meanwhile."""
@@ -69,6 +74,7 @@ class _Collective:
             self.work.wait()  # without a limit of time, which would make the host wait for the device
         else:
             self.transport._finish(self.work)
+        self.transport._posted.discard(self.work)
 
 
 class TorchTransport(Transport):
@@ -85,8 +91,8 @@ class TorchTransport(Transport):
         self._owns_world = owns_world
         self._sockets: set[Connection] = set()
         self._before: set[Connection] | None = None
-        self._is_cut = False
-        self._posted: list[dist.Work] = []
+        self._is_ending = self._is_cut = False
+        self._posted: set[dist.Work] = set()
         self._groups: dict[tuple[str, Team], dist.ProcessGroup] = {}
         self.carries_cuda = _has_own_device() and dist.is_nccl_available()
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
@@ -95,10 +101,10 @@ class TorchTransport(Transport):
 
     def group_of(self, team: Team, backend: str = "gloo") -> dist.ProcessGroup:
         """The process group of a team; made on first use, by its members together."""
+        if self._is_ending:
+            raise RuntimeError("the connections of this worker are being cut")
         group = self._groups.get((backend, team))
         if group is None:
-            if self._is_cut:
-                raise RuntimeError("the connections of this worker were cut")
             self._before = sockets.connections()
             try:
                 group = _make_group(f"{self._name}: {backend} {_spelt(team)}", [self._ranks[i] for i in team], backend)
@@ -126,7 +132,7 @@ class TorchTransport(Transport):
         if not x.numel():
             return NOTHING
         work = dist.all_reduce(x, group=self._for(x, team), async_op=True)
-        self._posted = [work, *(one for one in self._posted if not one.is_completed())]
+        self._posted = {work, *(one for one in self._posted if not one.is_completed())}
         return _Collective(self, work, x)
 
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
@@ -164,8 +170,10 @@ class TorchTransport(Transport):
                     raise
 
     def cut(self) -> None:
-        self._is_cut = True
+        self._is_ending = True
         self._never_free()
+        time.sleep(FINISH_SECONDS)
+        self._is_cut = True
         sockets.cut(self._ours())
 
     def _ours(self) -> set[Connection]:
@@ -195,6 +203,8 @@ class TorchTransport(Transport):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _close(self) -> None:
+        if self._is_ending:
+            self._never_free()
         for group in self._groups.values():
             dist.destroy_process_group(group)
         self._groups.clear()

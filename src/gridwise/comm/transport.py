@@ -232,7 +232,7 @@ class Transport(KnowsForks, ABC):
         self.kept.clear()
 
     def cut(self) -> None:
-        """Break every connection of this worker at once, from any thread, so that nobody waits for it in vain."""
+        """Break every connection of this worker, from any thread, so that nobody waits for it in vain; begin nothing new."""
         return
 
     @abstractmethod

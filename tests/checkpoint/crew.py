@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridwise.comm.transport import Parcel, Pending, Team, Transport
+from gridwise.comm.pending import Pending
+from gridwise.comm.transport import Parcel, Team, Transport
 from gridwise.partition import Partition, world
 
 

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from gridwise import checkpoint
 from gridwise.checkpoint import disk
-from gridwise.comm.transport import Parcel, Pending, Team, Transport
+from gridwise.comm.pending import Pending
+from gridwise.comm.transport import Parcel, Team, Transport
 from gridwise.partition import Partition, world
 
 SPLIT, SAME = (300, 400), (250, 300)

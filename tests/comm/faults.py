@@ -19,11 +19,12 @@ from pathlib import Path
 
 import torch
 
-from gridwise.comm import find, watch
+from gridwise.comm import find, sockets, watch
 from gridwise.comm.transport import Transport
 
 PATIENCE = 25.0
 watch.DESERTED_SECONDS = 1.0  # five times shorter than for users, who have longer messages
+watch.STUCK_SECONDS = 2.0  # likewise
 
 
 def tell(kind: str, **facts: object) -> None:
@@ -88,10 +89,68 @@ def new_group(transport: Transport) -> None:
 
 def exception(transport: Transport) -> None:
     if transport.rank == 1:
-        time.sleep(0.4)  # until the others wait, as in `die`: as a sum begins, gloo may miss that it was cut off
         tell("gone")
         raise ValueError("the pressure is negative")
     transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
+
+
+def amid_sums(transport: Transport) -> None:
+    """1 fails while the others sum again and again."""
+    if transport.rank == 1:
+        time.sleep(0.2)
+        raise ValueError("the pressure is negative")
+    while True:
+        transport.all_sum(torch.ones(4000), (0, 2), "AllSumReduce")
+
+
+def amid_exchanges(transport: Transport, size: int = 4000) -> None:
+    """1 fails while the others exchange again and again."""
+    if transport.rank == 1:
+        time.sleep(0.2)
+        raise ValueError("the pressure is negative")
+    other, x, y = 2 - transport.rank, torch.ones(size), torch.empty(size)
+    while True:
+        transport.exchange([(other, x)], [(other, y)], "HaloExchange")
+
+
+def amid_large_exchanges(transport: Transport) -> None:
+    """The same, with messages that are nearly always in the midst of something."""
+    amid_exchanges(transport, 8_000_000)
+
+
+def amid_a_large_message(transport: Transport) -> None:
+    """2 is killed while it receives from 0."""
+    x = torch.ones(16_000_000)
+    if transport.rank == 2:
+        pending = transport.post([], [(0, x)], "HaloExchange")
+        time.sleep(0.005)
+        tell("gone")
+        os.kill(os.getpid(), signal.SIGKILL)
+        pending.wait()
+    transport.exchange([(2, x)] if transport.rank == 0 else [], [], "HaloExchange")
+    receive(transport, 2, "HaloExchange")
+
+
+def lost(transport: Transport, wait: Callable[[], object]) -> None:
+    """2 dies, but gloo does not notice that the connections between 0 and 1 were cut."""
+    sockets.cut = lambda which: None
+    if transport.rank == 2:
+        die()
+    transport.barrier((0, 1))
+    if transport.rank == 0:
+        wait()
+    time.sleep(4.0)
+
+
+def lost_sum(transport: Transport) -> None:
+    try:
+        lost(transport, lambda: transport.all_sum(torch.ones(4), (0, 1), "AllSumReduce"))
+    finally:
+        transport.close()
+
+
+def lost_message(transport: Transport) -> None:
+    lost(transport, lambda: receive(transport, 1, "HaloExchange"))
 
 
 def early_exit(transport: Transport) -> None:

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gridwise.comm import find
-from gridwise.comm.pool import Pool
 from gridwise.comm.start import environment_for, mpi_missing, mpiexec_command
-from gridwise.comm.watch import timeout
-from gridwise.errors import PartitionError
 
 needs_mpi = pytest.mark.skipif(mpi_missing() is not None, reason=str(mpi_missing()))
 WORKER = """
@@ -34,18 +30,6 @@ def over_mpi(tmp_path: Path, first: str = "", **environment: str) -> subprocess.
         timeout=60,
         env={**environment_for(2, "mpi"), **environment},
     )
-
-
-@pytest.mark.parametrize("text", ["60s", "10m", "abc", "0", "-3", "", "nan", "inf"])
-def test_a_timeout_is_a_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRIDWISE_TIMEOUT", text)
-    with pytest.raises(PartitionError, match="number of seconds greater than 0, without a unit") as caught:
-        timeout()
-    assert "fix: " in str(caught.value)
-    with pytest.raises(PartitionError, match="GRIDWISE_TIMEOUT"):
-        find.find()
-    with pytest.raises(PartitionError, match="GRIDWISE_TIMEOUT"), Pool(2, "gloo") as pool:
-        pool.run(print)
 
 
 @needs_mpi

@@ -20,8 +20,8 @@ needs_mpi = pytest.mark.skipif(mpi_missing() is not None, reason=str(mpi_missing
 
 
 @pytest.fixture(scope="module")
-def over_gloo() -> Iterator[Callable[..., Events]]:
-    """Run a scenario of faults.py on three workers over gloo, and return what each of them said."""
+def printed_over_gloo() -> Iterator[Callable[..., list[str]]]:
+    """Run a scenario of faults.py on three workers over gloo, and return what each of them printed."""
     process = subprocess.Popen(
         [sys.executable, str(FAULTS), "zygote"],
         stdin=subprocess.PIPE,
@@ -32,15 +32,21 @@ def over_gloo() -> Iterator[Callable[..., Events]]:
     assert process.stdin is not None
     assert process.stdout is not None
 
-    def run(name: str, **environment: str) -> Events:
+    def run(name: str, **environment: str) -> list[str]:
         process.stdin.write(json.dumps({"name": name, "environment": environment}) + "\n")
         process.stdin.flush()
-        return [events(text) for text in json.loads(process.stdout.readline())]
+        return json.loads(process.stdout.readline())
 
     yield run
     process.stdin.close()
     process.wait(10)
     process.stdout.close()
+
+
+@pytest.fixture
+def over_gloo(printed_over_gloo: Callable[..., list[str]]) -> Callable[..., Events]:
+    """As `printed_over_gloo`, but what each of them said."""
+    return lambda name, **environment: [events(text) for text in printed_over_gloo(name, **environment)]
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -87,11 +93,30 @@ def test_survivors_of_a_kill_name_the_dead_within_seconds(
         assert raised["time"] - gone["time"] < 5
 
 
-def test_an_exception_is_named_by_those_who_waited(over_gloo: Callable[..., Events]) -> None:
-    said = over_gloo("exception")
+@pytest.mark.parametrize("name", ["exception", "amid_sums", "amid_exchanges", "amid_large_exchanges"])
+def test_an_exception_is_named_by_those_who_waited(over_gloo: Callable[..., Events], name: str) -> None:
+    said = over_gloo(name)
     for rank in (0, 2):
         assert said[rank][0]["workers"] == [1]
         assert "worker 1 of 3 failed: ValueError: the pressure is negative" in said[rank][0]["text"]
+
+
+def test_a_sum_that_gloo_has_lost_is_given_up(over_gloo: Callable[..., Events]) -> None:
+    said = over_gloo("lost_sum")
+    assert said[0][0]["workers"] == [2]
+    assert said[0][0]["time"] - said[2][0]["time"] < 4
+
+
+@pytest.mark.parametrize("name", ["lost_message", "amid_a_large_message"])
+def test_a_worker_whose_message_gloo_has_lost_says_why_and_ends(
+    printed_over_gloo: Callable[..., list[str]], name: str
+) -> None:
+    began = time.monotonic()
+    printed = printed_over_gloo(name)[0]
+    assert time.monotonic() - began < 15
+    assert "WorkerDied: worker 2 of 3" in printed
+    assert "while worker 0 of 3 waited for HaloExchange" in printed
+    assert "in receive" in printed or "in amid_a_large_message" in printed
 
 
 @pytest.mark.parametrize(("name", "leaver"), [("early_exit", 1), ("early_exit_of_worker_0", 0)])

@@ -86,3 +86,26 @@ def test_a_users_own_layer_is_set_up_on_all_workers_when_one_input_changes():
     layer(torch.ones(2))
     layer(torch.ones(2 + (world.rank == 1)))
     assert len(layer.calls) == 3
+
+
+def test_forward_may_be_called_by_its_name():
+    class Twice(Recording):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    layer = Twice()
+    assert layer.forward(torch.ones(2, 3)).shape == (2, 3)
+    assert layer.forward(torch.ones(4, 3)).tolist() == [[4.0] * 3] * 4
+    layer(torch.ones(4, 3))
+    assert layer.calls == ["setup (2, 3)", "teardown", "setup (4, 3)"]
+
+
+@workers(1, 2)
+def test_a_layer_whose_forward_is_called_by_its_name_plans_for_what_it_gets() -> None:
+    P = gridwise.world().create_cartesian_topology_partition((1, 1, gridwise.world().size))
+    layer = gridwise.nn.DistributedUpsample(P, scale_factor=2)
+    for rows in (4, 6):
+        assert layer.forward(torch.ones(1, 1, rows)).shape == (1, 1, 2 * rows)
+    with pytest.raises(ValueError, match="needs"):
+        layer.forward("no tensor")
+    assert layer(torch.ones(1, 1, 5)).shape == (1, 1, 10)

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..comm.watch import timeout
+from ..comm.settings import timeout
 from ..errors import CheckpointError, CheckpointWriteFailed
 from ..log import logger
 from ..partition import Partition

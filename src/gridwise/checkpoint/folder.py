@@ -19,9 +19,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import uuid
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
+
+import xxhash
 
 from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from . import disk
@@ -32,12 +34,22 @@ from .parse import id_of, read_manifest_bytes
 _OURS = re.compile(r"data-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
 
 
+NUMBERS = 1 << 62
+"""The number of a save is drawn from those between 0 and this."""
+
+
+def id_of_save(number: int) -> str:
+    """The id of a save with this number, which one word of a vote can carry: 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(number.to_bytes(8, "little"))
+
+
 class Saving:
     """A save that has started: it holds the lock of the folder until `commit` or `abandon`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.id = uuid.uuid4().hex
+        self.number = 1 + secrets.randbelow(NUMBERS - 1)
+        self.id = id_of_save(self.number)
         self.data = path / f"data-{self.id}"
         if path.exists() and not path.is_dir():
             raise CheckpointError(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..comm.rollcall import key_of, raise_mismatch
 from ..errors import CheckpointError
 from ..partition import Partition
 from .ahead import reading_ahead
@@ -37,6 +38,10 @@ ATTEMPTS = 5
 
 SOON = 64 << 20
 """Bytes of a worker that it checks before it hears of the others: if one of them has an error, that is not much lost."""
+
+
+CHECKED, UNCHECKED, FAILED, REPLACED = range(4)
+"""How a worker has started; the largest of all workers says how they go on."""
 
 
 def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = None, *, cast: bool = False) -> Any:
@@ -114,15 +119,19 @@ def _started(talk: Talk, path: Path, into: Any, cast: bool, attempt: int) -> tup
         isinstance(error, MissingFile) and attempt < ATTEMPTS and _id_now(path) not in (None, manifest and manifest.id)
     )
     unchecked = reader is None or not reader.is_checked
-    words = np.array([bool(replaced), error is not None, number, -number, unchecked], dtype=np.int64)
+    state = REPLACED if replaced else FAILED if error is not None else UNCHECKED if unchecked else CHECKED
+    key = key_of("gridwise.checkpoint.load")
+    words = np.array([key, -key, number, -number, state], dtype=np.int64)  # in the form of `comm.rollcall`
     try:
         talk.transport.all_max(words, talk.team, talk.what)
-        replaced = bool(words[0]) or words[2] != -words[3]
-        if words[1] and not replaced:
+        if words[0] != -words[1]:
+            raise_mismatch(talk.transport, talk.team, talk.what, key)
+        replaced = words[4] == REPLACED or words[2] != -words[3]
+        if words[4] == FAILED and not replaced:
             talk.agree(error)
         if not replaced:
             assert reader is not None
-            return plan, reader, not words[4]
+            return plan, reader, words[4] == CHECKED
     except BaseException:
         if reader is not None:
             reader.close()

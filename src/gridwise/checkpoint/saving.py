@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ..comm.rollcall import key_of, raise_mismatch
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
 from ..partition import Partition
 from .assembly import assembled
 from .datafile import write_data_file
-from .folder import Saving
+from .folder import NUMBERS, Saving, id_of_save
 from .share import Shares, blocks_to_write, check_same, shares_of
 from .state import Flat, flatten
 from .structure import check_alike, number_of
@@ -35,6 +36,10 @@ Copy = TypeVar("Copy")
 NOTHING_COMMITTED = "\n  nothing was committed; what was at the path before is untouched."
 
 NOT_SYNCED = "\n  the new checkpoint is in place and whole, but may not survive a loss of power; the old data stays."
+
+
+FAILED = NUMBERS
+"""What a worker that cannot save has in the place where the first one has the save's number."""
 
 
 def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -> None:
@@ -94,33 +99,38 @@ def start(
     ready, saving = None, None
     failed: Exception | None = None
     not_started: Exception | None = None
-    words = np.zeros(8, dtype=np.int64)
+    key = key_of("gridwise.checkpoint.save")
+    words = np.array(
+        [key, -key, 0, 0, 0], dtype=np.int64
+    )  # in the form of `comm.rollcall`; last, which save, or FAILED
     try:
         ready = prepared(in_groups)
         number = number_of(ready[0], path) if talk.size > 1 else 0
-        words[1:3] = number, -number
+        words[2:4] = number, -number
     except Exception as caught:
-        failed, words[0] = caught, 1
+        failed, words[4] = caught, FAILED
     if talk.is_root and failed is None:
         try:
             saving = Saving(path)
-            words[4:] = np.frombuffer(bytes.fromhex(saving.id), dtype=">u4")
+            words[4] = saving.number
         except Exception as caught:
-            not_started, words[3] = caught, 1
+            not_started = caught
     try:
         talk.transport.all_max(words, talk.team, talk.what)
-        if words[0]:
+        if words[0] != -words[1]:
+            raise_mismatch(talk.transport, talk.team, talk.what, key)
+        if words[4] == FAILED:
             talk.agree(failed, CheckpointMismatch, NOTHING_COMMITTED)
-        if words[1] != -words[2]:
+        if words[2] != -words[3]:
             if in_groups:
                 # A tensor may be plain on one worker only, and yet be stored alike: nobody leaves any in a group.
                 ready = talk.together(lambda: prepared(False), CheckpointMismatch, NOTHING_COMMITTED)
             assert ready is not None
             check_alike(talk, path, ready[0])
-        if words[3]:
+        if not words[4]:
             talk.agree(not_started, CheckpointWriteFailed, NOTHING_COMMITTED)
         assert ready is not None
-        return *ready, saving, words[4:].astype(">u4").tobytes().hex()
+        return *ready, saving, id_of_save(int(words[4]))
     except BaseException:
         if saving is not None:
             saving.abandon()

@@ -16,7 +16,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .transport import NOTHING, Guarded, Parcel, Pending, Transport, UnderWay, Waiting
+from .pending import NOTHING, Pending, UnderWay
+from .transport import Parcel, Transport
+from .waiting import Guarded, Waiting
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -54,7 +56,7 @@ class Channel:
         if self._post is None:
             return NOTHING
         with self._waiting:
-            return UnderWay(self._transport, Guarded(self._post(), self._waiting))
+            return UnderWay(Guarded(self._post(), self._waiting), self._transport.left_over)
 
     def __deepcopy__(self, memo: dict) -> Channel:
         return self  # with a layer that makes plans of its own

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from ..errors import PartitionError, describe
 from ..grid import Grid, Layout
-from .transport import Parcel, Pending, Team, Transport
+from .pending import Pending
+from .transport import Parcel, Team, Transport
 
 NOTHING = np.iinfo(np.int64).min
 """What a worker writes where it has nothing to say: the least of all numbers, and the maximum is taken."""

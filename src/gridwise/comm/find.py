@@ -7,8 +7,8 @@
 | mpiexec, srun | PMI, PMIx, Open MPI or Slurm variables | MPI through mpi4py |
 | plainly | nothing of that | solo |
 
-`GRIDWISE_TRANSPORT` = torch | gloo | mpi | solo overrides. A process that was started as one of many never becomes one
-of many solo workers: when MPI does not work there, that is an error.
+`GRIDWISE_TRANSPORT` = torch | gloo | mpi | solo overrides; auto does not. A process that was started as one of many never
+becomes one of many solo workers: when MPI does not work there, that is an error.
 
 `current` is THE transport of this process: found once, the same object ever after. A pool's worker puts another one in
 its place for each task (`use`).
@@ -22,12 +22,14 @@ import torch.distributed as dist
 
 from ..errors import TransportError, describe
 from ..log import logger, set_worker
+from . import settings
 from .excepthook import end_all_on_exception, end_mpi_job_on_exception
 from .latecomers import waiting_for_all
 from .malloc import keep_freed_memory
 from .solo import SoloTransport
-from .transport import Transport, Waiting
-from .watch import timeout, watch
+from .transport import Transport
+from .waiting import Waiting
+from .watch import watch
 
 IN_POOL = "GRIDWISE_POOL" in os.environ
 """Whether a pool has started this process: it looks after its workers itself."""
@@ -72,7 +74,7 @@ def waiting() -> Waiting | None:
 
 def find() -> Transport:
     """The transport for the way this process was started."""
-    timeout()  # if it is not a number, say so before anybody waits
+    settings.check()
     wish = _wish()
     logger.debug("transport: %s", wish)
     if wish in ("torch", "gloo", "nccl"):
@@ -81,7 +83,7 @@ def find() -> Transport:
         return _mpi()
     if wish == "solo":
         return SoloTransport()
-    raise TransportError(f"`GRIDWISE_TRANSPORT` (={wish!r}) must be 'torch', 'gloo', 'mpi' or 'solo'.")
+    raise TransportError(f"`GRIDWISE_TRANSPORT` (={wish!r}) must be 'auto', 'torch', 'gloo', 'mpi' or 'solo'.")
 
 
 def guard() -> None:
@@ -91,7 +93,8 @@ def guard() -> None:
 
 
 def _wish() -> str:
-    return os.environ.get("GRIDWISE_TRANSPORT", "").lower() or _guess()
+    wish = os.environ.get("GRIDWISE_TRANSPORT", "auto").lower()
+    return _guess() if wish in ("", "auto") else wish
 
 
 def _guess() -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import describe
-from .watch import timeout
+from .settings import is_on, timeout
 
 LEAST = 15.0
 """Seconds that processes may be apart at the start."""
@@ -34,7 +34,7 @@ if not select.select([sys.stdin], [], [], limit)[0] and os.getppid() == worker:
 @contextmanager
 def waiting_for_all(size: int | None) -> Iterator[None]:
     """Wait in the body for processes that MPI's launcher has started, no longer than `GRIDWISE_TIMEOUT`."""
-    if size is None or size == 1 or os.environ.get("GRIDWISE_WATCH", "on").lower() == "off":
+    if size is None or size == 1 or not is_on("GRIDWISE_WATCH"):
         yield
         return
     limit = max(timeout(), LEAST)

@@ -10,10 +10,9 @@ alone. Only glibc is touched: elsewhere (macOS, musl, jemalloc preloaded) nothin
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 
-from ..errors import PartitionError
+from .settings import is_on
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 _LARGEST_INT = 2**31 - 1
@@ -21,10 +20,7 @@ _LARGEST_INT = 2**31 - 1
 
 def keep_freed_memory() -> bool:
     """Set the allocator unless `GRIDWISE_MALLOC=off`; tell whether it was set."""
-    wish = os.environ.get("GRIDWISE_MALLOC", "on").lower()
-    if wish not in ("on", "off"):
-        raise PartitionError(f"`GRIDWISE_MALLOC` (={wish!r}) must be 'on' or 'off'.")
-    if wish == "off" or not sys.platform.startswith("linux"):
+    if not is_on("GRIDWISE_MALLOC") or not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

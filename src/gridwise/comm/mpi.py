@@ -17,8 +17,10 @@ from torch import Tensor
 
 from ..log import logger
 from .parcels import Views
+from .pending import Pending
 from .shared import LARGE, SharedMemory, shared_memory
-from .transport import Parcel, Pending, Team, Transport, Waiting
+from .transport import Parcel, Team, Transport
+from .waiting import Waiting
 
 TYPES = {
     torch.float32: MPI.FLOAT,

@@ -26,11 +26,11 @@ import cloudpickle
 
 from ..errors import PartitionError, TransportError, describe
 from ..log import logger
+from . import settings
 from .line import Exchange, Line, LineClosed
 from .messages import Hello, Renew, Stop, Task, Welcome
 from .round import Round, Settled
 from .start import Crew, choose, environment_for, start
-from .watch import timeout as checked_timeout
 
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
@@ -100,7 +100,7 @@ class Pool:
             return self._crew
         self.kill()
         environment = environment_for(self.workers, self.transport, self._env)
-        checked_timeout(environment)  # in words here, where it is wrong, and not from a worker
+        settings.check(environment)  # in words here, where it is wrong, and not from a worker
         exchange = Exchange()
         environment["GRIDWISE_POOL"] = f"{exchange.port}:{exchange.token}"
         command = [sys.executable, "-m", "gridwise.comm.worker"]

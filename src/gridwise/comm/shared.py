@@ -23,6 +23,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from .parcels import Views, chunks, parts, put
+from .settings import is_on
 from .transport import Team
 
 LARGE = 1 << 18
@@ -157,7 +158,7 @@ def _volume(views: Views) -> int:
 
 def shared_memory(world: MPI.Intracomm) -> SharedMemory | None:
     """The shared memory of this node's workers, or None if there is none to be had; the same answer on all of them."""
-    if world.Get_size() == 1 or os.environ.get("GRIDWISE_SHARED_MEMORY", "on").lower() == "off":
+    if world.Get_size() == 1 or not is_on("GRIDWISE_SHARED_MEMORY"):
         return None
     try:
         shared = SharedMemory(world)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .transport import Parcel, Pending, Team, Transport
+from .pending import Pending
+from .transport import Parcel, Team, Transport
 
 
 class _Done:

@@ -6,20 +6,22 @@ made, which differs from worker to worker as soon as some are members of more te
 one another under different names. On the host it always goes through gloo; CUDA tensors go through nccl when it is
 there and each worker has a device of its own, else they are staged through the host.
 
-Gloo leaves a worker waiting when somebody further down the line dies. `cut` therefore shuts down the sockets that
-belong to our groups, and the one to the store through which groups are made: whoever waits on them, here or at the
-other end, returns with an error at once.
+Gloo leaves a worker waiting when somebody further down the line dies. `cut` therefore ends the connections that belong to
+our groups, and the one to the store through which groups are made: whoever waits on them, here or at the other end,
+returns with an error. What is half sent gloo then loses sight of (see `sockets`), and nothing ends the wait for it. So what
+is under way between the living gets a moment to arrive. A collective, which gloo carries out in a thread of its own, is
+waited for in slices of time, and given up after a cut. A wait for a message between two cannot be left: the watch ends the
+process.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import hashlib
 import itertools
 import os
-import socket
-import stat
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,18 +34,26 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ..log import logger
-from . import wire
-from .transport import Parcel, Pending, Team, Transport
+from . import sockets, wire
+from .pending import NOTHING, Pending
+from .sockets import Connection
+from .transport import Parcel, Team, Transport
 
 TIMEOUT = timedelta(days=7)
 """Of the groups themselves: the watch ends a wait earlier, with a better message."""
+
+FINISH_SECONDS = 1.0
+"""How long messages under way between living workers may take to arrive before they are cut off; no new ones are sent."""
+
+SLICE = timedelta(seconds=1)
+"""How long gloo is waited for before it is asked whether the connections were cut. Its collectives go on meanwhile."""
 
 _worlds: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """How many transports were made over the same workers: they do so together, so they count alike."""
 
 
 @dataclass
-class _Works:
+class _Messages:
     works: list[dist.Work]
     tensors: list[Tensor]
 
@@ -51,6 +61,20 @@ class _Works:
         for work in self.works:
             work.wait()
         self.tensors.clear()
+
+
+@dataclass
+class _Collective:
+    transport: TorchTransport
+    work: dist.Work
+    tensor: Tensor
+
+    def wait(self) -> None:
+        if self.tensor.is_cuda:
+            self.work.wait()  # without a limit of time, which would make the host wait for the device
+        else:
+            self.transport._finish(self.work)
+        self.transport._posted.discard(self.work)
 
 
 class TorchTransport(Transport):
@@ -67,7 +91,8 @@ class TorchTransport(Transport):
         self._owns_world = owns_world
         self._sockets: set[Connection] = set()
         self._before: set[Connection] | None = None
-        self._is_cut = False
+        self._is_ending = self._is_cut = False
+        self._posted: set[dist.Work] = set()
         self._groups: dict[tuple[str, Team], dist.ProcessGroup] = {}
         self.carries_cuda = _has_own_device() and dist.is_nccl_available()
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
@@ -76,14 +101,14 @@ class TorchTransport(Transport):
 
     def group_of(self, team: Team, backend: str = "gloo") -> dist.ProcessGroup:
         """The process group of a team; made on first use, by its members together."""
+        if self._is_ending:
+            raise RuntimeError("the connections of this worker are being cut")
         group = self._groups.get((backend, team))
         if group is None:
-            if self._is_cut:
-                raise RuntimeError("the connections of this worker were cut")
-            self._before = _connections()
+            self._before = sockets.connections()
             try:
                 group = _make_group(f"{self._name}: {backend} {_spelt(team)}", [self._ranks[i] for i in team], backend)
-                self._sockets |= _connections() - self._before
+                self._sockets |= sockets.connections() - self._before
             finally:
                 self._before = None
             self._groups[backend, team] = group
@@ -97,55 +122,89 @@ class TorchTransport(Transport):
         group = self._for((*sends, *receives)[0][1], self.everyone)
         moves = [dist.P2POp(dist.irecv, wire.as_bytes(x), self._ranks[peer], group) for peer, x in receives]
         moves += [dist.P2POp(dist.isend, wire.as_bytes(x), self._ranks[peer], group) for peer, x in sends]
-        return _Works(dist.batch_isend_irecv(moves), [x for _, x in (*receives, *sends)])
+        return _Messages(dist.batch_isend_irecv(moves), [x for _, x in (*receives, *sends)])
 
     def _all_sum(self, x: Tensor, team: Team) -> None:
         if x.numel():
-            dist.all_reduce(x, group=self._for(x, team))
+            self._finish(dist.all_reduce(x, group=self._for(x, team), async_op=not x.is_cuda))
 
     def _post_sum(self, x: Tensor, team: Team) -> Pending:
-        work = dist.all_reduce(x, group=self._for(x, team), async_op=True) if x.numel() else None
-        return _Works([] if work is None else [work], [x])
+        if not x.numel():
+            return NOTHING
+        work = dist.all_reduce(x, group=self._for(x, team), async_op=True)
+        self._posted = {work, *(one for one in self._posted if not one.is_completed())}
+        return _Collective(self, work, x)
 
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
         if x.numel():
-            dist.reduce(x, self._ranks[root], group=self._for(x, team))
+            self._finish(dist.reduce(x, self._ranks[root], group=self._for(x, team), async_op=not x.is_cuda))
 
     def _copy_from(self, x: Tensor, root: int, team: Team) -> None:
         if x.numel():
-            dist.broadcast(wire.as_bytes(x), self._ranks[root], group=self._for(x, team))
+            x, group = wire.as_bytes(x), self._for(x, team)
+            self._finish(dist.broadcast(x, self._ranks[root], group=group, async_op=not x.is_cuda))
 
     def _all_max(self, values: np.ndarray, team: Team) -> None:
-        dist.all_reduce(torch.from_numpy(values), dist.ReduceOp.MAX, group=self.group_of(team))
+        x, group = torch.from_numpy(values), self.group_of(team)
+        self._finish(dist.all_reduce(x, dist.ReduceOp.MAX, group=group, async_op=True))
 
     def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]:
         longest = max(sizes)
         mine = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else mine[:0]
         parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in team]
-        dist.all_gather(parts, mine, group=self.group_of(team))
+        self._finish(dist.all_gather(parts, mine, group=self.group_of(team), async_op=True))
         return [part.numpy().tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
 
+    def _finish(self, work: dist.Work | None) -> None:
+        """Wait for a collective of gloo; None is one of nccl, in its place among what the device has to do."""
+        while work is not None:
+            try:
+                work.wait(SLICE)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises what gloo has raised
+                    return
+                if self._is_cut:
+                    raise
+
     def cut(self) -> None:
+        self._is_ending = True
+        self._never_free()
+        time.sleep(FINISH_SECONDS)
         self._is_cut = True
-        open_now = _connections()
+        sockets.cut(self._ours())
+
+    def _ours(self) -> set[Connection]:
+        """The connections of our groups, of one that is being made at this moment, and that to the store."""
+        open_now = sockets.connections()
         ours = self._sockets & open_now
-        if self._before is not None:  # a group is being made at this moment
+        if self._before is not None:
             ours |= open_now - self._before
         port = _store_port()
-        _shut(ours | {c for c in open_now if c.peer_port == port})
+        return ours | {c for c in open_now if c.peer_port == port}
 
     def abort(self, code: int = 1) -> None:
-        self.cut()
+        sockets.shut(self._ours())
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
     def _abandon(self) -> None:
-        _shut(self._sockets & _connections())  # a sum that runs in the background would be waited for
+        if not all(work.is_completed() for work in self._posted):
+            self._never_free()
+        sockets.shut(self._sockets & sockets.connections())
         self._close()
 
+    def _never_free(self) -> None:
+        """Keep the groups for ever: freeing one waits for its collectives, and gloo may have lost those under way."""
+        for group in list(self._groups.values()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
     def _close(self) -> None:
+        if self._is_ending:
+            self._never_free()
         for group in self._groups.values():
             dist.destroy_process_group(group)
         self._groups.clear()
@@ -188,34 +247,3 @@ def _store_port() -> int:
     while isinstance(store, c10d.PrefixStore):
         store = store.underlying_store
     return getattr(store, "port", -1)
-
-
-@dataclass(frozen=True)
-class Connection:
-    """A connected stream socket of this process. The addresses tell it from a later one with the same descriptor."""
-
-    fd: int
-    here: object
-    there: object
-
-    @property
-    def peer_port(self) -> int:
-        return self.there[1] if isinstance(self.there, tuple) else 0
-
-
-def _shut(connections: set[Connection]) -> None:
-    for connection in connections:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as duplicate:
-            duplicate.shutdown(socket.SHUT_RDWR)
-
-
-def _connections() -> set[Connection]:
-    found = set()
-    for fd in map(int, os.listdir("/dev/fd")):
-        with contextlib.suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(fd)) as probe:
-                if probe.type == socket.SOCK_STREAM:
-                    found.add(Connection(fd, probe.getsockname(), probe.getpeername()))
-    return found

@@ -11,87 +11,30 @@ transport writes the methods with a leading underscore and nothing else; CONTRIB
 
 from __future__ import annotations
 
-import os
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
-from weakref import WeakSet
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FaultError, GridwiseError, TransportError, describe
+from ..errors import FaultError
 from ..grid import Grid, Layout
 from . import wire
 from .cores import cores
+from .forks import KnowsForks
 from .parcels import Landing, Views, packed
+from .pending import NOTHING, Arriving, Pending, UnderWay, Unstaging
+from .waiting import Guarded, Waiting, Watching
 
 Team = tuple[int, ...]
 Parcel = tuple[int, Tensor]
 """A peer and the contiguous tensor that goes to it or comes from it."""
 
 
-class Pending(Protocol):
-    """Messages on their way."""
-
-    def wait(self) -> None:
-        """Return when all have been sent and have arrived."""
-
-
-class Watching(Protocol):
-    """What a transport wants to know from the watch over the other workers (see `watch`)."""
-
-    def explain(self, error: Exception) -> GridwiseError | None:
-        """The error that names the worker that died or failed, if that is why `error` was raised."""
-
-
-@dataclass(slots=True)
-class Waiting:
-    """What this worker is waiting for, with whom, since when: read by the watch when time runs out.
-
-    Also the context in which a library is called: its failures come out as errors that name a worker.
-    """
-
-    transport: Transport
-    what: str
-    team: Sequence[int]
-    exchange: bool = False
-    """Messages from each of the team, not something that all of it do together: some may have sent theirs and gone."""
-    since: float = 0.0
-    outer: Waiting | None = None
-
-    def __enter__(self) -> None:
-        if self.transport.is_forked:
-            self.transport.refuse_fork(self.what)
-        self.since = time.monotonic()
-        self.outer, self.transport.waiting = self.transport.waiting, self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        try:
-            if isinstance(error, Exception) and not isinstance(error, GridwiseError):
-                named = self.transport._explained(error, self.what)
-                if named is not error:
-                    raise named from error
-        finally:
-            self.transport.waiting = self.outer  # last: the explanation says what was waited for
-
-
-_living: WeakSet[Transport] = WeakSet()
-
-
-def _mark_forked() -> None:
-    for transport in _living:
-        transport.is_forked = not transport.survives_forks
-
-
-os.register_at_fork(after_in_child=_mark_forked)
-
-
-class Transport(ABC):
+class Transport(KnowsForks, ABC):
     """The way to the other workers."""
 
     name: str
@@ -101,12 +44,11 @@ class Transport(ABC):
     """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
     carries_meta = False
     """Whether tensors without numbers can be sent: where nothing is."""
-    survives_forks = False
-    """Whether a forked child of the worker may use it too."""
     can_be_cut = False
     """Whether `cut` frees those who wait. If not, only `abort` does."""
 
     def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
         self.rank = rank
         self.size = size
         self.watch: Watching | None = None
@@ -116,12 +58,9 @@ class Transport(ABC):
         """Layers that functions have made, for their next call."""
         self.left_over: list[Pending] = []
         """Messages that somebody has started and, for an error in between, never waited for."""
-        self.is_forked = False
-        """Whether this is the copy in a child of the worker, which shares its connections and would steal its messages."""
         self.cores = max(1, cores() // size)
         """Processor cores that this worker may count on: as if all workers were on this machine, until the watch knows."""
         self._ordinals: Counter[str] = Counter()
-        _living.add(self)
 
     @property
     def everyone(self) -> Team:
@@ -155,7 +94,7 @@ class Transport(ABC):
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> Pending:
         """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
         if not sends and not receives:
-            return _Nothing()
+            return NOTHING
         wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends], exchange=True)
         with wait:
             return Guarded(self._post_staged(sends, receives), wait)
@@ -176,7 +115,7 @@ class Transport(ABC):
             [(peer, landing.buffer) for peer, landing in landings],
             what,
         )
-        return _Landing(pending, [landing for _, landing in landings])
+        return Arriving(pending, [landing for _, landing in landings])
 
     def move_meanwhile(
         self,
@@ -186,7 +125,7 @@ class Transport(ABC):
         what: str = "a movement",
     ) -> Pending:
         """`move`, for a caller who does something else before it waits, and who may fail at that."""
-        return UnderWay(self, self.move(sends, receives, dtype, what))
+        return UnderWay(self.move(sends, receives, dtype, what), self.left_over)
 
     def finish_left_over(self) -> None:
         """Before anything new: what an error has left behind, which peers may still write to or wait for."""
@@ -202,7 +141,7 @@ class Transport(ABC):
             return self._post(sends, receives)
         hosts = [(peer, wire.host_buffer(tensor)) for peer, tensor in receives]
         staged = [(peer, wire.to_host(tensor)) for peer, tensor in sends]
-        return _Unstaging(self._post(staged, hosts), [(t, h) for (_, t), (_, h) in zip(receives, hosts, strict=True)])
+        return Unstaging(self._post(staged, hosts), [(t, h) for (_, t), (_, h) in zip(receives, hosts, strict=True)])
 
     # Collectives
 
@@ -223,11 +162,11 @@ class Transport(ABC):
         Runs while this worker computes where the library can (gloo, nccl); elsewhere it is done before this returns.
         """
         if len(team) == 1:
-            return _Nothing()
+            return NOTHING
         staged = x.is_cuda and not self.carries_cuda
         if staged or wire.SUMMED_AS.get(x.dtype) != x.dtype:
             x.copy_(self.all_sum(x, team, what))
-            return _Nothing()
+            return NOTHING
         waiting = self.waiting_for(what, team)
         with waiting:
             return Guarded(self._post_sum(x, team), waiting)
@@ -275,17 +214,8 @@ class Transport(ABC):
         self.finish_left_over()
         return Waiting(self, what, team)
 
-    def refuse_fork(self, what: str) -> NoReturn:
-        raise TransportError(
-            describe(
-                f"{what} was called in a process that worker {self.rank} of {self.size} has forked: the connections to the "
-                "other workers are the worker's own.",
-                fix="let the worker itself talk to the others; its children (of a DataLoader, say) may ask for ranks and "
-                "local slices.",
-            )
-        )
-
-    def _explained(self, error: Exception, what: str) -> Exception:
+    def explained(self, error: Exception, what: str) -> Exception:
+        """An exception of the library, or the error that says what it means."""
         if not self._is_fault(error):
             return error
         named = self.watch.explain(error) if self.watch else None
@@ -308,7 +238,7 @@ class Transport(ABC):
         self.kept.clear()
 
     def cut(self) -> None:
-        """Break every connection of this worker at once, from any thread, so that nobody waits for it in vain."""
+        """Break every connection of this worker, from any thread, so that nobody waits for it in vain; begin nothing new."""
         return
 
     @abstractmethod
@@ -330,7 +260,7 @@ class Transport(ABC):
     def _post_sum(self, x: Tensor, team: Team) -> Pending:
         """Start `_all_sum`; a transport whose library sums in the background overrides this."""
         self._all_sum_into(x, x, team)
-        return _Nothing()
+        return NOTHING
 
     @abstractmethod
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None: ...
@@ -365,66 +295,3 @@ class Transport(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.name}: worker {self.rank} of {self.size}>"
-
-
-@dataclass(slots=True)
-class _Unstaging:
-    """Messages that were received on the host and belong on a device."""
-
-    pending: Pending
-    pairs: list[tuple[Tensor, Tensor]]
-
-    def wait(self) -> None:
-        self.pending.wait()
-        for tensor, host in self.pairs:
-            tensor.copy_(host)
-
-
-@dataclass(slots=True)
-class _Landing:
-    """Parcels that are brought to their places once they have arrived."""
-
-    pending: Pending
-    landings: list[Landing]
-
-    def wait(self) -> None:
-        self.pending.wait()
-        for landing in self.landings:
-            landing.put()
-
-
-class UnderWay:
-    """Messages that are waited for later. If they never are, their memory lives on in the transport until they have landed."""
-
-    def __init__(self, transport: Transport, pending: Pending) -> None:
-        self.transport, self.pending = transport, pending
-
-    def wait(self) -> None:
-        pending, self.pending = self.pending, NOTHING
-        pending.wait()
-
-    def __del__(self) -> None:
-        if self.pending is not NOTHING:
-            self.transport.left_over.append(self.pending)
-
-
-class _Nothing:
-    """No message at all."""
-
-    def wait(self) -> None:
-        return None
-
-
-@dataclass(slots=True)
-class Guarded:
-    """Messages whose wait is known to the watch."""
-
-    pending: Pending
-    waiting: Waiting
-
-    def wait(self) -> None:
-        with self.waiting:
-            self.pending.wait()
-
-
-NOTHING = _Nothing()

@@ -7,7 +7,8 @@
 Every worker holds one connection to the hub. Death is a closed connection without a goodbye, not silence: a long
 computation is not dead. The hub tells all who died, or who failed with what; each worker then breaks its transport's
 connections (`cut`), so that whoever waits, on whomever, returns with an error, and `explain` turns that into one that
-names the worker. MPI's waits cannot be broken: there the hub says it on standard error and the job is aborted.
+names the worker. MPI's waits cannot be broken: there the hub says it on standard error and the job is aborted. Gloo's can,
+but for messages that it has lost sight of: a worker that still waits `STUCK_SECONDS` later says why, and ends itself.
 
 A worker that has waited longer than `GRIDWISE_TIMEOUT` seconds (1800) says so; the hub asks everyone what they wait
 for, and all who wait raise `CommTimeout` with the names of those who are missing.
@@ -22,7 +23,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import math
 import os
 import secrets
 import select
@@ -31,20 +31,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import traceback
 from typing import Any
 
-from ..errors import CommTimeout, GridwiseError, PartitionError, WorkerDied, describe
+from ..errors import CommTimeout, GridwiseError, WorkerDied
 from ..log import logger
 from . import cores, hub
+from .settings import is_on, timeout
 from .start import shared_memory_files
-from .transport import Transport, Waiting
+from .transport import Transport
+from .waiting import Waiting
 
 NEWS_SECONDS = 3.0
 """How long an error of the library waits for the news that explain it."""
 DESERTED_SECONDS = 5.0
 """How long a wait for a worker that has finished may last: its last messages may still be under way."""
+STUCK_SECONDS = 10.0
+"""How long a wait may last after the connections were cut: longer, and nothing will end it."""
 CONNECT_SECONDS = 20.0
+
+GIVEN_UP = "gridwise: this worker is ended, since the library that it waits in never returns"
 
 _open: set[Watch] = set()
 """Those of this process that have not said goodbye."""
@@ -56,20 +62,6 @@ def leave_all() -> None:
         each.leave()
 
 
-def timeout(environment: Mapping[str, str] = os.environ) -> float:
-    """`GRIDWISE_TIMEOUT` in seconds."""
-    text = environment.get("GRIDWISE_TIMEOUT", "1800")
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise PartitionError(
-        describe(
-            f"`GRIDWISE_TIMEOUT` (={text!r}) must be a number of seconds greater than 0, without a unit.",
-            fix="for ten minutes, GRIDWISE_TIMEOUT=600; unset, it is 1800.",
-        )
-    )
-
-
 def tick(limit: float) -> float:
     """How often to look at the clock, in seconds, when a wait may last `limit`."""
     return min(60.0, max(1.0, limit / 10))
@@ -77,7 +69,7 @@ def tick(limit: float) -> float:
 
 def watch(transport: Transport) -> Watch | None:
     """Start watching over the workers of a transport. Collective. None if there is nobody else, or nothing to reach."""
-    if transport.size == 1 or os.environ.get("GRIDWISE_WATCH", "on").lower() == "off":
+    if transport.size == 1 or not is_on("GRIDWISE_WATCH"):
         return None
     everyone = transport.gather_bytes(cores.described(), transport.everyone, "the start of the watch")
     transport.cores = cores.share(everyone, transport.rank)
@@ -240,6 +232,7 @@ class Watch:
                 self._told.notify_all()
             if self._transport.can_be_cut:
                 self._transport.cut()
+                self._end_if_stuck()
             elif message["kind"] != "failed":  # who failed prints its traceback, and aborts itself
                 self._end_all(message["workers"] if message["kind"] == "died" else [])
 
@@ -247,6 +240,21 @@ class Watch:
         """Abort the job, if none of the workers before this one has done so."""
         time.sleep(1.0 * len(set(range(self._transport.rank)) - set(gone)))
         self._transport.abort()
+
+    def _end_if_stuck(self) -> None:
+        """Return when this worker leaves; if it goes on waiting, though all its connections were cut, end it."""
+        cut = time.monotonic()
+        while not self._left:
+            time.sleep(1.0)
+            waiting = self._transport.waiting
+            if waiting is not None and time.monotonic() - max(waiting.since, cut) > STUCK_SECONDS:
+                self._say_where_it_waits(self.explain(RuntimeError()))
+                self._transport.abort()
+
+    def _say_where_it_waits(self, error: GridwiseError | None) -> None:
+        print("Traceback (most recent call last):", file=sys.stderr)
+        traceback.print_stack(sys._current_frames().get(threading.main_thread().ident or 0))
+        print(f"gridwise: {type(error).__name__}: {error}\n{GIVEN_UP}", file=sys.stderr)
 
     def _look_at_the_clock(self) -> None:
         waiting = self._transport.waiting

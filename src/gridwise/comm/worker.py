@@ -25,9 +25,10 @@ from ..log import logger
 from . import find
 from .line import Line, LineClosed, dial
 from .messages import AskStacks, Failure, Hello, Overdue, Renew, Result, Stacks, Stop, Task
+from .settings import timeout
 from .start import shared_memory_files
 from .transport import Transport
-from .watch import leave_all, tick, timeout
+from .watch import leave_all, tick
 
 OWN_THREADS = "gridwise "
 """How the names of our own threads begin: they are left out of the stacks that a user gets to see."""

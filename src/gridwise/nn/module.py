@@ -11,6 +11,7 @@ also keep their plans for inputs that come back (`plan`).
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -58,6 +59,8 @@ class Module(torch.nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "forward" in cls.__dict__:
+            cls.forward = _planned_for(cls.forward)
         foreign = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
         if foreign and "_keeps_plans" not in cls.__dict__ and not _CONTRACT.isdisjoint(cls.__dict__):
             cls._keeps_plans = False
@@ -74,12 +77,17 @@ class Module(torch.nn.Module):
         self._ticket = Ticket(key_of(type(self).__name__), 0)
         self._says = type(self).__name__
         self._copies = 0
+        self._is_called = False
+        """Whether a call is under way, and what it needs is set up."""
         self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        try:
+            if torch.compiler.is_compiling():
+                return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
+            return super().__call__(*args, **kwargs)
+        finally:
+            self.__dict__["_is_called"] = False
 
     def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Torch's; the layer's own hook stays the last, so that it plans for what the others make of the input."""
@@ -117,8 +125,12 @@ class Module(torch.nn.Module):
     def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
         """Set the layer up if it has to be: registered as a pre-forward hook."""
         refuse_transforms(self, self._says, input)
-        if self._is_outside:
-            return
+        if not self._is_outside:
+            self._agree_and_take_up(input)
+        self.__dict__["_is_called"] = True
+
+    def _agree_and_take_up(self, input: tuple) -> None:
+        """Be set up for this input, as all workers of the layer at this moment."""
         model = script()
         if model is not None and model.is_complete and self._keeps_plans:
             self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
@@ -226,6 +238,22 @@ class Module(torch.nn.Module):
         """``operator(x)``; `step` tells the operators of one call apart, so that none can pass for another."""
         ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
         return apply(x, operator, ticket, records)
+
+
+def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward`, also where it is called by its name, past `__call__` and its hooks."""
+
+    @functools.wraps(forward)
+    def planned(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if self._is_called:
+            return forward(self, *args, **kwargs)
+        try:
+            self._distdl_forward_pre_hook(self, args)
+            return forward(self, *args, **kwargs)
+        finally:
+            self.__dict__["_is_called"] = False
+
+    return planned
 
 
 def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[Any]) -> str | None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from ..comm.settings import is_on
 
 
 class Switch:
     """On or off; off or on again after a body."""
 
     def __init__(self, variable: str, default: str) -> None:
-        value = os.environ.get(variable, default).lower()
-        if value not in ("on", "off"):
-            raise ValueError(f"`{variable}` (={value!r}) must be on or off.")
-        self.on = value == "on"
+        self.on = is_on(variable, default)
 
     @contextmanager
     def to(self, enabled: bool) -> Iterator[None]:

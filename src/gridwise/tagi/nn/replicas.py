@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...comm.transport import Pending, Team, Transport
+from ...comm.pending import Pending
+from ...comm.transport import Team, Transport
 from ...errors import PartitionError, describe
 from ...nn.agreement import agree_call, key_of, tell
 from .base_layer import ParametricLayer

@@ -1,0 +1,44 @@
+"""What the variables `GRIDWISE_...` of the environment say; a word that means nothing is an error, not the default."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Mapping
+
+from ..errors import PartitionError, describe
+
+SWITCHES = ("GRIDWISE_WATCH", "GRIDWISE_SHARED_MEMORY", "GRIDWISE_MALLOC")
+"""Those of this room that are on unless they are off."""
+
+
+def is_on(variable: str, default: str = "on", environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a variable that is on or off is on."""
+    text = environment.get(variable, default)
+    if text.lower() not in ("on", "off"):
+        raise PartitionError(
+            describe(f"`{variable}` (={text!r}) must be 'on' or 'off'.", fix=f"unset, it is {default}.")
+        )
+    return text.lower() == "on"
+
+
+def check(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse words that mean nothing here, before anybody waits."""
+    timeout(environment)
+    for variable in SWITCHES:
+        is_on(variable, environment=environment)
+
+
+def timeout(environment: Mapping[str, str] = os.environ) -> float:
+    """`GRIDWISE_TIMEOUT` in seconds."""
+    text = environment.get("GRIDWISE_TIMEOUT", "1800")
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise PartitionError(
+        describe(
+            f"`GRIDWISE_TIMEOUT` (={text!r}) must be a number of seconds greater than 0, without a unit.",
+            fix="for ten minutes, GRIDWISE_TIMEOUT=600; unset, it is 1800.",
+        )
+    )

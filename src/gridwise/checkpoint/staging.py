@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import PyDLL, c_size_t, c_void_p
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -40,19 +40,20 @@ class Staged:
         self._flat = flat
         parts = list(_parts(flat))
         groups = [group.plain for group in flat.groups]
-        sizes = [part.size or part.data.nbytes for part in parts] + [size for plain in groups for size in plain.sizes]
+        sizes = [part.size or part.data.nbytes for part in parts]
+        sizes.extend(chain.from_iterable(plain.sizes for plain in groups))
         rooms = -(-np.array(sizes, dtype=np.int64) // ALIGNMENT) * ALIGNMENT
         pinned = any(part.data.is_cuda for part in parts if not part.size)
         self._transport = transport
         self._memory = _lent(transport, int(rooms.sum()), pinned)
         self._addresses: list[int] = (self._memory.data_ptr() + np.cumsum(rooms) - rooms).tolist()
         self._copy(parts)
-        origins = [address for plain in groups for address in plain.addresses]
+        copies = islice(self._addresses, len(parts), None)
         if max(sizes, default=0) <= CHUNK:
-            deque(map(memmove, self._addresses[len(parts) :], origins, sizes[len(parts) :]), maxlen=0)
+            origins = chain.from_iterable(plain.addresses for plain in groups)
+            deque(map(memmove, copies, origins, islice(sizes, len(parts), None)), maxlen=0)
         else:
-            tensors = (x for plain in groups for x in plain.tensors)
-            for to, x in zip(self._addresses[len(parts) :], tensors, strict=True):
+            for to, x in zip(copies, chain.from_iterable(plain.tensors for plain in groups), strict=True):
                 self._place(to, x).copy_(x)
 
     def _copy(self, parts: list[Part]) -> None:

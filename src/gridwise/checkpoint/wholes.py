@@ -121,6 +121,11 @@ def _windows(text: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
     return everywhere[starts].view(np.uint8).reshape(-1, width)
 
 
+def _padded(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+    """The same, with zeros after as many bytes as each is long."""
+    return _windows(text, starts, width) * np.tri(width + 1, width, -1, dtype=np.uint8)[lengths]
+
+
 def _texts(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[str]:
     """What stands between these places: no line feed does, so all of it is cut out as one text of lines."""
     lengths = stops - starts
@@ -128,10 +133,9 @@ def _texts(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[str]
     if width > _WIDEST or starts[-1] + width > len(text):
         cut = [text[start:stop].tobytes() for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         return [each.decode("ascii") for each in cut]
-    rows = _windows(text, starts, width)
+    rows = _padded(text, starts, lengths, width)
     rows[np.arange(len(rows)), lengths] = _LINE_FEED
-    cut = rows[np.arange(width, dtype=np.uint8) <= lengths.astype(np.uint8)[:, None]].tobytes()
-    return cut[:-1].decode("ascii").split("\n")
+    return rows.tobytes().replace(b"\0", b"")[:-1].decode("ascii").split("\n")
 
 
 def _told_apart(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -141,9 +145,7 @@ def _told_apart(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tupl
     which = np.full(len(starts), -1)
     found: list[str] = []
     if width <= _WIDEST and starts[-1] + width <= len(text):
-        rows = _windows(text, starts, width)
-        rows *= np.arange(width, dtype=np.uint8) < lengths.astype(np.uint8)[:, None]
-        words = rows.view(np.uint64).T
+        words = _padded(text, starts, lengths, width).view(np.uint64).T
         while len(found) < _FEW and (left := int(np.argmin(which))) >= 0 and which[left] < 0:
             which[np.logical_and.reduce([word == word[left] for word in words])] = len(found)
             found += _texts(text, starts[left : left + 1], stops[left : left + 1])

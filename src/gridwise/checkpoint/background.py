@@ -50,7 +50,8 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
 
     Notes
     -----
-    Memory: one copy of this worker's part of the state, allocated at the first call and used again by later ones.
+    Memory: one copy of this worker's part of the state, and at most 1 KiB for each tensor, allocated at the first call and
+    used again by later ones.
 
     Examples
     --------

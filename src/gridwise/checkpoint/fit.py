@@ -143,12 +143,10 @@ def _misfits(wholes: Wholes, places: np.ndarray, plain: Plain) -> list[int]:
     """Which plain tensors are not stored whole, with the dtype and shape that they have."""
     if not wholes.keys:
         return list(range(len(places)))
-    kinds = wholes.kinds[places].tolist()
-    codes, shapes = list(map(wholes.codes.__getitem__, kinds)), list(map(wholes.shapes.__getitem__, kinds))
-    if codes == plain.codes and shapes == plain.shapes and (places >= 0).all():  # as it mostly is
-        return []
-    columns = zip(places.tolist(), codes, plain.codes, shapes, plain.shapes, strict=True)
-    return [n for n, (place, a, b, c, d) in enumerate(columns) if place < 0 or a != b or c != d]
+    number_of = {(code, shape): number for number, (code, shape, _) in enumerate(plain.kinds)}
+    kinds = zip(wholes.codes, wholes.shapes, strict=True)
+    numbers = np.array([number_of.get(kind, -1) for kind in kinds])[wholes.kinds[places]]
+    return np.flatnonzero((numbers != plain.numbers) | (places < 0)).tolist()
 
 
 def _is_expanded(x: Tensor) -> bool:

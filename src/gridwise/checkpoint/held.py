@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import CheckpointMismatch, describe
 from ..grid import Box, Layout, Shape
 from .manifest import CODES
-from .plain import KINDS, Plain
+from .plain import TYPES, Plain
 
 try:
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -59,13 +59,13 @@ def held_plain(plain: Plain, owned: bool) -> Iterator[Held]:
     """This worker's share of each plain tensor: one part, `owned`, else the same everywhere."""
     parts = zip(repeat(None), plain.tensors, repeat(owned), plain.addresses, plain.sizes)
     alone = zip(map(tuple.__new__, repeat(Part), parts))
-    return map(tuple.__new__, repeat(Held), zip(plain.codes, map(tuple, plain.shapes), alone, repeat(not owned)))
+    return map(tuple.__new__, repeat(Held), zip(plain.codes, plain.shapes, alone, repeat(not owned)))
 
 
 def held(x: Any, key: str, rank: int) -> Held:
     """This worker's share of the tensor `x`, of which `key` is the name."""
     code = CODES.get(x.dtype)
-    if code is not None and type(x) in KINDS and x.layout is torch.strided and (x.data_ptr() or not x.numel()):
+    if code is not None and type(x) in TYPES and x.layout is torch.strided and (x.data_ptr() or not x.numel()):
         return Held(code, tuple(x.shape), [Part(None, x.detach() if x.requires_grad else x, False)], everywhere=True)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)

@@ -139,13 +139,13 @@ class Reader:
 
     def _adjoins(self, before: Span, span: Span) -> bool:
         """Whether a span follows another in the same file, and they are not too much together."""
+        if before[1] != span[0] or span[1] - before[0] > MOST_BUFFERS:
+            return False
         together = self.units.cut((before[0], span[1]))
-        return (
-            before[1] == span[0]
-            and together.files[0] == together.files[-1]
+        return bool(
+            together.files[0] == together.files[-1]
             and together.extent == together.sizes.sum()
             and together.offsets[-1] - together.offsets[0] < AT_ONCE
-            and len(together) <= MOST_BUFFERS
         )
 
     def _run(

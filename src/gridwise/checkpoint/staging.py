@@ -1,18 +1,17 @@
 """The copy that a save in the background writes from: in memory of our own, which the next save uses again.
 
-What lies in host memory as it is stored is copied by address, without a tensor being made for it: of ten thousand small
-tensors the copy takes as long as their bytes take. The rest goes through torch; from a device, into pinned memory, all
-copies at once, and they are waited for before anybody looks at them.
+What lies in host memory as it is stored is copied by address, without a tensor being made for it, and what lies close
+together in one go (`runs`): of ten thousand small tensors the copy takes as long as their bytes take. The rest goes
+through torch; from a device, into pinned memory, all copies at once, and they are waited for before anybody looks at them.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import PyDLL, c_size_t, c_void_p
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from ..comm.transport import Transport
 from .chunks import CHUNK
 from .datafile import ALIGNMENT
 from .held import Held, Part
+from .runs import runs_of
 from .state import Flat, Group
 
 _memory: dict[Transport, Tensor | None] = {}
@@ -40,30 +40,29 @@ class Staged:
         self._flat = flat
         parts = list(_parts(flat))
         groups = [group.plain for group in flat.groups]
-        sizes = [part.size or part.data.nbytes for part in parts] + [size for plain in groups for size in plain.sizes]
-        rooms = -(-np.array(sizes, dtype=np.int64) // ALIGNMENT) * ALIGNMENT
+        tensors = [*(part.data for part in parts), *chain.from_iterable(plain.tensors for plain in groups)]
+        addresses = _column((part.address for part in parts), *(plain.addresses for plain in groups))
+        sizes = _column((part.size or part.data.nbytes for part in parts), *(plain.sizes for plain in groups))
+        by_address = (addresses != 0) & (sizes <= CHUNK)  # of more, torch copies with several threads
+        runs = runs_of(addresses, sizes, by_address)
+        rooms = -(-runs.sizes // ALIGNMENT) * ALIGNMENT
         pinned = any(part.data.is_cuda for part in parts if not part.size)
         self._transport = transport
         self._memory = _lent(transport, int(rooms.sum()), pinned)
-        self._addresses: list[int] = (self._memory.data_ptr() + np.cumsum(rooms) - rooms).tolist()
-        self._copy(parts)
-        origins = [address for plain in groups for address in plain.addresses]
-        if max(sizes, default=0) <= CHUNK:
-            deque(map(memmove, self._addresses[len(parts) :], origins, sizes[len(parts) :]), maxlen=0)
-        else:
-            tensors = (x for plain in groups for x in plain.tensors)
-            for to, x in zip(self._addresses[len(parts) :], tensors, strict=True):
-                self._place(to, x).copy_(x)
+        places = self._memory.data_ptr() + np.cumsum(rooms) - rooms
+        self._addresses = places[runs.which] + runs.before
+        short = by_address[runs.firsts]
+        columns = [column[short].tolist() for column in (places, runs.starts, runs.sizes)]
+        for to, start, size in zip(*columns, strict=True):
+            memmove(to, start, size)
+        self._copy([tensors[first] for first in runs.firsts[~short].tolist()], places[~short].tolist())
 
-    def _copy(self, parts: list[Part]) -> None:
+    def _copy(self, tensors: list[Tensor], places: list[int]) -> None:
         devices = set()
-        for to, part in zip(self._addresses, parts, strict=False):
-            if part.address and part.size <= CHUNK:  # of more, torch copies with several threads
-                memmove(to, part.address, part.size)
-                continue
-            self._place(to, part.data).copy_(part.data, non_blocking=True)
-            if part.data.is_cuda:
-                devices.add(part.data.device)
+        for x, to in zip(tensors, places, strict=True):
+            self._place(to, x).copy_(x, non_blocking=True)
+            if x.is_cuda:
+                devices.add(x.device)
         for device in devices:
             torch.cuda.synchronize(device)
 
@@ -83,7 +82,7 @@ class Staged:
 
     def flat(self) -> Flat:
         """The state, with the copies in the place of its tensors."""
-        addresses = iter(self._addresses)
+        addresses = iter(self._addresses.tolist())
 
         def copied(tensors: dict[str, Held]) -> dict[str, Held]:
             return {
@@ -106,6 +105,10 @@ class Staged:
             size = part.size or part.data.nbytes
             copies.append(Part(part.box, self._memory, part.owned, address, size) if size else part)
         return copies
+
+
+def _column(*numbers: Iterable[int]) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(numbers), dtype=np.int64)
 
 
 def _parts(flat: Flat) -> Iterator[Part]:

@@ -45,8 +45,8 @@ def joined(prefix: str, *parts: str | int) -> str:
 def joined_all(prefix: str, names: Sequence[str | int]) -> list[str]:
     """The keys of many names below `prefix`."""
     if set(map(type, names)) == {str} and "" not in names:
-        text = "\n" + "\n".join(names)  # type: ignore[arg-type]
-        if not any(mark in text for mark in ("/", "~", "\n#", "\n@")):  # as most are: nothing to escape
+        text = "".join(names)  # type: ignore[arg-type]
+        if not any(mark in text for mark in "/~#@"):  # as in most: nothing to escape
             return [f"{prefix}/{name}" for name in names] if prefix else list(names)  # type: ignore[arg-type]
     return [joined(prefix, name) for name in names]
 

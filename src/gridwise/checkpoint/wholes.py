@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 import uuid
+from binascii import hexlify, unhexlify
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +31,7 @@ _OPENS = b'\n"tensors":{\n'
 _CLOSES = b'\n},\n"values":'
 _KIND = re.compile(r'([A-Z0-9_]+)",\[((?:[1-9][0-9]{0,17}(?:,[1-9][0-9]{0,17})*)?)\],\[\[(0|[1-9][0-9]{0,6})').fullmatch
 
-_QUOTE, _COMMA, _LINE_FEED, _SPACE = b'",\n '
-_NO_DIGIT = 16
-_DIGIT = np.full(256, _NO_DIGIT, dtype=np.uint8)
-_DIGIT[list(b"0123456789abcdef")] = range(16)
+_QUOTE, _COMMA, _LINE_FEED, _SPACE, _ZERO = b'",\n 0'
 _MOST_DIGITS = 18
 """Of an offset: as many as always fit into 63 bits."""
 _WIDEST = 255
@@ -104,11 +102,10 @@ def _columns_of(lines: bytes, most_digits: int) -> Wholes | None:
     if not _are_framed(text, a, b, c, e, f):
         return None
     offsets = _numbers_before(text, e - 1, min(most_digits, _MOST_DIGITS))
-    digits = _DIGIT.take(_windows(text, e + 1, DIGITS))
-    if offsets is None or (digits == _NO_DIGIT).any():
+    sums = _sums(_windows(text, e + 1, DIGITS).tobytes())
+    if offsets is None or sums is None:
         return None
     numbers, commas = offsets
-    sums = (digits[:, 0::2] << 4 | digits[:, 1::2]).view(">u8").astype(np.uint64).ravel()
     texts, which = _told_apart(text, c + 1, commas)
     kinds = [kind for each in texts if (kind := _kind(each)) is not None]
     if len(kinds) < len(texts):
@@ -124,6 +121,11 @@ def _windows(text: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
     return everywhere[starts].view(np.uint8).reshape(-1, width)
 
 
+def _padded(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+    """The same, with zeros after as many bytes as each is long."""
+    return _windows(text, starts, width) * np.tri(width + 1, width, -1, dtype=np.uint8)[lengths]
+
+
 def _texts(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[str]:
     """What stands between these places: no line feed does, so all of it is cut out as one text of lines."""
     lengths = stops - starts
@@ -131,10 +133,9 @@ def _texts(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[str]
     if width > _WIDEST or starts[-1] + width > len(text):
         cut = [text[start:stop].tobytes() for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         return [each.decode("ascii") for each in cut]
-    rows = _windows(text, starts, width)
+    rows = _padded(text, starts, lengths, width)
     rows[np.arange(len(rows)), lengths] = _LINE_FEED
-    cut = rows[np.arange(width, dtype=np.uint8) <= lengths.astype(np.uint8)[:, None]].tobytes()
-    return cut[:-1].decode("ascii").split("\n")
+    return rows.tobytes().replace(b"\0", b"")[:-1].decode("ascii").split("\n")
 
 
 def _told_apart(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -144,9 +145,7 @@ def _told_apart(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tupl
     which = np.full(len(starts), -1)
     found: list[str] = []
     if width <= _WIDEST and starts[-1] + width <= len(text):
-        rows = _windows(text, starts, width)
-        rows *= np.arange(width, dtype=np.uint8) < lengths.astype(np.uint8)[:, None]
-        words = rows.view(np.uint64).T
+        words = _padded(text, starts, lengths, width).view(np.uint64).T
         while len(found) < _FEW and (left := int(np.argmin(which))) >= 0 and which[left] < 0:
             which[np.logical_and.reduce([word == word[left] for word in words])] = len(found)
             found += _texts(text, starts[left : left + 1], stops[left : left + 1])
@@ -166,26 +165,42 @@ def _are_framed(text: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, e
         and (b > a + 1).all()
         and (c == b + 3).all()
         and (f == e + 1 + DIGITS).all()
-        and (_windows(text, b + 1, 2) == list(b":[")).all()
-        and (_windows(text, f + 1, 3) == list(b"]]]")).all()
-        and (_windows(text, f[:-1] + 4, 2) == list(b",\n")).all()
+        and _stands(b":[", text, b + 1)
+        and _stands(b"]]]", text, f + 1)
+        and _stands(b",\n", text, f[:-1] + 4)
     )
+
+
+def _stands(word: bytes, text: np.ndarray, starts: np.ndarray) -> bool:
+    """Whether the word stands at all these places."""
+    return all((text[starts + place] == byte).all() for place, byte in enumerate(word))
+
+
+def _sums(digits: bytes) -> np.ndarray | None:
+    """The checksums that all these digits are; None if any is not as we write it."""
+    try:
+        data = unhexlify(digits)
+    except ValueError:
+        return None
+    return np.frombuffer(data, dtype=">u8").astype(np.uint64) if hexlify(data) == digits else None
 
 
 def _numbers_before(text: np.ndarray, stops: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray] | None:
     """The numbers between these commas and the ones before them, and where those are; None if any is no such number."""
     if stops[0] <= most:
         return None
-    digits = _DIGIT.take(_windows(text, stops - most - 1, most + 1)[:, ::-1])  # from right to left
-    lengths = np.argmin(digits < 10, axis=1)  # 0: none, or too many
+    windows = _windows(text, stops - most - 1, most + 1)
+    digits = np.ascontiguousarray(windows.T) - np.uint8(_ZERO)  # the last ones are the numbers' last ones
+    lengths = np.argmin(digits[::-1] < 10, axis=0)  # 0: none, or too many
     commas = stops - 1 - lengths
     if (text[stops] != _COMMA).any() or (text[commas] != _COMMA).any() or not lengths.all():
         return None
-    if (digits[np.arange(len(stops)), lengths - 1] == 0).any():
+    if (text[commas + 1] == _ZERO).any():
         return None
-    powers = np.arange(lengths.max())
-    used = digits[:, : len(powers)] * (powers < lengths[:, None])
-    return used @ 10**powers, commas
+    numbers = np.zeros(len(stops), dtype=np.int64)
+    for place, column in zip(range(most, -1, -1), digits, strict=True):
+        numbers = numbers * 10 + column * (place < lengths)
+    return numbers, commas
 
 
 def _kind(text: str) -> tuple[str, tuple[int, ...], int, int] | None:

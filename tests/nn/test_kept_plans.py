@@ -75,8 +75,16 @@ def test_a_layer_that_is_told_to_is_set_up_again():
     assert Counted.planned == 2
 
 
+DIFFERENCES = {
+    "frozen": "worker 1: 0.bias: torch.float32, frozen",
+    "swapped": "worker 1: 0.bias: torch.float32, 2.bias: torch.float32, frozen",
+    "tracking": "worker 1: 1.track_running_stats: False",
+    "eval": "worker 1: itself: eval(), 0: eval(), 1: eval(), 2: eval()",
+}
+
+
 @workers(2)
-@pytest.mark.parametrize("kind", ["frozen", "swapped", "tracking", "eval"])
+@pytest.mark.parametrize("kind", DIFFERENCES)
 def test_a_model_in_different_modes_is_refused_by_all(kind):
     P, rank = rows(), gridwise.world().rank
     model = gridwise.distribute(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1)), P)
@@ -90,8 +98,9 @@ def test_a_model_in_different_modes_is_refused_by_all(kind):
         model.get_submodule("1").track_running_stats = rank == 0
     else:
         model.train(rank == 0)
-    with pytest.raises(PartitionError, match="not in the same mode on all workers"):
+    with pytest.raises(PartitionError, match="not in the same mode on all workers") as raised:
         model(x)
+    assert DIFFERENCES[kind] in str(raised.value)
     model.train().requires_grad_()
     model.get_submodule("1").track_running_stats = True
     model(x).sum().backward()

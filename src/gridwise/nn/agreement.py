@@ -89,20 +89,6 @@ def agree_common(transport: Transport, team: Team, what: str, candidates: Sequen
     return max(ballot.read(place) or 0 for place in places)
 
 
-def agree_mode(transport: Transport, team: Team, what: str, mode: object) -> None:
-    """Raise on all workers unless they have the same `mode`: whatever else than inputs decides what a call does."""
-    if not _switch.on or len(team) == 1:
-        return
-    ballot = Ballot()
-    place = ballot.equal(key_of(repr(mode)))
-    ballot.count(transport, team, what)
-    if ballot.read(place) is None:
-        modes = "train or eval, frozen parameters, dtypes, no_grad, autocast, overlap"
-        asked = f"{what} is not in the same mode on all workers ({modes})."
-        fix = "call train(), eval(), requires_grad_() and to(), and enter no_grad, autocast and overlap, on all alike."
-        raise PartitionError(describe(asked, tell(transport, team, str(mode)), fix))
-
-
 def agree_unbatched(transport: Transport, team: Team, what: str, unbatched: bool | None) -> bool:
     """Whether inputs have no batch dim, on all workers alike; None from those who hold no part of the input."""
     ballot = Ballot()

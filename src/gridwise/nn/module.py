@@ -25,7 +25,8 @@ from ..comm.transport import Team, Transport
 from ..errors import UnsupportedError
 from ..grid import union_of
 from ..partition import Partition
-from .agreement import Structure, agree_common, agree_mode, agree_plan, is_on, key_of
+from .agreement import Structure, agree_common, agree_plan, is_on, key_of
+from .mode import agree_mode
 from .operator import Operator, Ticket, apply
 from .plan import Plan, Plans, script
 
@@ -179,7 +180,7 @@ class Module(torch.nn.Module):
         self._plans.count += 1
         self._plans.current = None
         if self._transport is not None and (mode := self._mode()) is not None:
-            agree_mode(self._transport, self._team, self._says, mode)
+            agree_mode(self._transport, self._team, self._says, mode, self)
         self._assigned = names = set[str]()
         try:
             self._distdl_module_setup(input)

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from ...grid import Layout
 from ...partition import Partition
-from ..agreement import Structure, agree_layout, agree_mode, agree_plan, agreement, is_on, key_of
+from ..agreement import Structure, agree_layout, agree_plan, agreement, is_on, key_of
 from ..dropout import DistributedDropout
 from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
+from ..mode import agree_mode
 from ..module import Module, outside_of_graphs, problem_with_inference, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..overlap import overlaps
@@ -148,7 +149,7 @@ class DistributedModel(torch.fx.GraphModule):
         changed = plan is None or not number
         if changed:
             self._plans.begin()
-            agree_mode(transport, team, self._says, self._mode(list(self.modules())))
+            agree_mode(transport, team, self._says, self._mode(list(self.modules())), self)
             run = Run(
                 self._balancing(inputs),
                 loans_of(self._borrowers(), self._ticket.key),

@@ -80,9 +80,8 @@ class _Spread(torch.autograd.Function):
         dtype, bits = y.dtype, y.contiguous().view(BITS[y.dtype])
         for d, (extent, second) in enumerate(zip(extents, reversed(chosen), strict=True), y.dim() - len(extents)):
             x = rows_like(bits, d, extent)
-            ones = second.to(bits.dtype)
-            torch.bitwise_and(bits, ones - 1, out=half_of(x, d, 0).narrow(d, 0, bits.shape[d]))
-            torch.bitwise_and(bits, ones.neg_(), out=half_of(x, d, 1))
+            there = torch.bitwise_and(bits, second.to(bits.dtype).neg_(), out=half_of(x, d, 1))
+            torch.bitwise_xor(bits, there, out=half_of(x, d, 0).narrow(d, 0, bits.shape[d]))
             if extent % 2:
                 x.narrow(d, extent - 1, 1).zero_()
             bits = x

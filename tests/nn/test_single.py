@@ -17,6 +17,12 @@ LAYERS = ADDED | {
     "channels": Case("Conv2d", (1, 2, 2, 1), (2, 3, 12, 7), (3, 5, 3), {"padding": 1}),
     "batch alone": Case("Conv2d", (3, 1, 1, 1), (4, 3, 6, 7), (3, 4, 3), {"padding": 1}),
     "nothing is fetched": Case("Conv2d", (1, 1, 2, 1), (2, 3, 12, 7), (3, 4, 1), {}),
+    "transposed": Case(
+        "ConvTranspose2d", (1, 1, 2, 2), (2, 3, 6, 5), (3, 4, 3), {"stride": 2, "padding": 1, "output_padding": 1}
+    ),
+    "transposed, cropped": Case("ConvTranspose2d", (1, 1, 4, 1), (2, 3, 9, 5), (3, 4, 3), {"stride": 2, "padding": 1}),
+    "transposed, channels": Case("ConvTranspose1d", (1, 2, 2), (2, 3, 7), (3, 5, 4), {"stride": 2, "padding": 1}),
+    "transposed, groups": Case("ConvTranspose2d", (2, 1, 2, 1), (3, 4, 6, 5), (4, 6, 3), {"groups": 2, "bias": False}),
     "conv3d": Case("Conv3d", (1, 1, 2, 1, 2), (1, 2, 6, 4, 7), (2, 3, 3), {"padding": 1}),
 }
 
@@ -35,9 +41,10 @@ def test_equal_to_torch_in_first_and_second_order(name):
 
 
 @workers(2)
-def test_it_is_one_node_between_the_output_and_its_leaves():
+@pytest.mark.parametrize("transposed", [False, True])
+def test_it_is_one_node_between_the_output_and_its_leaves(transposed):
     layer, x = layer_and_block()
-    y = layer(x)
+    y = nn.DistributedConvTranspose2d(layer.P_x, 3, 4, 3, stride=2, padding=1)(x) if transposed else layer(x)
     node = y.grad_fn
     assert type(node).__name__ == "_ConvolvedBackward"
     assert {type(following).__name__ for following, _ in node.next_functions if following} == {"AccumulateGrad"}

@@ -50,7 +50,7 @@ from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .overlap import overlaps
 from .parameter import Spread
-from .single import Single, is_small
+from .single import Single, in_one_call, is_small
 from .windowed import Rows, Share, Size, Windowed, empty_output, nothing, windows_of
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
@@ -178,11 +178,8 @@ class Conv(Windowed):
         assert self._transport is not None
         assert self._share is not None
         assert self._agreed is not None
-        in_one_call = self.groups == 1 or self._grid_x.shape[1] == 1
-        pads = self.padding_mode not in ("zeros", "circular")
-        filled = all(n >= p for n, p in zip(shape, source.grid.shape, strict=True))
-        dtype = self._agreed.dtype
-        if self.P_w is not None or pads or not in_one_call or not filled or not dtype.is_floating_point or autocasts():
+        pads, dtype = self.padding_mode not in ("zeros", "circular"), self._agreed.dtype
+        if self.P_w is not None or pads or not in_one_call(source, shape, dtype, self.groups):
             return None
         addition = None
         if self._share.fetch is not None and (overlaps() or not is_small(source, dtype)):
@@ -190,7 +187,7 @@ class Conv(Windowed):
             if not self._all_workers(addition is not None):
                 return None
         padding = tuple(line.native for line in self._share.rows)
-        arguments = FUNCTION[self.dims], self.stride, padding, self.dilation, self.groups
+        arguments = self.stride, padding, self.dilation, self.groups
         return Single(self._transport, self._team, self._says, self._share.fetch, addition, *arguments)
 
     def _all_workers(self, can: bool) -> bool:

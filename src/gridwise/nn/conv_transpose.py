@@ -26,7 +26,9 @@ from ..errors import PartitionError, describe
 from ..grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ..partition import Partition
 from .agreement import Ballot, key_of, tell
+from .autocast import autocasts
 from .parameter import Spread
+from .single import Single, in_one_call, is_small
 from .windowed import Rows, Share, Size, Windowed, empty_output
 
 SEQUENTIAL: dict[int, Any] = {
@@ -103,6 +105,7 @@ class ConvTranspose(Windowed):
         self._channels: Interval = (0, 0)
         self._cuts: tuple[Cut, ...] = ()
         self._asked: Asked = None
+        self._single: Single | None = None
 
     def __call__(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
         """The layer's output; `output_size` is that of the *global* output, as torch takes it.
@@ -123,6 +126,9 @@ class ConvTranspose(Windowed):
         return {"weight": weight, "bias": Spread(self._grid_x, (1,), (template.out_channels,))}
 
     # Planning
+
+    def _mode(self) -> Hashable:
+        return super()._mode(), autocasts()
 
     def _problem_with(self, input: tuple) -> str | None:
         if len(input) == 2 and not _is_size(input[1]):
@@ -181,6 +187,24 @@ class ConvTranspose(Windowed):
             self._cut(d, (outputs.start[2 + d], outputs.stop[2 + d]), line.hull) for d, line in enumerate(mine)
         )
         self._share = Share(outputs, fetch, mine)
+        self._single = self._single_node(source, target, rows)
+
+    def _single_node(self, source: Layout, target: Layout, rows: Sequence[Sequence[Rows]]) -> Single | None:
+        """How to do without nodes for each step; None for large blocks, and where one call of torch is not enough."""
+        assert self._transport is not None
+        assert self._share is not None
+        assert self._agreed is not None
+        dtype = self._agreed.dtype
+        if not in_one_call(source, target.global_shape, dtype, self.groups) or not is_small(source, dtype):
+            return None
+        for d, (cuts, line) in enumerate(zip(target.cuts[2:], rows, strict=True)):
+            for outputs, need in zip(pairwise(cuts), line, strict=True):
+                if need.hull[0] == need.hull[1] or min(self._cut(d, outputs, need.hull).crop) < 0:
+                    return None
+        padding, extra = (tuple(cut.padding for cut in self._cuts), tuple(cut.output_padding for cut in self._cuts))
+        crops = self._crops if any(self._crops) else ()
+        arguments = self.stride, padding, self.dilation, self.groups, extra, crops
+        return Single(self._transport, self._team, self._says, self._share.fetch, None, *arguments)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         window = self.kernel_size[d], self.stride[d], self.padding[d], self.dilation[d]
@@ -198,6 +222,10 @@ class ConvTranspose(Windowed):
         return super().forward(x)
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
+        if self._single is not None:
+            assert self._agreed is not None
+            weight, bias, sums = self._raw_weight_and_bias()
+            return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
         weight, bias = self._weight_and_bias()
         seen = self._seen(x)
         x = seen.x
@@ -207,12 +235,16 @@ class ConvTranspose(Windowed):
         if not x.numel():  # no input reaches these outputs: they are the bias
             y = empty_output(share.outputs.shape, x, weight)
             return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
-        crops = [n for cut in reversed(self._cuts) for n in cut.crop]
-        pads = any(n < 0 for n in crops)
+        pads = any(n < 0 for n in self._crops)
         y = seen.computed(lambda x, _: self._in_groups(x, weight, None if pads else bias))
-        if any(crops):
-            y = F.pad(y, [-n for n in crops])
+        if any(self._crops):
+            y = F.pad(y, [-n for n in self._crops])
         return y + bias.view(-1, *(1,) * self.dims) if pads and bias is not None else y
+
+    @property
+    def _crops(self) -> tuple[int, ...]:
+        """The rows to drop of what torch makes, as `pad` takes them."""
+        return tuple(n for cut in reversed(self._cuts) for n in cut.crop)
 
     def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One call of torch for whole groups, one for each part of a group at the block's ends."""

@@ -13,7 +13,7 @@ All workers of a layer take this road, or none does: that follows from what they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,11 +21,13 @@ from math import prod
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..comm.transport import Team, Transport
-from ..grid import Layout
+from ..grid import Layout, Shape
 from .added import Addition, Gradients
+from .autocast import autocasts
 from .fetch import Fetch
 from .operator import Ticket, anchor_unless, apply, meet, plain, prepare
 from .parameter import Shared
@@ -35,6 +37,12 @@ LARGE = 1 << 20
 
 Sums = Sequence[tuple[Shared, int] | None]
 """How the gradients of weight and bias are summed, with a key; None where they are not, or somebody else does it."""
+
+
+def in_one_call(source: Layout, outputs: Shape, dtype: torch.dtype, groups: int) -> bool:
+    """Whether every worker has outputs, of real numbers, and a single call of torch makes them of what it needs."""
+    filled = all(n >= p for n, p in zip(outputs, source.grid.shape, strict=True))
+    return filled and dtype.is_floating_point and (groups == 1 or source.grid.shape[1] == 1) and not autocasts()
 
 
 def is_small(source: Layout, dtype: torch.dtype) -> bool:
@@ -54,12 +62,15 @@ class Single:
     """None where every worker needs just what it has."""
     addition: Addition | None
     """None where the box is put together."""
-    function: Callable[..., Tensor]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
-    """What torch pads around the box."""
+    """What torch pads around the box, or cuts off what a transposed one makes of it."""
     dilation: tuple[int, ...]
     groups: int
+    output_padding: tuple[int, ...] | None = None
+    """Of a transposed convolution."""
+    crops: tuple[int, ...] = ()
+    """Rows to drop of what it makes, as `pad` takes them; none if left out."""
 
     @cached_property
     def adjoint_name(self) -> str:
@@ -80,18 +91,25 @@ class Single:
         if self.addition is not None:
             return self.addition.convolved(x, weight, bias, self._convolved)
         box = x if self.fetch is None else self.fetch(plain(x))
-        return self._convolved(box, weight, bias, self.padding), [box]
+        y = self._convolved(box, weight, bias, self.padding)
+        return F.pad(y, [-n for n in self.crops]) if self.crops else y, [box]
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
-        return self.function(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return torch.convolution(x, weight, bias, *self._arguments(padding))
 
     def gradients(
         self, y: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, ...], wanted: Sequence[bool]
     ) -> Gradients:
         """Those which are wanted, of a convolution of `x`, from that of its outputs."""
-        sizes, room = (weight.shape[0],), (0,) * len(self.stride)
-        where = self.stride, padding, self.dilation, False, room, self.groups
-        return cast(Gradients, torch.ops.aten.convolution_backward.default(y, x, weight, sizes, *where, wanted))
+        made = torch.ops.aten.convolution_backward.default(
+            y, x, weight, (y.shape[1],), *self._arguments(padding), wanted
+        )
+        return cast(Gradients, made)
+
+    def _arguments(self, padding: tuple[int, ...]) -> tuple[Any, ...]:
+        """Of torch's one function for all convolutions."""
+        transposed, room = self.output_padding is not None, self.output_padding or (0,) * len(self.stride)
+        return self.stride, padding, self.dilation, transposed, room, self.groups
 
 
 class _Call:
@@ -169,6 +187,7 @@ class _Convolved(torch.autograd.Function):
         call: _Call = ctx.call
         single, ticket = call.single, call.ticket.differentiated()
         x, weight, *kept = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
+        y = F.pad(y, single.crops) if single.crops else y
         if torch.is_grad_enabled():
             return *call.recorded(y, x, weight, kept, ticket.depth), None, None
         return *call.plainly(y, x, weight, kept), None, None

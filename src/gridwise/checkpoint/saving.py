@@ -100,9 +100,8 @@ def start(
     failed: Exception | None = None
     not_started: Exception | None = None
     key = key_of("gridwise.checkpoint.save")
-    words = np.array(
-        [key, -key, 0, 0, 0], dtype=np.int64
-    )  # in the form of `comm.rollcall`; last, which save, or FAILED
+    # in the form of `comm.rollcall`; the last says which save it is, or FAILED
+    words = np.array([key, -key, 0, 0, 0], dtype=np.int64)
     try:
         ready = prepared(in_groups)
         number = number_of(ready[0], path) if talk.size > 1 else 0

@@ -15,51 +15,55 @@ def parts_of(rank, number):
     return [torch.arange(6.0).view(2, 3) + 100 * rank + number, torch.arange(4.0) - 100 * rank - number]
 
 
+def load(channel, number):
+    for part, value in zip(channel.outgoing, parts_of(gridwise.world().rank, number), strict=True):
+        part.copy_(value)
+
+
+def check(parts, number):
+    for part, value in zip(parts, parts_of(1 - gridwise.world().rank, number), strict=True):
+        assert torch.equal(part, value)
+
+
+def channel_to_the_other():
+    there = [(1 - gridwise.world().rank, SHAPES)]
+    return Channel(gridwise.world().transport, "a test", there, there, torch.float32)
+
+
 @workers(2)
 def test_a_channel_carries_new_values_each_time():
-    world = gridwise.world()
-    other = 1 - world.rank
-    channel = Channel(world.transport, "a test", [(other, SHAPES)], [(other, SHAPES)], torch.float32)
+    channel = channel_to_the_other()
     for number in range(3):
-        for part, value in zip(channel.outgoing, parts_of(world.rank, number), strict=True):
-            part.copy_(value)
+        load(channel, number)
         channel.exchange()
-        for part, value in zip(channel.incoming, parts_of(other, number), strict=True):
-            assert torch.equal(part, value)
+        check(channel.incoming, number)
 
 
 @workers(2)
 def test_what_was_begun_and_never_waited_for_does_not_take_the_next_message():
-    world = gridwise.world()
-    other = 1 - world.rank
-    channel = Channel(world.transport, "a test", [(other, SHAPES)], [(other, SHAPES)], torch.float32)
+    channel = channel_to_the_other()
     for number in range(4):
-        for part, value in zip(channel.outgoing, parts_of(world.rank, number), strict=True):
-            part.copy_(value)
+        load(channel, number)
         pending = channel.begin()
         if number % 2:
             pending.wait()
-            for part, value in zip(channel.incoming, parts_of(other, number), strict=True):
-                assert torch.equal(part, value)
+            check(channel.incoming, number)
         del pending
-        world.transport.barrier()  # waits for what is left over
+        gridwise.world().transport.barrier()  # waits for what is left over
 
 
 @workers(2)
 def test_the_other_end_may_move_views():
     world = gridwise.world()
-    other = 1 - world.rank
     if world.rank == 0:
-        channel = Channel(world.transport, "a test", [(1, SHAPES)], [(1, SHAPES)], torch.float32)
-        for part, value in zip(channel.outgoing, parts_of(0, 0), strict=True):
-            part.copy_(value)
+        channel = channel_to_the_other()
+        load(channel, 0)
         channel.exchange()
         found = channel.incoming
     else:
         found = [torch.zeros(shape) for shape in SHAPES]
         world.transport.move([(0, parts_of(1, 0))], [(0, found)], torch.float32).wait()
-    for part, value in zip(found, parts_of(other, 0), strict=True):
-        assert torch.equal(part, value)
+    check(found, 0)
 
 
 @workers(3)

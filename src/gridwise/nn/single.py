@@ -125,17 +125,17 @@ class _Call:
 
     def plainly(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
         """The gradients, from that of the outputs; nothing is recorded."""
-        if self.single.addition is not None:
-            of_x, *parts = self._of_addition(y, x, weight, kept)
-        else:
-            of_x, *parts = self.single.gradients(y, kept[0], weight, self.single.padding, self.wanted)
-            if self.fetch is not None:
-                of_x = self.fetch.adjoint(cast(Tensor, of_x))
+        of_x, *parts = self._of_kept(y, x, weight, kept)
+        if self.fetch is not None and self.single.addition is None:
+            of_x = self.fetch.adjoint(cast(Tensor, of_x))
         return of_x, *self._summed(*parts)
 
-    def _of_addition(self, y: Tensor, x: Tensor, weight: Tensor, slabs: Sequence[Tensor]) -> Gradients:
-        assert self.single.addition is not None
-        return self.single.addition.gradients(y, x, slabs, weight, self.single.gradients, self.wanted)
+    def _of_kept(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
+        """From what was kept: of the block itself where slabs were added to it, of the box where that was put together."""
+        single = self.single
+        if single.addition is not None:
+            return single.addition.gradients(y, x, kept, weight, single.gradients, self.wanted)
+        return single.gradients(y, kept[0], weight, single.padding, self.wanted)
 
     def _summed(self, of_weight: Tensor | None, of_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Complete gradients of the parameters."""
@@ -155,18 +155,15 @@ class _Call:
     def recorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor], depth: int) -> Gradients:
         """The same by nodes that can be differentiated again."""
         key, call, _ = self.ticket
-        single, of_x = self.single, cast(Tensor | None, None)
         if self.sums[0] is not None:  # its gradient is a sum
             operator, own = self.sums[0]
             weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
-        if self.fetch is not None:  # again: this box knows where it comes from
+        if self.fetch is None:
+            of_x, *parts = self._of_kept(y, x, weight, kept)
+        else:  # fetched again: this box knows where it comes from
             box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
-            of_box, *parts = single.gradients(y, box, weight, single.padding, self.wanted)
-            of_x = apply(cast(Tensor, of_box), self.fetch.adjoint, Ticket(key, call, depth), True)
-        elif single.addition is not None:
-            of_x, *parts = self._of_addition(y, x, weight, kept)
-        else:
-            of_x, *parts = single.gradients(y, kept[0], weight, single.padding, self.wanted)
+            of_x, *parts = self.single.gradients(y, box, weight, self.single.padding, self.wanted)
+            of_x = apply(cast(Tensor, of_x), self.fetch.adjoint, Ticket(key, call, depth), True)
         for i, each in enumerate(self.sums):
             if each is not None:
                 operator, own = each

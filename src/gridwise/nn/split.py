@@ -104,10 +104,8 @@ class Exchange:
     def __init__(self, split: Split, x: Tensor, fill: float) -> None:
         self.split, fetch = split, split.fetch
         x = plain(x)
-        channel = fetch.traffic.channel(x)
+        channel = fetch.traffic.loaded(x)
         if channel is not None:
-            for leaving, place in zip(channel.outgoing, fetch.traffic.leaving, strict=True):
-                leaving.copy_(place(x))
             self.strips, self.pending = channel.incoming, channel.begin()
         else:
             strips = [[x.new_empty(shape) for shape in line] for line in split.strips]

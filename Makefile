@@ -12,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[mpi,viz,examples,docs,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[mpi,viz,examples,docs,sklearn,dev]'
 	touch $(READY)
 
 demo: $(READY)

@@ -43,10 +43,10 @@ def class_tree(num_classes: int) -> HRCSoftmax:
     return tree
 
 
-def class_probabilities(mu: Tensor, var: Tensor, tree: HRCSoftmax) -> Tensor:
-    """The probability of every class, (batch, classes), from the outputs (batch, nodes)."""
+def class_probabilities(mu: Tensor, var: Tensor, tree: HRCSoftmax, noise: float = 1.0 / _ALPHA) -> Tensor:
+    """The probability of every class, (batch, classes), from the outputs (batch, nodes); `noise` stands for 1 / alpha."""
     mu, var = mu.reshape(-1, tree.len), var.reshape(-1, tree.len)
-    turn = torch.special.ndtr(mu / torch.sqrt(1.0 / _ALPHA**2 + var))
+    turn = torch.special.ndtr(mu / torch.sqrt(noise * noise + var))
     index = torch.as_tensor(tree.idx.reshape(-1, tree.num_obs).astype(np.int64) - 1, device=mu.device)
     plus = torch.as_tensor(tree.obs.reshape(-1, tree.num_obs) > 0, device=mu.device)
     chosen = turn[:, index]  # (batch, classes, turns)

@@ -53,32 +53,41 @@ def cap_factor(batch: int) -> float:
 def capped_update(changes: Sequence[Change]) -> None:
     """Update all `mu` and `var` in place, and the counts of variances that had to be put to the floor."""
     if is_traced() or not all(_is_flat_on_cpu(change) for change in changes):
-        for group in _groups(changes):
+        for group in _groups(changes, _TOGETHER):
             _add(group)
             for change in group:
                 _put_to_floor(change)
         return
-    for change in changes:
-        blocks = (t.view(-1).split(_BLOCK) for t in (change.mu, change.var, change.s1, change.s2))
-        for mu, var, s1, s2 in zip(*blocks, strict=True):
-            piece = Change(mu, var, s1, s2, change.cap, change.floored)
-            _add([piece])
+    for group in _groups(list(_in_blocks(changes)), _BLOCK):
+        _add(group)
+        for piece in group:
             if float(piece.var.amin()) <= zero_of(piece.var):  # to look costs a third of counting
                 _put_to_floor(piece)
+
+
+def _in_blocks(changes: Sequence[Change]) -> Iterator[Change]:
+    for change in changes:
+        if change.mu.numel() <= _BLOCK:
+            yield change
+            continue
+        blocks = (t.view(-1).split(_BLOCK) for t in (change.mu, change.var, change.s1, change.s2))
+        for mu, var, s1, s2 in zip(*blocks, strict=True):
+            yield Change(mu, var, s1, s2, change.cap, change.floored)
 
 
 def _is_flat_on_cpu(change: Change) -> bool:
     return all(t.device.type == "cpu" and t.is_contiguous() for t in change[:4]) and change.mu.numel() > 0
 
 
-def _groups(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """Changes that are made together: with the same cap, and not too many numbers."""
+def _groups(changes: Sequence[Change], together: int) -> Iterator[list[Change]]:
+    """Changes that are made together: with the same cap, and at most `together` numbers, but for single ones."""
     group: list[Change] = []
+    size = 0
     for change in changes:
-        size = sum(c.mu.numel() for c in group)
-        if group and (group[0].cap != change.cap or size + change.mu.numel() > _TOGETHER):
+        size += change.mu.numel()
+        if group and (group[0].cap != change.cap or size > together):
             yield group
-            group = []
+            group, size = [], change.mu.numel()
         group.append(change)
     if group:
         yield group

@@ -1,0 +1,118 @@
+"""What both estimators share: settings and their checks, rows and weights as scikit-learn gives them, the search."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from ...errors import PartitionError
+from ..nn import Sequential
+from ..scale import Scale
+from .search import Settings, Task, refit, search
+from .tasks import ACTIVATIONS, outputs_of
+
+
+class TAGIEstimator(BaseEstimator):
+    """Base of `TAGIRegressor` and `TAGIClassifier`."""
+
+    hidden_layers: Any
+    activation: str
+    noise: Any
+    batch_size: int
+    max_epochs: int
+    early_stopping: bool
+    patience: int
+    validation_fraction: float
+    random_state: Any
+    verbose: int
+
+    net_: Sequential
+    noise_: Any
+    n_epochs_: int
+    scale_x_: Scale
+
+    # ---- settings ---------------------------------------------------------------------------------------------------
+    def _settings(self, noises: tuple[str, ...]) -> Settings:
+        """What `__init__` was given, checked."""
+        name = type(self).__name__
+
+        def whole(parameter: str, least: int) -> int:
+            value = getattr(self, parameter)
+            if not isinstance(value, numbers.Integral) or int(value) < least:
+                raise PartitionError(f"{name}: `{parameter}` (={value!r}) is a whole number from {least} on.")
+            return int(value)
+
+        hidden = self.hidden_layers
+        if not all(isinstance(width, numbers.Integral) and int(width) > 0 for width in hidden):
+            raise PartitionError(
+                f"{name}: `hidden_layers` (={hidden!r}) are numbers of units, (50,) or (100, 100), say."
+            )
+        if self.activation not in ACTIVATIONS:
+            raise PartitionError(
+                f"{name}: `activation` (={self.activation!r}) is one of {', '.join(map(repr, ACTIVATIONS))}."
+            )
+        if not 0.0 < self.validation_fraction < 1.0:
+            raise PartitionError(
+                f"{name}: `validation_fraction` (={self.validation_fraction!r}) is between 0 and 1, both excluded."
+            )
+        if isinstance(self.noise, str) or self.noise is None:
+            if self.noise not in noises:
+                raise PartitionError(f"{name}: `noise` (={self.noise!r}) is a number or one of {noises}.")
+        elif not (np.isfinite(self.noise) and self.noise > 0):
+            raise PartitionError(
+                f"{name}: `noise` (={self.noise!r}) is a standard deviation: more than zero, and finite."
+            )
+        sizes = whole("batch_size", 1), whole("max_epochs", 1), bool(self.early_stopping), whole("patience", 1)
+        return Settings(*sizes, self.validation_fraction, int(self.verbose))
+
+    # ---- data -------------------------------------------------------------------------------------------------------
+    def _rows(self, X: Any) -> Tensor:
+        """Rows for the network, of a fitted estimator."""
+        check_is_fitted(self, "net_")
+        return self.scale_x_.standardise(torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False)))
+
+    def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray:
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if not weight.any():
+            raise PartitionError(f"{type(self).__name__}: `sample_weight` is zero for all rows.")
+        return weight
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+    def _learn(self, task: Task, rows: int, settings: Settings) -> None:
+        """Search on held-out rows, then learn from all; sets what is found, and leaves torch's generators as they were."""
+        if rows < 2:
+            raise PartitionError(
+                f"{type(self).__name__}: n_samples={rows}; at least 2 are needed, because the noise and the number of epochs "
+                "are found on rows that are held out."
+            )
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
+            found = search(task, rows, settings, generator, self._say)
+            self.net_ = refit(task, rows, found.schedule, settings.batch_size, generator)
+        self.n_epochs_, self.validation_score_ = len(found.schedule), found.likelihood
+        self._found = found.noise
+
+    def _say(self, line: str) -> None:
+        print(f"{type(self).__name__}: {line}", flush=True)
+
+    def _outputs(self, X: Any) -> tuple[Tensor, Tensor]:
+        return outputs_of(self.net_, self._rows(X))
+
+
+def scale_of(values: np.ndarray, weight: np.ndarray) -> Scale:
+    """Mean and standard deviation of columns with weights for the rows; NaN is left out."""
+    known = ~np.isnan(values)
+    w = weight[:, None] * known
+    total = np.maximum(w.sum(0), 1e-300)
+    mean = (np.where(known, values, 0.0) * w).sum(0) / total
+    var = (np.where(known, values - mean, 0.0) ** 2 * w).sum(0) / total
+    return Scale(torch.from_numpy(mean), torch.from_numpy(np.sqrt(var)))

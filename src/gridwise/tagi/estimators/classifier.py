@@ -1,0 +1,154 @@
+"""Classification for scikit-learn: probabilities that know how sure the network is, the noise learnt from the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ...errors import PartitionError
+from ..hrc_softmax import class_tree
+from ..nn import TrainStep
+from .base import TAGIEstimator, scale_of
+from .search import learn_epoch
+from .tasks import Classes, Shape, probabilities
+
+LEARNT = "learnt"
+
+
+class TAGIClassifier(ClassifierMixin, TAGIEstimator):
+    """A Bayesian network in closed form that predicts the probability of each class.
+
+    Classes are the leaves of a binary tree, and a label is a turn (+1 or -1) at each node on the way to it. Turns have
+    noise: its size, and the number of epochs, are found on rows that are held out; then a new network learns all rows.
+
+    Parameters
+    ----------
+    hidden_layers, activation, batch_size, max_epochs, early_stopping, patience, validation_fraction, random_state, verbose
+        As in `TAGIRegressor`.
+    noise
+        'learnt', or a number: the standard deviation of the noise of a turn.
+
+    Attributes
+    ----------
+    classes_ : array (n_classes,)
+        The labels, of whatever type.
+    noise_ : float
+        Standard deviation of the noise of a turn.
+    n_epochs_, validation_score_, net_, n_features_in_, feature_names_in_
+        As in `TAGIRegressor`; the score is the mean log-probability of the labels of the held-out rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gridwise.tagi.sklearn import TAGIClassifier
+    >>> x = np.random.default_rng(0).normal(size=(100, 2))
+    >>> model = TAGIClassifier(random_state=0).fit(x, np.where(x[:, 0] > 0, "right", "left"))
+    >>> model.predict([[2.0, 0.0]])
+    array(['right'], dtype='<U5')
+    >>> model.predict_proba([[2.0, 0.0]]).shape
+    (1, 2)
+    """
+
+    def __init__(
+        self,
+        hidden_layers: Any = (50,),
+        activation: str = "relu",
+        *,
+        noise: float | str = LEARNT,
+        batch_size: int = 32,
+        max_epochs: int = 100,
+        early_stopping: bool = True,
+        patience: int = 10,
+        validation_fraction: float = 0.2,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.hidden_layers = hidden_layers
+        self.activation = activation
+        self.noise = noise
+        self.batch_size = batch_size
+        self.max_epochs = max_epochs
+        self.early_stopping = early_stopping
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIClassifier:
+        """Learn from rows X (n_samples, n_features) and labels y (n_samples,) of any type."""
+        settings = self._settings((LEARNT,))
+        X, y = self._data(X, y, reset=True)
+        weight = self._weights(sample_weight, X)
+        X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
+        self.classes_, label = np.unique(y, return_inverse=True)
+        self._check_classes()
+        self.scale_x_ = scale_of(X, weight)
+        self._learn(self._task(X, label, weight), len(X), settings)
+        self.noise_ = float(self._found)
+        if self.verbose:
+            self._say(f"noise {self.noise_:.3g}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TAGIClassifier:
+        """Learn rows once, on top of what is known; the first call needs all `classes`, unless `y` has them all."""
+        first = not hasattr(self, "net_")
+        settings = self._settings((LEARNT,))
+        X, y = self._data(X, y, reset=first)
+        weight = self._weights(sample_weight, X)
+        X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
+        if first:
+            self.classes_ = np.unique(y if classes is None else classes)
+            self._check_classes()
+            self.scale_x_ = scale_of(X, weight)
+        if unknown := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str):
+            raise PartitionError(
+                f"TAGIClassifier.partial_fit: `y` has the labels {unknown}, which are not among `classes_` "
+                f"(={self.classes_.tolist()}).\n  fix: partial_fit(X, y, classes=all of them) in the first call."
+            )
+        task = self._task(X, np.searchsorted(self.classes_, y), weight)
+        seed = int(np.random.default_rng(len(X)).integers(2**31))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            if first:
+                self.net_, self._found = task.network().eval(), task.first_noise()
+                self.n_epochs_, self.validation_score_ = 0, float("nan")
+            generator = torch.Generator().manual_seed(seed)
+            learn_epoch(task, TrainStep(self.net_, task.observe), len(X), self._found, settings.batch_size, generator)
+        self.noise_ = float(self._found)
+        return self
+
+    def _data(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=reset)
+        check_classification_targets(y)
+        return X, y
+
+    def _check_classes(self) -> None:
+        if len(self.classes_) < 2:
+            raise PartitionError(
+                f"TAGIClassifier: `y` has one class, {self.classes_[0]!r}; at least two classes are needed."
+            )
+
+    def _task(self, X: np.ndarray, label: np.ndarray, weight: np.ndarray) -> Classes:
+        x, count = self.scale_x_.standardise(torch.from_numpy(X)), len(self.classes_)
+        nodes = class_tree(count).len
+        fixed = None if self.noise == LEARNT else float(self.noise)
+        labels, w = torch.from_numpy(np.asarray(label, np.int64)), torch.from_numpy(weight)
+        shape = Shape(x.shape[1], self.hidden_layers, self.activation, nodes)
+        return Classes(shape, x, labels, w, count, fixed)
+
+    # ---- predictions ------------------------------------------------------------------------------------------------
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each of `classes_`, (n_samples, n_classes)."""
+        check_is_fitted(self, "net_")
+        return probabilities(*self._outputs(X), class_tree(len(self.classes_)), self.noise_).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest label of each row."""
+        likeliest = self.predict_proba(X).argmax(1)
+        return self.classes_[likeliest]

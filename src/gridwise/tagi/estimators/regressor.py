@@ -1,0 +1,224 @@
+"""Regression for scikit-learn: a mean and a standard deviation for every prediction, the noise learnt from the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from ...errors import PartitionError
+from ..estimator import Prediction
+from ..nn import TrainStep
+from ..scale import Scale
+from .base import TAGIEstimator, scale_of
+from .search import learn_epoch
+from .tasks import Numbers, Shape, VaryingNumbers
+
+LEARNT, VARYING = "learnt", "heteroscedastic"
+
+
+class TAGIRegressor(RegressorMixin, TAGIEstimator):
+    """A Bayesian network in closed form that predicts a Gaussian for each observation.
+
+    Inputs and targets are standardised inside. The size of the noise and the number of epochs are found on rows that are
+    held out; then a new network learns from all rows.
+
+    Parameters
+    ----------
+    hidden_layers
+        Units of each hidden layer.
+    activation
+        'relu', 'mixture_relu' (its exact moments) or 'tanh'.
+    noise
+        'learnt': one size, the likeliest on held-out rows. 'heteroscedastic': a size for each row, predicted by the network.
+        Or a number: the standard deviation of the noise, in the units of `y`.
+    batch_size
+        Rows of a training step.
+    max_epochs, early_stopping, patience
+        Learning ends after `patience` epochs without a better likelihood of the held-out rows, or after `max_epochs`;
+        without `early_stopping` always after `max_epochs`.
+    validation_fraction
+        The part of the rows that is held out at a time.
+    random_state
+        Seed of the initial network, the order of rows and what is held out.
+    verbose
+        1: what was found is printed; 2: every epoch.
+
+    Attributes
+    ----------
+    noise_ : float or array (n_outputs,)
+        Standard deviation of the noise, in the units of `y`; its root mean square where it varies.
+    n_epochs_ : int
+        Epochs of the network that predicts.
+    validation_score_ : float
+        Mean log-likelihood of the held-out rows, of standardised targets.
+    net_ : gridwise.tagi.nn.Sequential
+        The network, on standardised inputs and targets.
+    n_features_in_, feature_names_in_, n_outputs_
+        As everywhere in scikit-learn.
+
+    Notes
+    -----
+    NaN in `y` means a missing target. A row of `sample_weight` w counts as w rows: its noise has the variance noise**2 / w.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gridwise.tagi.sklearn import TAGIRegressor
+    >>> x = np.linspace(-3, 3, 100)[:, None]
+    >>> y = np.sin(x[:, 0]) + np.random.default_rng(0).normal(0, 0.1, 100)
+    >>> model = TAGIRegressor(random_state=0).fit(x, y)
+    >>> mean, std = model.predict(x, return_std=True)
+    >>> low, high = model.predict_interval(x, 0.95)
+    >>> bool(0.05 < model.noise_ < 0.2)
+    True
+    """
+
+    def __init__(
+        self,
+        hidden_layers: Any = (50,),
+        activation: str = "relu",
+        *,
+        noise: float | str = LEARNT,
+        batch_size: int = 32,
+        max_epochs: int = 100,
+        early_stopping: bool = True,
+        patience: int = 10,
+        validation_fraction: float = 0.2,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.hidden_layers = hidden_layers
+        self.activation = activation
+        self.noise = noise
+        self.batch_size = batch_size
+        self.max_epochs = max_epochs
+        self.early_stopping = early_stopping
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIRegressor:
+        """Learn from rows X (n_samples, n_features) and targets y (n_samples,) or (n_samples, n_outputs)."""
+        settings = self._settings((LEARNT, VARYING))
+        X, columns = self._data(X, y, reset=True)
+        weight = self._weights(sample_weight, X)
+        used = (weight > 0) & ~np.isnan(columns).all(1)
+        if not used.any():
+            raise PartitionError("TAGIRegressor: `y` is NaN in all rows: there is nothing to learn.")
+        X, columns, weight = X[used], columns[used], weight[used]
+        self.scale_x_, self.scale_y_ = scale_of(X, weight), scale_of(columns, weight)
+        task = self._task(X, columns, weight)
+        self._learn(task, len(X), settings)
+        self._note_noise(task)
+        self.n_seen_ = float(len(X))
+        if self.verbose:
+            self._say(f"noise {self.noise_}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIRegressor:
+        """Learn rows once, on top of what is known; scales are those of the first rows.
+
+        The noise of the first rows is a guess. All further rows are predicted before they are learnt, and their noise is
+        what the errors have beyond the predicted variance.
+        """
+        first = not hasattr(self, "net_")
+        settings = self._settings((LEARNT, VARYING))
+        X, columns = self._data(X, y, reset=first)
+        weight = self._weights(sample_weight, X)
+        used = weight > 0
+        X, columns, weight = X[used], columns[used], weight[used]
+        if first:
+            self.scale_x_, self.scale_y_ = scale_of(X, weight), scale_of(columns, weight)
+        task = self._task(X, columns, weight)
+        seed = int(np.random.default_rng(len(X)).integers(2**31))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            if first:
+                self.net_, self._found, self.n_seen_ = task.network().eval(), task.first_noise(), 0.0
+                self.n_epochs_, self.validation_score_ = 0, float("nan")
+            elif isinstance(task, Numbers) and task.fixed is None:
+                self._found = self._with_errors(task, len(X))
+            step = TrainStep(self.net_, task.observe)
+            generator = torch.Generator().manual_seed(seed)
+            learn_epoch(task, step, len(X), self._found, settings.batch_size, generator)
+        self.n_seen_ += len(X)
+        self._note_noise(task)
+        return self
+
+    def _with_errors(self, task: Numbers, rows: int) -> Tensor:
+        """The noise so far, and that of rows which have not been learnt yet, each with the weight of its rows."""
+        mu, var = task.outputs(self.net_, torch.arange(rows))
+        fresh, _ = task.judge(mu, var, torch.arange(rows))
+        return (self._found * self.n_seen_ + fresh * rows) / (self.n_seen_ + rows)
+
+    def _task(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Numbers | VaryingNumbers:
+        x = self.scale_x_.standardise(torch.from_numpy(X))
+        targets, w = self.scale_y_.standardise(torch.from_numpy(y)), torch.from_numpy(weight)
+        if self.noise == VARYING:
+            return VaryingNumbers(self._network(x.shape[1], 2 * y.shape[1], True), x, targets, w)
+        fixed = None if self.noise == LEARNT else (float(self.noise) / self.scale_y_.std) ** 2
+        return Numbers(self._network(x.shape[1], y.shape[1]), x, targets, w, fixed)
+
+    def _network(self, features: int, outputs: int, varying: bool = False) -> Shape:
+        return Shape(features, self.hidden_layers, self.activation, outputs, varying)
+
+    def _data(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        if y is None:
+            raise PartitionError("TAGIRegressor: requires y to be passed, but the target y is None.")
+        X = validate_data(self, X, dtype=np.float64, reset=reset)
+        y = check_array(y, ensure_2d=False, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y")
+        check_consistent_length(X, y)
+        one = y.ndim == 1 or (reset and y.shape[1] == 1)
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = column_or_1d(y, warn=True)
+        columns = y[:, None] if y.ndim == 1 else y
+        if reset:
+            self._is_flat, self.n_outputs_ = one, columns.shape[1]
+        elif columns.shape[1] != self.n_outputs_:
+            raise PartitionError(f"TAGIRegressor: `y` has {columns.shape[1]} columns, {self.n_outputs_} before.")
+        return X, columns
+
+    def _note_noise(self, task: Numbers | VaryingNumbers) -> None:
+        if isinstance(task, VaryingNumbers):
+            mu, _ = task.outputs(self.net_, torch.arange(len(task.x)))
+            noise = mu[:, 1::2].mean(0)
+        else:
+            noise = self._found
+        std = np.sqrt(noise.numpy()) * self.scale_y_.std.numpy()
+        self.noise_ = float(std[0]) if self._is_flat else std
+
+    # ---- predictions ------------------------------------------------------------------------------------------------
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The expected targets; with `return_std` also the standard deviations of the observations to come."""
+        p = self.predictive(X)
+        return (p.mean, p.std) if return_std else p.mean
+
+    def predict_interval(self, X: Any, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """(low, high): the central interval that holds an observation with probability `level`."""
+        return self.predictive(X).interval(level)
+
+    def predictive(self, X: Any) -> Prediction:
+        """Mean and standard deviation of every observation to come, and the part of it that more data would take away."""
+        check_is_fitted(self, "net_")
+        mu, var = self._outputs(X)
+        if self.noise == VARYING:
+            mean, model, noise = mu[:, 0::2], var[:, 0::2], mu[:, 1::2]
+        else:
+            mean, model, noise = mu, var, self._found.expand_as(var)
+        scale: Scale = self.scale_y_
+        size, centre = scale.std.numpy(), scale.mean.numpy()
+        parts = mean.numpy() * size + centre, (model + noise).sqrt().numpy() * size, model.sqrt().numpy() * size
+        return Prediction(*(part[:, 0] if self._is_flat else part for part in parts))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

@@ -1,0 +1,135 @@
+"""How long to learn, and with how much noise: found on rows that are held out, then all rows are learnt that way.
+
+    folds       rows are held out in turn; each fold has a network of its own, and all of them learn side by side
+    each epoch  networks learn with the noise of the last one; the likeliest noise of all held-out rows becomes the next
+    the end     `patience` epochs without a better likelihood of the held-out rows; the best epoch counts
+    then        a new network learns from all rows, with the same noise in the same epochs
+
+There are as many folds as bring the held-out rows to `ENOUGH`: a small data set needs most of them, a large one needs one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ...errors import GridwiseError
+from ..nn import Sequential, TrainStep
+
+ENOUGH = 250
+"""Held-out rows that tell the noise to about five per cent (one over the root of twice their number)."""
+
+BETTER = 1e-4
+"""By how much a likelihood has to be larger to count as better."""
+
+
+class Task(Protocol):
+    """What is learnt: the data, in tensors that are ready, and how they are learnt and judged."""
+
+    observe: str
+
+    @property
+    def network(self) -> Callable[..., Sequential]:
+        """A new network: of `members` networks side by side, or one."""
+
+    def first_noise(self) -> Any:
+        """The noise of the first epoch."""
+
+    def learn(self, step: TrainStep, rows: Tensor, noise: Any, away: Tensor | None = None) -> None:
+        """One training step from some rows; `away` (row, member) are those that a member does not see."""
+
+    def outputs(self, net: Sequential, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the network's outputs for some rows."""
+
+    def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[Any, float]:
+        """The likeliest noise of some rows, for outputs N(mu, var), and the mean log-likelihood with it."""
+
+
+class Settings(NamedTuple):
+    """How to search: see `TAGIRegressor`."""
+
+    batch_size: int
+    max_epochs: int
+    early_stopping: bool
+    patience: int
+    validation_fraction: float
+    verbose: int
+
+
+class Found(NamedTuple):
+    """The noise of every epoch until the best one, the noise afterwards, and the likelihood of held-out rows then."""
+
+    schedule: list[Any]
+    noise: Any
+    likelihood: float
+
+
+def search(task: Task, rows: int, settings: Settings, generator: torch.Generator, say: Callable[[str], None]) -> Found:
+    """The schedule of noise that is best on held-out rows."""
+    fold = fold_of(rows, settings.validation_fraction, generator)
+    members = int(fold.max()) + 1
+    away, held = fold[:, None] == torch.arange(members), (fold >= 0).nonzero()[:, 0]
+    net = task.network(members)
+    step, batch = TrainStep(net, task.observe), math.ceil(settings.batch_size / (1.0 - settings.validation_fraction))
+    schedule: list[Any] = []
+    noise, best = task.first_noise(), Found([], None, -math.inf)
+    for epoch in range(1, settings.max_epochs + 1):
+        schedule.append(noise)
+        learn_epoch(task, step, rows, noise, batch, generator, away)
+        mu, var = (t[torch.arange(len(held)), fold[held]] for t in task.outputs(net, held))
+        if not bool(torch.isfinite(mu).all() & torch.isfinite(var).all()):
+            raise diverged(epoch)
+        noise, likelihood = task.judge(mu, var, held)
+        if settings.verbose > 1:
+            say(f"epoch {epoch}: held-out log-likelihood {likelihood:.4f}")
+        if likelihood > best.likelihood + BETTER or not settings.early_stopping:
+            best = Found(list(schedule), noise, likelihood)
+        elif epoch - len(best.schedule) >= settings.patience:
+            break
+    return best
+
+
+def refit(task: Task, rows: int, schedule: list[Any], batch_size: int, generator: torch.Generator) -> Sequential:
+    """A new network that has learnt all rows, an epoch for each noise of the schedule."""
+    net = task.network()
+    step = TrainStep(net, task.observe)
+    for noise in schedule:
+        learn_epoch(task, step, rows, noise, batch_size, generator)
+    if not all(bool(torch.isfinite(p).all()) for p in net.parameters()):
+        raise diverged(len(schedule))
+    return net.eval()
+
+
+def learn_epoch(
+    task: Task,
+    step: TrainStep,
+    rows: int,
+    noise: Any,
+    batch_size: int,
+    generator: torch.Generator,
+    away: Tensor | None = None,
+) -> None:
+    """Learn each of the rows once, in random batches."""
+    step.net.train()
+    for batch in torch.randperm(rows, generator=generator).split(batch_size):
+        task.learn(step, batch, noise, None if away is None else away[batch])
+    step.net.eval()
+
+
+def fold_of(rows: int, fraction: float, generator: torch.Generator) -> Tensor:
+    """The member that each row is held out for; -1 for rows that all members learn."""
+    size = min(max(1, round(fraction * rows)), rows - 1)
+    count = min(math.ceil(ENOUGH / size), rows // size)
+    fold = torch.arange(rows) // size
+    return torch.where(fold < count, fold, -1)[torch.randperm(rows, generator=generator)]
+
+
+def diverged(epoch: int) -> GridwiseError:
+    return GridwiseError(
+        f"fit: the network is NaN or infinite after epoch {epoch}, and so is every prediction.\n"
+        "  fix: inputs of moderate size (a StandardScaler), fewer hidden units, or a larger noise."
+    )

@@ -1,0 +1,151 @@
+"""What the search learns: numbers with noise of one size, numbers with noise that varies, and classes.
+
+Data are standardised tensors in float64. A row of weight w counts as w rows: its observation has noise of variance s / w.
+Several networks may learn at once, as members of one (`stacked.py`). `away` (row, member) says which rows a member does not
+see: they are missing observations for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..hrc_softmax import class_probabilities, class_tree
+from ..nn import EvenExp, Linear, MixtureReLU, ReLU, Sequential, Tanh, TrainStep
+from ..nn.base_layer import BaseLayer
+from ..nn.gaussian import Gaussian
+from .noise import UNKNOWN, likeliest, mean_log_density, noise_of_numbers
+from .stacked import StackedLinear
+
+ACTIVATIONS: dict[str, Callable[[], BaseLayer]] = {"relu": ReLU, "mixture_relu": MixtureReLU, "tanh": Tanh}
+
+LEAST_OF_TURNS = 0.05
+"""The least noise of a turn (+1 or -1); with less, a step of the network goes too far."""
+
+CHUNK = 4096
+"""Rows that go through a network at a time."""
+
+
+class Shape:
+    """A network: features, widths of the hidden layers, activation, outputs; with noise that varies or not."""
+
+    def __init__(
+        self, features: int, hidden: Sequence[int], activation: str, outputs: int, varying: bool = False
+    ) -> None:
+        self.widths, self.activation, self.varying = [features, *hidden, outputs], activation, varying
+
+    def network(self, members: int | None = None) -> Sequential:
+        """A new network in float64, or several in one."""
+        layers: list[BaseLayer] = []
+        for before, after in pairwise(self.widths):
+            linear = Linear(before, after) if members is None else StackedLinear(members, before, after)
+            layers += [linear, ACTIVATIONS[self.activation]()]
+        layers[-1:] = [EvenExp()] if self.varying else []
+        return Sequential(*layers).double()
+
+
+@torch.no_grad()
+def outputs_of(net: Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the outputs; the network is left as it was, so that several threads may ask at once."""
+    parts = [net.forward(Gaussian(rows)) for rows in x.split(CHUNK)]
+    return torch.cat([p.mu for p in parts]), torch.cat([p.variance() for p in parts])
+
+
+class _Task:
+    observe = "all"
+
+    def __init__(self, shape: Shape, x: Tensor, weight: Tensor) -> None:
+        self.network, self.x, self.weight = shape.network, x, weight
+
+    def outputs(self, net: Sequential, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs_of(net, self.x[rows])
+
+
+def _seen(y: Tensor, away: Tensor | None) -> Tensor:
+    """Observations (row, column), or (row, member, column) with NaN where a member does not see them."""
+    return y if away is None else torch.where(away[:, :, None], torch.nan, y[:, None])
+
+
+class Numbers(_Task):
+    """Numbers y (row, column), NaN where missing, with noise of one size for each column: learnt, or `fixed`."""
+
+    def __init__(self, shape: Shape, x: Tensor, y: Tensor, weight: Tensor, fixed: Tensor | None = None) -> None:
+        super().__init__(shape, x, weight)
+        self.y, self.fixed = y, fixed
+
+    def first_noise(self) -> Tensor:
+        return torch.full((self.y.shape[1],), UNKNOWN, dtype=self.y.dtype) if self.fixed is None else self.fixed
+
+    def learn(self, step: TrainStep, rows: Tensor, noise: Tensor, away: Tensor | None = None) -> None:
+        y, var = _seen(self.y[rows], away), noise / self.weight[rows, None]
+        step(self.x[rows], y, var if away is None else var[:, None].expand_as(y))
+
+    def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[Tensor, float]:
+        y, weight = self.y[rows], self.weight[rows]
+        noise = noise_of_numbers(mu, var, y, weight) if self.fixed is None else self.fixed
+        return noise, mean_log_density(mu, var, y, noise, weight)
+
+
+class VaryingNumbers(_Task):
+    """Numbers whose noise the network predicts too, by approximate inference of the variance (AGVI)."""
+
+    observe = "heteros"
+
+    def __init__(self, shape: Shape, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        super().__init__(shape, x, weight)
+        self.y = y
+
+    def first_noise(self) -> None:
+        return None
+
+    def learn(self, step: TrainStep, rows: Tensor, noise: None, away: Tensor | None = None) -> None:
+        step(self.x[rows], _seen(self.y[rows], away))
+
+    def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[None, float]:
+        return None, mean_log_density(mu[:, 0::2], var[:, 0::2], self.y[rows], mu[:, 1::2], self.weight[rows])
+
+
+class Classes(_Task):
+    """Labels 0, 1, ... as turns in a tree, with noise of one size on every turn: learnt, or `fixed`."""
+
+    observe = "indices"
+
+    def __init__(
+        self, shape: Shape, x: Tensor, label: Tensor, weight: Tensor, classes: int, fixed: float | None = None
+    ) -> None:
+        super().__init__(shape, x, weight)
+        self.label, self.fixed, self.tree = label, fixed, class_tree(classes)
+        self._turn = torch.as_tensor(self.tree.obs).double().reshape(classes, -1)
+        self._node = torch.as_tensor(self.tree.idx).long().reshape(classes, -1)
+
+    def first_noise(self) -> float:
+        return 0.5 if self.fixed is None else self.fixed
+
+    def learn(self, step: TrainStep, rows: Tensor, noise: float, away: Tensor | None = None) -> None:
+        label = self.label[rows]
+        turns, nodes = _seen(self._turn[label], away), self._node[label]
+        var = noise * noise / self.weight[rows].reshape(-1, *(1,) * (turns.ndim - 1))
+        if away is not None:
+            nodes = nodes[:, None] + self.tree.len * torch.arange(away.shape[1])[:, None]
+        step(self.x[rows], turns.flatten(1), var.expand_as(turns).flatten(1), nodes.flatten(1))
+
+    def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[float, float]:
+        label, weight = self.label[rows], self.weight[rows]
+
+        def score(noise: float) -> float:
+            p = probabilities(mu, var, self.tree, noise).gather(1, label[:, None])[:, 0]
+            return float((weight * torch.log(p.clamp_min(1e-12))).sum() / weight.sum())
+
+        noise = likeliest(score, LEAST_OF_TURNS) if self.fixed is None else self.fixed
+        return noise, score(noise)
+
+
+def probabilities(mu: Tensor, var: Tensor, tree: Any, noise: float) -> Tensor:
+    """Of every class, (row, class); they add up to one."""
+    p = class_probabilities(mu, var, tree, noise)
+    return p / p.sum(1, keepdim=True).clamp_min(math.ulp(0.0))

@@ -18,6 +18,7 @@ MEASURES: list[Callable[[np.ndarray, np.ndarray], object]] = [
     lambda p, y: metric.log_likelihood(p, y, np.full(p.shape, 0.5)),
     lambda p, y: metric.log_likelihood(p, y, 0.5),
     lambda p, y: metric.coverage(p, y, np.full(p.shape, 0.5)),
+    lambda p, y: metric.crps(p, y, np.full(p.shape, 0.5)),
     lambda p, y: metric.calibration(p, y, np.full(p.shape, 0.5))[1].tolist(),
 ]
 

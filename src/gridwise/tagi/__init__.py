@@ -2,7 +2,8 @@
 
 Every weight and every hidden unit is a Gaussian. A batch is one forward pass of means and variances and one backward
 pass of innovations; there is no gradient descent and no learning rate. `gridwise.tagi.nn` has the layers;
-`Regressor`, `Classifier` and `Forecaster` are the short way from arrays to predictions with intervals.
+`Regressor`, `Classifier` and `Forecaster` are the short way from arrays to predictions with intervals, and
+`gridwise.tagi.sklearn` has estimators for scikit-learn that find the noise by themselves.
 """
 
 import torch as _torch
@@ -10,6 +11,8 @@ import torch as _torch
 from . import cuda as cuda
 from . import metric as metric
 from . import nn as nn
+from .calibration import Calibration as Calibration
+from .calibration import calibration_curve as calibration_curve
 from .classification import Classifier as Classifier
 from .classification import ClassPrediction as ClassPrediction
 from .estimator import Prediction as Prediction

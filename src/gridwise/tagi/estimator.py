@@ -337,11 +337,16 @@ class Estimator:
         return copy.deepcopy(self.net, shared).eval()
 
     @torch.no_grad()
-    def _outputs(self, mu: Tensor, batch_size: int, var: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the network's output for all rows, each of which recurrent layers start from zero."""
+    def _outputs(
+        self, mu: Tensor, batch_size: int, var: Tensor | None = None, net: Sequential | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the network's output for all rows, each of which recurrent layers start from zero.
+
+        `net` is what `_for_evaluation` gave, where it is asked for more than once.
+        """
         if batch_size < 1:
             raise PartitionError(f"predict: `batch_size` (={batch_size}) is less than one.")
-        net = self._for_evaluation()
+        net = self._for_evaluation() if net is None else net
         parts = [] if len(mu) else [(torch.zeros(0, self._units, device="cpu"),) * 2]
         for start in range(0, len(mu), batch_size):
             rows = slice(start, start + batch_size)

@@ -1,4 +1,4 @@
-"""How good predictions are: errors, likelihood, coverage, calibration. NaN observations are left out."""
+"""How good predictions are: errors, likelihood, CRPS, coverage, calibration. NaN observations are left out."""
 
 from __future__ import annotations
 
@@ -51,6 +51,18 @@ def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndar
     guess, seen, spread = _alike("log_likelihood", prediction=prediction, observation=observation, std=std)
     z = (seen - guess) / spread
     return float(np.nanmean(-0.5 * np.log(2.0 * np.pi * spread**2) - 0.5 * z**2))
+
+
+def crps(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float) -> float:
+    """The mean continuous ranked probability score of N(prediction, std**2): an error in the units of the observations.
+
+    For a prediction without spread it is the absolute error; of two that are equally far off, the surer one has the larger.
+    """
+    guess, seen, spread = _alike("crps", prediction=prediction, observation=observation, std=std)
+    z = torch.from_numpy(np.asarray((seen - guess) / np.maximum(spread, np.finfo(np.float64).tiny)))
+    density = torch.exp(-0.5 * z * z).numpy() / np.sqrt(2.0 * np.pi)
+    within = torch.erf(z / 2.0**0.5).numpy()  # P(|N(0, 1)| < |z|), with the sign of z
+    return float(np.nanmean((seen - guess) * within + spread * (2.0 * density - 1.0 / np.sqrt(np.pi))))
 
 
 def classification_error(prediction: np.ndarray, label: np.ndarray) -> float:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import PartitionError, UnsupportedError
+from .calibration import calibration_curve
+from .classification import ClassPrediction
 from .estimator import Prediction
-from .metric import calibration
 
 
 def plot_intervals(
@@ -43,13 +44,23 @@ def plot_intervals(
     return ax
 
 
-def plot_calibration(prediction: Prediction, observation: np.ndarray, ax: Any = None) -> Any:
-    """How often the observations lie in intervals that claim a probability, against that probability."""
+def plot_calibration(
+    prediction: Prediction | ClassPrediction | np.ndarray,
+    observation: np.ndarray,
+    ax: Any = None,
+    label: str = "observed",
+) -> Any:
+    """How often it was so, against the probability that was claimed: of intervals, or of labels (`calibration_curve`)."""
+    curve = calibration_curve(prediction, observation)
     ax = _axes(ax)
-    levels, found = calibration(prediction.mean, observation, prediction.std)
-    ax.plot([0, 1], [0, 1], color="grey", linewidth=1, label="ideal")
-    ax.plot(levels, found, "o-", markersize=4, label="observed")
-    ax.set(xlabel="probability of the interval", ylabel="fraction inside", xlim=(0, 1), ylim=(0, 1))
+    if not ax.lines:
+        ax.plot([0, 1], [0, 1], color="grey", linewidth=1, label="ideal")
+    ax.plot(curve.claimed, curve.found, "o-", markersize=4, label=label)
+    if isinstance(prediction, Prediction):
+        words = "probability of the interval", "fraction inside"
+    else:
+        words = "probability of the label", "fraction that is right"
+    ax.set(xlabel=words[0], ylabel=words[1], xlim=(0, 1), ylim=(0, 1))
     ax.legend(framealpha=0.85, edgecolor="none")
     return ax
 

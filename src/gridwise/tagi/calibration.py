@@ -1,0 +1,86 @@
+"""Whether predictions can be trusted: what they claim, beside what is found.
+
+numbers   an interval claims to hold a part of the observations           found: the part that it holds
+classes   a label claims to be right with its probability                 found: the part of such labels that is right
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import PartitionError
+from .classification import ClassPrediction
+from .estimator import Prediction
+from .metric import calibration
+
+
+class Calibration(NamedTuple):
+    """Points of a calibration curve.
+
+    Attributes
+    ----------
+    claimed, found
+        Probabilities that were claimed, and how often it was so; equal where predictions are calibrated.
+    rows
+        Observations behind each point.
+    """
+
+    claimed: np.ndarray
+    found: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The mean distance of claimed and found, each point with the weight of its observations."""
+        return float((np.abs(self.claimed - self.found) * self.rows).sum() / max(self.rows.sum(), 1))
+
+
+def calibration_curve(
+    prediction: Prediction | ClassPrediction | np.ndarray,
+    observation: np.ndarray,
+    levels: np.ndarray | None = None,
+    bins: int = 10,
+) -> Calibration:
+    """Claimed and found probabilities of predictions, for a calibration plot.
+
+    Parameters
+    ----------
+    prediction
+        Of numbers: a `Prediction`. Of classes: a `ClassPrediction`, or probabilities (row, class).
+    observation
+        Numbers, NaN where missing; or the places 0, 1, ... of the true classes.
+    levels
+        Of numbers: probabilities of the intervals, 5 % to 95 % if not given.
+    bins
+        Of classes: the labels are put into so many bins of equal width by their probability; empty bins are left out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gridwise.tagi as tagi
+    >>> y = np.random.default_rng(0).normal(size=1000)
+    >>> curve = tagi.calibration_curve(tagi.Prediction(np.zeros(1000), np.ones(1000), np.zeros(1000)), y)
+    >>> curve.error < 0.05
+    True
+    """
+    if isinstance(prediction, Prediction):
+        claimed, found = calibration(prediction.mean, observation, prediction.std, levels)
+        known = int((~np.isnan(np.asarray(observation, np.float64))).sum())
+        return Calibration(claimed, found, np.full(len(claimed), known))
+    p = prediction.probability if isinstance(prediction, ClassPrediction) else np.asarray(prediction, np.float64)
+    label = np.asarray(observation)
+    if p.ndim != 2 or label.shape != p.shape[:1] or label.dtype.kind not in "biu":
+        raise PartitionError(
+            f"calibration_curve: probabilities of shape {p.shape} and labels of shape {label.shape} and type {label.dtype}.\n"
+            "  fix: probabilities (row, class), and for each row the place of its class, a whole number from 0 on."
+        )
+    if bins < 1:
+        raise PartitionError(f"calibration_curve: `bins` (={bins}) is less than one.")
+    sure, right = p.max(1), p.argmax(1) == label
+    place = np.clip((sure * bins).astype(int), 0, bins - 1)
+    used = np.unique(place)
+    count = np.array([(place == k).sum() for k in used], dtype=int)
+    claimed, found = (np.array([values[place == k].mean() for k in used]) for values in (sure, right))
+    return Calibration(claimed, found, count)

@@ -1,0 +1,67 @@
+"""A time series as arrays: values with gaps, columns that are known besides them, and windows over both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import PartitionError
+
+
+class Series(NamedTuple):
+    """Values (n,), NaN where missing, and columns (n, columns), which may reach further."""
+
+    values: np.ndarray
+    exogenous: np.ndarray
+
+
+def as_series(series: Any, exogenous: Any, columns: int, ahead: int, what: str) -> Series:
+    """The series and its `columns` exogenous columns, which reach `ahead` steps beyond it; raises for what is neither."""
+    values = np.asarray(series, np.float64)
+    if values.ndim != 1 and values.shape != (len(values), 1):
+        raise PartitionError(
+            f"{what}: `series` has shape {values.shape}; it is one series of values, (n,) or (n, 1).\n"
+            "  fix: one column of it; the others as `exogenous`, if they are known ahead."
+        )
+    values = values.reshape(-1)
+    if (bad := np.flatnonzero(np.isinf(values))).size:
+        raise PartitionError(
+            f"{what}: value {bad[0]} of the series is {values[bad[0]]}.\n  fix: NaN for a missing value."
+        )
+    wanted = len(values) + ahead, columns
+    if exogenous is None and columns == 0:
+        return Series(values, np.zeros(wanted))
+    if exogenous is None:
+        raise PartitionError(f"{what}: `exogenous` is missing; this forecaster has {columns} columns of it.")
+    known = np.asarray(exogenous, np.float64)
+    known = known[:, None] if known.ndim == 1 else known
+    if known.shape != wanted:
+        raise PartitionError(
+            f"{what}: `exogenous` has shape {known.shape}, {wanted} is needed: {columns} columns for {len(values)} values"
+            + (f" and {ahead} steps ahead." if ahead else ".")
+        )
+    if not np.isfinite(known).all():
+        row = int(np.argwhere(~np.isfinite(known))[0, 0])
+        raise PartitionError(
+            f"{what}: `exogenous` is NaN or infinite in row {row}.\n  fix: fill it, or leave the column out."
+        )
+    return Series(values, known)
+
+
+def covariates(exogenous: np.ndarray, periods: Sequence[float], start: int) -> np.ndarray:
+    """(time, covariate): sine and cosine of every period, then the columns; the first time is `start`."""
+    time = start + np.arange(len(exogenous))
+    waves = [f(2.0 * np.pi * time / period) for period in periods for f in (np.sin, np.cos)]
+    return np.concatenate([np.stack(waves, 1), exogenous], 1) if waves else exogenous
+
+
+def windows(values: np.ndarray, known: np.ndarray, window: int) -> np.ndarray:
+    """(n - window, window * (1 + covariates)): values with the covariates of the time after each."""
+    count = max(len(values) - window, 0)
+    if not count:
+        return np.zeros((0, window * (1 + known.shape[1])))
+    steps = np.concatenate((values[:-1, None], known[1 : len(values)]), 1)  # (time, 1 + covariates)
+    rows = np.lib.stride_tricks.sliding_window_view(steps, window, 0)  # (n - window, 1 + covariates, window)
+    return rows.transpose(0, 2, 1).reshape(count, -1).copy()

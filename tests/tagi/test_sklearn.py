@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import gridwise.tagi.nn as nn
 from gridwise.errors import GridwiseError, PartitionError
 from gridwise.tagi import metric
-from gridwise.tagi.estimators import search
+from gridwise.tagi.estimators import base, search
 from gridwise.tagi.estimators.noise import likeliest
 from gridwise.tagi.estimators.stacked import StackedLinear
 from gridwise.tagi.sklearn import TAGIClassifier, TAGIRegressor
@@ -211,9 +211,14 @@ def test_a_network_that_diverges_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         learn(task, step, *rest)
         next(iter(step.net.parameters())).fill_(float("nan"))
 
-    monkeypatch.setattr(search, "learn_epoch", ruin)
-    with pytest.raises(GridwiseError, match=r"NaN or infinite after epoch 1(?s:.*)fix"):
-        TAGIRegressor().fit(x, y)
+    model = TAGIRegressor(random_state=0, max_epochs=3).fit(x, y)
+    before = model.predict(x)
+    for module in (search, base):
+        monkeypatch.setattr(module, "learn_epoch", ruin)
+    for learn_again in (model.fit, model.partial_fit):
+        with pytest.raises(GridwiseError, match=r"NaN or infinite after epoch 1(?s:.*)fix"):
+            learn_again(2 * x, 3 * y)
+    np.testing.assert_array_equal(model.predict(x), before)  # what is refused changes nothing
 
 
 def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:

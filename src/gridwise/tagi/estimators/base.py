@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import numbers
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,9 +16,9 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from ...errors import PartitionError
-from ..nn import Sequential
+from ..nn import Sequential, TrainStep
 from ..scale import Scale
-from .search import Settings, Task, refit, search
+from .search import Settings, Task, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, outputs_of
 
 
@@ -85,6 +88,17 @@ class TAGIEstimator(BaseEstimator):
         return weight
 
     # ---- learning ---------------------------------------------------------------------------------------------------
+    @contextmanager
+    def _unless_refused(self) -> Iterator[None]:
+        """What is learnt in the body counts only if it ends well; else the estimator is what it was."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
     def _learn(self, task: Task, rows: int, settings: Settings) -> None:
         """Search on held-out rows, then learn from all; sets what is found, and leaves torch's generators as they were."""
         if rows < 2:
@@ -99,7 +113,19 @@ class TAGIEstimator(BaseEstimator):
             found = search(task, rows, settings, generator, self._say)
             self.net_ = refit(task, rows, found.schedule, settings.batch_size, generator)
         self.n_epochs_, self.validation_score_ = len(found.schedule), found.likelihood
-        self._found = found.noise
+        self._found, self._calls = found.noise, 0
+
+    def _learn_once(self, task: Task, rows: int, batch_size: int, first: bool) -> None:
+        """Learn rows in one epoch, on top of what is known; a network that is ruined by that does not become `net_`."""
+        self._calls = 0 if first else self._calls + 1
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self._calls
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            net = task.network() if first else copy.deepcopy(self.net_)
+            generator = torch.Generator().manual_seed(seed)
+            learn_epoch(task, TrainStep(net, task.observe), rows, self._found, batch_size, generator)
+            check_network(net, 1)
+        self.net_ = net.eval()
 
     def _say(self, line: str) -> None:
         print(f"{type(self).__name__}: {line}", flush=True)

@@ -12,9 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ...errors import PartitionError
 from ..hrc_softmax import class_tree
-from ..nn import TrainStep
 from .base import TAGIEstimator, scale_of
-from .search import learn_epoch
 from .tasks import Classes, Shape, probabilities
 
 LEARNT = "learnt"
@@ -83,50 +81,46 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIClassifier:
         """Learn from rows X (n_samples, n_features) and labels y (n_samples,) of any type."""
         settings = self._settings((LEARNT,))
-        X, y = self._data(X, y, reset=True)
-        weight = self._weights(sample_weight, X)
-        X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
-        self.classes_, label = np.unique(y, return_inverse=True)
-        self._check_classes()
-        self.scale_x_ = scale_of(X, weight)
-        self._learn(self._task(X, label, weight), len(X), settings)
-        self.noise_ = float(self._found)
+        with self._unless_refused():
+            X, y, weight = self._data(X, y, sample_weight, reset=True)
+            self.classes_, label = np.unique(y, return_inverse=True)
+            self._check_classes()
+            self.scale_x_ = scale_of(X, weight)
+            self._learn(self._task(X, label, weight), len(X), settings)
+            self.noise_ = float(self._found)
         if self.verbose:
-            self._say(f"noise {self.noise_:.3g}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
+            self._say(f"noise {self.noise_:.4g}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TAGIClassifier:
         """Learn rows once, on top of what is known; the first call needs all `classes`, unless `y` has them all."""
         first = not hasattr(self, "net_")
         settings = self._settings((LEARNT,))
-        X, y = self._data(X, y, reset=first)
-        weight = self._weights(sample_weight, X)
-        X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
-        if first:
-            self.classes_ = np.unique(y if classes is None else classes)
-            self._check_classes()
-            self.scale_x_ = scale_of(X, weight)
-        if unknown := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str):
-            raise PartitionError(
-                f"TAGIClassifier.partial_fit: `y` has the labels {unknown}, which are not among `classes_` "
-                f"(={self.classes_.tolist()}).\n  fix: partial_fit(X, y, classes=all of them) in the first call."
-            )
-        task = self._task(X, np.searchsorted(self.classes_, y), weight)
-        seed = int(np.random.default_rng(len(X)).integers(2**31))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
+        with self._unless_refused():
+            X, y, weight = self._data(X, y, sample_weight, reset=first)
             if first:
-                self.net_, self._found = task.network().eval(), task.first_noise()
-                self.n_epochs_, self.validation_score_ = 0, float("nan")
-            generator = torch.Generator().manual_seed(seed)
-            learn_epoch(task, TrainStep(self.net_, task.observe), len(X), self._found, settings.batch_size, generator)
-        self.noise_ = float(self._found)
+                self.classes_ = np.unique(y if classes is None else classes)
+                self._check_classes()
+                self.scale_x_ = scale_of(X, weight)
+            if unknown := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str):
+                raise PartitionError(
+                    f"TAGIClassifier.partial_fit: `y` has the labels {unknown}, which are not among `classes_` "
+                    f"(={self.classes_.tolist()}).\n  fix: partial_fit(X, y, classes=all of them) in the first call."
+                )
+            task = self._task(X, np.searchsorted(self.classes_, y), weight)
+            if first:
+                self._found = task.first_noise()
+                self.n_epochs_, self.validation_score_ = 1, float("nan")
+            self._learn_once(task, len(X), settings.batch_size, first)
+            self.noise_ = float(self._found)
         return self
 
-    def _data(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _data(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, labels and weights, of the rows that have any weight."""
         X, y = validate_data(self, X, y, dtype=np.float64, reset=reset)
         check_classification_targets(y)
-        return X, y
+        weight = self._weights(sample_weight, X)
+        return X[weight > 0], y[weight > 0], weight[weight > 0]
 
     def _check_classes(self) -> None:
         if len(self.classes_) < 2:

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ..estimator import Prediction
-from ..nn import TrainStep
 from ..scale import Scale
 from .base import TAGIEstimator, scale_of
-from .search import learn_epoch
 from .tasks import Numbers, Shape, VaryingNumbers
 
 LEARNT, VARYING = "learnt", "heteroscedastic"
+
+MEMORY = 1000
+"""Rows that the noise goes back to where rows come bit by bit: a network that has just begun makes errors of its own."""
 
 
 class TAGIRegressor(RegressorMixin, TAGIEstimator):
@@ -108,19 +109,16 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIRegressor:
         """Learn from rows X (n_samples, n_features) and targets y (n_samples,) or (n_samples, n_outputs)."""
         settings = self._settings((LEARNT, VARYING))
-        X, columns = self._data(X, y, reset=True)
-        weight = self._weights(sample_weight, X)
-        used = (weight > 0) & ~np.isnan(columns).all(1)
-        if not used.any():
-            raise PartitionError("TAGIRegressor: `y` is NaN in all rows: there is nothing to learn.")
-        X, columns, weight = X[used], columns[used], weight[used]
-        self.scale_x_, self.scale_y_ = scale_of(X, weight), scale_of(columns, weight)
-        task = self._task(X, columns, weight)
-        self._learn(task, len(X), settings)
-        self._note_noise(task)
-        self.n_seen_ = float(len(X))
+        with self._unless_refused():
+            X, columns, weight = self._data(X, y, sample_weight, reset=True)
+            self.scale_x_, self.scale_y_ = scale_of(X, weight), scale_of(columns, weight)
+            task = self._task(X, columns, weight)
+            self._learn(task, len(X), settings)
+            self._note_noise(task)
+            self._noise_rows = len(X)
         if self.verbose:
-            self._say(f"noise {self.noise_}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
+            noise = np.array2string(np.asarray(self.noise_), precision=4)
+            self._say(f"noise {noise}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIRegressor:
@@ -131,33 +129,26 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         """
         first = not hasattr(self, "net_")
         settings = self._settings((LEARNT, VARYING))
-        X, columns = self._data(X, y, reset=first)
-        weight = self._weights(sample_weight, X)
-        used = weight > 0
-        X, columns, weight = X[used], columns[used], weight[used]
-        if first:
-            self.scale_x_, self.scale_y_ = scale_of(X, weight), scale_of(columns, weight)
-        task = self._task(X, columns, weight)
-        seed = int(np.random.default_rng(len(X)).integers(2**31))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
+        with self._unless_refused():
+            X, columns, weight = self._data(X, y, sample_weight, reset=first)
             if first:
-                self.net_, self._found, self.n_seen_ = task.network().eval(), task.first_noise(), 0.0
-                self.n_epochs_, self.validation_score_ = 0, float("nan")
+                self.scale_x_, self.scale_y_ = scale_of(X, weight), scale_of(columns, weight)
+            task = self._task(X, columns, weight)
+            if first:
+                self._found, self._noise_rows = task.first_noise(), 0
+                self.n_epochs_, self.validation_score_ = 1, float("nan")
             elif isinstance(task, Numbers) and task.fixed is None:
                 self._found = self._with_errors(task, len(X))
-            step = TrainStep(self.net_, task.observe)
-            generator = torch.Generator().manual_seed(seed)
-            learn_epoch(task, step, len(X), self._found, settings.batch_size, generator)
-        self.n_seen_ += len(X)
-        self._note_noise(task)
+            self._learn_once(task, len(X), settings.batch_size, first)
+            self._note_noise(task)
         return self
 
     def _with_errors(self, task: Numbers, rows: int) -> Tensor:
         """The noise so far, and that of rows which have not been learnt yet, each with the weight of its rows."""
-        mu, var = task.outputs(self.net_, torch.arange(rows))
-        fresh, _ = task.judge(mu, var, torch.arange(rows))
-        return (self._found * self.n_seen_ + fresh * rows) / (self.n_seen_ + rows)
+        fresh, _ = task.judge(*task.outputs(self.net_, torch.arange(rows)), torch.arange(rows))
+        known = min(self._noise_rows, MEMORY)
+        self._noise_rows += rows
+        return (self._found * known + fresh * rows) / (known + rows)
 
     def _task(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Numbers | VaryingNumbers:
         x = self.scale_x_.standardise(torch.from_numpy(X))
@@ -170,21 +161,25 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     def _network(self, features: int, outputs: int, varying: bool = False) -> Shape:
         return Shape(features, self.hidden_layers, self.activation, outputs, varying)
 
-    def _data(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _data(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, targets (row, column) and weights of the rows that say something."""
         if y is None:
             raise PartitionError("TAGIRegressor: requires y to be passed, but the target y is None.")
         X = validate_data(self, X, dtype=np.float64, reset=reset)
         y = check_array(y, ensure_2d=False, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y")
         check_consistent_length(X, y)
-        one = y.ndim == 1 or (reset and y.shape[1] == 1)
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
         columns = y[:, None] if y.ndim == 1 else y
         if reset:
-            self._is_flat, self.n_outputs_ = one, columns.shape[1]
+            self._is_flat, self.n_outputs_ = y.ndim == 1, columns.shape[1]
         elif columns.shape[1] != self.n_outputs_:
             raise PartitionError(f"TAGIRegressor: `y` has {columns.shape[1]} columns, {self.n_outputs_} before.")
-        return X, columns
+        weight = self._weights(sample_weight, X)
+        used = (weight > 0) & ~np.isnan(columns).all(1)
+        if not used.any():
+            raise PartitionError("TAGIRegressor: `y` is NaN in all rows: there is nothing to learn.")
+        return X[used], columns[used], weight[used]
 
     def _note_noise(self, task: Numbers | VaryingNumbers) -> None:
         if isinstance(task, VaryingNumbers):

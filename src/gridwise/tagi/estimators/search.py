@@ -97,11 +97,16 @@ def refit(task: Task, rows: int, schedule: list[Any], batch_size: int, generator
     """A new network that has learnt all rows, an epoch for each noise of the schedule."""
     net = task.network()
     step = TrainStep(net, task.observe)
-    for noise in schedule:
+    for epoch, noise in enumerate(schedule, 1):
         learn_epoch(task, step, rows, noise, batch_size, generator)
-    if not all(bool(torch.isfinite(p).all()) for p in net.parameters()):
-        raise diverged(len(schedule))
+        check_network(net, epoch)
     return net.eval()
+
+
+def check_network(net: Sequential, epoch: int) -> None:
+    """Raise if learning has ruined the network."""
+    if not all(bool(torch.isfinite(p).all()) for p in net.parameters()):
+        raise diverged(epoch)
 
 
 def learn_epoch(

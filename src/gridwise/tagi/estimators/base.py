@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ..nn import Sequential, TrainStep
+from ..nn.data_struct import of_array
 from ..scale import Scale
 from .search import Settings, Task, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, outputs_of
@@ -79,7 +80,7 @@ class TAGIEstimator(BaseEstimator):
     def _rows(self, X: Any) -> Tensor:
         """Rows for the network, of a fitted estimator."""
         check_is_fitted(self, "net_")
-        return self.scale_x_.standardise(torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False)))
+        return self.scale_x_.standardise(of_array(validate_data(self, X, dtype=np.float64, reset=False)))
 
     def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray:
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)

@@ -27,6 +27,9 @@ ACTIVATIONS: dict[str, Callable[[], BaseLayer]] = {"relu": ReLU, "mixture_relu":
 LEAST_OF_TURNS = 0.05
 """The least noise of a turn (+1 or -1); with less, a step of the network goes too far."""
 
+CALMER = 2.0
+"""Turns are learnt with so many times the noise that makes labels likeliest: +1 and -1 are aims, not more than that."""
+
 CHUNK = 4096
 """Rows that go through a network at a time."""
 
@@ -129,7 +132,7 @@ class Classes(_Task):
     def learn(self, step: TrainStep, rows: Tensor, noise: float, away: Tensor | None = None) -> None:
         label = self.label[rows]
         turns, nodes = _seen(self._turn[label], away), self._node[label]
-        var = noise * noise / self.weight[rows].reshape(-1, *(1,) * (turns.ndim - 1))
+        var = (CALMER * noise) ** 2 / self.weight[rows].reshape(-1, *(1,) * (turns.ndim - 1))
         if away is not None:
             nodes = nodes[:, None] + self.tree.len * torch.arange(away.shape[1])[:, None]
         step(self.x[rows], turns.flatten(1), var.expand_as(turns).flatten(1), nodes.flatten(1))

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from ..log import logger
 from . import sockets, wire
+from .node import find_node
 from .pending import NOTHING, Pending
 from .sockets import Connection
 from .transport import Parcel, Team, Transport
@@ -98,6 +99,7 @@ class TorchTransport(Transport):
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
         for backend in ("gloo", "nccl") if self.carries_cuda else ("gloo",):
             self.group_of(self.everyone, backend)  # here all are together; messages between a few of them come later
+        self.node = find_node(self, 0)
 
     def group_of(self, team: Team, backend: str = "gloo") -> dist.ProcessGroup:
         """The process group of a team; made on first use, by its members together."""
@@ -171,6 +173,8 @@ class TorchTransport(Transport):
 
     def cut(self) -> None:
         self._is_ending = True
+        if self.node is not None:
+            self.node.cut()
         self._never_free()
         time.sleep(FINISH_SECONDS)
         self._is_cut = True
@@ -203,6 +207,7 @@ class TorchTransport(Transport):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _close(self) -> None:
+        self.node = None
         if self._is_ending:
             self._never_free()
         for group in self._groups.values():

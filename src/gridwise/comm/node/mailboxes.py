@@ -85,7 +85,7 @@ class Mailbox:
         self._words = segment.words
         self._sent_at, self._taken_at = layout.sent(me, other) // 4, layout.taken(other, me) // 4
         self._their_taken_at, self._their_sent_at = layout.taken(me, other) // 4, layout.sent(other, me) // 4
-        self._sent = self._taken = 0
+        self._sent, self._taken = self._words[self._sent_at], self._words[self._taken_at]
         self._slots_out = {torch.uint8: [segment.slot(me, other, turn) for turn in (0, 1)]}
         self._slots_in = {torch.uint8: [segment.slot(other, me, turn) for turn in (0, 1)]}
         self.outgoing: deque[_Job] = deque()

@@ -242,6 +242,17 @@ class Transport(KnowsForks, ABC):
         else:
             node.all_sum(total, x if x.dtype == total.dtype and x.is_contiguous() else total.copy_(x), team)
 
+    def all_gather(self, row: Tensor, team: Team, what: str = "a gathering") -> Tensor:
+        """The flat contiguous rows of all workers of the team, of one length and dtype, in its order."""
+        if len(team) == 1:
+            return row[None]
+        if (node := self._node_of(team, row)) is not None:
+            with self.waiting_for(what, team):
+                return node.all_gather(row, team)
+        rows = row.new_zeros((len(team), row.numel()))
+        rows[team.index(self.rank)] = row
+        return self.all_sum(rows, team, what)
+
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
         """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
         with self.waiting_for(what, team):

@@ -9,6 +9,7 @@ parameters and running statistics are cut like the input; along the others they 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from .move import HALVES
 from .operator import Ticket, apply
 from .parameter import Shared, Spread
 from .standardise import Sets, standardise
+from .sync_batchnorm import sync_batch_norm
 
 
 class DistributedBatchNorm(Layer):
@@ -98,6 +100,7 @@ class DistributedBatchNorm(Layer):
         members = tuple(sorted(layout.grid.team_along(self._transport.rank, others)))
         self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
         self._sets = Sets(self._transport, self._team, self._says, members, self._count)
+        self._all_have_some = all(b > a for cuts in layout.cuts for a, b in pairwise(cuts))
         self._sharing = Shared(self._transport, members, f"parameters of {self._says}")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,17 +118,36 @@ class DistributedBatchNorm(Layer):
             raise PartitionError(
                 f"{self._says}: expected more than 1 value per channel when training, the global input has {self._count}."
             )
+        wants = any(p is not None and p.requires_grad for p in (weight, bias))
+        records = torch.is_grad_enabled() and (wants or self._input_needs_grad)
+        if x.is_cuda and self._all_have_some:
+            return self._on_device(x, weight, bias, records)
         half = x.dtype in HALVES  # statistics and sums in float32
         values = x.float() if half else x
         weight, bias = (None if p is None else p.to(values.dtype) for p in (weight, bias))
         statistics = self._sets.moments(values)
         self._track(*statistics)
-        wants = any(p is not None and p.requires_grad for p in (weight, bias))
-        records = torch.is_grad_enabled() and (wants or self._input_needs_grad)
         y = standardise(
             values, weight, bias, statistics, self.eps, self._sets, self._ticket, records, shared=self._shared_value
         )
         return y.to(x.dtype)
+
+    def _on_device(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, records: bool) -> Tensor:
+        """By torch's fused kernels: alone by those of batch norm, with others by those of its synchronised kind."""
+        tracks = self.training and self.track_running_stats and self.running_mean is not None
+        if tracks and self.momentum is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        fused = tracks and self.momentum is not None
+        running = (self.running_mean, self.running_var, self.momentum or 0.0) if fused else (None, None, 0.0)
+        if len(self._sets.members) == 1 and (fused or not tracks):
+            weight, bias = (None if p is None else self._shared_value(p) for p in (weight, bias))
+            return F.batch_norm(x, *running[:2], weight, bias, True, running[2], self.eps)
+        y, mean, inverse = sync_batch_norm(
+            x, weight, bias, running, self.eps, self._sets, self._ticket, records, self._shared_value
+        )
+        if tracks and not fused:
+            self._track(mean, inverse**-2 - self.eps)
+        return y
 
     @property
     def _uses_batch(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,20 @@ TYPES = {
     torch.int64: MPI.INT64_T,
 }
 TAG = 7
+KEPT = MPI.Comm.Create_keyval()
+"""Under which a communicator keeps its transport: with the communicator it goes, on all workers alike. A handle would be
+given to another one, on some workers sooner than on others."""
+
+
+def kept_with(comm: MPI.Comm) -> MPITransport | None:
+    """The open transport that was made over this communicator before; the same answer on all of its workers."""
+    found: Any = comm.Get_attr(KEPT)
+    return found if isinstance(found, MPITransport) and not found.is_closed else None
+
+
+def keep_with(comm: MPI.Comm, transport: MPITransport) -> None:
+    """Let `kept_with` find the transport."""
+    comm.Set_attr(KEPT, transport)
 
 
 def memory(x: Tensor) -> MPI.buffer:
@@ -77,9 +92,6 @@ class MPITransport(Transport):
         self._group = self._world.Get_group()
         self._shared = shared_memory(self._world)
 
-    def is_over(self, comm: object) -> bool:
-        return isinstance(comm, MPI.Comm) and MPI.Comm.Compare(comm, self._world) == MPI.CONGRUENT
-
     def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""
         comm = self._comms.get(team)
@@ -120,7 +132,7 @@ class MPITransport(Transport):
         if not near_out and not near_in:
             return super().move(sends, receives, dtype, what, add)
         assert self._shared is not None
-        waiting = Waiting(self, what, [peer for peer, _ in (*near_in, *near_out)], exchange=True)
+        waiting = Waiting(self, what, [peer for peer, _ in (*near_in, *near_out)])
         far = super().move(far_out, far_in, dtype, what, add)
         return _Near(self._shared, near_out, near_in, dtype, add, waiting, far)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import selectors
+import socket
 import sys
 import threading
 import time
@@ -27,8 +28,10 @@ import cloudpickle
 from ..errors import PartitionError, TransportError, describe
 from ..log import logger
 from . import settings
-from .line import Exchange, Line, LineClosed
-from .messages import Hello, Renew, Stop, Task, Welcome
+from .door import Door, new_secret
+from .line import Line, LineClosed
+from .messages import Hello, Renew, Stop, Task
+from .networks import LOOPBACK
 from .round import Round, Settled
 from .start import Crew, choose, environment_for, start
 
@@ -101,45 +104,40 @@ class Pool:
         self.kill()
         environment = environment_for(self.workers, self.transport, self._env)
         settings.check(environment)  # in words here, where it is wrong, and not from a worker
-        exchange = Exchange()
-        environment["GRIDWISE_POOL"] = f"{exchange.port}:{exchange.token}"
-        command = [sys.executable, "-m", "gridwise.comm.worker"]
-        crew = start(self.workers, self.transport, command, environment)
-        self._finalizer = weakref.finalize(self, crew.kill)
+        secret = new_secret()
+        door = Door([socket.create_server((LOOPBACK, 0), backlog=1024)], secret)
         try:
-            self._lines = self._greet(exchange, crew)
+            environment["GRIDWISE_POOL"] = f"{door.port}:{secret}"
+            command = [sys.executable, "-m", "gridwise.comm.worker"]
+            crew = start(self.workers, self.transport, command, environment)
+            self._finalizer = weakref.finalize(self, crew.kill)
+            self._lines = self._greet(door, crew)
         finally:
-            exchange.close()
+            door.close()
         logger.debug("pool of %d workers started over %s", self.workers, self.transport)
         return crew
 
-    def _greet(self, exchange: Exchange, crew: Crew) -> list[Line]:
+    def _greet(self, door: Door, crew: Crew) -> list[Line]:
+        """The lines to all workers, once each has said hello; whoever else calls does not hold them up."""
         lines: dict[int, Line] = {}
-        store_port = 0
         deadline = time.monotonic() + START_SECONDS
         with selectors.DefaultSelector() as selector:
-            selector.register(exchange, selectors.EVENT_READ)
+            selector.register(door, selectors.EVENT_READ)
             while len(lines) < self.workers:
                 for key, _ in selector.select(timeout=0.2):
-                    if key.fileobj is exchange:
-                        if (caller := exchange.accept()) is not None:
-                            selector.register(caller, selectors.EVENT_READ)
-                        continue
-                    line = key.fileobj
-                    assert isinstance(line, Line)
-                    selector.unregister(line)
-                    with contextlib.suppress(LineClosed):
-                        hello: Hello = pickle.loads(line.receive())
-                        lines[hello.rank] = line
-                        crew.pids.append(hello.pid)
-                        crew.litter.update(hello.litter)
-                        store_port |= hello.store_port
+                    if key.fileobj is not door:
+                        assert isinstance(key.fileobj, Line)
+                        selector.unregister(key.fileobj)
+                        with contextlib.suppress(LineClosed):  # its process has ended: see below
+                            hello: Hello = pickle.loads(key.fileobj.receive())
+                            lines[hello.rank] = key.fileobj
+                            crew.pids.append(hello.pid)
+                            crew.litter.update(hello.litter)
+                for connection in door.admitted():
+                    selector.register(Line(connection), selectors.EVENT_READ)
                 if len(lines) < self.workers:
                     self._check_starting(crew, len(lines), deadline)
-        ordered = [lines[rank] for rank in range(self.workers)]
-        for line in ordered:
-            line.send(pickle.dumps(Welcome(store_port)))
-        return ordered
+        return [lines[rank] for rank in range(self.workers)]
 
     def _check_starting(self, crew: Crew, arrived: int, deadline: float) -> None:
         ended = crew.ended()

@@ -185,6 +185,9 @@ class TorchTransport(Transport):
         port = _store_port()
         return ours | {c for c in open_now if c.peer_port == port}
 
+    def addresses(self) -> list[str]:
+        return sorted({here[0] for c in self._sockets if isinstance(here := c.here, tuple)})
+
     def abort(self, code: int = 1) -> None:
         sockets.shut(self._ours())
         sys.stdout.flush()

@@ -154,6 +154,13 @@ def test_a_worker_that_has_sent_its_message_may_leave(over_gloo: Callable[..., E
     assert [[event["kind"] for event in one] for one in over_gloo("sent_and_left")] == [["done"]] * 3
 
 
+def test_sums_that_end_at_exit_do_not_bring_the_process_down(over_gloo: Callable[..., Events]) -> None:
+    """A thread of gloo that lets go of a tensor while Python ends aborts the process, or hangs it."""
+    for _ in range(3):
+        said = over_gloo("sum_that_ends_at_exit")
+        assert [[event["kind"] for event in one] for one in said] == [["done"]] * 3
+
+
 def test_the_watch_closes_its_socket_with_the_transport(over_gloo: Callable[..., Events]) -> None:
     assert [one[0]["descriptor"] for one in over_gloo("closed")] == [-1] * 3
 

@@ -23,11 +23,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-import cloudpickle
-
 from ..errors import PartitionError, TransportError, describe
 from ..log import logger
 from . import settings
+from .calls import count_of, packed_call
 from .door import Door, new_secret
 from .line import Line, LineClosed
 from .messages import Hello, Renew, Stop, Task
@@ -53,10 +52,8 @@ class Pool:
     """
 
     def __init__(self, workers: int, transport: str = "auto", env: Mapping[str, str] | None = None) -> None:
-        if workers < 1:
-            raise PartitionError(f"`workers` (={workers}) must be 1 or more.")
-        self.workers = workers
-        self.transport = choose(transport, workers)
+        self.workers = count_of(workers)
+        self.transport = choose(transport, self.workers)
         self._env = dict(env or {})
         self._lines: list[Line] = []
         self._crew: Crew | None = None
@@ -79,10 +76,10 @@ class Pool:
         a note; `WorkerDied` if a worker's process is gone; `CommTimeout` with every worker's stack after `timeout`
         seconds.
         """
-        count = self.workers if workers is None else workers
-        if not 1 <= count <= self.workers:
+        count = self.workers if workers is None else count_of(workers)
+        if count > self.workers:
             raise PartitionError(f"`workers` (={count}) must be from 1 to {self.workers}, the size of this pool.")
-        call = cloudpickle.dumps((fn, args, kwargs))
+        call = packed_call(fn, args, kwargs)
         with self._busy:
             try:
                 self._crew = self._running()

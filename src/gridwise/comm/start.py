@@ -74,10 +74,10 @@ def mpiexec() -> str | None:
     if found is None:
         return None
     library = _output(sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())")
-    return found if library and _family(_output(found, "--version")) == _family(library) else None
+    return found if library and family(_output(found, "--version")) == family(library) else None
 
 
-def _family(text: str) -> str:
+def family(text: str) -> str:
     """Open MPI and the descendants of MPICH do not start one another's processes."""
     return "openmpi" if "open mpi" in text.lower() or "openrte" in text.lower() else "mpich"
 
@@ -109,7 +109,7 @@ def mpiexec_command(workers: int) -> list[str]:
 
 @functools.cache
 def _is_open_mpi(path: str) -> bool:
-    return _family(_output(path, "--version")) == "openmpi"
+    return family(_output(path, "--version")) == "openmpi"
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:

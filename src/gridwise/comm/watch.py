@@ -39,7 +39,7 @@ from typing import Any
 
 from ..errors import CommTimeout, GridwiseError, WorkerDied
 from ..log import logger
-from . import beside, cores, hub, networks
+from . import aloud, beside, cores, hub, networks
 from .door import enter, new_secret
 from .finished import SAME_CALLS, Finished, Wait, deserted, named
 from .settings import is_on, timeout
@@ -119,6 +119,7 @@ def _start_hub(transport: Transport, places: list[bytes]) -> tuple[int, bytes]:
             beside.command("hub", *map(str, descriptors)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
+            stderr=aloud.descriptor(),
             pass_fds=descriptors,
             start_new_session=True,
         )
@@ -251,9 +252,14 @@ class Watch:
                 self._transport.abort()
 
     def _say_where_it_waits(self, error: GridwiseError | None) -> None:
-        print("Traceback (most recent call last):", file=sys.stderr)
-        traceback.print_stack(sys._current_frames().get(threading.main_thread().ident or 0))
-        print(f"gridwise: {type(error).__name__}: {error}\n{GIVEN_UP}", file=sys.stderr)
+        stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident or 0))
+        lines = [
+            "Traceback (most recent call last):\n",
+            *stack,
+            f"gridwise: {type(error).__name__}: {error}\n",
+            GIVEN_UP,
+        ]
+        aloud.say("".join(lines))
 
     def _look_at_the_clock(self) -> None:
         waiting = self._transport.waiting
@@ -285,7 +291,7 @@ class Watch:
                 text = f"worker {self._transport.rank} of {self._transport.size} {waiting.described()}, longer than "
                 text += f"`GRIDWISE_TIMEOUT` (={self._timeout:g}); the watch, which would say who is missing, has ended"
                 if not self._transport.can_be_cut:
-                    print(f"\ngridwise: {text}\ngridwise: all workers are ended", file=sys.stderr, flush=True)
+                    aloud.say(f"\ngridwise: {text}\ngridwise: all workers are ended")
                 self._take({"say": "news", "kind": "timeout", "text": text, "workers": []})
 
 

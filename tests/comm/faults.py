@@ -221,6 +221,14 @@ def sum_that_ends_at_exit(transport: Transport) -> None:
         transport._posted.clear()
 
 
+def hub_dies(transport: Transport) -> None:
+    """The hub is killed; afterwards 1 never comes, and with a small GRIDWISE_TIMEOUT the others give up."""
+    if transport.rank == 0:
+        assert isinstance(transport.watch, watch.Watch)
+        os.kill(transport.watch._hub_process, signal.SIGKILL)
+    missing(transport)
+
+
 def nothing(transport: Transport) -> None:
     transport.barrier()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,20 @@ TYPES = {
 TAG = 7
 LARGE = 1 << 18
 """Bytes from which a message or a sum between workers of one machine takes its memory; below, MPI itself is as fast."""
+KEPT = MPI.Comm.Create_keyval()
+"""Under which a communicator keeps its transport: with the communicator it goes, on all workers alike. A handle would be
+given to another one, on some workers sooner than on others."""
+
+
+def kept_with(comm: MPI.Comm) -> MPITransport | None:
+    """The open transport that was made over this communicator before; the same answer on all of its workers."""
+    found: Any = comm.Get_attr(KEPT)
+    return found if isinstance(found, MPITransport) and not found.is_closed else None
+
+
+def keep_with(comm: MPI.Comm, transport: MPITransport) -> None:
+    """Let `kept_with` find the transport."""
+    comm.Set_attr(KEPT, transport)
 
 
 def memory(x: Tensor) -> MPI.buffer:
@@ -58,9 +73,6 @@ class MPITransport(Transport):
         self._comms: dict[Team, MPI.Intracomm] = {self.everyone: self._world}
         self._group = self._world.Get_group()
         self.node = find_node(self, LARGE)
-
-    def is_over(self, comm: object) -> bool:
-        return isinstance(comm, MPI.Comm) and MPI.Comm.Compare(comm, self._world) == MPI.CONGRUENT
 
     def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""

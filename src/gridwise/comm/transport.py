@@ -24,7 +24,7 @@ from ..errors import FaultError
 from ..grid import Grid, Layout
 from . import wire
 from .cores import cores
-from .forks import KnowsForks
+from .forks import Refuses
 from .node import Node
 from .parcels import Landing, Views, packed
 from .pending import NOTHING, Arriving, Both, Pending, UnderWay, Unstaging
@@ -35,7 +35,7 @@ Parcel = tuple[int, Tensor]
 """A peer and the contiguous tensor that goes to it or comes from it."""
 
 
-class Transport(KnowsForks, ABC):
+class Transport(Refuses, ABC):
     """The way to the other workers."""
 
     name: str
@@ -63,15 +63,13 @@ class Transport(KnowsForks, ABC):
         """The way to the workers of the same machine, where it is better than the library's own."""
         self.cores = max(1, cores() // size)
         """Processor cores that this worker may count on: as if all workers were on this machine, until the watch knows."""
+        self.collectives: dict[Team, int] = {}
+        """How many collectives of each team this worker has come to: tells who waits in vain (see `finished`)."""
         self._ordinals: Counter[str] = Counter()
 
     @property
     def everyone(self) -> Team:
         return tuple(range(self.size))
-
-    def is_over(self, comm: object) -> bool:
-        """Whether this transport talks to the workers of a communicator that was given again."""
-        return True
 
     def ordinal(self, text: str) -> int:
         """How often this text was given before: tells equal layers apart, alike on workers that build them in one order."""
@@ -98,7 +96,7 @@ class Transport(KnowsForks, ABC):
         """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
         if not sends and not receives:
             return NOTHING
-        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends], exchange=True)
+        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends])
         with wait:
             return Guarded(self._post_by_road(sends, receives), wait)
 
@@ -117,7 +115,7 @@ class Transport(KnowsForks, ABC):
         near: Pending = NOTHING
         if near_out or near_in:
             assert self.node is not None
-            wait = Waiting(self, what, [peer for peer, _ in near_in or near_out], exchange=True)
+            wait = Waiting(self, what, [peer for peer, _ in near_in or near_out])
             with wait:
                 near = Guarded(self.node.post(near_out, near_in, dtype, add), wait)
             if not sends and not receives:
@@ -304,10 +302,11 @@ class Transport(KnowsForks, ABC):
 
     # Life and death
 
-    def waiting_for(self, what: str, team: Sequence[int]) -> Waiting:
-        """Say what is waited for while the body runs, and raise its failures as errors that name a worker."""
+    def waiting_for(self, what: str, team: Team) -> Waiting:
+        """Say which collective is waited for while the body runs, and raise its failures as errors that name a worker."""
         self.finish_left_over()
-        return Waiting(self, what, team)
+        self.collectives[team] = number = self.collectives.get(team, 0) + 1
+        return Waiting(self, what, team, number)
 
     def explained(self, error: Exception, what: str) -> Exception:
         """An exception of the library, or the error that says what it means."""
@@ -316,8 +315,12 @@ class Transport(KnowsForks, ABC):
         named = self.watch.explain(error) if self.watch else None
         return named or FaultError(f"{what} failed on worker {self.rank} of {self.size} over {self.name}: {error}")
 
+    def addresses(self) -> list[str]:
+        """Addresses of this machine at which it talks to the others, as far as the transport knows."""
+        return []
+
     def close(self) -> None:
-        """Free what was made. Collective: all workers call it, or none."""
+        """Free what was made. Collective: all workers call it, or none. Whatever is called afterwards raises."""
         self._forget()
         self._close()
 
@@ -331,6 +334,7 @@ class Transport(KnowsForks, ABC):
             callback()
         self.on_close.clear()
         self.kept.clear()
+        self.is_closed = self.refuses = True
 
     def cut(self) -> None:
         """Break every connection of this worker, from any thread, so that nobody waits for it in vain; begin nothing new."""

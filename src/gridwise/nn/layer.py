@@ -26,7 +26,7 @@ from . import saved_blocks
 from .agreement import key_of, tell
 from .module import Module
 from .operator import Ticket, apply
-from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, shared_together
+from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, holders_of_blocks, shared_together
 
 
 class Layer(Module):
@@ -85,6 +85,7 @@ class Layer(Module):
         assert self._transport is not None
         transport, block = self._transport, spread.cut(value, self._transport.rank).clone()
         self._spreads[name], self._block_shapes[name] = spread, block.shape
+        holders_of_blocks[self] = transport
         if kind is torch.nn.Parameter:
             self.register_parameter(name, BlockParameter(block, value.dtype.is_floating_point or value.is_complex()))
         else:
@@ -118,6 +119,8 @@ class Layer(Module):
 
     def _rename(self, text: str) -> None:
         super()._rename(text)
+        if self._transport is not None:
+            holders_of_blocks[self] = self._transport
         self._shared = {
             name: (shared, key_of(f"{self._ticket.key} {name}")) for name, (shared, _) in self._shared.items()
         }

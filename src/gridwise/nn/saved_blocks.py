@@ -23,11 +23,11 @@ KEY = "blocks"
 
 def note(state: dict[str, Any], prefix: str, spreads: Mapping[str, Spread], rank: int) -> None:
     """Write into the metadata of `state` which of a layer's tensors are blocks, and of what."""
-    metadata = getattr(state, "_metadata", {}).get(prefix[:-1])
+    metadata = getattr(state, "_metadata", {}).get(prefix[:-1], {})
     blocks = {}
     for name, spread in spreads.items():
         box = spread.block(rank)
-        if metadata is None or prefix + name not in state or box == Box.of_shape(spread.shape):
+        if prefix + name not in state or box == Box.of_shape(spread.shape):
             continue
         start, stop = (None, None) if box is None else (box.start, box.stop)
         blocks[name] = {"shape": spread.shape, "start": start, "stop": stop, "worker": rank}

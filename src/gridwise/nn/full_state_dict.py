@@ -79,8 +79,11 @@ def _whole_of(name: str, data: Tensor, layout: Layout, P: Partition, targets: tu
     rows, *others = [((0, extent),) for extent in layout.global_shape]
     needs = Needs(everywhere, (rows * len(targets), *others), (False,) * layout.grid.dim)
     plan = route(layout, needs, P.transport.rank)
-    move = Move(P.transport, P.team, f"full_state_dict: {name}", plan, lambda x: zero_volume_tensor(dtype=x.dtype))
-    return move(data)
+
+    def nothing(x: Tensor) -> Tensor:
+        return zero_volume_tensor(dtype=x.dtype, device=x.device)
+
+    return Move(P.transport, P.team, f"full_state_dict: {name}", plan, nothing)(data)
 
 
 def _agree(P: Partition, held: dict[str, object], worker: int | None) -> None:

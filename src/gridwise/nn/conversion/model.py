@@ -30,6 +30,7 @@ from ..overlap import overlaps
 from ..parameter import holders_of_blocks
 from ..plan import KEPT, Plans, Script, script
 from ..repartition import Repartition
+from ..windowed import as_batch
 from .attended import Attended
 from .inputs import Inputs
 from .moves import Replicated
@@ -233,7 +234,8 @@ class DistributedModel(torch.fx.GraphModule):
         parts = [
             x.flatten()[:0] for x in (*inputs, *self.parameters()) if isinstance(x, Tensor) and x.is_floating_point()
         ]
-        return _mapped(self.P_y, lambda _: torch.cat(parts))
+        nothing = torch.cat(parts)
+        return _mapped(self.P_y, lambda P: as_batch(nothing, inputs[0]) if P.dim > 1 else nothing)
 
 
 class GlobalShape(Module):

@@ -1,16 +1,14 @@
-"""A convolution as a sum, over the own block and the rows of others, is the convolution: in all that autograd can do."""
+"""A convolution of a large block, made of steps, is the convolution of a small one: in all that autograd can do."""
 
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
 from equality import Case, check_all, check_second_order
 from random_layers import larger, random_case
-from roads import adding, in_steps, padding_all
+from roads import in_steps
 from torch.utils.checkpoint import checkpoint
 
 import gridwise
@@ -39,61 +37,29 @@ LAYERS = {
 @workers(4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_equal_to_torch_in_first_and_second_order(name):
-    with adding() as begun:
+    with in_steps():
         assert check_all([LAYERS[name]], 4) == ["equal"]
         check_second_order(LAYERS[name])
-    assert len(begun) == 2 or gridwise.world().rank >= LAYERS[name].workers
-
-
-REFUSED = {
-    "even kernel": Case("Conv2d", (1, 1, 2, 1), (2, 3, 12, 7), (3, 4, 4), {"padding": 2}),
-    "depth": Case("Conv3d", (1, 1, 2, 1, 1), (1, 2, 8, 6, 6), (2, 3, 3), {"padding": 1}),
-    "reflect": Case("Conv2d", (1, 1, 2, 1), (2, 3, 12, 7), (3, 4, 3), {"padding": 1, "padding_mode": "reflect"}),
-}
-
-
-@workers(2)
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_padded_instead(name):
-    with adding() as begun:
-        assert check_all([REFUSED[name]], 2) == ["equal"]
-    assert not begun
-
-
-def of_one_size(case):
-    """With odd kernels, padded so that outputs are as many as inputs, in even blocks: what every worker can add."""
-    dims, kwargs = int(case.layer[4]), dict(case.kwargs)
-    kernel, dilation = (
-        each if isinstance(each, tuple) else (each,) * dims for each in (case.args[2], kwargs["dilation"])
-    )
-    kernel = tuple(1 if dims == 3 and d == 0 else k | 1 for d, k in enumerate(kernel))
-    kwargs |= {"stride": 1, "padding": tuple(d * (k // 2) for k, d in zip(kernel, dilation, strict=True))}
-    kwargs["padding_mode"] = "circular" if kwargs["padding_mode"] == "circular" else "zeros"
-    return replace(case, args=(*case.args[:2], kernel), kwargs=kwargs, extents=None, P_w=None)
 
 
 def random_convolutions(seeds, count):
     cases = [random_case(seed, count) for seed in seeds]
     return [
-        each
-        for case in cases
-        if case.layer.startswith(("Conv1", "Conv2", "Conv3"))
-        for each in (case, larger(case), of_one_size(larger(case)))
+        each for case in cases if case.layer.startswith(("Conv1", "Conv2", "Conv3")) for each in (case, larger(case))
     ]
 
 
 @workers(1, 2, 3, 4, transports=("mpi",))
 def test_random_layers(gridwise_setting):
     count = gridwise_setting[1]
-    with adding() as begun:
+    with in_steps():
         outcomes = check_all(random_convolutions(range(2000, 2120), count), count)
     assert outcomes.count("equal") > 20
-    assert len(begun) > 10 or gridwise.world().rank > 1 or count == 1
 
 
 @workers(2, 4, transports=("gloo",))
 def test_random_layers_over_gloo(gridwise_setting):
-    with adding():
+    with in_steps():
         check_all(random_convolutions(range(2200, 2260), gridwise_setting[1]), gridwise_setting[1])
 
 
@@ -102,7 +68,7 @@ def test_random_layers_over_gloo(gridwise_setting):
 @pytest.mark.parametrize("hundred", range(5))
 def test_many_random_layers(gridwise_setting, hundred):
     count = gridwise_setting[1]
-    with adding():
+    with in_steps():
         check_all(random_convolutions(range(6000 + 200 * hundred, 6200 + 200 * hundred), count), count)
 
 
@@ -114,14 +80,11 @@ def layer_and_block(size=12):
     return layer, torch.randn(2, 3, size, 9, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-def padded_and_added(run):
-    """What `run(layer, x)` returns with blocks padded, and with blocks added up."""
-    with padding_all():
-        padded = run(*layer_and_block())
-    with adding() as begun:
-        results = padded, run(*layer_and_block())
-    assert begun
-    return results
+def at_once_and_in_steps(run):
+    """What `run(layer, x)` returns with one node of autograd, and with several."""
+    at_once = run(*layer_and_block())
+    with in_steps():
+        return at_once, run(*layer_and_block())
 
 
 def close(one, other):
@@ -138,7 +101,7 @@ def test_several_backwards_and_checkpoints(reentrant):
         y.pow(2).sum().backward()
         return [x.grad, *(p.grad for p in layer.parameters())]
 
-    close(*padded_and_added(run))
+    close(*at_once_and_in_steps(run))
 
 
 @workers(2)
@@ -150,7 +113,7 @@ def test_the_gradient_given_to_backward_is_not_changed():
         assert torch.equal(given, torch.ones_like(given))
         return found
 
-    close(*padded_and_added(run))
+    close(*at_once_and_in_steps(run))
 
 
 @workers(2)
@@ -174,12 +137,12 @@ def test_data_frozen_weights_no_grad_and_hooks():
         return [y]
 
     for run in (data, frozen, hooked, nothing):
-        close(*padded_and_added(run))
+        close(*at_once_and_in_steps(run))
 
 
 @workers(2)
 def test_a_block_changed_in_place_is_noticed():
-    with adding():
+    with in_steps():
         layer, x = layer_and_block()
         hidden = x * 1
         y = layer(hidden).sum()
@@ -190,7 +153,7 @@ def test_a_block_changed_in_place_is_noticed():
 
 @workers(2)
 def test_after_a_backward_that_failed_on_all_workers():
-    with adding():
+    with in_steps():
         layer, x = layer_and_block(size=200)
         expected = torch.autograd.grad(layer(x).pow(2).sum(), x)[0]
         for _ in range(10):
@@ -214,7 +177,7 @@ def test_after_a_backward_that_failed_another_one_of_the_same_graph():
             raise MemoryError
         return tensor
 
-    with adding():
+    with in_steps():
         layer, x = layer_and_block()
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
             y = layer(x).pow(2).sum()
@@ -231,9 +194,9 @@ def test_after_a_backward_that_failed_another_one_of_the_same_graph():
 @workers(2)
 def test_what_messages_cannot_follow_is_refused():
     layer, x = layer_and_block()
-    with adding(), pytest.raises(UnsupportedError, match=r"torch\.func"):
+    with in_steps(), pytest.raises(UnsupportedError, match=r"torch\.func"):
         torch.func.grad(lambda x: layer(x).sum())(x.detach())
-    with adding(), torch.autograd.forward_ad.dual_level():
+    with in_steps(), torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x))
         with pytest.raises(UnsupportedError, match="forward-mode"):
             layer(dual)
@@ -246,21 +209,7 @@ def test_an_output_changed_in_place():
         y = torch.nn.functional.relu_(layer(x))
         return [y, *torch.autograd.grad(y.pow(2).sum(), [x, layer.weight])]
 
-    close(*padded_and_added(run))
-
-
-@workers(2)
-def test_where_one_worker_cannot_add_none_does():
-    def run(layer, x):
-        y = layer(x)
-        return [y, *torch.autograd.grad(y.pow(2).sum(), [x, layer.weight])]
-
-    with padding_all():
-        padded = run(*layer_and_block())
-    with adding() as begun, in_steps() if gridwise.world().rank else nullcontext():
-        steps = run(*layer_and_block())
-    assert not begun
-    close(padded, steps)
+    close(*at_once_and_in_steps(run))
 
 
 @workers(2)
@@ -271,7 +220,7 @@ def test_only_the_block_itself_is_kept_for_backward():
         kept.append(tensor.untyped_storage().nbytes())
         return tensor
 
-    with adding():
+    with in_steps():
         layer, x = layer_and_block(size=120)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             layer(x)
@@ -287,7 +236,7 @@ def nodes_of(node):
 
 @workers(2)
 def test_nothing_is_held_when_the_graph_is_gone():
-    with adding():
+    with in_steps():
         layer, x = layer_and_block()
         hidden = x * 1
         y = layer(hidden)
@@ -297,21 +246,6 @@ def test_nothing_is_held_when_the_graph_is_gone():
         assert not [each() for each in held if each() is not None]
 
 
-@workers(2)
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_halves_are_padded_and_formats_are_kept(memory_format):
-    with adding() as begun:
-        layer, x = layer_and_block()
-        x = x.detach().to(memory_format=memory_format)
-        y = layer(x)
-        assert y.is_cuda or y.is_contiguous(memory_format=memory_format)  # cuDNN chooses
-        assert len(begun) == 1
-        layer.to(torch.bfloat16)(x.bfloat16())
-        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
-            layer.float()(x.float())
-        assert len(begun) == 1
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 @workers(2)
 def test_on_a_device():
@@ -319,4 +253,4 @@ def test_on_a_device():
         y = layer.cuda()(x.cuda())
         return [part.cpu() for part in (y, *torch.autograd.grad(y.pow(2).sum(), [x, layer.weight]))]
 
-    close(*padded_and_added(run))
+    close(*at_once_and_in_steps(run))

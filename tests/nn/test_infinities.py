@@ -81,9 +81,10 @@ def test_convolutions_with_overlap_and_transposed_ones(infinite):
         layer = nn.DistributedConv2d(P_x, 2, 3, 3, padding=1, dtype=torch.float64)
         sequential = torch.nn.Conv2d(2, 3, 3, padding=1).double()
         wrong = check(layer, sequential, torch.randn(2, 2, 24, 6, dtype=torch.float64), infinite, "with overlap")
-    layer = nn.DistributedConvTranspose2d(P_x, 2, 3, 3, 2, 1, dtype=torch.float64)
-    sequential = torch.nn.ConvTranspose2d(2, 3, 3, 2, 1).double()
-    wrong += check(layer, sequential, torch.randn(2, 2, 9, 6, dtype=torch.float64), infinite, "transposed")
+    if infinite != "weight":  # which docs/layers.md names: rows that are cropped have a gradient of zero
+        layer = nn.DistributedConvTranspose2d(P_x, 2, 3, 3, 2, 1, dtype=torch.float64)
+        sequential = torch.nn.ConvTranspose2d(2, 3, 3, 2, 1).double()
+        wrong += check(layer, sequential, torch.randn(2, 2, 9, 6, dtype=torch.float64), infinite, "transposed")
     assert not wrong, "\n".join(wrong)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 from equality import Case, check_all, check_second_order
@@ -141,57 +139,6 @@ def test_data_frozen_weights_no_grad_and_hooks():
 
 
 @workers(2)
-def test_a_block_changed_in_place_is_noticed():
-    with in_steps():
-        layer, x = layer_and_block()
-        hidden = x * 1
-        y = layer(hidden).sum()
-        hidden.add_(1)
-        with pytest.raises(RuntimeError, match=r"modified (by an )?inplace"):
-            y.backward()
-
-
-@workers(2)
-def test_after_a_backward_that_failed_on_all_workers():
-    with in_steps():
-        layer, x = layer_and_block(size=200)
-        expected = torch.autograd.grad(layer(x).pow(2).sum(), x)[0]
-        for _ in range(10):
-            hidden = x * 1
-            y = layer(hidden)
-            hidden.add_(1)
-            with pytest.raises(RuntimeError, match=r"modified (by an )?inplace"):
-                y.sum().backward()
-            del y, hidden
-            others = [torch.zeros(2, 3, 1, 9, dtype=torch.float64) for _ in range(20)]
-            torch.testing.assert_close(torch.autograd.grad(layer(x).pow(2).sum(), x)[0], expected)
-            assert not any(other.any() for other in others)  # what was still on its way has not been written there
-
-
-@workers(2)
-def test_after_a_backward_that_failed_another_one_of_the_same_graph():
-    failing = [False]
-
-    def unpack(tensor):
-        if failing[0] and tensor.shape[-2:] == (12, 9):  # the block
-            raise MemoryError
-        return tensor
-
-    with in_steps():
-        layer, x = layer_and_block()
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
-            y = layer(x).pow(2).sum()
-        expected = torch.autograd.grad(y, x, retain_graph=True)[0]
-        for create_graph in (False, True):
-            failing[0] = True
-            with pytest.raises(MemoryError):
-                torch.autograd.grad(y, x, retain_graph=True)
-            failing[0] = False
-            found = torch.autograd.grad(y, x, retain_graph=True, create_graph=create_graph)[0]
-            assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
-
-
-@workers(2)
 def test_what_messages_cannot_follow_is_refused():
     layer, x = layer_and_block()
     with in_steps(), pytest.raises(UnsupportedError, match=r"torch\.func"):
@@ -210,40 +157,6 @@ def test_an_output_changed_in_place():
         return [y, *torch.autograd.grad(y.pow(2).sum(), [x, layer.weight])]
 
     close(*at_once_and_in_steps(run))
-
-
-@workers(2)
-def test_only_the_block_itself_is_kept_for_backward():
-    kept = []
-
-    def keep(tensor):
-        kept.append(tensor.untyped_storage().nbytes())
-        return tensor
-
-    with in_steps():
-        layer, x = layer_and_block(size=120)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            layer(x)
-    assert sorted(kept)[-1] == x.untyped_storage().nbytes()
-    assert sum(sorted(set(kept))[:-1]) < 0.2 * x.untyped_storage().nbytes()
-
-
-def nodes_of(node):
-    """The nodes of autograd that are Python's, from here on."""
-    own = [node] if isinstance(node, torch.autograd.function.BackwardCFunction) else []
-    return own + [each for before, _ in node.next_functions if before is not None for each in nodes_of(before)]
-
-
-@workers(2)
-def test_nothing_is_held_when_the_graph_is_gone():
-    with in_steps():
-        layer, x = layer_and_block()
-        hidden = x * 1
-        y = layer(hidden)
-        held = [weakref.ref(each) for each in (hidden, *nodes_of(y.grad_fn))]
-        assert len(held) == 2
-        del hidden, y
-        assert not [each() for each in held if each() is not None]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")

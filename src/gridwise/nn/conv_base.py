@@ -42,16 +42,15 @@ from ..grid import (
 )
 from ..grid.cuts import interval
 from ..partition import Partition
-from .added import EXACT
-from .agreement import Ballot, key_of
-from .arguments import need_partition, refuse_partitions
+from .agreement import key_of
+from .arguments import need_partition, problem_with_sizes, refuse_partitions
 from .autocast import autocasts, dtype_of_products
 from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .overlap import overlaps
 from .parameter import Spread
 from .single import Single, in_one_call, is_small
-from .windowed import Rows, Share, Size, Windowed, empty_output, nothing, windows_of
+from .windowed import Rows, Share, Size, Windowed, empty_output, windows_of
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -110,7 +109,11 @@ class Conv(Windowed):
         def make(device: torch.device | str | None) -> torch.nn.Module:
             return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
 
-        template = self._build(make, self._spreads_of, device, self._problem_with_partitions())
+        sizes = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+        if not isinstance(padding, str):
+            sizes["padding"] = padding
+        problem = self._problem_with_partitions() or problem_with_sizes(self.dims, **sizes)
+        template = self._build(make, self._spreads_of, device, problem)
         self._imitates(template)
         self._pad_mode = self.padding_mode
         self._work: Channels | None = None
@@ -148,6 +151,7 @@ class Conv(Windowed):
         return super()._mode(), overlaps(), autocasts()
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        self._need_channels(shape[1], self.in_channels)
         made = super()._shape_by_torch(shape, dtype)
         if any(extent <= 0 for extent in made[2:]):  # refused by torch's kernels, not by all of its shape functions
             raise PartitionError(
@@ -174,28 +178,18 @@ class Conv(Windowed):
         self._sum = self._sum_to_blocks(outputs, shape)
 
     def _single_node(self, source: Layout, shape: Shape) -> Single | None:
-        """How to do without nodes for each step; None where one call of torch, or one sum of such, is not enough."""
+        """How to do without nodes for each step; None for large blocks, and where one call of torch is not enough."""
         assert self._transport is not None
         assert self._share is not None
         assert self._agreed is not None
         pads, dtype = self.padding_mode not in ("zeros", "circular"), self._agreed.dtype
         if self.P_w is not None or pads or not in_one_call(source, shape, dtype, self.groups):
             return None
-        addition = None
         if self._share.fetch is not None and (overlaps() or not is_small(source, dtype)):
-            addition = self._share.addition if dtype in EXACT else None
-            if not self._all_workers(addition is not None):
-                return None
+            return None
         padding = tuple(line.native for line in self._share.rows)
         arguments = self.stride, padding, self.dilation, self.groups
-        return Single(self._transport, self._team, self._says, self._share.fetch, addition, *arguments)
-
-    def _all_workers(self, can: bool) -> bool:
-        assert self._transport is not None
-        ballot = Ballot()
-        place = ballot.any(not can)
-        ballot.count(self._transport, self._team, self._says)
-        return not ballot.read(place)
+        return Single(self._transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
         """The grid that computes, on axes (batch, channels, *space), and how each axis cuts the output."""
@@ -259,7 +253,7 @@ class Conv(Windowed):
         block = Layout.balanced(target, shape).block(rank).shape if rank in target else None
         part = None if outputs is None else outputs.shape
         name = f"the adjoint of the sum of {self._says}"
-        back = Copy(self._transport, self._team, name, copies, part, nothing, block)
+        back = Copy(self._transport, self._team, name, copies, part, self._nothing, block)
         forth = back.adjoint
         forth.name = f"the sum of {self._says}"
         return forth, key_of(f"{self._ticket.key} sum")

@@ -26,6 +26,7 @@ from ..errors import PartitionError, describe
 from ..grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ..partition import Partition
 from .agreement import Ballot, key_of, tell
+from .arguments import problem_with_sizes
 from .autocast import autocasts
 from .parameter import Spread
 from .single import Single, in_one_call, is_small
@@ -101,7 +102,9 @@ class ConvTranspose(Windowed):
         def make(device: torch.device | str | None) -> torch.nn.Module:
             return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
 
-        self._imitates(self._build(make, self._spreads_of, device))
+        sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+        problem = problem_with_sizes(self.dims, **sizes, output_padding=output_padding, dilation=dilation)
+        self._imitates(self._build(make, self._spreads_of, device, problem))
         self._channels: Interval = (0, 0)
         self._cuts: tuple[Cut, ...] = ()
         self._asked: Asked = None
@@ -151,6 +154,7 @@ class ConvTranspose(Windowed):
         super()._distdl_module_setup(input[:1])
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        self._need_channels(shape[1], self.in_channels)
         template, asked = self._template, self._asked
         if asked is None:
             return super()._shape_by_torch(shape, dtype)
@@ -204,7 +208,7 @@ class ConvTranspose(Windowed):
         padding, extra = (tuple(cut.padding for cut in self._cuts), tuple(cut.output_padding for cut in self._cuts))
         crops = self._crops if any(self._crops) else ()
         arguments = self.stride, padding, self.dilation, self.groups, extra, crops
-        return Single(self._transport, self._team, self._says, self._share.fetch, None, *arguments)
+        return Single(self._transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         window = self.kernel_size[d], self.stride[d], self.padding[d], self.dilation[d]

@@ -22,10 +22,11 @@ from torch import Tensor
 from ..comm.transport import Team, Transport
 from ..deferred_init import is_deferred, materialize_shard
 from ..errors import GridwiseError, MismatchError, PartitionError, UnsupportedError, describe
+from . import saved_blocks
 from .agreement import key_of, tell
 from .module import Module
 from .operator import Ticket, apply
-from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, shared_together
+from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, holders_of_blocks, shared_together
 
 
 class Layer(Module):
@@ -84,6 +85,7 @@ class Layer(Module):
         assert self._transport is not None
         transport, block = self._transport, spread.cut(value, self._transport.rank).clone()
         self._spreads[name], self._block_shapes[name] = spread, block.shape
+        holders_of_blocks[self] = transport
         if kind is torch.nn.Parameter:
             self.register_parameter(name, BlockParameter(block, value.dtype.is_floating_point or value.is_complex()))
         else:
@@ -117,6 +119,8 @@ class Layer(Module):
 
     def _rename(self, text: str) -> None:
         super()._rename(text)
+        if self._transport is not None:
+            holders_of_blocks[self] = self._transport
         self._shared = {
             name: (shared, key_of(f"{self._ticket.key} {name}")) for name, (shared, _) in self._shared.items()
         }
@@ -199,26 +203,24 @@ class Layer(Module):
             if value is not None and not isinstance(value, BlockParameter | BlockTensor):
                 value = destination[prefix + name] = value.as_subclass(BlockTensor)
                 spread.label(value, self._transport)
+        saved_blocks.note(destination, prefix, self._spreads, self._transport.rank)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
     ) -> None:
         assert self._transport is not None
-        mine = dict(state_dict)
+        mine, rank = dict(state_dict), self._transport.rank
+        saved = local_metadata.get(saved_blocks.KEY, {})
         for name, spread in self._spreads.items():
             value = mine.get(prefix + name)
-            if isinstance(value, Tensor) and is_deferred(value):
-                mine[prefix + name] = _block_of_deferred(value, spread, self._transport.rank)
-            elif isinstance(value, Tensor) and value.shape == spread.shape != getattr(self, name).shape:
-                mine[prefix + name] = spread.cut(value, self._transport.rank)
-            elif isinstance(value, BlockTensor | BlockParameter) and value.block not in (
-                None,
-                block := spread.block(self._transport.rank),
-            ):
-                raise PartitionError(
-                    f"{prefix + name} holds the block {value.block} of another grid, worker {self._transport.rank} needs "
-                    f"{block}.\n  fix: load the global state, or use gridwise.checkpoint."
-                )
+            if not isinstance(value, Tensor):
+                continue
+            if is_deferred(value):
+                mine[prefix + name] = _block_of_deferred(value, spread, rank)
+                continue
+            saved_blocks.check(prefix + name, value, saved.get(name), spread, rank)
+            if value.shape == spread.shape != getattr(self, name).shape:
+                mine[prefix + name] = spread.cut(value, rank)
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from ..errors import UnsupportedError
 from ..grid import union_of
 from ..partition import Partition
 from .agreement import Structure, agree_common, agree_plan, is_on, key_of
+from .arguments import need_first_partition
 from .mode import agree_mode
 from .operator import Operator, Ticket, apply
 from .plan import Plan, Plans, script
@@ -57,6 +58,11 @@ class Module(torch.nn.Module):
 
     A class that overrides the contract below has to say so itself.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -23,7 +23,7 @@ from ..partition import Partition
 from .agreement import Ballot, agree_layout, key_of, tell
 from .module import Module
 from .move import Move
-from .windowed import Size
+from .windowed import Size, as_batch
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
 
@@ -155,7 +155,7 @@ class MaxUnpool(Module):
 
     def forward(self, x: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
         if self._is_outside:
-            return x.flatten()[:0]
+            return as_batch(x.flatten()[:0], x)
         values = self._move(x.view(*self._lead, *x.shape), self._fetch, self._records)
         indices = self._move(indices.view(*self._lead, *indices.shape), self._fetch, False, step=1)
         lengths, at = self._outputs.shape[2:], torch.zeros_like(indices)

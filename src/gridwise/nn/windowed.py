@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -27,7 +27,6 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, route
 from ..partition import Partition
-from .added import Addition
 from .agreement import Structure, agree_layout, agree_unbatched
 from .autocast import autocasts, dtype_of_products
 from .fetch import Fetch
@@ -80,11 +79,6 @@ class Share:
         return None if self.pads else Parts.planned(self.fetch, self.windows, self.outputs)
 
     @cached_property
-    def addition(self) -> Addition | None:
-        """The outputs of a convolution as a sum, over the own block and what others have; None where it takes padding."""
-        return None if self.pads else Addition.planned(self.fetch, self.windows, self.outputs)
-
-    @cached_property
     def pads(self) -> bool:
         """Whether torch pads or crops what was fetched."""
         return any(any(line.pad) or line.crop is not None for line in self.rows)
@@ -104,6 +98,7 @@ class Windowed(Layer):
         self._share: Share | None = None
         self._agreed: Structure | None = None
         self._unbatched = False
+        self._batch = 0
 
     def _grid_of(self, partition: Partition, name: str) -> Grid:
         """The grid with an axis for each of (batch, channel, *space); one without a batch axis gets one of length 1."""
@@ -160,6 +155,7 @@ class Windowed(Layer):
         self._unbatched = agree_unbatched(self._transport, self._team, self._says, mine)
         x = self._batched(x)
         source, self._agreed = agree_layout(self._transport, self._team, self._says, self._grid_x, x)
+        self._batch = x.shape[0] if self.P_x.active else source.global_shape[0]
         self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))
 
     def _distdl_module_teardown(self, input: tuple) -> None:
@@ -181,6 +177,13 @@ class Windowed(Layer):
             raise PartitionError(f"{asked}: {error}") from None
         y = y[0] if isinstance(y, tuple) else y
         return (1, *y.shape) if self._unbatched else tuple(y.shape)
+
+    def _need_channels(self, given: int, wanted: int) -> None:
+        if given != wanted:
+            raise PartitionError(
+                f"{self._says} needs `in_channels` (={wanted}) channels in dim 1 of the global input, got {given}.\n"
+                "  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
+            )
 
     @abstractmethod
     def _plan(self, source: Layout, shape: Shape) -> None:
@@ -209,7 +212,14 @@ class Windowed(Layer):
             return None, mine
         plan = route(source, needs, rank)
         margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
-        return Fetch(self._transport, self._team, self._says, plan, nothing, margins, fill, self._fresh_gradients), mine
+        options = self._nothing, margins, fill, self._fresh_gradients
+        return Fetch(self._transport, self._team, self._says, plan, *options), mine
+
+    @property
+    def _nothing(self) -> Callable[[Tensor], Tensor]:
+        """Makes what a worker without outputs gets: ``(batch, 0)``, of its own batch if it has one."""
+        batch = self._batch
+        return lambda x: x.new_empty(batch, 0)
 
     # Calling
 
@@ -256,7 +266,8 @@ class Windowed(Layer):
         y = x.flatten()[:0]
         for parameter in self.parameters(recurse=False):
             y = y + parameter.flatten()[:0]
-        return (y, y.new_empty(0, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
+        y = as_batch(y, x)
+        return (y, y.new_empty(y.shape, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
 
 
 def windows_of(
@@ -264,7 +275,7 @@ def windows_of(
 ) -> tuple[Window, ...]:
     """How the outputs of each dim see the rows that were fetched for them."""
     each = zip(rows, kernel, stride, dilation, strict=True)
-    return tuple(Window(d * (k - 1) + 1, s, line.native, d) for line, k, s, d in each)
+    return tuple(Window(d * (k - 1) + 1, s, line.native) for line, k, s, d in each)
 
 
 def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
@@ -291,5 +302,6 @@ def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Te
     return noted(total.to(x.dtype if weight is None else dtype_of_products(x))).expand(shape)
 
 
-def nothing(x: Tensor) -> Tensor:
-    return x.new_empty(0)
+def as_batch(nothing: Tensor, x: Tensor) -> Tensor:
+    """`nothing`, without elements, in the shape that it has for the input `x`: ``(batch, 0)``, or ``(0,)`` without one."""
+    return nothing.reshape(x.shape[0], 0) if x.dim() > 1 else nothing

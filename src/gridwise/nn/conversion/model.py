@@ -27,8 +27,10 @@ from ..mode import agree_mode
 from ..module import Module, outside_of_graphs, problem_with_inference, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..overlap import overlaps
+from ..parameter import holders_of_blocks
 from ..plan import KEPT, Plans, Script, script
 from ..repartition import Repartition
+from ..windowed import as_batch
 from .attended import Attended
 from .inputs import Inputs
 from .moves import Replicated
@@ -117,6 +119,8 @@ class DistributedModel(torch.fx.GraphModule):
         nth = f"copy {self._copies} of {self._ticket.key}"
         twin._start(parts, self._inputs, self.P_x, self.P_y, self._rehearsal, self._returns, nth)
         twin.training = self.training
+        holders = [module for module in twin.modules() if "_spreads" in module.__dict__]
+        holders_of_blocks.update(dict.fromkeys(holders, self.P_x.transport))
         for name, value in self.__dict__.items():
             if "_hook" in name or name not in twin.__dict__:
                 twin.__dict__[name] = copy.deepcopy(value, memo)
@@ -230,7 +234,8 @@ class DistributedModel(torch.fx.GraphModule):
         parts = [
             x.flatten()[:0] for x in (*inputs, *self.parameters()) if isinstance(x, Tensor) and x.is_floating_point()
         ]
-        return _mapped(self.P_y, lambda _: torch.cat(parts))
+        nothing = torch.cat(parts)
+        return _mapped(self.P_y, lambda P: as_batch(nothing, inputs[0]) if P.dim > 1 else nothing)
 
 
 class GlobalShape(Module):

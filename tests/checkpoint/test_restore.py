@@ -230,3 +230,43 @@ def test_a_state_that_is_no_dict_has_no_name_to_be_stored_under(tmp_path: Path, 
     with pytest.raises(CheckpointMismatch, match="put it into a dict"):
         checkpoint.save(tmp_path / "c", Odd())
     assert not (tmp_path / "c").exists()
+
+
+class Rotary(nn.Module):
+    """A model with tensors that its state does not hold, as those of rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("angles", 1.0 / (10000 ** (torch.arange(0, 4, 2).float() / 4)), persistent=False)
+        self.register_buffer("steps", torch.zeros(2))
+        self.register_buffer("first", self.steps[:1], persistent=False)  # sees what is loaded
+        self.noise = torch.randn(3)
+        self.all_weights = [self.linear.weight, {"bias": self.linear.bias}]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * torch.cat((self.angles, self.angles)) + self.noise[0] + self.first
+
+
+def test_what_the_state_of_a_deferred_module_does_not_hold_is_made_too(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    saved = Rotary()
+    saved.steps += 5
+    checkpoint.save(tmp_path / "c", {"net": saved})
+    torch.manual_seed(2)
+    eager = Rotary()
+    checkpoint.load(tmp_path / "c", {"net": eager})
+    torch.manual_seed(2)
+    deferring = pytest.importorskip("gridwise.deferred_init")
+    net = deferring.deferred_init(Rotary)
+    weight = net.linear.weight
+    checkpoint.load(tmp_path / "c", {"net": net})
+    assert not deferring.is_deferred(net)
+    assert not net.angles.is_meta
+    assert torch.equal(net(torch.ones(4)), eager(torch.ones(4)))
+    assert net.linear.weight is weight  # whoever held the deferred one holds the loaded one
+    assert net.all_weights[0] is net.linear.weight
+    assert net.all_weights[1]["bias"] is net.linear.bias
+    assert torch.equal(net.noise, eager.noise)
+    net.steps.fill_(9)
+    assert net.first.item() == 9

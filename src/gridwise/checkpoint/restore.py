@@ -32,7 +32,7 @@ from torch import Tensor
 from ..errors import CheckpointMismatch, describe
 from ..log import logger
 from .fit import Fit, Plan, listed, name_of
-from .held import Held, held, is_deferred, is_tensor, layout_of
+from .held import Held, held, in_place_of, is_deferred, is_tensor, layout_of, materialize_rest
 from .manifest import Manifest, StoredTensor
 from .plain import plain_of
 from .state import PerWorker, check_array, check_state, has_state, is_plain, names_of_parameters, parameter_names
@@ -160,7 +160,8 @@ class _Walk(Fit):
         if is_deferred(value):
             if id(value) not in self._made:
                 self._made[id(value)] = self.deferred(key, value)
-            self.later(put, self._made[id(value)])
+            made = self._made[id(value)]
+            self.plan.finish.append(lambda: put(in_place_of(value, made)))
             return
         stored = self.stored(key)
         share = held(value, key, self.rank)
@@ -219,6 +220,7 @@ class _Walk(Fit):
                 self.later(owner.set_extra_state, _as_before(item, self.everything(joined(key, name))))
             else:
                 self.any(joined(key, name), item, partial(setattr, owner, last), depth + 1)
+        self.plan.finish.append(partial(materialize_rest, module))
 
     def check_names(self, key: str, wanted: Iterable[str], what: str) -> None:
         expected = set(wanted)

@@ -114,6 +114,23 @@ def block_for(fake: FakeTensor, ranges: Ranges) -> Tensor:
     return _as_parameter(make_block(fake.value, ranges), fake)
 
 
+def put_in_place(fake: Tensor, real: Tensor) -> Tensor:
+    """Let a real tensor from elsewhere, a checkpoint say, be what a deferred tensor becomes; what holds the fake sees it.
+
+    Views of the fake that are materialised later are views of it, if it is the whole tensor.
+    """
+    if not isinstance(fake, FakeTensor) or "became" in fake.__dict__:
+        return real_of(fake)  # it is real already: tied tensors come more than once
+    if real.shape == fake.shape and real.stride() == fake.stride() and _is_whole(fake.meta):
+        fake.value.cell.made = StorageWeakRef(real.untyped_storage())
+    _adopt([fake], [_dressed(real, fake)])
+    return real_of(fake)
+
+
+def _is_whole(meta: Tensor) -> bool:
+    return meta.is_contiguous() and meta.nbytes == meta.untyped_storage().nbytes()
+
+
 def real_of(tensor: Any) -> Any:
     """What a tensor that went through `make_real` is now: itself, or the one that took its place."""
     return tensor.__dict__.get("became", tensor) if isinstance(tensor, FakeTensor) else tensor

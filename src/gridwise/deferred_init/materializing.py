@@ -76,6 +76,9 @@ def _make_real(tensors: Iterable[Tensor], progress: Any) -> None:
     fakes = [fake for fake in pending.values() if "became" not in fake.__dict__]
     storages = _storages([fake.value for fake in fakes if fake.grad_fn is None], progress)
     made: dict[Value, Tensor] = {}
+    for leaf in pending.values():  # what an autograd graph ends in may have become real before
+        if "became" in leaf.__dict__ and leaf.grad_fn is None and leaf.became.shape == leaf.shape:
+            made[leaf.value] = leaf.became
     reals: list[Tensor] = []
     for fake in fakes:
         if fake.grad_fn is None:

@@ -161,3 +161,19 @@ def _is_pending(x: Tensor) -> bool:
     """Whether `gridwise.deferred_init` has deferred this tensor; if nobody has imported it, it has deferred none."""
     deferring = sys.modules.get("gridwise.deferred_init")
     return deferring is not None and bool(deferring.is_deferred(x))
+
+
+def in_place_of(x: Tensor, made: Tensor) -> Tensor:
+    """What a deferred tensor is when `made` has taken its place: itself, wherever it is held, if it can be."""
+    if x.is_meta:
+        return made
+    from ..deferred_init.materializing import put_in_place
+
+    return put_in_place(x, made)
+
+
+def materialize_rest(module: torch.nn.Module) -> None:
+    """Make what is still deferred when the state of a module is loaded: what its state does not hold."""
+    deferring = sys.modules.get("gridwise.deferred_init")
+    if deferring is not None and not isinstance(module, torch.jit.ScriptModule):
+        deferring.materialize_module(module, progress=False)

@@ -1,12 +1,13 @@
 """Somebody on the same machine who means harm: `python stranger.py` attacks the ports that it reads, one per line.
 
 Garbage, deeply nested brackets, huge lengths, senders that send a byte at a time, idle callers, floods. It knows nothing of
-Gridwise, and runs as another user where it may.
+Gridwise, and runs as another user where it may. At the end it prints how often it has reached each port.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import socket
@@ -30,12 +31,24 @@ IDLE = 100
 """Connections that are held open without a word, per port."""
 
 
+reached: dict[int, int] = {}
+"""How many connections were made, per port."""
+
+
+def connected(port: int) -> socket.socket:
+    caller = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    caller.settimeout(1.0)
+    caller.connect(("127.0.0.1", port))
+    reached[port] = reached.get(port, 0) + 1
+    return caller
+
+
 def harm(port: int, ended: threading.Event) -> None:
     """Try everything on one port until told to stop."""
     rng, idle = random.Random(port), list[socket.socket]()
     while not ended.is_set():
         with contextlib.suppress(OSError):
-            caller = socket.create_connection(("127.0.0.1", port), timeout=1.0)
+            caller = connected(port)
             kind = rng.random()
             if kind < 0.3 and len(idle) < IDLE:
                 idle.append(caller)
@@ -64,6 +77,7 @@ def main() -> None:
     ended.set()
     for thread in threads:
         thread.join()
+    print(json.dumps(reached))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import random
 import shutil
 import time
 import tracemalloc
@@ -19,6 +21,8 @@ from gridwise.checkpoint import parse
 from gridwise.checkpoint.chunks import CHUNK, checksum
 from gridwise.checkpoint.openfile import DataFile
 from gridwise.checkpoint.parse import from_bytes
+from gridwise.checkpoint.tree import is_length
+from gridwise.checkpoint.values import decoded
 from gridwise.errors import CheckpointDamaged, CheckpointError
 
 
@@ -330,3 +334,72 @@ def test_data_that_is_no_json_in_the_notes_of_a_file(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"s\.safetensors"):
             checkpoint.convert(tmp_path / "s.safetensors", tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+# Random forgeries, loaded
+
+ODD_PARTS = ["#1", "#01", "#\u0661", "~05", "~5", "~4", "@0", "@1", "a", "", "x/y", "w", "n"]
+ODD_VALUES = [
+    *(0, -1, 1 << 70, 1.5, "x", None, True, [], {}, {"$list": 1}, {"$items": 0}, {"$float": "inf"}, {"$tuple": "ab"}),
+    *(
+        {"$complex": "12"},
+        {"$complex": ["1e999", "0"]},
+        {"$device": 0},
+        {"$dtype": "float"},
+        {"$dict": [[1, 2], [True, 3]]},
+    ),
+    *({"$bytes": "QQ=a"}, {"$dict": {"a": 1}}, [[{"$tuple": []}]]),
+]
+
+
+def forged_at_random(tree: dict[str, Any], choice: random.Random) -> None:
+    """Change an entry's name or what it says, or add one: in the ways that a forger would try."""
+    section = tree[choice.choice(["tensors", "values", "per_worker"])]
+    name = choice.choice([*section, choice.choice(ODD_PARTS)])
+    other = "/".join([*name.split("/")[: choice.randint(0, 2)], choice.choice(ODD_PARTS)])
+    how = choice.choice(["rename", "put", "add", "drop"])
+    if how == "rename" and name in section:
+        section[other] = section.pop(name)
+    elif how == "drop":
+        section.pop(name, None)
+    else:
+        section[other if how == "add" else name] = choice.choice(ODD_VALUES)
+
+
+def leaves(tree: Any) -> int:
+    if isinstance(tree, dict | list | tuple):
+        return sum(map(leaves, tree.values() if isinstance(tree, dict) else tree))
+    return 1
+
+
+@pytest.mark.parametrize("times", [200, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])])
+def test_random_forgeries_are_read_as_they_stand_or_refused(tmp_path: Path, times: int) -> None:
+    path = tmp_path / "c"
+    state = {
+        "a": torch.ones(2),
+        "n": {1: torch.ones(1), 10: torch.ones(1)},
+        "~5": 1,
+        "#1": 2,
+        "w": checkpoint.PerWorker(3),
+    }
+    checkpoint.save(path, state | {"l": [torch.ones(1), {"x": 1}]})
+    good = tree_of(path)
+    choice = random.Random(5)
+    read = 0
+    for _ in range(times):
+        tree = copy.deepcopy(good)
+        for _ in range(choice.randint(1, 3)):
+            forged_at_random(tree, choice)
+        (path / "manifest.json").write_bytes(choice.choice([sealed, sealed_in_lines])(tree))
+        target = torch.zeros(2)
+        try:
+            manifest = checkpoint.verify(path)
+            found = checkpoint.load(path)
+            checkpoint.load(path, {"a": target})
+        except CheckpointError:
+            assert not target.any()
+            continue
+        read += 1
+        held = [value for value in manifest.values.values() if not is_length(value)]
+        assert leaves(found) == len(manifest.tensors) + sum(leaves(decoded(value)) for value in held)
+    assert read

@@ -20,6 +20,7 @@ from .units import Units
 def overlaps_itself(x: Tensor) -> bool:
     """Whether several elements of a tensor lie at one place.
 
+    >>> import torch
     >>> overlaps_itself(torch.ones(1).expand(3)), overlaps_itself(torch.ones(3, 2).T)
     (True, False)
     """

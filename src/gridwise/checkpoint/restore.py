@@ -32,7 +32,7 @@ from torch import Tensor
 from ..errors import CheckpointMismatch, describe
 from ..log import logger
 from .fit import Fit, Plan, listed, name_of
-from .held import Held, held, in_place_of, is_deferred, is_tensor, layout_of, materialize_rest
+from .held import Held, dtype_of, held, in_place_of, is_deferred, is_tensor, layout_of, materialize_rest
 from .manifest import Manifest, StoredTensor
 from .plain import plain_of
 from .state import PerWorker, check_array, check_state, has_state, is_plain, names_of_parameters, parameter_names
@@ -166,7 +166,7 @@ class _Walk(Fit):
         stored = self.stored(key)
         share = held(value, key, self.rank)
         if share.shape != stored.shape or share.code != stored.code:  # spelt out for speed: most tensors fit
-            self.check_fits(key, stored, share.shape, value.dtype)
+            self.check_fits(key, stored, share.shape, dtype_of(value))
         for part in share.parts:
             self.want(key, stored, part.data, part.box, fresh=False)
 

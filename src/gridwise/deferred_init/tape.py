@@ -31,7 +31,9 @@ class Cell:
 
     def __init__(self) -> None:
         self.writes: list[Node] = []  # in order of time; the first made it
-        self.resized = False  # the size that it was made with is not the one that it has: no write replaces those before
+        self.resized = (
+            False  # the size that it was made with is not the one that it has: no write replaces those before
+        )
         self.made: Any = None  # a weak reference to the real storage, once there is one
 
 

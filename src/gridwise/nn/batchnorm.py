@@ -52,6 +52,8 @@ class DistributedBatchNorm(Layer):
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
+    _settings = ("eps", "momentum", "track_running_stats")
+    _fixed = (*Layer._fixed, "num_features")
     dims: tuple[int, ...] = ()
     """How many dims the input may have; any from 2 on, if empty."""
 
@@ -96,6 +98,10 @@ class DistributedBatchNorm(Layer):
         layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
         check_cut_like_parameters(self._says, layout, 1, self.num_features)
         self._input_needs_grad = agreed.requires_grad
+        mean, var, weight, bias = self.running_mean, self.running_var, self._block("weight"), self._block("bias")
+        self._try_dtypes(
+            lambda one: F.batch_norm(one(input[0], 2, 1), one(mean, 1), one(var, 1), one(weight, 1), one(bias, 1), True)
+        )
         others = [axis for axis in range(layout.grid.dim) if axis != 1]
         members = tuple(sorted(layout.grid.team_along(self._transport.rank, others)))
         self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
@@ -106,9 +112,8 @@ class DistributedBatchNorm(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
-        weight, bias = self.weight, self.bias
         if not self._uses_batch:
-            weight, bias = (None if p is None else self._parameter(n) for n, p in (("weight", weight), ("bias", bias)))
+            weight, bias = self._weight_and_bias()
             if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
                 along = (1, -1, *(1,) * (x.dim() - 2))
                 y = x if weight is None else x * weight.view(along)
@@ -118,6 +123,7 @@ class DistributedBatchNorm(Layer):
             raise PartitionError(
                 f"{self._says}: expected more than 1 value per channel when training, the global input has {self._count}."
             )
+        weight, bias = map(self._block, ("weight", "bias"))
         wants = any(p is not None and p.requires_grad for p in (weight, bias))
         records = torch.is_grad_enabled() and (wants or self._input_needs_grad)
         if x.is_cuda and self._all_have_some:
@@ -148,6 +154,9 @@ class DistributedBatchNorm(Layer):
         if tracks and not fused:
             self._track(mean, inverse**-2 - self.eps)
         return y
+
+    def _problem_with_state(self, input: tuple) -> str | None:
+        return super()._problem_with_state(input) or problem_with_half_of_statistics(self)
 
     @property
     def _uses_batch(self) -> bool:
@@ -200,6 +209,12 @@ class DistributedBatchNorm3d(DistributedBatchNorm):
     """`torch.nn.BatchNorm3d` of tensors ``(batch, channel, depth, height, width)`` on `P_x`."""
 
     dims = (5,)
+
+
+def problem_with_half_of_statistics(layer: torch.nn.Module) -> str | None:
+    """Torch takes both running statistics, or none; in training some of its kernels take one."""
+    mean, var = (layer._buffers.get(name) is None for name in ("running_mean", "running_var"))
+    return None if mean == var else "needs both `running_mean` and `running_var`, or none"
 
 
 def without_bias(layer: torch.nn.Module) -> torch.nn.Module:

@@ -78,6 +78,9 @@ class Conv(Windowed):
     padding: tuple[int, ...] | str
     dilation: tuple[int, ...]
     padding_mode: str
+    _settings = ("stride", "padding", "dilation", "padding_mode")
+    _fixed = (*Windowed._fixed, "in_channels", "out_channels", "kernel_size", "groups")
+    _required = ("weight",)
 
     def __init__(
         self,
@@ -115,7 +118,6 @@ class Conv(Windowed):
         problem = self._problem_with_partitions() or problem_with_sizes(self.dims, **sizes)
         template = self._build(make, self._spreads_of, device, problem)
         self._imitates(template)
-        self._pad_mode = self.padding_mode
         self._work: Channels | None = None
         self._sum: tuple[Sum, int] | None = None
         self._single: Single | None = None
@@ -152,6 +154,7 @@ class Conv(Windowed):
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         self._need_channels(shape[1], self.in_channels)
+        self._try_convolution(dtype, FUNCTION[self.dims])
         made = super()._shape_by_torch(shape, dtype)
         if any(extent <= 0 for extent in made[2:]):  # refused by torch's kernels, not by all of its shape functions
             raise PartitionError(
@@ -162,6 +165,11 @@ class Conv(Windowed):
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         assert self._transport is not None
+        self._pad_mode, self._stride, self._dilation = (
+            self.padding_mode,
+            self._each(self.stride),
+            self._each(self.dilation),
+        )
         grid, batch, work, space = self._spread_work(source, shape)
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
         channels, wraps = [self._channels_for(part) for part in work], self.padding_mode == "circular"
@@ -172,7 +180,7 @@ class Conv(Windowed):
             self._work = work[part]
             blocks = [interval(cuts, i) for cuts, i in zip(space, index, strict=True)]
             outputs = Box.of_intervals([interval(batch, at), self._work.outputs, *blocks])
-        windows = windows_of(mine, self.kernel_size, self.stride, self.dilation) if mine else None
+        windows = windows_of(mine, self.kernel_size, self._stride, self._dilation) if mine else None
         self._share = Share(outputs, fetch, mine, windows)
         self._single = self._single_node(source, shape)
         self._sum = self._sum_to_blocks(outputs, shape)
@@ -188,7 +196,7 @@ class Conv(Windowed):
         if self._share.fetch is not None and (overlaps() or not is_small(source, dtype)):
             return None
         padding = tuple(line.native for line in self._share.rows)
-        arguments = self.stride, padding, self.dilation, self.groups
+        arguments = self._stride, padding, self._dilation, self.groups
         return Single(self._transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
@@ -216,10 +224,8 @@ class Conv(Windowed):
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         """Per place along dim `d` of space, the rows that its outputs see."""
-        kernel, stride, dilation = self.kernel_size[d], self.stride[d], self.dilation[d]
-        before = self.padding[d] if not isinstance(self.padding, str) else 0
-        if self.padding == "same":
-            before = dilation * (kernel - 1) // 2
+        kernel, stride, dilation = self.kernel_size[d], self._stride[d], self._dilation[d]
+        before = self._padding_before(d)
         lines = []
         for outputs in pairwise(cuts):
             need = window_need(outputs, kernel, stride, before, dilation)
@@ -236,6 +242,14 @@ class Conv(Windowed):
             else:
                 lines.append(Rows.padded(padding, by_margin=self.padding_mode == "zeros"))
         return lines
+
+    def _padding_before(self, d: int) -> int:
+        """How many rows are padded before the first. All modes but 'zeros' pad as torch's layer was constructed."""
+        if self.padding_mode != "zeros":
+            return int(self._sequential._reversed_padding_repeated_twice[2 * (self.dims - 1 - d)])
+        if isinstance(self.padding, str):
+            return self._dilation[d] * (self.kernel_size[d] - 1) // 2 if self.padding == "same" else 0
+        return self._each(self.padding)[d]
 
     def _sum_to_blocks(self, outputs: Box | None, shape: Shape) -> tuple[Sum, int] | None:
         """The sum of parts over the input channels, to the blocks on P_y; None where each part is a block already."""
@@ -309,12 +323,14 @@ class Conv(Windowed):
         runs = group_runs(self._work.outputs, per_group)
         if len(runs) == 1:
             (_, (first, last)) = runs[0]
-            return convolve(x, weight, bias, self.stride, padding, self.dilation, last - first)
+            return convolve(x, weight, bias, self._stride, padding, self._dilation, last - first)
         parts, base = [], groups_of(self._work.outputs, per_group)[0]
         for (a, b), (first, last) in runs:
             seen = x.narrow(1, (first - base) * weight.shape[1], (last - first) * weight.shape[1])
             some = None if bias is None else bias[a - offset : b - offset]
             parts.append(
-                convolve(seen, weight[a - offset : b - offset], some, self.stride, padding, self.dilation, last - first)
+                convolve(
+                    seen, weight[a - offset : b - offset], some, self._stride, padding, self._dilation, last - first
+                )
             )
         return torch.cat(parts, 1)

@@ -53,6 +53,8 @@ class DistributedLinear(Layer):
 
     weight: Tensor
     bias: Tensor | None
+    _fixed = (*Layer._fixed, "in_features", "out_features")
+    _required = ("weight",)
 
     def __init__(
         self,
@@ -100,6 +102,10 @@ class DistributedLinear(Layer):
                 f"{says} needs {self.in_features} features in the last dim of the global input, got {shape[-1]}."
             )
         self._agreed = agreed
+        x = torch.empty(0, dtype=agreed.dtype, device=agreed.device)
+        self._try_dtypes(
+            lambda one: F.linear(one(x, 1, 1), one(self._block("weight"), 1, 1), one(self._block("bias"), 1))
+        )
         self._fetch: Move | None = None
         self._collect: MoveBack | None = None
         if self.P_w is None:

@@ -68,6 +68,11 @@ def shifted(outputs: Interval, taps: Taps, ratio: float, device: torch.device) -
     return Dim((origin, last), taps.cut(outputs, origin, device), stop - at, 1 / ratio, start - at)
 
 
+def _check_mode(mode: str) -> None:
+    if mode not in KERNELS:
+        raise UnsupportedError(f"`mode` (={mode!r}) is not offered.\n  fix: one of {', '.join(map(repr, KERNELS))}.")
+
+
 class DistributedUpsample(Module):
     """`torch.nn.Upsample` of tensors ``(batch, channel, *space)`` on `P_x`, up or down.
 
@@ -90,6 +95,8 @@ class DistributedUpsample(Module):
     """
 
     _keeps_plans = True
+    _settings = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+    _fixed = ("P_x",)
 
     def __init__(
         self,
@@ -101,10 +108,7 @@ class DistributedUpsample(Module):
         recompute_scale_factor: bool | None = None,
     ) -> None:
         super().__init__()
-        if mode not in KERNELS:
-            raise UnsupportedError(
-                f"`mode` (={mode!r}) is not offered.\n  fix: one of {', '.join(map(repr, KERNELS))}."
-            )
+        _check_mode(mode)
         self.P_x, self.mode, self.align_corners = P_x, mode, align_corners
         self.size = tuple(size) if isinstance(size, Sequence) else size
         self.scale_factor = tuple(map(float, scale_factor)) if isinstance(scale_factor, Sequence) else scale_factor
@@ -113,6 +117,7 @@ class DistributedUpsample(Module):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         assert self._transport is not None
+        _check_mode(self.mode)
         x, me = input[0], self._transport.rank
         layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, x)
         shape = self._output_shape(layout.global_shape)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -113,11 +113,26 @@ class Windowed(Layer):
     def _imitates(self, template: torch.nn.Module) -> None:
         """Remember torch's layer, on the meta device: it knows the output's shape and what to refuse."""
         self.__dict__["_template"] = template  # no child: it has no part in this layer's state
-        for name in getattr(template, "__constants__", ()):
-            setattr(self, name, getattr(template, name))
+        for name in (*self._fixed, *self._settings):
+            if hasattr(template, name):
+                setattr(self, name, getattr(template, name))
+
+    @property
+    def _sequential(self) -> Any:
+        """Torch's layer, as this one is set now."""
+        template: Any = self._template
+        for name in self._settings:
+            setattr(template, name, getattr(self, name))
+        return template
 
     def extra_repr(self) -> str:
-        return self._template.extra_repr()
+        words: str = self._sequential.extra_repr()
+        return words
+
+    def _each(self, size: Any) -> tuple[int, ...]:
+        """A size for each dim of space, where torch takes one for all too."""
+        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
+        return sizes * self.dims if len(sizes) == 1 else sizes
 
     # Planning
 
@@ -136,17 +151,7 @@ class Windowed(Layer):
             return (
                 f"got a block of shape {tuple(x.shape)} without a batch, but the grid cuts the batch: {self.P_x.shape}"
             )
-        for name, parameter in self._parameters.items():
-            if parameter is not None and parameter.device != x.device:
-                return f"got a tensor on {x.device} while `{name}` is on {parameter.device}"
         return None
-
-    def _structure_of(self, input: tuple) -> Hashable:
-        return super()._structure_of(input), self._dtypes
-
-    @property
-    def _dtypes(self) -> tuple[torch.dtype, ...]:
-        return tuple([p.dtype for p in self._parameters.values() if p is not None])
 
     def _distdl_module_setup(self, input: tuple) -> None:
         assert self._transport is not None
@@ -163,16 +168,19 @@ class Windowed(Layer):
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         """The global output's shape; raises what torch would raise for the global input."""
-        template = self._template
-        if dtypes := self._dtypes:
-            template = template.to(dtypes[0])
-            dtype = dtypes[0] if autocasts() else dtype
+        template = self._sequential
+        for name in template._parameters:
+            value = self._parameters.get(name, next(self.parameters(), None))  # computed from others, of one dtype
+            if value is not None:
+                blank = torch.empty(self._spreads[name].shape, dtype=value.dtype, device="meta")
+                dtype = value.dtype if autocasts() else dtype
+            template._parameters[name] = None if value is None else torch.nn.Parameter(blank, requires_grad=False)
         x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about how torch would compute it, which it does not
                 y = template(x)
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             asked = f"{self._says} cannot take a global input of shape {tuple(x.shape)}, {dtype}"
             raise PartitionError(f"{asked}: {error}") from None
         y = y[0] if isinstance(y, tuple) else y
@@ -184,6 +192,14 @@ class Windowed(Layer):
                 f"{self._says} needs `in_channels` (={wanted}) channels in dim 1 of the global input, got {given}.\n"
                 "  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
             )
+
+    def _try_convolution(self, dtype: torch.dtype, convolve: Any) -> None:
+        """Raise what torch raises to an input of this dtype and weights of theirs."""
+        assert self._agreed is not None
+        x = torch.empty(0, dtype=dtype, device=self._agreed.device)
+        weight, bias, ones = self._parameters.get("weight"), self._parameters.get("bias"), (1,) * (self.dims + 2)
+        if weight is not None:
+            self._try_dtypes(lambda one: convolve(one(x, *ones), one(weight, *ones), one(bias, 1)))
 
     @abstractmethod
     def _plan(self, source: Layout, shape: Shape) -> None:

@@ -324,7 +324,7 @@ def test_a_world_that_a_task_left_open_is_no_death_when_the_pool_ends(tmp_path: 
     script = tmp_path / "open.py"
     script.write_text(WORLD_LEFT_OPEN)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=150, env=environment)
     assert done.stdout == "[3, 3, 3]\n"
     assert done.stderr == ""
 

@@ -71,7 +71,7 @@ def listening(mark: bytes) -> dict[int, str]:
 def test_a_job_under_attack_ends_well(tmp_path: Path, launcher: str, transport: str) -> None:
     script, mark = tmp_path / "job.py", secrets.token_hex(8)
     text = LAUNCH if launcher == "launch" else RUN
-    script.write_text(text.format(seconds=15, transport=transport))
+    script.write_text(text.format(seconds=6, transport=transport))
     command = (
         [str(script)] if launcher == "launch" else ["-c", CLI, "run", "-n", "2", "--transport", transport, str(script)]
     )

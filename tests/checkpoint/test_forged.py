@@ -207,7 +207,7 @@ def test_a_load_stops_soon_where_everything_is_wrong(saved: Path, monkeypatch: p
         read.clear()
         with pytest.raises(CheckpointDamaged, match=r"(?s)'a'.*have the checksum.*the rest was not looked at"):
             call()
-        assert len(read) <= 64  # of 512
+        assert len(read) <= 128  # of 512; each thread may have a few under way
 
 
 def _counted(method: Any, calls: list[int]) -> Any:

@@ -94,17 +94,18 @@ class Node:
         if x.nbytes <= FEW:
             out.copy_(self.all_gather(flat, team).sum(0, dtype=x.dtype))
             return
-        size = len(team) * self._chunk // x.element_size()
+        size = min(x.numel(), len(team) * self._chunk // x.element_size())
+        room = x.new_empty((len(team) - 1, -(-size // len(team))))
         for start in range(0, x.numel(), size):
-            self._sum_shares(out[start : start + size], flat[start : start + size], team)
+            self._sum_shares(out[start : start + size], flat[start : start + size], team, room)
 
-    def _sum_shares(self, out: Tensor, x: Tensor, team: Team) -> None:
+    def _sum_shares(self, out: Tensor, x: Tensor, team: Team, room: Tensor) -> None:
         place, n = team.index(self._me), len(team)
         cuts = [x.numel() * i // n for i in range(n + 1)]
         shares = [x[a:b] for a, b in pairwise(cuts)]
         results = [out[a:b] for a, b in pairwise(cuts)]
         others = [(i, rank) for i, rank in enumerate(team) if rank != self._me]
-        heard = {i: torch.empty_like(shares[place]) for i, _ in others}
+        heard = {i: row[: len(shares[place])] for (i, _), row in zip(others, room, strict=True)}
         sends = [(rank, [shares[i]]) for i, rank in others]
         self.post(sends, [(rank, [heard[i]]) for i, rank in others], x.dtype).wait()
         heard[place] = shares[place]

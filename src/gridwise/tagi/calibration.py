@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import PartitionError
-from .classification import ClassPrediction
-from .estimator import Prediction
+from .estimators.classification import ClassPrediction
+from .estimators.estimator import Prediction
 from .metric import calibration
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..errors import PartitionError, UnsupportedError
 from .calibration import calibration_curve
-from .classification import ClassPrediction
-from .estimator import Prediction
+from .estimators.classification import ClassPrediction
+from .estimators.estimator import Prediction
 
 
 def plot_intervals(

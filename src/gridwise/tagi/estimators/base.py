@@ -18,7 +18,7 @@ from torch import Tensor
 from ...errors import PartitionError
 from ..nn import Sequential, TrainStep
 from ..nn.data_struct import of_array
-from ..scale import Scale
+from .scaling import Scale
 from .search import Settings, Task, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, outputs_of
 

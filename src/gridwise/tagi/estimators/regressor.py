@@ -12,9 +12,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from ...errors import PartitionError
-from ..estimator import Prediction
-from ..scale import Scale
 from .base import TAGIEstimator, scale_of
+from .estimator import Prediction
+from .scaling import Scale
 from .tasks import Numbers, Shape, VaryingNumbers
 
 LEARNT, VARYING = "learnt", "heteroscedastic"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..inference.initial_values import gaussian_pair, scale_of
 from ..nn.base_layer import ParametricLayer
 from ..nn.gaussian import Gaussian, Innovation
-from ..nn.initial import gaussian_pair, scale_of
 
 
 class StackedLinear(ParametricLayer):

@@ -1,0 +1,280 @@
+"""Time series: the next value from a window of the last ones, and further ahead with intervals that hold.
+
+    row of the network    value t, covariates t+1 | value t+1, covariates t+2 | ...   `window` pairs, flat
+    covariates            sine and cosine of each period, then the exogenous columns: what is known of the time to come
+    further ahead         what is predicted goes in again, with its variance
+    missing values        as observations: skipped; inside a window: the network's own prediction, with its variance
+
+The variances of a recursion leave out that its errors go together. `fit(..., horizon=h)` therefore forecasts a part of the
+series that it holds out, from many starts, and stretches the standard deviation of each step ahead to what it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import PartitionError
+from ..nn import Sequential
+from ..series import Series, as_series, covariates, windows
+from .estimator import Noise, Prediction
+from .regression import Regressor
+from .scaling import ColumnMoments, Scale
+
+HELD_OUT, STARTS = 0.25, 40
+"""The part of a series that is held out to find the stretch, and how many starts it is forecast from at most."""
+
+
+class Forecaster:
+    """Predicts the next value of a series from a window of values.
+
+    Parameters
+    ----------
+    net
+        A `Sequential` from `inputs_for(window, periods, exogenous)` values (an `LSTM(1, units, window)` first, say) to one
+        output. With covariates each value comes with those of the time after it: `LSTM(1 + covariates, units, window)`.
+    window
+        How many values the network sees.
+    sigma_v
+        Standard deviation of the noise of the standardised values: a number, or a function of the epoch.
+    compile
+        See `TrainStep`.
+    periods
+        Lengths of the seasons, in steps of the series: (24, 168) for hours with days and weeks.
+    exogenous
+        How many columns are given besides the series (weather, holidays), which are known ahead.
+    """
+
+    def __init__(
+        self,
+        net: Sequential,
+        window: int,
+        sigma_v: Noise = 0.1,
+        compile: bool = False,
+        *,
+        periods: Sequence[float] = (),
+        exogenous: int = 0,
+    ) -> None:
+        if window < 1:
+            raise PartitionError(f"Forecaster: `window` (={window}) is less than one.")
+        if exogenous < 0 or not all(p > 0 for p in periods):
+            raise PartitionError(
+                f"Forecaster: `periods` (={tuple(periods)}) are above zero, and `exogenous` (={exogenous}) a number of columns."
+            )
+        self.window, self.periods, self.exogenous = window, tuple(float(p) for p in periods), exogenous
+        self._regressor = Regressor(net, sigma_v, standardize=False, compile=compile)
+        self._scale, self._scale_exogenous = Scale.none(), Scale.none()
+        self._stretch: list[float] = []
+
+    @staticmethod
+    def inputs_for(window: int, periods: Sequence[float] = (), exogenous: int = 0) -> int:
+        """How many inputs the network has."""
+        return window * (1 + 2 * len(periods) + exogenous)
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """Noise and error of each epoch."""
+        return self._regressor.history
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+    def fit(self, series: Any, exogenous: Any = None, *, horizon: int | None = None, **options: Any) -> Forecaster:
+        """Learn from the windows of a series; a second fit starts anew.
+
+        Parameters
+        ----------
+        series
+            Values in equal steps of time, (n,) or (n, 1); NaN where one is missing.
+        exogenous
+            (n, columns), without gaps, where the forecaster has any.
+        horizon
+            How far ahead intervals shall hold: they are then stretched to what is found on the last quarter of the series,
+            which is held out for that and learnt afterwards.
+        options
+            As in `Estimator.fit`.
+        """
+        data = self._looked_through(series, exogenous, horizon)
+        before = self._scale, self._scale_exogenous, self._stretch
+        try:
+            self._stretch = self._found_stretch(data, horizon, options) if horizon is not None else []
+            self._learn(data, options)
+        except PartitionError:
+            self._scale, self._scale_exogenous, self._stretch = before
+            raise
+        return self
+
+    def partial_fit(self, series: Any, exogenous: Any = None, *, start: int = 0, **options: Any) -> Forecaster:
+        """Learn on from what is known, with the scale of the first series, whose value 0 is `start` steps earlier."""
+        if self._regressor._shape is None:
+            return self.fit(series, exogenous, **options)
+        self._regressor.partial_fit(*self._rows(self._looked_through(series, exogenous, None), start), **options)
+        return self
+
+    def _learn(self, data: Series, options: Mapping[str, Any]) -> None:
+        self._scale, self._scale_exogenous = self._scale_of(data.values), self._scale_of(data.exogenous)
+        self._regressor.fit(*self._rows(data, 0), **options)
+
+    def _looked_through(self, series: Any, exogenous: Any, horizon: int | None) -> Series:
+        """The data, after all workers have found that they can be learnt from; else all raise."""
+        problem, data = None, Series(np.zeros(0), np.zeros((0, self.exogenous)))
+        try:
+            data = as_series(series, exogenous, self.exogenous, 0, "fit")
+            if len(data.values) and len(data.values) <= self.window:
+                raise PartitionError(f"fit: {len(data.values)} values are no more than `window` (={self.window}).")
+            held = round(HELD_OUT * len(data.values))
+            if horizon is not None and not 1 <= horizon <= held - 1:
+                raise PartitionError(
+                    f"fit: `horizon` (={horizon}) is from 1 to {held - 1}: less than a quarter of {len(data.values)} values."
+                )
+        except PartitionError as error:
+            problem = str(error)
+        self._regressor._agree("fit of a series", problem)
+        return data
+
+    def _rows(self, data: Series, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and observations; windows that miss a value are left out."""
+        values = self._standardised(data.values)
+        rows = windows(values, self._covariates(data.exogenous, start), self.window)
+        whole = np.isfinite(rows).all(1)
+        return rows[whole], values[self.window :][whole, None]
+
+    def _found_stretch(self, data: Series, horizon: int, options: Mapping[str, Any]) -> list[float]:
+        """By how much errors of each step ahead are larger than predicted, on the last part of the series."""
+        n = len(data.values)
+        first = n - round(HELD_OUT * n)
+        self._stretch = []
+        self._learn(Series(data.values[:first], data.exogenous[:first]), options)
+        starts = np.unique(np.linspace(first, n - horizon, min(STARTS, n - horizon - first + 1)).astype(int))
+        mu, var = self._filled(data, 0)
+        known = self._covariates(data.exogenous, 0)
+        mean, total = self._ahead(
+            np.stack([mu[s - self.window : s] for s in starts]),
+            np.stack([var[s - self.window : s] for s in starts]),
+            np.stack([known[s - self.window + 1 : s + horizon] for s in starts]),
+        )
+        values = self._standardised(data.values)
+        squares = (np.stack([values[s : s + horizon] for s in starts]) - mean) ** 2 / total
+        sums = torch.from_numpy(np.stack((np.nansum(squares, 0), np.isfinite(squares).sum(0).astype(float))))
+        if (team := self._regressor.net.replicas) is not None:
+            sums = team.transport.all_sum(sums, team.team, "the errors of forecasts")
+        return _smooth(np.sqrt(sums[0].numpy() / np.maximum(sums[1].numpy(), 1.0))).tolist()
+
+    def _scale_of(self, values: np.ndarray) -> Scale:
+        moments, team = ColumnMoments(), self._regressor.net.replicas
+        moments.add(torch.as_tensor(values))
+        return Scale.from_moments(moments if team is None else moments.over(team, values.shape[1:]))
+
+    # ---- predictions ------------------------------------------------------------------------------------------------
+    def predict(self, series: Any, exogenous: Any = None, *, start: int = 0) -> Prediction:
+        """One step ahead: a prediction for every value of the series from number `window` on.
+
+        The first value is `start` steps after the first of the series that was fitted, which matters for `periods`.
+        """
+        data = as_series(series, exogenous, self.exogenous, 0, "predict")
+        self._check_fitted("predict")
+        mu, var = self._filled(data, start)
+        rows, spread = windows(mu, self._covariates(data.exogenous, start), self.window), self._spread(var)
+        m, v = self._regressor._outputs(
+            torch.from_numpy(rows), 1024, torch.from_numpy(spread) if spread.any() else None
+        )
+        return self._back(m.double().numpy()[:, 0], v.double().numpy()[:, 0] + self._noise(), self._stretch[:1])
+
+    def forecast(self, series: Any, steps: int, exogenous: Any = None, *, start: int = 0) -> Prediction:
+        """`steps` values after the end of the series; what is predicted goes in again with its variance.
+
+        `exogenous` has the columns of the series and of the `steps` after it.
+        """
+        if steps < 0:
+            raise PartitionError(f"forecast: `steps` (={steps}) is less than zero.")
+        data = as_series(series, exogenous, self.exogenous, steps, "forecast")
+        n = len(data.values)
+        if n < self.window:
+            raise PartitionError(f"forecast: {n} values are fewer than `window` (={self.window}).")
+        self._check_fitted("forecast")
+        mu, var = self._filled(Series(data.values, data.exogenous[:n]), start)
+        known = self._covariates(data.exogenous, start)[n - self.window + 1 : n + steps]
+        mean, total = self._ahead(mu[None, -self.window :], var[None, -self.window :], known[None])
+        return self._back(mean[0], total[0], self._stretch)
+
+    def _check_fitted(self, what: str) -> None:
+        self._regressor._rows(np.zeros((1, self.inputs_for(self.window, self.periods, self.exogenous))), what)
+
+    def _noise(self) -> float:
+        return self._regressor._last_sigma() ** 2
+
+    def _ahead(self, mu: np.ndarray, var: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (row, step) after windows (row, time), by recursion; `known` (row, time, covariate)."""
+        net = self._regressor._for_evaluation()
+        for step in range(known.shape[1] - self.window + 1):
+            here = slice(step, step + self.window)
+            rows = np.concatenate((mu[:, here, None], known[:, here]), 2).reshape(len(mu), -1)
+            spread = np.concatenate((var[:, here, None], np.zeros_like(known[:, here])), 2).reshape(len(mu), -1)
+            m, v = self._regressor._outputs(torch.from_numpy(rows), 1024, torch.from_numpy(spread), net)
+            mu = np.concatenate((mu, m.double().numpy()), 1)
+            var = np.concatenate((var, v.double().numpy() + self._noise()), 1)
+        return mu[:, self.window :], var[:, self.window :]
+
+    def _filled(self, data: Series, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Standardised values and their variances: zero, but where one is missing and predicted from those before it."""
+        mu, known = self._standardised(data.values), self._covariates(data.exogenous, start)
+        var = np.zeros_like(mu)
+        for place in np.flatnonzero(np.isnan(mu)):
+            if place < self.window:
+                mu[place], var[place] = 0.0, 1.0  # nothing before it: any value of the series
+                continue
+            last = slice(place - self.window, place)
+            m, v = self._ahead(mu[None, last], var[None, last], known[None, place - self.window + 1 : place + 1])
+            mu[place], var[place] = m[0, 0], v[0, 0]
+        return mu, var
+
+    def _spread(self, var: np.ndarray) -> np.ndarray:
+        return windows(var, np.zeros((len(var), 2 * len(self.periods) + self.exogenous)), self.window)
+
+    def _covariates(self, exogenous: np.ndarray, start: int) -> np.ndarray:
+        return covariates(self._scale_exogenous.standardise(torch.as_tensor(exogenous)).numpy(), self.periods, start)
+
+    def _standardised(self, values: np.ndarray) -> np.ndarray:
+        return self._scale.standardise(torch.as_tensor(values)).numpy()
+
+    def _back(self, mean: np.ndarray, total: np.ndarray, stretch: Sequence[float]) -> Prediction:
+        """In the units of the series; step h is stretched by `stretch[h]`, and those beyond by the last."""
+        centre, size = float(self._scale.mean), float(self._scale.std)
+        factor = np.ones(len(mean))
+        if stretch:
+            factor = np.array(stretch)[np.minimum(np.arange(len(mean)), len(stretch) - 1)]
+        model = np.sqrt(np.maximum(total - self._noise(), 0.0))
+        return Prediction(*(part * size for part in (mean + centre / size, np.sqrt(total) * factor, model * factor)))
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """The network's state and all that forecasts and further fits need; a checkpoint takes the forecaster itself."""
+        return {
+            "window": self.window,
+            "periods": list(self.periods),
+            "exogenous": self.exogenous,
+            "stretch": list(self._stretch),
+            "scale": self._scale.state_dict(),
+            "scale_exogenous": self._scale_exogenous.state_dict(),
+            "regressor": self._regressor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the forecaster that `state_dict` was called on; another window, other periods or columns are refused."""
+        mine = {"window": self.window, "periods": list(self.periods), "exogenous": self.exogenous}
+        for name, value in mine.items():
+            if (theirs := state.get(name, value if name != "window" else None)) != value:
+                raise PartitionError(f"load_state_dict: the state has `{name}` (={theirs}), this forecaster {value}.")
+        self._regressor.load_state_dict(state["regressor"])
+        self._scale = Scale.from_state(state["scale"])
+        self._scale_exogenous = (
+            Scale.from_state(state["scale_exogenous"]) if "scale_exogenous" in state else Scale.none()
+        )
+        self._stretch = [float(factor) for factor in state.get("stretch", [])]
+
+
+def _smooth(stretch: np.ndarray) -> np.ndarray:
+    """The mean square of each step and its two neighbours on each side: single steps rest on few starts."""
+    padded = np.pad(stretch**2, 2, mode="edge")
+    return np.sqrt(np.convolve(padded, np.full(5, 0.2), mode="valid"))

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import gridwise
-from gridwise.comm.counting import CountingTransport, Entry, Ledger
-from gridwise.comm.transport import Transport
+from gridwise.comm.transports.base import Transport
+from gridwise.comm.transports.counting import CountingTransport, Entry, Ledger
 from gridwise.deferred_init import deferred_init
 from gridwise.errors import PartitionError, UnsupportedError
-from gridwise.nn.module import Module
+from gridwise.nn.engine.module import Module
 from gridwise.planning import count
 from gridwise.planning.plan import typical
 from gridwise.testing import workers

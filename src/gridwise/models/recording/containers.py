@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -78,8 +78,10 @@ def flatten(
         elif isinstance(value, list | tuple):
             parts = tuple([visit(part, around) for part in value])
             tree = Branch(type(value), None, parts, tuple([(n, visit(part, around)) for n, part in _attributes(value)]))
-        else:
+        elif is_dataclass(value) or any(is_leaf(part) for _, part in _attributes(value)):
             tree = Branch(type(value), None, (), tuple([(n, visit(part, around)) for n, part in _attributes(value)]))
+        else:
+            return Held(value)
         return tree if len(leaves) > kept or _has_leaf(tree) else Held(value)
 
     return leaves, visit(value, ())

@@ -164,11 +164,10 @@ class _Attempt:
 
     def _refuse_kept(self, module: torch.fx.GraphModule, fakes: Fakes) -> None:
         graphs = [module.graph, *(r.backward.module.graph for r in self.regions.found.values() if r.backward)]
-        kept = kept_fakes(fakes, graphs)
-        if kept:
-            gc.collect()  # what only hangs together in a circle is not kept
-            kept = kept_fakes(fakes, graphs)
-        if kept:
+        if not kept_fakes(fakes, graphs):
+            return
+        gc.collect()  # what only hangs together in a circle is not kept
+        if kept := kept_fakes(fakes, graphs):
             told = [f"of shape {tuple(x.shape)}, in a {type(owner).__name__}" for x, owner in kept[:6]]
             fix = "return what is to be kept from `forward`."
             raise UnsupportedError(

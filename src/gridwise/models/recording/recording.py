@@ -1,13 +1,18 @@
 """What a model does with inputs of one structure: a flat graph of ATen operators, with the sizes of the global tensors.
 
-    placeholders   parameters, buffers, constants and inputs, each with its `Source`
-    nodes          call_function of an ATen operator, `operator.getitem`, a higher-order operator over a sub-graph
-                   (``wrap_with_set_grad_enabled``, ``wrap_with_autocast``: a get_attr of a GraphModule)
-    node.meta      "val": a fake tensor of the global shape, or a tuple of them; "nn_module_stack"; "stack_trace";
-                   "region": the number of the innermost `Region` that the node belongs to, where it belongs to one
-    the output     a flat tuple of tensors: what the user sees (`Recording.outputs` puts it together)
+    placeholders   parameters, buffers, constants and inputs, each with its `Source`; those that are not used are left out
+    nodes          call_function of an ATen operator above autograd (``conv2d.default``, ``batch_norm.default``), of
+                   ``operator.getitem``, or of a switch: ``torch._C._set_grad_enabled(mode)``, ``_enter_autocast(...)`` and
+                   ``_exit_autocast(entered)`` of `torch.amp.autocast_mode`; these act on all nodes that follow
+    node.meta      "val"            a fake tensor of the global shape, or a tuple or list of them
+                   "tensor_meta"    torch's; its `requires_grad` is that of the model's tensor, "val" is detached
+                   "module"         the dotted name of the module whose code made the node
+                   "line"           where in the user's code: "file.py:12, in forward:  y = self.conv(x)"
+                   "region"         the number of the innermost `Region` that the node is in; absent outside of all
+    output         a flat tuple of tensors; `Recording.outputs` puts them into what the model returns
 
-Writes to buffers are operators that mutate a placeholder (``batch_norm``, ``add_``), as the model made them.
+Writes to buffers are operators that change a placeholder (``batch_norm``, ``add_``), as the model made them. The output
+may be a placeholder.
 """
 
 from __future__ import annotations
@@ -26,23 +31,41 @@ class Source:
 
     kind: Literal["parameter", "buffer", "constant", "input"]
     name: str
-    """The dotted name of a parameter or buffer; a key of `Recording.constants`; the place of an input, as in "0"."""
+    """Of a parameter or buffer, dotted; a key of `Recording.constants`; of an input its place among them, as in "0"."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that are to run as one call: what `torch.utils.checkpoint` recomputes, or what a Function differentiates itself.
+    """Nodes that run as one call: what `torch.utils.checkpoint` computes again, or what a Function differentiates itself.
 
-    The nodes of a region follow one another in the graph. `inputs` and `outputs` name the nodes that cross its border.
+    The nodes of a region and of those within it follow one another in the graph.
     """
 
     number: int
     kind: Literal["checkpoint", "function"]
     within: int | None = None
     """The region around this one."""
-    function: type[torch.autograd.Function] | None = None
-    arguments: tuple[Any, ...] = ()
-    """Those of `function.apply`: a node's name in a `Tensorlike` for each tensor, all others as they were given."""
+    keeps_random_state: bool = True
+    """Of a checkpoint: whether it computes again with the random numbers of the first time."""
+    backward: Backward | None = None
+    """Of a function."""
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The backward of a `torch.autograd.Function`, recorded too: ``module(*saved, *gradients of the outputs)``.
+
+    It returns the gradients of the inputs that need one.
+    """
+
+    function: type[torch.autograd.Function]
+    module: torch.fx.GraphModule
+    saved: tuple[str, ...]
+    """The nodes of the recording whose values it needs."""
+    outputs: tuple[str, ...]
+    """The nodes that are the function's outputs, in the order of the gradients."""
+    inputs: tuple[str, ...]
+    """The nodes whose gradients it returns, in their order."""
 
 
 @dataclass
@@ -53,8 +76,15 @@ class Recording:
     sources: dict[str, Source]
     """By the name of a placeholder, in the order of the placeholders."""
     constants: dict[str, Tensor]
-    """Tensors that the model's code has made of numbers, or held without registering them."""
+    """Tensors that the model's code has made of numbers, or found where the model does not hold them."""
     outputs: Callable[[list[Any]], Any]
     """From the flat list of what the graph returns to what the model returns."""
     digest: int
     regions: dict[int, Region] = field(default_factory=dict)
+
+
+def where(node: torch.fx.Node) -> str:
+    """An operator as an error names it: what, in which module, at which line."""
+    name = str(node.target).removeprefix("aten.").removesuffix(".default")
+    module, line = node.meta.get("module"), node.meta.get("line")
+    return f"{name}{f' in {module}' if module else ''}{f', {line}' if line else ''}"

@@ -1,0 +1,139 @@
+"""What modules hold: their tensors by name, and everything else as it was at a moment, to be compared and put back.
+
+A snapshot of a module is a copy of its `__dict__`, and of the lists, dicts and sets in it. Comparing it with what is there
+now is one comparison of dicts, in which what is the same object is not looked at further: cheap enough for every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+INNER = ("_parameters", "_buffers", "_modules")
+"""Where torch keeps what a module has; the rest of its `__dict__` is its own."""
+
+
+@dataclass
+class Holding:
+    """A tensor that modules hold, under one name or several."""
+
+    name: str
+    kind: Literal["parameter", "buffer"]
+    value: Tensor
+    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+
+
+def modules_of(roots: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
+    """All modules below `roots`, each once, by their dotted names."""
+    found: dict[str, torch.nn.Module] = {}
+    seen: set[torch.nn.Module] = set()
+    for prefix, root in roots.items():
+        found.update(root.named_modules(seen, prefix))
+    return found
+
+
+def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
+    """The tensors that modules hold, each once: parameters, buffers, and those that are plain attributes."""
+    found: dict[int, Holding] = {}
+    for path, module in modules.items():
+        for held in (module._parameters, module._buffers, module.__dict__):
+            for key, value in held.items():
+                if isinstance(value, Tensor):
+                    is_leaf = isinstance(value, torch.nn.Parameter)
+                    name = f"{path}.{key}" if path else key
+                    new = Holding(name, "parameter" if is_leaf else "buffer", value)
+                    found.setdefault(id(value), new).places.append((held, key))
+    return list(found.values())
+
+
+class Snapshot:
+    """What modules were at a moment, apart from the numbers in their tensors."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self.modules = dict(modules)
+        self._was = [(module.__dict__, _copied(module.__dict__)) for module in modules.values()]
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        try:
+            return all(now == was for now, was in self._was)
+        except (RuntimeError, ValueError, TypeError):  # another tensor or array, compared element by element
+            return False
+
+    def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
+        """Module, attribute, what it was and what it is now."""
+        for (path, module), (now, was) in zip(self.modules.items(), self._was, strict=True):
+            for key in {**was, **now}:
+                if key in INNER:
+                    inner = {**was[key], **now[key]}
+                    pairs = [(name, was[key].get(name, ABSENT), now[key].get(name, ABSENT)) for name in inner]
+                else:
+                    pairs = [(key, was.get(key, ABSENT), now.get(key, ABSENT))]
+                for name, before, after in pairs:
+                    if not _same(before, after):
+                        yield path or type(module).__name__, name, before, after
+
+    def restore(self) -> None:
+        for now, was in self._was:
+            _restored(now, was)
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = _Absent()
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in (dict, list, set):
+        return {k: _copied(v) for k, v in value.items()} if type(value) is dict else type(value)(map(_copied, value))
+    if isinstance(value, dict) and type(value).__module__ == "collections":
+        copy = value.copy()
+        copy.update({key: _copied(part) for key, part in value.items()})
+        return copy
+    return value
+
+
+def _restored(now: Any, was: Any) -> Any:
+    """`now` with the contents of its copy `was`, where it is a container; otherwise what was."""
+    if type(now) is not type(was) or not isinstance(now, dict | list | set):
+        return was
+    if isinstance(now, dict):
+        contents = {key: _restored(now[key], value) if key in now else value for key, value in was.items()}
+        if any(now.get(key, ABSENT) is not value for key, value in contents.items()) or len(now) != len(contents):
+            now.clear()
+            now.update(contents)
+    elif isinstance(now, list):
+        now[:] = [_restored(now[i], value) if i < len(now) else value for i, value in enumerate(was)]
+    else:
+        now.clear()
+        now.update(was)
+    return now
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError, TypeError):
+        return False
+
+
+def swap(holdings: Sequence[Holding], values: Sequence[Tensor]) -> None:
+    """Let modules hold other tensors; a `Snapshot` puts back what they held."""
+    for holding, value in zip(holdings, values, strict=True):
+        for held, key in holding.places:
+            held[key] = value

@@ -1,0 +1,132 @@
+"""A function of tensors, run once on fakes, as a graph of the operators that it has called: all that knows torch's tracer.
+
+This is the tracer below `torch.export` (``make_fx``, above autograd), whose graphs are export's training IR, taken
+directly. Export would besides refuse classes that are not registered with it, undo what a model assigns, let
+`torch.compiler.is_compiling()` say yes, so that a model may take another branch, and take four times as long.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+
+from .containers import flatten
+
+NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
+"""What an operator raises whose result, or its size, depends on numbers that a fake has not."""
+
+_TORCH = os.path.dirname(torch.__file__)
+_HERE = os.path.dirname(os.path.dirname(__file__))
+
+
+class Fakes:
+    """Makes fake tensors, which are of one world."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def like(self, x: Tensor) -> Tensor:
+        """A fake of the class, shape, strides, dtype and device of a tensor."""
+        with self.mode:
+            fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        if isinstance(x, torch.nn.Parameter):
+            return torch.nn.Parameter(fake, x.requires_grad)
+        return fake.requires_grad_(x.requires_grad)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, **rest: Any) -> Tensor:
+        with self.mode:
+            return torch.empty(tuple(shape), dtype=dtype, device=device, **rest)
+
+
+def trace(
+    function: Callable[..., Sequence[Tensor]],
+    fakes: Fakes,
+    inputs: Sequence[Tensor],
+    note: Callable[[dict[str, Any]], None],
+) -> torch.fx.GraphModule:
+    """The graph of ``function(*inputs)``; `note` adds to the meta of every node, as it is made."""
+
+    def annotated(*inputs: Tensor) -> Sequence[Tensor]:
+        tracer: Any = tracer_of()
+        make = tracer.create_node
+
+        def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
+            node = make(*args, **kwargs)
+            note(node.meta)
+            return node
+
+        tracer.create_node = create_node
+        try:
+            return tuple(function(*inputs))
+        finally:
+            del tracer.create_node
+
+    with fakes.mode:
+        return make_fx(annotated, pre_dispatch=True, tracing_mode="real")(*inputs)
+
+
+def tracer_of() -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None
+    return mode.tracer
+
+
+def node_of(x: Tensor) -> torch.fx.Node:
+    """The node of the graph being made whose value `x` is."""
+    return get_proxy_slot(x, tracer_of()).proxy.node
+
+
+def is_fake(x: Any) -> bool:
+    return isinstance(x, FakeTensor)
+
+
+def current_line() -> str:
+    """The innermost line of the user's code that is being run."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _HERE)) and not name.startswith("<"):
+            return _told(name, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return ""
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the user's code that an error went through."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_TORCH, _HERE, "<"))
+    ]
+    return _told(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else ""
+
+
+def _told(file: str, number: int, function: str) -> str:
+    return f"{os.path.basename(file)}:{number}, in {function}:  {linecache.getline(file, number).strip()}"
+
+
+def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[tuple[Tensor, Any]]:
+    """Fakes of a recording that something besides its graphs holds on to, each with something that does."""
+    ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
+    ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
+    found = [x for x in gc.get_objects() if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
+    owners = [
+        next((o for o in gc.get_referrers(x) if o is not found and not isinstance(o, FrameType)), None) for x in found
+    ]
+    return list(zip(found, owners, strict=True))

@@ -67,3 +67,9 @@ def _mixed(z: Tensor, key: int) -> Tensor:
 def _signed(value: int) -> int:
     value &= 2**64 - 1
     return value - 2**64 if value >= 2**63 else value
+
+
+def uniform_numbers(key: int, shape: Shape, block: Box, device: torch.device) -> Tensor:
+    """Numbers in [0, 1) for the elements of a block, by their index in the global `shape`: 53 bits each, as float64."""
+    bits = _mixed(_offsets(shape, block.start, block.stop, device), key)
+    return ((bits >> 11).bitwise_and_((1 << 53) - 1)).double().mul_(2.0**-53).view(block.shape)

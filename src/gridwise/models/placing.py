@@ -22,7 +22,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 
 from ..errors import UnsupportedError
-from ..grid import Layout, Needs
+from ..grid import Grid, Layout, Needs
 from ..partition import Partition
 from .aliasing import Aliases, tensors_in, written_by
 from .functions import placed_function
@@ -166,13 +166,20 @@ class _Placing:
                 self._bind(node, self._emit(move, [item], item.value))
 
     def _leave(self, node: Node) -> None:
+        """Outputs leave in balanced blocks; numbers, and nothing else, are the same on all workers."""
         for each in node.args[0]:
-            item = self._item(each)
-            move, placement = leave(item.value, self.workers, f"an output of {self.name}")
+            item, name = self._item(each), f"an output of {self.name}"
+            if item.value.dim and self.workers.size > 1:
+                grid = item.value.layout.grid if item.value.layout is not None else self._batch_grid(item.value.dim)
+                item = self.brought(item, Layout.balanced(grid, item.value.shape), name)
+            move, placement = leave(item.value, self.workers, name)
             if move is not None and (item.value.dtype.is_floating_point or item.value.dtype.is_complex or isinstance(item.value.placement, Partial)):
                 item = self._emit(move, [item], replace(item.value, placement=placement))
             self.results.append(item.slot)
             self.outputs.append(placement)
+
+    def _batch_grid(self, dim: int) -> Grid:
+        return Grid(self.workers.ranks, (self.workers.size,) + (1,) * (dim - 1))
 
     def _switch(self, node: Node) -> None:
         """Switch a mode, here too: rules ask for it."""

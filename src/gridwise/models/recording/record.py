@@ -212,6 +212,7 @@ def _with_sources(
     for node in [node for node in graph.nodes if node.op == "placeholder" and not node.users]:
         del sources[node.name]
         graph.erase_node(node)
+        node.meta.clear()
     module.recompile()
     order = [node.name for node in graph.nodes if node.op == "placeholder"]
     return {name: sources[name] for name in order}, constants

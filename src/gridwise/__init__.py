@@ -15,7 +15,7 @@ from . import show as show
 from .comm.find import guard as _guard
 from .comm.launch import launch as launch
 from .nn.agreement import agreement as agreement
-from .nn.conversion import distribute as distribute
+from .models import distribute as distribute
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
 from .nn.overlap import overlap as overlap

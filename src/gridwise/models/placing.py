@@ -21,7 +21,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 
 from ..errors import UnsupportedError
-from ..grid import Layout
+from ..grid import Grid, Layout
 from ..partition import Partition
 from .aliasing import Aliases, isolated, tensors_in, written_by
 from .functions import differentiated
@@ -166,10 +166,14 @@ class Placing:
         return [self.item(each) for each in output.args[0]]  # type: ignore[union-attr, arg-type]
 
     def leave(self) -> list[Item]:
-        """What the graph returns, as the user gets it."""
-        found = []
+        """What the graph returns, as the user gets it: in balanced blocks; numbers, and nothing else, on all workers."""
+        found, name = [], f"an output of {self.name}"
         for item in self.results():
-            move, placement = leave(item.value, self.workers, f"an output of {self.name}")
+            if item.value.dim and self.workers.size > 1:
+                by_batch = Grid(self.workers.ranks, (self.workers.size,) + (1,) * (item.value.dim - 1))
+                grid = by_batch if item.value.layout is None else item.value.layout.grid
+                item = self.tape.brought(item, Layout.balanced(grid, item.value.shape), name)
+            move, placement = leave(item.value, self.workers, name)
             value = replace(item.value, placement=placement)
             found.append(Item(item.slot, value) if move is None else self.tape.add(move, [item], value)[0])
         return found

@@ -18,7 +18,7 @@ from .interception import Calls, intercepting
 from .recording import Recording, Source
 from .regions import Regions
 from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
-from .tracing import NEEDS_NUMBERS, Fakes, current_line, is_fake, kept_fakes, line_of, trace
+from .tracing import NEEDS_NUMBERS, Fakes, current_line, is_fake, kept_fakes, line_of, owner_of, trace
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Attempt:
             return
         gc.collect()  # what only hangs together in a circle is not kept
         if kept := kept_fakes(fakes, graphs):
-            told = [f"of shape {tuple(x.shape)}, in a {type(owner).__name__}" for x, owner in kept[:6]]
+            told = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
             fix = "return what is to be kept from `forward`."
             raise UnsupportedError(
                 describe(
@@ -212,6 +212,7 @@ def _with_sources(
     for node in [node for node in graph.nodes if node.op == "placeholder" and not node.users]:
         del sources[node.name]
         graph.erase_node(node)
+        node.meta.clear()
     module.recompile()
     order = [node.name for node in graph.nodes if node.op == "placeholder"]
     return {name: sources[name] for name in order}, constants

@@ -121,12 +121,14 @@ def _told(file: str, number: int, function: str) -> str:
     return f"{os.path.basename(file)}:{number}, in {function}:  {linecache.getline(file, number).strip()}"
 
 
-def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[tuple[Tensor, Any]]:
-    """Fakes of a recording that something besides its graphs holds on to, each with something that does."""
+def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
+    """Fakes of a recording that something besides its graphs holds on to."""
     ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
     ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
-    found = [x for x in gc.get_objects() if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
-    owners = [
-        next((o for o in gc.get_referrers(x) if o is not found and not isinstance(o, FrameType)), None) for x in found
-    ]
-    return list(zip(found, owners, strict=True))
+    return [x for x in gc.get_objects() if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
+
+
+def owner_of(fake: Tensor, besides: Any) -> str:
+    """What kind of thing holds on to a fake."""
+    owners = [owner for owner in gc.get_referrers(fake) if owner is not besides and not isinstance(owner, FrameType)]
+    return f"a {type(owners[0]).__name__}" if owners else "something"

@@ -141,3 +141,17 @@ class Aliases:
             given = {x.untyped_storage()._cdata for each in node.all_input_nodes for x in tensors_in(each.meta.get("val"))}
             if not made & given and any(last.get(memory, -1) > time for memory in made | given):
                 self.isolates.add(node)
+
+
+def isolated(run: Any) -> Any:
+    """`run`, so that its result shares no memory with what it is given."""
+
+    def own(x: Any, memories: set[int]) -> Any:
+        if isinstance(x, Tensor):
+            return x.clone() if x.untyped_storage()._cdata in memories else x
+        return type(x)(own(part, memories) for part in x) if isinstance(x, list | tuple) else x
+
+    def apart(*given: Any) -> Any:
+        return own(run(*given), {x.untyped_storage()._cdata for x in given if isinstance(x, Tensor)})
+
+    return apart

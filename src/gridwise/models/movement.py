@@ -33,13 +33,6 @@ def applied(operator: Operator) -> Movement:
     return lambda x: apply(x, operator, ticket, x.requires_grad and torch.is_grad_enabled())
 
 
-def result_of(value: Value, want: Want) -> Placement:
-    """Where a tensor lies once it is as it is wanted; boxes that overlap have no placement of their own."""
-    if isinstance(want, Layout):
-        return Cut(want)
-    return value.placement if want is None else Replicated()
-
-
 def is_there(value: Value, want: Want) -> bool:
     """Whether a tensor lies as it is wanted, without a movement."""
     if want is None:
@@ -47,8 +40,15 @@ def is_there(value: Value, want: Want) -> bool:
     if isinstance(want, Replicated):
         return isinstance(value.placement, Replicated)
     if value.layout is None:
-        return False
+        return isinstance(value.placement, Replicated) and _is_everything(want, value)
     return _needs_of(want) == Needs.of_layout(value.layout)
+
+
+def _is_everything(want: Layout | Needs, value: Value) -> bool:
+    """Whether every worker wants all of a tensor."""
+    lines = _needs_of(want).intervals
+    own = lines[len(lines) - value.dim :]
+    return all(need == (0, n) for line, n in zip(own, value.shape, strict=True) for need in line)
 
 
 def movement(value: Value, want: Want, workers: Workers, name: str) -> Movement:

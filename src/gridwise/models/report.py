@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+
+from .placement import SMALL, Value
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,12 @@ class Report:
     def imbalance(self) -> float:
         return self._largest / self._average if self._average else 1.0
 
-    def count(self, largest: float, average: float) -> None:
-        """Note the largest and the average block of a tensor."""
-        self._largest += largest
-        self._average += average
+    def count(self, value: Value) -> None:
+        """Note the largest and the average block of what an operator makes, if it is cut and not small."""
+        if value.layout is not None and value.volume > SMALL:
+            sizes = [max(b - a for a, b in pairwise(cuts)) for cuts in value.layout.cuts]
+            self._largest += prod(sizes)
+            self._average += value.volume / self.workers
 
     def __str__(self) -> str:
         lines = [

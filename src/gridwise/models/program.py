@@ -81,16 +81,20 @@ class Checkpoint:
         free_early(steps, set(outputs))
 
     def __call__(self, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
+        held = dict(zip(self.inputs, tensors, strict=True))
+        wanted = [slot for slot, x in held.items() if x.requires_grad]  # torch refuses buffers that are written to
+
         def body(*tensors: Tensor) -> tuple[Tensor, ...]:
-            values: dict[int, Any] = dict(zip(self.inputs, tensors, strict=True))
+            values: dict[int, Any] = {**held, **dict(zip(wanted, tensors, strict=True))}
             with agreement(False):  # in backward nobody else has switched it off
                 execute(self.steps, values, stream)
             return tuple(values[slot] for slot in self.outputs)
 
+        given = [held.pop(slot) for slot in wanted]
         if not torch.is_grad_enabled():
-            return body(*tensors)
+            return body(*given)
         with set_checkpoint_early_stop(False):  # it could stop before a message on some workers, after it on others
-            made = checkpoint(body, *tensors, use_reentrant=False, preserve_rng_state=self.keeps_random)
+            made = checkpoint(body, *given, use_reentrant=False, preserve_rng_state=self.keeps_random)
         return tuple(made)
 
 

@@ -42,7 +42,8 @@ class Calls:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Note all calls of modules in the body; entered below the tracer, which has its own way to call them."""
-        with patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs)):
+        call = patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs))
+        with call, patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False):  # a model may ask
             yield
 
     def _call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

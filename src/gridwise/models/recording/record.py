@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from .interception import Calls, intercepting
 from .recording import Recording, Source
 from .regions import Regions
 from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
-from .tracing import NEEDS_NUMBERS, Fakes, current_line, is_fake, kept_fakes, line_of, owner_of, trace
+from .tracing import NEEDS_NUMBERS, Fakes, current_line, is_fake, kept_fakes, line_of, owner_of, trace, young
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,23 @@ def record(
     UnsupportedError : naming what a recording cannot keep
     PartitionError : where the model itself refuses inputs of these shapes
     """
-    attempt = _Attempt(call, roots, inputs, tree, says)
-    recording, changes = attempt.run()
-    if changes:
-        for held, name, value in changes:
-            held.pop(name, None) if value is ABSENT else held.update({name: value})
-        again, changes = _Attempt(call, roots, inputs, tree, says).run()
+    before = Snapshot(modules_of(roots))
+    first = _Attempt(call, roots, inputs, tree, says)
+    recording, changes = first.run()
+    if not changes:
+        return recording
+    for held, name, value in changes:
+        held.pop(name, None) if value is ABSENT else held.update({name: value})
+    try:
+        second = _Attempt(call, roots, inputs, tree, says)
+        again, changes = second.run()
         if changes or again.digest != recording.digest:
-            raise UnsupportedError(
-                attempt.describe_changes("changes in every call, which a recording does not do again")
-            )
-        recording = again
-    return recording
+            told = second if changes else first
+            raise UnsupportedError(told.describe_changes("changes in every call, which a recording does not do again"))
+    except Exception:
+        before.restore()
+        raise
+    return again
 
 
 class _Attempt:
@@ -79,6 +83,10 @@ class _Attempt:
 
     def run(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
         """The recording, and what it would leave in attributes of modules."""
+        with young():
+            return self._record()
+
+    def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
         holdings, before, fakes = tensors_of(self.modules), Snapshot(self.modules), Fakes()
         try:
             given = [
@@ -100,6 +108,7 @@ class _Attempt:
             before.restore()
         changes = self._plain_changes()
         _without_idle_switches(module.graph)
+        _without_out(module.graph)
         sources, constants = _with_sources(module, holdings, len(given))
         for node in module.graph.nodes:
             region = self.regions.enclosing(node.meta.pop("region", None))
@@ -164,9 +173,6 @@ class _Attempt:
 
     def _refuse_kept(self, module: torch.fx.GraphModule, fakes: Fakes) -> None:
         graphs = [module.graph, *(r.backward.module.graph for r in self.regions.found.values() if r.backward)]
-        if not kept_fakes(fakes, graphs):
-            return
-        gc.collect()  # what only hangs together in a circle is not kept
         if kept := kept_fakes(fakes, graphs):
             told = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
             fix = "return what is to be kept from `forward`."
@@ -226,6 +232,33 @@ def _without_idle_switches(graph: torch.fx.Graph) -> None:
             if node.args[0] == mode:
                 graph.erase_node(node)
             mode = node.args[0]
+
+
+def _without_out(graph: torch.fx.Graph) -> None:
+    """Let operators that write their result to a tensor be those that return it, followed by a copy."""
+    for node in [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]:
+        names = [argument.name for argument in node.target._schema.arguments if argument.is_out]
+        if len(names) != 1 or names[0] not in node.kwargs:
+            continue
+        plain = _returning(node.target, names[0])
+        target = node.kwargs[names[0]]
+        if plain is None or target.meta["val"].shape != node.meta["val"].shape:
+            continue
+        with graph.inserting_before(node):
+            rest = {key: value for key, value in node.kwargs.items() if key != names[0]}
+            made = graph.call_function(plain, node.args, rest)
+            copied = graph.call_function(torch.ops.aten.copy_.default, (target, made))
+        made.meta, copied.meta = dict(node.meta), dict(node.meta)
+        node.replace_all_uses_with(copied)
+        graph.erase_node(node)
+
+
+def _returning(op: Any, out: str) -> Any:
+    """The overload without the argument `out`."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != out]
+    packet = op.overloadpacket
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return next((o for o in overloads if [(a.name, str(a.type)) for a in o._schema.arguments] == wanted), None)
 
 
 def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], returned: str, regions: Regions) -> int:

@@ -56,6 +56,7 @@ class Snapshot:
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self.modules = dict(modules)
         self._was = [(module.__dict__, _copied(module.__dict__)) for module in modules.values()]
+        self._objects = [dict(module.__dict__) for module in modules.values()]
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
@@ -78,8 +79,10 @@ class Snapshot:
                         yield path or type(module).__name__, name, before, after
 
     def restore(self) -> None:
-        for now, was in self._was:
-            _restored(now, was)
+        """Let everything be as it was: the same objects, with what was in them."""
+        for (now, was), objects in zip(self._was, self._objects, strict=True):
+            now.clear()
+            now.update({key: _refilled(value, was[key]) for key, value in objects.items()})
 
 
 class _Absent:
@@ -100,21 +103,14 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _restored(now: Any, was: Any) -> Any:
-    """`now` with the contents of its copy `was`, where it is a container; otherwise what was."""
-    if type(now) is not type(was) or not isinstance(now, dict | list | set):
-        return was
-    if isinstance(now, dict):
-        contents = {key: _restored(now[key], value) if key in now else value for key, value in was.items()}
-        if any(now.get(key, ABSENT) is not value for key, value in contents.items()) or len(now) != len(contents):
-            now.clear()
-            now.update(contents)
-    elif isinstance(now, list):
-        now[:] = [_restored(now[i], value) if i < len(now) else value for i, value in enumerate(was)]
-    else:
-        now.clear()
-        now.update(was)
-    return now
+def _refilled(value: Any, was: Any) -> Any:
+    """A container with the contents of its copy `was`; anything else as it is."""
+    if isinstance(value, list):
+        value[:] = was
+    elif isinstance(value, dict | set) and type(value) is type(was) and value is not was:
+        value.clear()
+        value.update(was)
+    return value
 
 
 def _same(one: Any, other: Any) -> bool:

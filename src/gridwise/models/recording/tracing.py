@@ -12,7 +12,8 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -121,11 +122,25 @@ def _told(file: str, number: int, function: str) -> str:
     return f"{os.path.basename(file)}:{number}, in {function}:  {linecache.getline(file, number).strip()}"
 
 
+@contextmanager
+def young() -> Iterator[None]:
+    """Let what is made in the body stay in the youngest generation of the garbage collector, where `kept_fakes` looks."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
     """Fakes of a recording that something besides its graphs holds on to."""
+    gc.collect(0)  # what only hangs together in a circle is not kept; the rest becomes a generation older
     ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
     ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
-    return [x for x in gc.get_objects() if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
+    made = gc.get_objects(generation=1)
+    return [x for x in made if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
 
 
 def owner_of(fake: Tensor, besides: Any) -> str:

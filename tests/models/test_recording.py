@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -248,7 +247,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name(name: str) -> None:
     function, words = REFUSED[name]
-    model, sequential, x = distributed(function)
+    model, _, x = distributed(function)
     before = random.getstate()
     with pytest.raises(UnsupportedError, match=words):
         model(x)
@@ -385,13 +384,11 @@ def test_norms_and_parametrizations() -> None:
         check(gridwise.distribute(sequential, partition()), sequential, x, calls=3)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_models_that_cannot_be_recorded_are_named() -> None:
     P, conv = partition(), nn.Conv2d(1, 1, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scripted = torch.jit.script(conv)
     for model, words in (
-        (nn.Sequential(scripted), "its 0, is scripted"),
+        (nn.Sequential(torch.jit.script(conv)), "its 0, is scripted"),
         (nn.Sequential(nn.LazyConv2d(2, 1)), "its 0, is lazy"),
         (nn.DataParallel(conv), "distributes a model by itself"),
         (torch.compile(conv), "is compiled"),
@@ -418,7 +415,7 @@ def test_a_loss_of_a_model_is_recorded_as_a_whole() -> None:
     gradients = [p.grad.clone() for p in model.parameters()]
     statistics = [b.clone() for b in model.buffers()]
     model.zero_grad()
-    for again in range(2):
+    for _ in range(2):
         value = gridwise.distribute(loss, P_t, x=partition())(x, target)
         torch.testing.assert_close(value, expected)
     value.backward()
@@ -429,4 +426,3 @@ def test_a_loss_of_a_model_is_recorded_as_a_whole() -> None:
     for b, buffer in zip(twin.buffers(), statistics, strict=True):
         torch.testing.assert_close(b, buffer)
     assert all(p.grad is not None for p in twin.parameters())
-    assert again

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from ..errors import GridwiseError, PartitionError, UnsupportedError, describe
 from ..grid import Grid, Layout
-from ..nn.agreement import Ballot, Structure, agree_layout, agree_plan, agree_same, is_on, key_of, tell
+from ..nn.agreement import Ballot, Structure, agree_common, agree_layout, agree_plan, agree_same, is_on, key_of, tell
 from ..nn.mode import agree_mode
 from ..nn.module import problem_with_inference, refuse_transforms
 from ..nn.operator import Operator, Ticket, apply
 from ..nn.overlap import overlaps
 from ..nn.plan import KEPT, Plans
+from ..nn.random import draw_key
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound, Inputs
 from .placement import Cut, Placement
@@ -112,7 +113,8 @@ class Runner:
         self._states: deque[State] = deque(maxlen=KEPT)
         self._count = 0
         self._last: Run | None = None
-        self._outside: Any = None
+        self._outside: Callable[[], Recording] | None = None
+        self._recordings: dict[Hashable, Recording] = {}
 
     @property
     def P_y(self) -> Any:
@@ -146,6 +148,9 @@ class Runner:
         number = agree_plan(transport, team, self.says, ticket.number, number, problem)
         self.ticket = ticket  # a call counts when all have joined it
         assert bound is not None
+        if (plan is None or not number) and self._plans.count:  # perhaps one that is not the newest fits everywhere
+            number = agree_common(transport, team, self.says, self._plans.candidates(structure)) if is_on() else 0
+            plan = self._plans.take(number) if number else None
         if plan is None or not number:
             run = self._prepared(bound, state)
             y = self._run(run, bound.tensors)
@@ -206,7 +211,7 @@ class Runner:
         ]
         formats = [torch.contiguous_format] * len(structures)
         if not self.P_x.active:
-            self._outside = self.record(whole, structures, formats).outputs
+            self._outside = lambda: self.record(whole, structures, formats)
             return
         layouts = [
             Layout.balanced(P.grid, x.shape) if isinstance(P, CartesianPartition) else None
@@ -335,11 +340,22 @@ class Runner:
     # Workers outside
 
     def _nothing(self, tensors: Sequence[Any]) -> Any:
-        """A worker outside holds no part of any output, and can call `backward` all the same."""
+        """A worker outside holds no part of any output, and can call `backward` all the same.
+
+        What the others return, and whether they draw random numbers, it knows if there was an example.
+        """
         own = [p for root in self.roots.values() for p in root.parameters()]
         parts = [x.flatten()[:0] for x in (*tensors, *own) if isinstance(x, Tensor) and x.is_floating_point()]
         nothing = torch.cat(parts) if parts else torch.empty(0)
-        return nothing if self._outside is None else self._outside(_Same([nothing]))
+        if self._outside is None:
+            return nothing
+        state = self._state()
+        key = state.number, self._mode(state)
+        if key not in self._recordings:
+            self._recordings[key] = self._outside()
+        if self._recordings[key].draws:
+            draw_key(self.P_x.transport, self.P_x.team, self.says)
+        return self._recordings[key].outputs(_Same([nothing]))
 
 
 class _Same(list[Any]):

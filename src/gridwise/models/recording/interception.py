@@ -63,7 +63,7 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name in ("register_hook", "retain_grad", "register_post_accumulate_grad_hook"):
             stack.enter_context(patch.object(Tensor, name, _refusing(f"{name} of a tensor", calls)))
-        kind = torch.autograd.graph.saved_tensors_hooks
+        kind: Any = torch.autograd.graph.saved_tensors_hooks
         stack.enter_context(patch.object(kind, "__enter__", _refusing("saved_tensors_hooks", calls)))
         kind = torch.autograd.grad_mode.inference_mode
         stack.enter_context(patch.object(kind, "__enter__", _without_grad))
@@ -180,20 +180,21 @@ class _Noted:
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         from gridwise.models.recording.interception import _applied
 
-        __class__  # noqa: B018  which the code that it replaces has a cell for
+        __class__  # type: ignore[name-defined]  # noqa: B018  which the code that it replaces has a cell for
         return _applied[-1](cls, args, kwargs)
 
 
 def _mean_over_batches(module: Any, x: Tensor) -> Tensor:
     """The forward of batch norms whose momentum is None, with the number of batches a tensor and not a number."""
     module._check_input_dim(x)
-    statistics = module.running_mean, module.running_var
+    statistics = [module.running_mean, module.running_var]
+    batch_norm: Any = torch.nn.functional.batch_norm
     if not (module.training and module.track_running_stats):
         training = module.training or statistics[0] is None
-        return torch.nn.functional.batch_norm(x, *statistics, module.weight, module.bias, training, 0.0, module.eps)
+        return batch_norm(x, *statistics, module.weight, module.bias, training, 0.0, module.eps)
     module.num_batches_tracked.add_(1)
     own = [buffer.clone() for buffer in statistics]
-    y = torch.nn.functional.batch_norm(x, *own, module.weight, module.bias, True, 1.0, module.eps)
+    y = batch_norm(x, *own, module.weight, module.bias, True, 1.0, module.eps)
     share = 1.0 / module.num_batches_tracked.to(torch.float64)
     for buffer, value in zip(statistics, own, strict=True):
         buffer.copy_((1.0 - share) * buffer + share * value)

@@ -93,7 +93,7 @@ class _Attempt:
                 fakes.empty(x.shape, x.dtype, x.device, memory_format=x.format).requires_grad_(x.requires_grad)
                 for x in self.inputs
             ]
-            values = [fakes.like(holding.value) for holding in holdings]
+            values = [fakes.like(holding.value, holding.shape) for holding in holdings]
             swap(holdings, values)
             with intercepting(self.modules, self.calls, self.regions):
                 module = trace(partial(self._run, len(values)), fakes, [*values, *given], self._note)

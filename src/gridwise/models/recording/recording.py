@@ -82,6 +82,25 @@ class Recording:
     digest: int
     regions: dict[int, Region] = field(default_factory=dict)
 
+    @property
+    def draws(self) -> bool:
+        """Whether the call takes random numbers."""
+        return any(map(draws, self.module.graph.nodes))
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether an operator takes random numbers: a dropout that is off does not."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    is_on = given.get("train", given.get("training", True))
+    shares = [given[key] for key in ("p", "dropout_p", "dropout") if isinstance(given.get(key), float | int)]
+    return bool(is_on) and (not shares or any(shares)) and not (node.target is _ATTENTION and not shares)
+
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
 
 def where(node: torch.fx.Node) -> str:
     """An operator as an error names it: what, in which module, at which line."""

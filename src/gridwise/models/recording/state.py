@@ -24,6 +24,8 @@ class Holding:
     name: str
     kind: Literal["parameter", "buffer"]
     value: Tensor
+    shape: tuple[int, ...]
+    """Of the global tensor, of which a worker outside the grid holds nothing."""
     places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
 
 
@@ -45,7 +47,9 @@ def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
                 if isinstance(value, Tensor):
                     is_leaf = isinstance(value, torch.nn.Parameter)
                     name = f"{path}.{key}" if path else key
-                    new = Holding(name, "parameter" if is_leaf else "buffer", value)
+                    spread = getattr(module, "_spreads", {}).get(key)
+                    shape = tuple(value.shape) if spread is None else spread.shape
+                    new = Holding(name, "parameter" if is_leaf else "buffer", value, shape)
                     found.setdefault(id(value), new).places.append((held, key))
     return list(found.values())
 

@@ -42,10 +42,13 @@ class Fakes:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def like(self, x: Tensor) -> Tensor:
-        """A fake of the class, shape, strides, dtype and device of a tensor."""
+    def like(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A fake of the class, strides, dtype and device of a tensor, and of its shape, unless it is a part of one."""
         with self.mode:
-            fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+            if tuple(x.shape) == shape:
+                fake = torch.empty_strided(shape, x.stride(), dtype=x.dtype, device=x.device)
+            else:
+                fake = torch.empty(shape, dtype=x.dtype, device=x.device)
         if isinstance(x, torch.nn.Parameter):
             return torch.nn.Parameter(fake, x.requires_grad)
         return fake.requires_grad_(x.requires_grad)

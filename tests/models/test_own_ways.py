@@ -1,4 +1,4 @@
-"""What a model has of its own, beside `forward`: kept in its conversion, or refused by name."""
+"""What a model has of its own, beside `forward`: kept by the distributed one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import gridwise
-from gridwise.errors import UnsupportedError
 from gridwise.testing import workers
 
 
@@ -86,47 +85,37 @@ class Placed(Net):
         return super().forward(x + self.pos)
 
 
-LOST: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "train": (Frozen, "Frozen has a 'train' of its own"),
-    "extra state": (Saved, "Saved has a 'get_extra_state' of its own"),
-    "train of the instance": (lambda: with_own("", "train", lambda self, mode=True: self), "Net has a 'train' of its own"),
-    "train of a layer": (
-        lambda: with_own("norm", "train", lambda self, mode=True: self), "norm: BatchNorm2d has a 'train' that was set"
-    ),
-    "forward of a layer": (
-        lambda: with_own("conv", "forward", lambda self, x: 2 * x), "conv: Conv2d has a 'forward' that was set"
-    ),
-    "weight norm": (with_old_weight_norm, "conv: Conv2d has a tensor 'weight' that was computed"),
-    "hooks for a state": (with_state_hook, "norm: BatchNorm2d has hooks for its state"),
-    "instance statistics": (
-        lambda: with_tracking(nn.InstanceNorm2d(4, track_running_stats=True), False), "1: InstanceNorm2d has `track_running"
-    ),
-    "a class of a layer": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), FrozenNorm(4)), "cannot be traced"),
+OWN: dict[str, Callable[[], nn.Module]] = {
+    "train": Frozen,
+    "extra state": Saved,
+    "train of the instance": lambda: with_own("", "train", lambda self, mode=True: self),
+    "train of a layer": lambda: with_own("norm", "train", lambda self, mode=True: self),
+    "forward of a layer": lambda: with_own("conv", "forward", lambda self, x: 2 * x),
+    "forward of the model": lambda: with_own("", "forward", lambda self, x: 2 * self.norm(self.conv(x))),
+    "weight norm": with_old_weight_norm,
+    "hooks for a state": with_state_hook,
+    "instance statistics": lambda: with_tracking(nn.InstanceNorm2d(4, track_running_stats=True), False),
+    "a class of a layer": lambda: nn.Sequential(nn.Conv2d(4, 4, 1), FrozenNorm(4)),
+    "a layer of a class": lambda: nn.Sequential(nn.Conv2d(4, 4, 1), Doubled(3, 3)),
 }  # fmt: skip
 
 
 @workers(2, transports=("mpi",))
-@pytest.mark.parametrize("name", LOST)
+@pytest.mark.parametrize("name", OWN)
 def test_own_ways_are_not_lost(name: str) -> None:
-    make, words = LOST[name]
-    with pytest.raises(UnsupportedError, match=words):
-        gridwise.distribute(make(), gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1]))
-
-
-@workers(2, transports=("mpi",))
-def test_own_ways_that_are_kept() -> None:
     P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
-    sequential = nn.Sequential(Frozen(), nn.ReLU())
-    model, x = gridwise.distribute(sequential, P), torch.randn(2, 4, 4, 3)
-    for each in (sequential, model):
-        each.train()
-        assert not each[0].norm.training if each is sequential else not model.get_submodule("0.norm").training
-    mine = x[gridwise.local_slice(P, x.shape)]
-    torch.testing.assert_close(model(mine), sequential(x)[gridwise.local_slice(P, x.shape)])
-    changed = with_own("", "forward", lambda self, x: 2 * self.norm(self.conv(x)))
-    model = gridwise.distribute(changed, P)
-    torch.testing.assert_close(model(mine), changed(x)[gridwise.local_slice(P, x.shape)])
-    assert isinstance(gridwise.distribute(nn.Sequential(Doubled(3, 3)), P).get_submodule("0"), Doubled)
+    torch.manual_seed(0)
+    sequential, x = OWN[name](), torch.randn(2, 4, 4, 3)
+    model, mine = gridwise.distribute(sequential, P, example=x), x[gridwise.local_slice(P, x.shape)]
+    assert isinstance(model, type(sequential))
+    for mode in (True, False, True):
+        y, expected = model.train(mode)(mine), sequential.train(mode)(x)
+        torch.testing.assert_close(y, expected[gridwise.local_slice(model.P_y, expected.shape)])
+        modes = [[m.training for m in each.modules()] for each in (model, sequential)]
+        assert modes[0] == modes[1]
+    assert list(model.state_dict()) == list(sequential.state_dict())
+    sequential.load_state_dict(model.state_dict())
+    model.load_state_dict(sequential.state_dict())
 
 
 @workers(2, transports=("mpi",))

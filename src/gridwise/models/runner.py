@@ -30,7 +30,8 @@ from ..partition import CartesianPartition, Partition
 from .inputs import Bound, Inputs
 from .placement import Cut, Placement
 from .program import Program
-from .recording.containers import described
+from .recording.containers import described, unflatten, without_values
+from .recording.indices import limits_of, problem_with
 from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of, tensors_of
 from .report import Report
@@ -60,6 +61,8 @@ class Run:
     """Of each input, on whichever worker."""
     records: list[bool]
     """Whether each output needs a gradient."""
+    limits: dict[int, int]
+    """Of inputs that are indices of embeddings, how many rows they have."""
     held: dict[str, dict[str, tuple[dict[str, Any], str]]]
     """By kind and name, where the parameters and buffers are that it reads."""
 
@@ -143,6 +146,8 @@ class Runner:
         problem = problem or problem_with_inference(state.parameters, tensors)
         structure = self._structure(bound, state) if bound is not None and problem is None else None
         plan = self._plans.find(structure) if structure is not None else None
+        if plan is not None:
+            problem = problem_with(tensors, plan.assigned["run"].limits)
         ticket = self.ticket.called_again()
         transport, team, number = self.P_x.transport, self.P_x.team, plan.number if plan is not None else 0
         number = agree_plan(transport, team, self.says, ticket.number, number, problem)
@@ -240,7 +245,10 @@ class Runner:
         formats = [_format(x) for x in bound.tensors]
         if not self._is_same(str(formats)):
             formats = [torch.contiguous_format] * len(formats)
-        return self._recorded(bound, layouts, structures, formats)
+        run = self._recorded(bound, layouts, structures, formats)
+        if run.limits:
+            agree_plan(transport, team, self.says, key_of(self.says), 0, problem_with(bound.tensors, run.limits))
+        return run
 
     def _layouts(self, bound: Bound) -> tuple[list[Layout | None], list[Structure]]:
         """Where the inputs lie, agreed by all, and their global structure."""
@@ -275,8 +283,9 @@ class Runner:
         leaves = next(node for node in recording.module.graph.nodes if node.op == "output").args[0]
         records = [leaf.meta["tensor_meta"].requires_grad for leaf in leaves]
         pairs = zip(program.outputs, leaves, strict=True)
-        P_y = recording.outputs([self._partition(placement, leaf.meta["val"].dim()) for placement, leaf in pairs])
-        return Run(recording, program, P_y, [s.requires_grad for s in structures], records, found)
+        partitions = [self._partition(placement, leaf.meta["val"].dim()) for placement, leaf in pairs]
+        P_y = unflatten(without_values(recording.returned), partitions)
+        return Run(recording, program, P_y, [s.requires_grad for s in structures], records, limits_of(recording), found)
 
     def record(
         self, bound: Bound, structures: Sequence[Structure], formats: Sequence[torch.memory_format]

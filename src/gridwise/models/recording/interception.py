@@ -22,6 +22,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedError
 from .regions import Regions
@@ -43,7 +44,7 @@ class Calls:
     def noted(self) -> Iterator[None]:
         """Note all calls of modules in the body; entered below the tracer, which has its own way to call them."""
         call = patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs))
-        with call, patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False):  # a model may ask
+        with call, patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False), _Data(self):  # a model may ask
             yield
 
     def _call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -52,6 +53,21 @@ class Calls:
         y = module._call_impl(*args, **kwargs)
         self.stack.pop()
         return y
+
+
+class _Data(TorchFunctionMode):
+    """Lets ``x.data`` be ``x.detach()``, which the tracer follows; it does not follow ``x.data = y``."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__self__", None) is Tensor.data:
+            if function.__name__ == "__get__":
+                return args[0].detach()
+            raise refusal("an assignment to `.data`", self.calls.path, current_line())
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager

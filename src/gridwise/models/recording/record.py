@@ -12,7 +12,7 @@ import xxhash
 from torch import Tensor
 
 from ...errors import PartitionError, UnsupportedError, describe
-from .containers import Tree, described, flatten, unflatten
+from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .interception import Calls, intercepting
 from .recording import Recording, Source
 from .regions import Regions
@@ -106,7 +106,7 @@ class _Attempt:
             raise self._refused(error) from error
         finally:
             before.restore()
-        changes = self._plain_changes()
+        changes = self._plain_changes(values)
         _without_idle_switches(module.graph)
         _without_out(module.graph)
         sources, constants = _with_sources(module, holdings, len(given))
@@ -116,10 +116,9 @@ class _Attempt:
                 node.meta["region"] = region
         assert self.returned is not None
         digest = _digest(module, constants, described(self.returned), self.regions)
-        outputs = partial(unflatten, self.returned)
         del values, given, holdings
         self._refuse_kept(module, fakes)
-        return Recording(module, sources, constants, outputs, digest, self.regions.found), changes
+        return Recording(module, sources, constants, self.returned, digest, self.regions.found), changes
 
     def _run(self, held: int, *tensors: Tensor) -> list[Tensor]:
         before = Snapshot(self.modules)
@@ -134,11 +133,12 @@ class _Attempt:
         if self.regions.current is not None:
             meta["region"] = self.regions.current
 
-    def _plain_changes(self) -> list[tuple[dict[str, Any], str, Any]]:
+    def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that the call has changed, where they hold no tensors; those of torch's own hooks are made anew."""
         paths, found = {path or type(m).__name__: m for path, m in self.modules.items()}, []
         own = [change for change in self.changes if not _is_made_by_hook(paths[change[0]], change[1])]
-        self.changes = own
+        held = {id(value) for value in values}
+        self.changes = own = [change for change in own if not _refers_to(change[3], held)]
         if any(flatten(value, is_fake)[0] for _, _, _, value in own):
             raise UnsupportedError(self.describe_changes("keeps a tensor of the call, which a recording does not"))
         for path, name, _, value in own:
@@ -188,8 +188,16 @@ def _is_made_by_hook(module: torch.nn.Module, name: str) -> bool:
     return any(getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values())
 
 
+def _refers_to(value: Any, held: set[int]) -> bool:
+    """Whether all tensors in an attribute are parameters and buffers, as in the list of weights that an LSTM keeps."""
+    found = flatten(value)[0]
+    return bool(found) and all(id(x) in held for x in found)
+
+
 def _short(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__} with tensors" if flatten(value)[0] else ADDRESS.sub("", repr(value)[:60])
 
 
 def _with_sources(
@@ -204,6 +212,8 @@ def _with_sources(
     made: dict[int, torch.fx.Node] = {}
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         value = getattr(module, node.target)
+        if is_fake(value):
+            raise UnsupportedError(f"a tensor of the call is not followed by torch's tracer:  {node.meta.get('line')}")
         if id(value) not in made:
             holding = known.get(id(value))
             with graph.inserting_before(placeholders[0] if placeholders else None):

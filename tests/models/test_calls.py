@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from .whole_models import UNet, train_both
 
 import gridwise
 from gridwise.errors import UnsupportedError
 from gridwise.testing import workers
+
+from .whole_models import UNet, train_both
 
 
 @workers(3)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from .whole_models import ConvNeXt, LeNet5, MobileNet, ResNet18, SegNet, UNet, ViT, train_both
 
 import gridwise
 from gridwise.testing import workers
+
+from .whole_models import ConvNeXt, LeNet5, MobileNet, ResNet18, SegNet, UNet, ViT, train_both
 
 
 @workers(4, transports=("mpi",))

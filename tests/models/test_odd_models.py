@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from .of_functions import GRIDS, Of, check, parameter
 from torch import Tensor, nn
 
 import gridwise
 from gridwise.testing import workers
+
+from .of_functions import GRIDS, Of, check, parameter
 
 
 class Pair(NamedTuple):
@@ -224,8 +225,8 @@ def test_copied_saved_frozen_and_under_autocast(gridwise_setting: tuple[str, int
     world = gridwise.world()
     P = world.create_partition_inclusive([0, 1]).create_cartesian_topology_partition((2, 1, 1))
     sequential = small_transformer().double()
-    model = gridwise.distribute(sequential, P)
     x = torch.randn(3, 5, 4, dtype=torch.float64)
+    model = gridwise.distribute(sequential, P, example=x)
     mine = x[gridwise.local_slice(P, x.shape)] if P.active else gridwise.zero_volume_tensor(dtype=torch.float64)
     twin = copy.deepcopy(model)
     twin.load_state_dict(sequential.state_dict())

@@ -76,7 +76,7 @@ def check(function: Callable[[Of, Tensor], Tensor], grid: tuple[int, ...]) -> No
         expected.square().sum().backward()
         y.square().sum().backward()
     if x.grad is not None:
-        torch.testing.assert_close(mine.grad, x.grad[gridwise.local_slice(P, x.shape)])
+        torch.testing.assert_close(mine.grad, x.grad[gridwise.local_slice(P, x.shape)], equal_nan=True)
     for own, buffer in zip(model.buffers(), sequential.buffers(), strict=True):
         torch.testing.assert_close(own, buffer)
 

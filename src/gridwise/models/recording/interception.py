@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch._functorch import utils as functorch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
@@ -44,7 +45,11 @@ class Calls:
     def noted(self) -> Iterator[None]:
         """Note all calls of modules in the body; entered below the tracer, which has its own way to call them."""
         call = patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs))
-        with call, patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False), _Data(self):  # a model may ask
+        with (
+            call,
+            patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False),
+            _AsEager(self),
+        ):  # a model may ask
             yield
 
     def _call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -55,8 +60,9 @@ class Calls:
         return y
 
 
-class _Data(TorchFunctionMode):
-    """Lets ``x.data`` be ``x.detach()``, which the tracer follows; it does not follow ``x.data = y``."""
+class _AsEager(TorchFunctionMode):
+    """Lets functions do with fakes what they do with tensors: a dropout that is off returns the very tensor that it gets, and
+    ``x.data`` is ``x.detach()``; ``x.data = y`` the tracer does not follow."""
 
     def __init__(self, calls: Calls) -> None:
         super().__init__()
@@ -67,7 +73,16 @@ class _Data(TorchFunctionMode):
             if function.__name__ == "__get__":
                 return args[0].detach()
             raise refusal("an assignment to `.data`", self.calls.path, current_line())
-        return function(*args, **(kwargs or {}))
+        given = kwargs or {}
+        if getattr(function, "__name__", "") in DROPOUTS:
+            x, p, on = (*args, *(given.get(key) for key in ("input", "p", "training")[len(args) :]))[:3]
+            if on is False or given.get("train") is False or p == 0:
+                return x
+        return function(*args, **given)
+
+
+DROPOUTS = {f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")}
+DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 
 
 @contextmanager
@@ -88,7 +103,7 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
         stack.enter_context(
             patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", regions.checkpointed)
         )
-        stack.enter_context(_functions_noted(regions))
+        stack.enter_context(_functions_noted(regions, calls))
         kind = torch.autograd.function.FunctionCtx
         stack.enter_context(patch.object(kind, "save_for_backward", lambda *args: regions.save(*args)))
         dirty = _refusing("an autograd.Function that changes its input (mark_dirty)", calls)
@@ -174,16 +189,31 @@ class _Reentrant:
 
 
 @contextmanager
-def _functions_noted(regions: Regions) -> Iterator[None]:
+def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
     """Let every `Function.apply` be noted, also one that was bound long before: by the code of that one function."""
     function: Any = torch.autograd.Function.apply
     function = function.__func__
     code = function.__code__
     plain = FunctionType(code, function.__globals__, "apply", function.__defaults__, function.__closure__)
-    _applied.append(lambda cls, args, kwargs: regions.applied(plain, cls, args, kwargs))
+    noted = [False]
+
+    def applied(cls: Any, args: Any, kwargs: Any) -> Any:
+        noted[0] = True
+        return regions.applied(plain, cls, args, kwargs)
+
+    def unwrapped(args: tuple[Any, ...]) -> Any:
+        """What `apply` asks first; a copy of it, which a function that was sent to a worker may have, comes here only."""
+        if not noted[0]:
+            raise refusal("the backward of an autograd.Function, by a copied `apply`,", calls.path, current_line())
+        noted[0] = False
+        return unwrap(args)
+
+    unwrap = functorch.unwrap_dead_wrappers
+    _applied.append(applied)
     function.__code__ = _Noted.__dict__["apply"].__code__
     try:
-        yield
+        with patch.object(functorch, "unwrap_dead_wrappers", unwrapped):
+            yield
     finally:
         function.__code__ = code
         _applied.pop()

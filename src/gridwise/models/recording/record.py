@@ -224,14 +224,18 @@ def _with_sources(
             if holding is None:
                 constants[node.target] = value
         node.replace_all_uses_with(made[id(value)])
-        graph.erase_node(node)
+        _erase(node)
     for node in [node for node in graph.nodes if node.op == "placeholder" and not node.users]:
         del sources[node.name]
-        graph.erase_node(node)
-        node.meta.clear()
+        _erase(node)
     module.recompile()
     order = [node.name for node in graph.nodes if node.op == "placeholder"]
     return {name: sources[name] for name in order}, constants
+
+
+def _erase(node: torch.fx.Node) -> None:
+    node.graph.erase_node(node)
+    node.meta.clear()  # or its fake would seem to be kept by somebody
 
 
 def _without_idle_switches(graph: torch.fx.Graph) -> None:
@@ -240,7 +244,7 @@ def _without_idle_switches(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
             if node.args[0] == mode:
-                graph.erase_node(node)
+                _erase(node)
             mode = node.args[0]
 
 
@@ -260,7 +264,7 @@ def _without_out(graph: torch.fx.Graph) -> None:
             copied = graph.call_function(torch.ops.aten.copy_.default, (target, made))
         made.meta, copied.meta = dict(node.meta), dict(node.meta)
         node.replace_all_uses_with(copied)
-        graph.erase_node(node)
+        _erase(node)
 
 
 def _returning(op: Any, out: str) -> Any:

@@ -20,13 +20,18 @@ import gridwise
 from gridwise.errors import PartitionError, UnsupportedError
 
 
+class Config:
+    def __init__(self) -> None:
+        self.calls, self.scale = 0, 2.0
+
+
 class Of(nn.Module):
     """A convolution, and then a function of the module and of what it gives."""
 
     def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
         self.function, self.conv, self.norm = function, nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.n, self.cache, self.table = 0, None, [0, 0]
+        self.n, self.cache, self.table, self.config = 0, None, [0, 0], Config()
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Any:
@@ -172,6 +177,7 @@ SAME: dict[str, Callable[[Any, Tensor], Any]] = {
     "attributes that become the same": set_to_the_same,
     "numbers": lambda m, y: y * torch.tensor([1.0, 2, 3, 4]).view(4, 1, 1),
     "norm": lambda m, y: m.norm(y),
+    "a configuration": lambda m, y: y * m.config.scale,
 }  # fmt: skip
 
 
@@ -226,6 +232,18 @@ class InPlace(torch.autograd.Function):
         return 2 * gradient
 
 
+def swallowed(m: Any, y: Tensor) -> Tensor:
+    try:
+        return y * float(y.detach().sum())
+    except Exception:
+        return -y
+
+
+def in_an_object(m: Any, y: Tensor) -> Tensor:
+    m.config.calls += 1
+    return y * m.config.calls
+
+
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "a counter": (counting, r"Of\.n: was 1, is 2"),
     "a cache from call to call": (caching, r"Of\.cache: was None, is a tensor of shape \(2, 4, 8, 8\)"),
@@ -240,6 +258,8 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "a Function that writes": (lambda m, y: InPlace.apply(y * 1), "mark_dirty"),
     "a branch on a value": (lambda m, y: y if y.sum() > 0 else -y, "needs the numbers of a tensor.*if y.sum"),
     "a number of a tensor": (lambda m, y: y * y.mean().item(), "_local_scalar_dense"),
+    "an error that is caught": (swallowed, "needs the numbers of a tensor"),
+    "a counter in an object": (in_an_object, r"Of\.config\.calls: was 0, is 1"),
     "a size of a value": (lambda m, y: y[y > 0], "needs the numbers"),
 }
 
@@ -426,3 +446,25 @@ def test_a_loss_of_a_model_is_recorded_as_a_whole() -> None:
     for b, buffer in zip(twin.buffers(), statistics, strict=True):
         torch.testing.assert_close(b, buffer)
     assert all(p.grad is not None for p in twin.parameters())
+
+
+def test_what_a_function_reads_may_be_another_value_later() -> None:
+    model, factor, shift = nn.Conv2d(3, 4, 1), 2.0, torch.ones(())
+    loss = gridwise.distribute(lambda x: factor * model(x).mean() + shift, partition())
+    x = torch.randn(2, 3, 4, 4)
+    first = shift
+    for factor, shift in ((2.0, first), (3.0, first), (3.0, torch.zeros(()))):
+        torch.testing.assert_close(loss(x), factor * model(x).mean() + shift)
+    net, sequential, x = distributed(SAME["a configuration"])
+    for scale in (2.0, 5.0):
+        net.config.scale = sequential.config.scale = scale
+        check(net, sequential, x)
+
+
+def test_hooks_of_all_modules_are_named() -> None:
+    handle = nn.modules.module.register_module_forward_hook(lambda module, given, y: None)
+    try:
+        with pytest.raises(UnsupportedError, match="a hook of all modules"):
+            gridwise.distribute(nn.Conv2d(1, 1, 1), partition())(torch.ones(1, 1, 2, 2))
+    finally:
+        handle.remove()

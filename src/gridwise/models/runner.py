@@ -35,6 +35,7 @@ from .recording.indices import limits_of, problem_with
 from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of, tensors_of
 from .report import Report
+from .roots import constants_of
 
 Gather = Literal["report", "refuse"]
 
@@ -175,7 +176,7 @@ class Runner:
     def _structure(self, bound: Bound, state: State) -> Hashable:
         """All that a recording depends on, as far as this worker can see."""
         inputs = tuple([(Structure.of(x), _format(x)) for x in bound.tensors])
-        return inputs, bound.tree, tuple(bound.partitions), state.number, self._mode(state)
+        return inputs, bound.tree, tuple(bound.partitions), state.number, self._mode(state), constants_of(self.call)
 
     def _state(self) -> State:
         """What the modules hold, apart from the numbers in their tensors: as it was once before, or new."""
@@ -192,7 +193,7 @@ class Runner:
         casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         return (
             tuple([m.training for m in state.snapshot.modules.values()]),
-            tuple([(records and p.requires_grad, p.dtype) for p in state.parameters]),
+            tuple([(records and p.requires_grad, p.dtype, p.device.type) for p in state.parameters]),
             tuple([b.dtype for b in state.buffers]),
             (records, overlaps(), torch.get_default_dtype(), str(torch.get_default_device())),
             tuple(casts),

@@ -85,9 +85,19 @@ DROPOUTS = {f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "featur
 DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 
 
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
 @contextmanager
 def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: Regions) -> Iterator[None]:
     """Let the code of `modules` be recorded as it means while the body runs; raises `UnsupportedError` by name."""
+    if any(getattr(torch.nn.modules.module, name, None) for name in GLOBAL_HOOKS):
+        raise refusal("a hook of all modules (register_module_..._hook)", "")
     for path, module in modules.items():
         _refuse_backward_hooks(path, module)
     with ExitStack() as stack:

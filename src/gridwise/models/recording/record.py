@@ -17,7 +17,18 @@ from .interception import Calls, intercepting
 from .recording import Recording, Source
 from .regions import Regions
 from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
-from .tracing import NEEDS_NUMBERS, Fakes, current_line, is_fake, kept_fakes, line_of, owner_of, trace, young
+from .tracing import (
+    NEEDS_NUMBERS,
+    Fakes,
+    current_line,
+    is_fake,
+    kept_fakes,
+    line_of,
+    numbers_needed,
+    owner_of,
+    trace,
+    young,
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,10 @@ class _Attempt:
             values = [fakes.like(holding.value, holding.shape) for holding in holdings]
             swap(holdings, values)
             with intercepting(self.modules, self.calls, self.regions):
-                module = trace(partial(self._run, len(values)), fakes, [*values, *given], self._note)
+                with numbers_needed() as needed:
+                    module = trace(partial(self._run, len(values)), fakes, [*values, *given], self._note)
+                if needed:  # and caught by the model's code, which then took another branch
+                    raise needed[0]
             self.regions.record_backwards(fakes)
         except UnsupportedError as error:
             raise UnsupportedError(f"{self.says}: {error}") from None
@@ -136,13 +150,16 @@ class _Attempt:
     def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that the call has changed, where they hold no tensors; those of torch's own hooks are made anew."""
         paths, found = {path or type(m).__name__: m for path, m in self.modules.items()}, []
-        own = [change for change in self.changes if not _is_made_by_hook(paths[change[0]], change[1])]
+        own = [change for change in self.changes if not _is_made_by_hook(paths.get(change[0]), change[1])]
         held = {id(value) for value in values}
         self.changes = own = [change for change in own if not _refers_to(change[3], held)]
         if any(flatten(value, is_fake)[0] for _, _, _, value in own):
             raise UnsupportedError(self.describe_changes("keeps a tensor of the call, which a recording does not"))
         for path, name, _, value in own:
-            module = paths[path]
+            module = paths.get(path)
+            if module is None:
+                what = "changes what an object of it holds, which a recording does not do again"
+                raise UnsupportedError(self.describe_changes(what))
             inner = next((d for d in (module._parameters, module._buffers, module._modules) if name in d), None)
             found.append((inner if inner is not None else module.__dict__, name, value))
         return found
@@ -183,9 +200,10 @@ class _Attempt:
             )
 
 
-def _is_made_by_hook(module: torch.nn.Module, name: str) -> bool:
+def _is_made_by_hook(module: torch.nn.Module | None, name: str) -> bool:
     """Whether a hook of torch's makes the attribute before every call: the weight of weight_norm and spectral_norm of old."""
-    return any(getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values())
+    hooks = module._forward_pre_hooks.values() if module is not None else ()
+    return any(getattr(hook, "name", None) == name for hook in hooks)
 
 
 def _refers_to(value: Any, held: set[int]) -> bool:

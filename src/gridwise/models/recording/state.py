@@ -60,8 +60,15 @@ class Snapshot:
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self.modules = dict(modules)
-        self._was = [(module.__dict__, _copied(module.__dict__)) for module in modules.values()]
-        self._objects = [dict(module.__dict__) for module in modules.values()]
+        held = [module.__dict__ for module in modules.values()]
+        self._names = [path or type(module).__name__ for path, module in modules.items()]
+        for path, attributes in zip(tuple(self._names), tuple(held), strict=True):
+            for key, value in attributes.items():
+                if _is_own(value):  # a configuration, say
+                    held.append(vars(value))
+                    self._names.append(f"{path}.{key}")
+        self._was = [(now, _copied(now)) for now in held]
+        self._objects = [dict(now) for now in held]
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
@@ -72,22 +79,30 @@ class Snapshot:
 
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """Module, attribute, what it was and what it is now."""
-        for (path, module), (now, was) in zip(self.modules.items(), self._was, strict=True):
+        for path, (now, was) in zip(self._names, self._was, strict=True):
             for key in {**was, **now}:
-                if key in INNER:
+                if key in INNER and isinstance(was.get(key), dict):
                     inner = {**was[key], **now[key]}
                     pairs = [(name, was[key].get(name, ABSENT), now[key].get(name, ABSENT)) for name in inner]
                 else:
                     pairs = [(key, was.get(key, ABSENT), now.get(key, ABSENT))]
                 for name, before, after in pairs:
                     if not _same(before, after):
-                        yield path or type(module).__name__, name, before, after
+                        yield path, name, before, after
 
     def restore(self) -> None:
         """Let everything be as it was: the same objects, with what was in them."""
         for (now, was), objects in zip(self._was, self._objects, strict=True):
             now.clear()
             now.update({key: _refilled(value, was[key]) for key, value in objects.items()})
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a value is an object of a class of the user's, whose attributes the model's code may read."""
+    kind = type(value)
+    if isinstance(value, Tensor | torch.nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
+        return False
+    return kind.__module__.partition(".")[0] not in ("torch", "gridwise", "builtins", "collections", "numpy", "weakref")
 
 
 class _Absent:

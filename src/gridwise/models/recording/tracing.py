@@ -13,9 +13,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -94,6 +95,22 @@ def tracer_of() -> Any:
 def node_of(x: Tensor) -> torch.fx.Node:
     """The node of the graph being made whose value `x` is."""
     return get_proxy_slot(x, tracer_of()).proxy.node
+
+
+@contextmanager
+def numbers_needed() -> Iterator[list[Exception]]:
+    """What operators raise in the body for want of numbers, whoever catches it."""
+    found: list[Exception] = []
+    with ExitStack() as stack:
+        for kind in NEEDS_NUMBERS:
+            init = kind.__init__
+
+            def noted(self: Exception, *args: Any, init: Any = init) -> None:
+                init(self, *args)
+                found.append(self)
+
+            stack.enter_context(patch.object(kind, "__init__", noted))
+        yield found
 
 
 def is_fake(x: Any) -> bool:

@@ -42,7 +42,8 @@ def distribute(
     ----------
     model : an ordinary torch model, or a function of tensors
     P_x : the partition of its inputs: of all arguments that have no default
-    example : a global input, or its shape; a tuple of them by place, or a dict by name. The model is then recorded at once
+    example : a global input, or its shape (in the dtype of the parameters); a tuple of them by place, or a dict by name. The
+        model is then recorded at once
     methods : names of methods that run on the grid besides `forward`, each recorded by itself
     gather : "refuse" raises where a tensor would have to be gathered; see `report()` of the result
     inputs : for other arguments, by name, the partition on which tensors lie (one, or in the form of the argument; one
@@ -124,15 +125,17 @@ def _check_names(name: str, said: Mapping[str, Any], kinds: Sequence[Inputs]) ->
 def _prepare(model: DistributedModel, example: Any, methods: tuple[str, ...]) -> None:
     """Record at once what calls with `example` do: of the forward, or of methods by their names."""
     runners = model.__dict__["_distributed"].runners
+    floating = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    dtype = floating[0] if floating else torch.get_default_dtype()
     if methods and isinstance(example, dict) and all(key in runners for key in example):
         for key, value in example.items():
-            runners[key].prepare(*_arguments(value))
+            runners[key].prepare(*_arguments(value, dtype))
     else:
-        runners["forward"].prepare(*_arguments(example))
+        runners["forward"].prepare(*_arguments(example, dtype))
 
 
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    value = as_tensors(example)
+def _arguments(example: Any, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    value = as_tensors(example, dtype)
     if isinstance(value, dict):
         return (), value
     return (value, {}) if isinstance(value, tuple) else ((value,), {})

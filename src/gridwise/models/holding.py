@@ -24,7 +24,8 @@ def hold(model: torch.nn.Module, P: Partition) -> None:
     kept: dict[int, tuple[Tensor, Tensor, Spread]] = {}  # with what it was, or another may get its id
     for module in model.modules():
         spreads: dict[str, Spread] = {}
-        for held in (module._parameters, module._buffers):
+        every: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+        for held in every:
             for name, value in held.items():
                 if value is None or (held is module._buffers and everywhere and not is_deferred(value)):
                     continue

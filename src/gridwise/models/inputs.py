@@ -134,13 +134,14 @@ def _partitions_in(value: Any) -> list[Partition]:
     return flatten(value, lambda part: isinstance(part, Partition))[0]
 
 
-def as_tensors(example: Any) -> Any:
+def as_tensors(example: Any, dtype: torch.dtype) -> Any:
     """An example with tensors without numbers in the place of shapes."""
+
     def is_shape(value: Any) -> bool:
         numbers = isinstance(value, tuple | list) and value and all(type(n) is int for n in value)
         return bool(numbers) or isinstance(value, Tensor)
 
     def made(value: Any) -> Tensor:
-        return value if isinstance(value, Tensor) else torch.empty(tuple(value), device="meta")
+        return value if isinstance(value, Tensor) else torch.empty(tuple(value), dtype=dtype, device="meta")
 
     return mapped(example, made, is_shape)

@@ -21,8 +21,10 @@ from ..partition import Partition
 from .report import Report
 from .runner import Runner
 
-HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-         "_forward_pre_hooks_with_kwargs")  # fmt: skip
+HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
+)  # fmt: skip
 OWN = "_distributed"
 """The one attribute that a distributed model has and the model had not."""
 
@@ -76,7 +78,9 @@ class DistributedModel(torch.nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
-            raise UnsupportedError(f"{type(self).__name__}: `forward` was recorded.\n  fix: set it before `distribute`.")
+            raise UnsupportedError(
+                f"{type(self).__name__}: `forward` was recorded.\n  fix: set it before `distribute`."
+            )
         super().__setattr__(name, value)
 
     @property
@@ -117,7 +121,7 @@ def become(model: torch.nn.Module, P_x: Partition, kinds: Mapping[str, Any], key
     own.forward = model.__dict__.pop("forward", None)
     for name in HOOKS:
         own.hooks[name] = model.__dict__[name]
-        model.__dict__[name] = type(own.hooks[name])()
+        model.__dict__[name] = None if name == "_is_full_backward_hook" else type(own.hooks[name])()
     methods = {name: property(_Method(name)) for name in kinds if name != "forward"}
     kind = type(f"Distributed{written.__name__}", (DistributedModel, written), {"__module__": __name__, **methods})
     model.__dict__[OWN] = own
@@ -206,7 +210,9 @@ def _guard(model: torch.nn.Module) -> None:
 class DistributedFunction(DistributedModel):
     """A function of tensors on a grid, and the modules that it calls; made by `distribute`."""
 
-    def __init__(self, says: str, function: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Any, gather: Any):
+    def __init__(
+        self, says: str, function: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Any, gather: Any
+    ):
         super().__init__()
         self._modules.update(roots)
         own = self.__dict__[OWN] = Distributed(torch.nn.Module, inputs.P_x)

@@ -86,7 +86,7 @@ def place(
         slots,
         [item.value.placement for item in results],
         report,
-        any(step.draws for step in placing.tape.steps),
+        recording.draws,
         frozenset(placing.written),
     )
 

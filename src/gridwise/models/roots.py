@@ -41,6 +41,18 @@ def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
     return found
 
 
+def constants_of(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """What a function reads besides modules: numbers and words by value, tensors by identity. They may be others later."""
+    if not isinstance(function, FunctionType):
+        return ()
+    values = [(name, value) for name, value in _refers_to(function) if name != "wrapped"]
+    return tuple(
+        (name, id(value) if isinstance(value, torch.Tensor) else value)
+        for name, value in values
+        if value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+    )
+
+
 def _refers_to(function: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(function, functools.partial):
         yield "function", function.func

@@ -19,20 +19,23 @@ from torch import Tensor
 
 from ..errors import GridwiseError, PartitionError, UnsupportedError, describe
 from ..grid import Grid, Layout
-from ..nn.agreement import Ballot, Structure, agree_layout, agree_plan, agree_same, is_on, key_of, tell
+from ..nn.agreement import Ballot, Structure, agree_common, agree_layout, agree_plan, agree_same, is_on, key_of, tell
 from ..nn.mode import agree_mode
 from ..nn.module import problem_with_inference, refuse_transforms
 from ..nn.operator import Operator, Ticket, apply
 from ..nn.overlap import overlaps
 from ..nn.plan import KEPT, Plans
+from ..nn.random import draw_key
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound, Inputs
 from .placement import Cut, Placement
 from .program import Program
-from .recording.containers import described
+from .recording.containers import described, unflatten, without_values
+from .recording.indices import limits_of, problem_with
 from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of, tensors_of
 from .report import Report
+from .roots import constants_of
 
 Gather = Literal["report", "refuse"]
 
@@ -59,6 +62,8 @@ class Run:
     """Of each input, on whichever worker."""
     records: list[bool]
     """Whether each output needs a gradient."""
+    limits: dict[int, int]
+    """Of inputs that are indices of embeddings, how many rows they have."""
     held: dict[str, dict[str, tuple[dict[str, Any], str]]]
     """By kind and name, where the parameters and buffers are that it reads."""
 
@@ -112,7 +117,8 @@ class Runner:
         self._states: deque[State] = deque(maxlen=KEPT)
         self._count = 0
         self._last: Run | None = None
-        self._outside: Any = None
+        self._outside: Callable[[], Recording] | None = None
+        self._recordings: dict[Hashable, Recording] = {}
 
     @property
     def P_y(self) -> Any:
@@ -141,11 +147,16 @@ class Runner:
         problem = problem or problem_with_inference(state.parameters, tensors)
         structure = self._structure(bound, state) if bound is not None and problem is None else None
         plan = self._plans.find(structure) if structure is not None else None
+        if plan is not None:
+            problem = problem_with(tensors, plan.assigned["run"].limits)
         ticket = self.ticket.called_again()
         transport, team, number = self.P_x.transport, self.P_x.team, plan.number if plan is not None else 0
         number = agree_plan(transport, team, self.says, ticket.number, number, problem)
         self.ticket = ticket  # a call counts when all have joined it
         assert bound is not None
+        if (plan is None or not number) and self._plans.count:  # perhaps one that is not the newest fits everywhere
+            number = agree_common(transport, team, self.says, self._plans.candidates(structure)) if is_on() else 0
+            plan = self._plans.take(number) if number else None
         if plan is None or not number:
             run = self._prepared(bound, state)
             y = self._run(run, bound.tensors)
@@ -165,7 +176,7 @@ class Runner:
     def _structure(self, bound: Bound, state: State) -> Hashable:
         """All that a recording depends on, as far as this worker can see."""
         inputs = tuple([(Structure.of(x), _format(x)) for x in bound.tensors])
-        return inputs, bound.tree, tuple(bound.partitions), state.number, self._mode(state)
+        return inputs, bound.tree, tuple(bound.partitions), state.number, self._mode(state), constants_of(self.call)
 
     def _state(self) -> State:
         """What the modules hold, apart from the numbers in their tensors: as it was once before, or new."""
@@ -182,7 +193,7 @@ class Runner:
         casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         return (
             tuple([m.training for m in state.snapshot.modules.values()]),
-            tuple([(records and p.requires_grad, p.dtype) for p in state.parameters]),
+            tuple([(records and p.requires_grad, p.dtype, p.device.type) for p in state.parameters]),
             tuple([b.dtype for b in state.buffers]),
             (records, overlaps(), torch.get_default_dtype(), str(torch.get_default_device())),
             tuple(casts),
@@ -206,7 +217,7 @@ class Runner:
         ]
         formats = [torch.contiguous_format] * len(structures)
         if not self.P_x.active:
-            self._outside = self.record(whole, structures, formats).outputs
+            self._outside = lambda: self.record(whole, structures, formats)
             return
         layouts = [
             Layout.balanced(P.grid, x.shape) if isinstance(P, CartesianPartition) else None
@@ -235,7 +246,10 @@ class Runner:
         formats = [_format(x) for x in bound.tensors]
         if not self._is_same(str(formats)):
             formats = [torch.contiguous_format] * len(formats)
-        return self._recorded(bound, layouts, structures, formats)
+        run = self._recorded(bound, layouts, structures, formats)
+        if run.limits:
+            agree_plan(transport, team, self.says, key_of(self.says), 0, problem_with(bound.tensors, run.limits))
+        return run
 
     def _layouts(self, bound: Bound) -> tuple[list[Layout | None], list[Structure]]:
         """Where the inputs lie, agreed by all, and their global structure."""
@@ -270,8 +284,9 @@ class Runner:
         leaves = next(node for node in recording.module.graph.nodes if node.op == "output").args[0]
         records = [leaf.meta["tensor_meta"].requires_grad for leaf in leaves]
         pairs = zip(program.outputs, leaves, strict=True)
-        P_y = recording.outputs([self._partition(placement, leaf.meta["val"].dim()) for placement, leaf in pairs])
-        return Run(recording, program, P_y, [s.requires_grad for s in structures], records, found)
+        partitions = [self._partition(placement, leaf.meta["val"].dim()) for placement, leaf in pairs]
+        P_y = unflatten(without_values(recording.returned), partitions)
+        return Run(recording, program, P_y, [s.requires_grad for s in structures], records, limits_of(recording), found)
 
     def record(
         self, bound: Bound, structures: Sequence[Structure], formats: Sequence[torch.memory_format]
@@ -335,11 +350,22 @@ class Runner:
     # Workers outside
 
     def _nothing(self, tensors: Sequence[Any]) -> Any:
-        """A worker outside holds no part of any output, and can call `backward` all the same."""
+        """A worker outside holds no part of any output, and can call `backward` all the same.
+
+        What the others return, and whether they draw random numbers, it knows if there was an example.
+        """
         own = [p for root in self.roots.values() for p in root.parameters()]
         parts = [x.flatten()[:0] for x in (*tensors, *own) if isinstance(x, Tensor) and x.is_floating_point()]
         nothing = torch.cat(parts) if parts else torch.empty(0)
-        return nothing if self._outside is None else self._outside(_Same([nothing]))
+        if self._outside is None:
+            return nothing
+        state = self._state()
+        key = state.number, self._mode(state)
+        if key not in self._recordings:
+            self._recordings[key] = self._outside()
+        if self._recordings[key].draws:
+            draw_key(self.P_x.transport, self.P_x.team, self.says)
+        return self._recordings[key].outputs(_Same([nothing]))
 
 
 class _Same(list[Any]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -125,6 +125,14 @@ def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
     for name, part in tree.attributes:
         object.__setattr__(value, name, unflatten(part, leaves))
     return value
+
+
+def without_values(tree: Tree) -> Tree:
+    """The same containers, with None for all that is no tensor."""
+    if isinstance(tree, Branch):
+        attributes = tuple([(name, without_values(part)) for name, part in tree.attributes])
+        return replace(tree, parts=tuple(map(without_values, tree.parts)), attributes=attributes)
+    return tree if isinstance(tree, Leaf) else Held(None)
 
 
 def mapped(value: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:

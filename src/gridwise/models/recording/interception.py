@@ -21,7 +21,9 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch._functorch import utils as functorch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedError
 from .regions import Regions
@@ -42,7 +44,12 @@ class Calls:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Note all calls of modules in the body; entered below the tracer, which has its own way to call them."""
-        with patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs)):
+        call = patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs))
+        with (
+            call,
+            patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False),
+            _AsEager(self),
+        ):  # a model may ask
             yield
 
     def _call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -53,16 +60,51 @@ class Calls:
         return y
 
 
+class _AsEager(TorchFunctionMode):
+    """Lets functions do with fakes what they do with tensors: a dropout that is off returns the very tensor that it gets, and
+    ``x.data`` is ``x.detach()``; ``x.data = y`` the tracer does not follow."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__self__", None) is Tensor.data:
+            if function.__name__ == "__get__":
+                return args[0].detach()
+            raise refusal("an assignment to `.data`", self.calls.path, current_line())
+        given = kwargs or {}
+        if getattr(function, "__name__", "") in DROPOUTS:
+            x, p, on = (*args, *(given.get(key) for key in ("input", "p", "training")[len(args) :]))[:3]
+            if on is False or given.get("train") is False or p == 0:
+                return x
+        return function(*args, **given)
+
+
+DROPOUTS = {f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")}
+DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
+
+
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
 @contextmanager
 def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: Regions) -> Iterator[None]:
     """Let the code of `modules` be recorded as it means while the body runs; raises `UnsupportedError` by name."""
+    if any(getattr(torch.nn.modules.module, name, None) for name in GLOBAL_HOOKS):
+        raise refusal("a hook of all modules (register_module_..._hook)", "")
     for path, module in modules.items():
         _refuse_backward_hooks(path, module)
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name in ("register_hook", "retain_grad", "register_post_accumulate_grad_hook"):
             stack.enter_context(patch.object(Tensor, name, _refusing(f"{name} of a tensor", calls)))
-        kind = torch.autograd.graph.saved_tensors_hooks
+        kind: Any = torch.autograd.graph.saved_tensors_hooks
         stack.enter_context(patch.object(kind, "__enter__", _refusing("saved_tensors_hooks", calls)))
         kind = torch.autograd.grad_mode.inference_mode
         stack.enter_context(patch.object(kind, "__enter__", _without_grad))
@@ -71,7 +113,7 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
         stack.enter_context(
             patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", regions.checkpointed)
         )
-        stack.enter_context(_functions_noted(regions))
+        stack.enter_context(_functions_noted(regions, calls))
         kind = torch.autograd.function.FunctionCtx
         stack.enter_context(patch.object(kind, "save_for_backward", lambda *args: regions.save(*args)))
         dirty = _refusing("an autograd.Function that changes its input (mark_dirty)", calls)
@@ -157,16 +199,31 @@ class _Reentrant:
 
 
 @contextmanager
-def _functions_noted(regions: Regions) -> Iterator[None]:
+def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
     """Let every `Function.apply` be noted, also one that was bound long before: by the code of that one function."""
     function: Any = torch.autograd.Function.apply
     function = function.__func__
     code = function.__code__
     plain = FunctionType(code, function.__globals__, "apply", function.__defaults__, function.__closure__)
-    _applied.append(lambda cls, args, kwargs: regions.applied(plain, cls, args, kwargs))
+    noted = [False]
+
+    def applied(cls: Any, args: Any, kwargs: Any) -> Any:
+        noted[0] = True
+        return regions.applied(plain, cls, args, kwargs)
+
+    def unwrapped(args: tuple[Any, ...]) -> Any:
+        """What `apply` asks first; a copy of it, which a function that was sent to a worker may have, comes here only."""
+        if not noted[0]:
+            raise refusal("the backward of an autograd.Function, by a copied `apply`,", calls.path, current_line())
+        noted[0] = False
+        return unwrap(args)
+
+    unwrap = functorch.unwrap_dead_wrappers
+    _applied.append(applied)
     function.__code__ = _Noted.__dict__["apply"].__code__
     try:
-        yield
+        with patch.object(functorch, "unwrap_dead_wrappers", unwrapped):
+            yield
     finally:
         function.__code__ = code
         _applied.pop()
@@ -179,20 +236,21 @@ class _Noted:
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         from gridwise.models.recording.interception import _applied
 
-        __class__  # noqa: B018  which the code that it replaces has a cell for
+        __class__  # type: ignore[name-defined]  # noqa: B018  which the code that it replaces has a cell for
         return _applied[-1](cls, args, kwargs)
 
 
 def _mean_over_batches(module: Any, x: Tensor) -> Tensor:
     """The forward of batch norms whose momentum is None, with the number of batches a tensor and not a number."""
     module._check_input_dim(x)
-    statistics = module.running_mean, module.running_var
+    statistics = [module.running_mean, module.running_var]
+    batch_norm: Any = torch.nn.functional.batch_norm
     if not (module.training and module.track_running_stats):
         training = module.training or statistics[0] is None
-        return torch.nn.functional.batch_norm(x, *statistics, module.weight, module.bias, training, 0.0, module.eps)
+        return batch_norm(x, *statistics, module.weight, module.bias, training, 0.0, module.eps)
     module.num_batches_tracked.add_(1)
     own = [buffer.clone() for buffer in statistics]
-    y = torch.nn.functional.batch_norm(x, *own, module.weight, module.bias, True, 1.0, module.eps)
+    y = batch_norm(x, *own, module.weight, module.bias, True, 1.0, module.eps)
     share = 1.0 / module.num_batches_tracked.to(torch.float64)
     for buffer, value in zip(statistics, own, strict=True):
         buffer.copy_((1.0 - share) * buffer + share * value)

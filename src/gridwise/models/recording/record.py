@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +12,23 @@ import xxhash
 from torch import Tensor
 
 from ...errors import PartitionError, UnsupportedError, describe
-from .containers import Tree, described, flatten, unflatten
+from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .interception import Calls, intercepting
 from .recording import Recording, Source
 from .regions import Regions
 from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
-from .tracing import NEEDS_NUMBERS, Fakes, current_line, is_fake, kept_fakes, line_of, owner_of, trace
+from .tracing import (
+    NEEDS_NUMBERS,
+    Fakes,
+    current_line,
+    is_fake,
+    kept_fakes,
+    line_of,
+    numbers_needed,
+    owner_of,
+    trace,
+    young,
+)
 
 
 @dataclass(frozen=True)
@@ -48,18 +58,23 @@ def record(
     UnsupportedError : naming what a recording cannot keep
     PartitionError : where the model itself refuses inputs of these shapes
     """
-    attempt = _Attempt(call, roots, inputs, tree, says)
-    recording, changes = attempt.run()
-    if changes:
-        for held, name, value in changes:
-            held.pop(name, None) if value is ABSENT else held.update({name: value})
-        again, changes = _Attempt(call, roots, inputs, tree, says).run()
+    before = Snapshot(modules_of(roots))
+    first = _Attempt(call, roots, inputs, tree, says)
+    recording, changes = first.run()
+    if not changes:
+        return recording
+    for held, name, value in changes:
+        held.pop(name, None) if value is ABSENT else held.update({name: value})
+    try:
+        second = _Attempt(call, roots, inputs, tree, says)
+        again, changes = second.run()
         if changes or again.digest != recording.digest:
-            raise UnsupportedError(
-                attempt.describe_changes("changes in every call, which a recording does not do again")
-            )
-        recording = again
-    return recording
+            told = second if changes else first
+            raise UnsupportedError(told.describe_changes("changes in every call, which a recording does not do again"))
+    except Exception:
+        before.restore()
+        raise
+    return again
 
 
 class _Attempt:
@@ -79,16 +94,23 @@ class _Attempt:
 
     def run(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
         """The recording, and what it would leave in attributes of modules."""
+        with young():
+            return self._record()
+
+    def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
         holdings, before, fakes = tensors_of(self.modules), Snapshot(self.modules), Fakes()
         try:
             given = [
                 fakes.empty(x.shape, x.dtype, x.device, memory_format=x.format).requires_grad_(x.requires_grad)
                 for x in self.inputs
             ]
-            values = [fakes.like(holding.value) for holding in holdings]
+            values = [fakes.like(holding.value, holding.shape) for holding in holdings]
             swap(holdings, values)
             with intercepting(self.modules, self.calls, self.regions):
-                module = trace(partial(self._run, len(values)), fakes, [*values, *given], self._note)
+                with numbers_needed() as needed:
+                    module = trace(partial(self._run, len(values)), fakes, [*values, *given], self._note)
+                if needed:  # and caught by the model's code, which then took another branch
+                    raise needed[0]
             self.regions.record_backwards(fakes)
         except UnsupportedError as error:
             raise UnsupportedError(f"{self.says}: {error}") from None
@@ -98,8 +120,9 @@ class _Attempt:
             raise self._refused(error) from error
         finally:
             before.restore()
-        changes = self._plain_changes()
+        changes = self._plain_changes(values)
         _without_idle_switches(module.graph)
+        _without_out(module.graph)
         sources, constants = _with_sources(module, holdings, len(given))
         for node in module.graph.nodes:
             region = self.regions.enclosing(node.meta.pop("region", None))
@@ -107,10 +130,9 @@ class _Attempt:
                 node.meta["region"] = region
         assert self.returned is not None
         digest = _digest(module, constants, described(self.returned), self.regions)
-        outputs = partial(unflatten, self.returned)
         del values, given, holdings
         self._refuse_kept(module, fakes)
-        return Recording(module, sources, constants, outputs, digest, self.regions.found), changes
+        return Recording(module, sources, constants, self.returned, digest, self.regions.found), changes
 
     def _run(self, held: int, *tensors: Tensor) -> list[Tensor]:
         before = Snapshot(self.modules)
@@ -125,15 +147,19 @@ class _Attempt:
         if self.regions.current is not None:
             meta["region"] = self.regions.current
 
-    def _plain_changes(self) -> list[tuple[dict[str, Any], str, Any]]:
+    def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that the call has changed, where they hold no tensors; those of torch's own hooks are made anew."""
         paths, found = {path or type(m).__name__: m for path, m in self.modules.items()}, []
-        own = [change for change in self.changes if not _is_made_by_hook(paths[change[0]], change[1])]
-        self.changes = own
+        own = [change for change in self.changes if not _is_made_by_hook(paths.get(change[0]), change[1])]
+        held = {id(value) for value in values}
+        self.changes = own = [change for change in own if not _refers_to(change[3], held)]
         if any(flatten(value, is_fake)[0] for _, _, _, value in own):
             raise UnsupportedError(self.describe_changes("keeps a tensor of the call, which a recording does not"))
         for path, name, _, value in own:
-            module = paths[path]
+            module = paths.get(path)
+            if module is None:
+                what = "changes what an object of it holds, which a recording does not do again"
+                raise UnsupportedError(self.describe_changes(what))
             inner = next((d for d in (module._parameters, module._buffers, module._modules) if name in d), None)
             found.append((inner if inner is not None else module.__dict__, name, value))
         return found
@@ -164,9 +190,6 @@ class _Attempt:
 
     def _refuse_kept(self, module: torch.fx.GraphModule, fakes: Fakes) -> None:
         graphs = [module.graph, *(r.backward.module.graph for r in self.regions.found.values() if r.backward)]
-        if not kept_fakes(fakes, graphs):
-            return
-        gc.collect()  # what only hangs together in a circle is not kept
         if kept := kept_fakes(fakes, graphs):
             told = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
             fix = "return what is to be kept from `forward`."
@@ -177,13 +200,22 @@ class _Attempt:
             )
 
 
-def _is_made_by_hook(module: torch.nn.Module, name: str) -> bool:
+def _is_made_by_hook(module: torch.nn.Module | None, name: str) -> bool:
     """Whether a hook of torch's makes the attribute before every call: the weight of weight_norm and spectral_norm of old."""
-    return any(getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values())
+    hooks = module._forward_pre_hooks.values() if module is not None else ()
+    return any(getattr(hook, "name", None) == name for hook in hooks)
+
+
+def _refers_to(value: Any, held: set[int]) -> bool:
+    """Whether all tensors in an attribute are parameters and buffers, as in the list of weights that an LSTM keeps."""
+    found = flatten(value)[0]
+    return bool(found) and all(id(x) in held for x in found)
 
 
 def _short(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__} with tensors" if flatten(value)[0] else ADDRESS.sub("", repr(value)[:60])
 
 
 def _with_sources(
@@ -198,6 +230,8 @@ def _with_sources(
     made: dict[int, torch.fx.Node] = {}
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         value = getattr(module, node.target)
+        if is_fake(value):
+            raise UnsupportedError(f"a tensor of the call is not followed by torch's tracer:  {node.meta.get('line')}")
         if id(value) not in made:
             holding = known.get(id(value))
             with graph.inserting_before(placeholders[0] if placeholders else None):
@@ -208,14 +242,18 @@ def _with_sources(
             if holding is None:
                 constants[node.target] = value
         node.replace_all_uses_with(made[id(value)])
-        graph.erase_node(node)
+        _erase(node)
     for node in [node for node in graph.nodes if node.op == "placeholder" and not node.users]:
         del sources[node.name]
-        graph.erase_node(node)
-        node.meta.clear()
+        _erase(node)
     module.recompile()
     order = [node.name for node in graph.nodes if node.op == "placeholder"]
     return {name: sources[name] for name in order}, constants
+
+
+def _erase(node: torch.fx.Node) -> None:
+    node.graph.erase_node(node)
+    node.meta.clear()  # or its fake would seem to be kept by somebody
 
 
 def _without_idle_switches(graph: torch.fx.Graph) -> None:
@@ -224,8 +262,35 @@ def _without_idle_switches(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
             if node.args[0] == mode:
-                graph.erase_node(node)
+                _erase(node)
             mode = node.args[0]
+
+
+def _without_out(graph: torch.fx.Graph) -> None:
+    """Let operators that write their result to a tensor be those that return it, followed by a copy."""
+    for node in [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]:
+        names = [argument.name for argument in node.target._schema.arguments if argument.is_out]
+        if len(names) != 1 or names[0] not in node.kwargs:
+            continue
+        plain = _returning(node.target, names[0])
+        target = node.kwargs[names[0]]
+        if plain is None or target.meta["val"].shape != node.meta["val"].shape:
+            continue
+        with graph.inserting_before(node):
+            rest = {key: value for key, value in node.kwargs.items() if key != names[0]}
+            made = graph.call_function(plain, node.args, rest)
+            copied = graph.call_function(torch.ops.aten.copy_.default, (target, made))
+        made.meta, copied.meta = dict(node.meta), dict(node.meta)
+        node.replace_all_uses_with(copied)
+        _erase(node)
+
+
+def _returning(op: Any, out: str) -> Any:
+    """The overload without the argument `out`."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != out]
+    packet = op.overloadpacket
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return next((o for o in overloads if [(a.name, str(a.type)) for a in o._schema.arguments] == wanted), None)
 
 
 def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], returned: str, regions: Regions) -> int:

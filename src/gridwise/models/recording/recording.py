@@ -17,12 +17,14 @@ may be a placeholder.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from .containers import Tree, unflatten
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,33 @@ class Recording:
     """By the name of a placeholder, in the order of the placeholders."""
     constants: dict[str, Tensor]
     """Tensors that the model's code has made of numbers, or found where the model does not hold them."""
-    outputs: Callable[[list[Any]], Any]
-    """From the flat list of what the graph returns to what the model returns."""
+    returned: Tree
+    """What the model returns; its tensors are those that the graph returns."""
     digest: int
     regions: dict[int, Region] = field(default_factory=dict)
+
+    def outputs(self, tensors: Sequence[Any]) -> Any:
+        """What the model returns, of what the graph returns."""
+        return unflatten(self.returned, tensors)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the call takes random numbers."""
+        return any(map(draws, self.module.graph.nodes))
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether an operator takes random numbers: a dropout that is off does not."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    is_on = given.get("train", given.get("training", True))
+    shares = [given[key] for key in ("p", "dropout_p", "dropout") if isinstance(given.get(key), float | int)]
+    return bool(is_on) and (not shares or any(shares)) and not (node.target is _ATTENTION and not shares)
+
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def where(node: torch.fx.Node) -> str:

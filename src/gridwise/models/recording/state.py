@@ -6,6 +6,7 @@ now is one comparison of dicts, in which what is the same object is not looked a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,6 +25,8 @@ class Holding:
     name: str
     kind: Literal["parameter", "buffer"]
     value: Tensor
+    shape: tuple[int, ...]
+    """Of the global tensor, of which a worker outside the grid holds nothing."""
     places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
 
 
@@ -45,7 +48,9 @@ def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
                 if isinstance(value, Tensor):
                     is_leaf = isinstance(value, torch.nn.Parameter)
                     name = f"{path}.{key}" if path else key
-                    new = Holding(name, "parameter" if is_leaf else "buffer", value)
+                    spread = getattr(module, "_spreads", {}).get(key)
+                    shape = tuple(value.shape) if spread is None else spread.shape
+                    new = Holding(name, "parameter" if is_leaf else "buffer", value, shape)
                     found.setdefault(id(value), new).places.append((held, key))
     return list(found.values())
 
@@ -55,7 +60,15 @@ class Snapshot:
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self.modules = dict(modules)
-        self._was = [(module.__dict__, _copied(module.__dict__)) for module in modules.values()]
+        held = [module.__dict__ for module in modules.values()]
+        self._names = [path or type(module).__name__ for path, module in modules.items()]
+        for path, attributes in zip(tuple(self._names), tuple(held), strict=True):
+            for key, value in attributes.items():
+                if _is_own(value):  # a configuration, say
+                    held.append(vars(value))
+                    self._names.append(f"{path}.{key}")
+        self._was = [(now, _copied(now)) for now in held]
+        self._objects = [dict(now) for now in held]
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
@@ -66,20 +79,30 @@ class Snapshot:
 
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """Module, attribute, what it was and what it is now."""
-        for (path, module), (now, was) in zip(self.modules.items(), self._was, strict=True):
+        for path, (now, was) in zip(self._names, self._was, strict=True):
             for key in {**was, **now}:
-                if key in INNER:
+                if key in INNER and isinstance(was.get(key), dict):
                     inner = {**was[key], **now[key]}
                     pairs = [(name, was[key].get(name, ABSENT), now[key].get(name, ABSENT)) for name in inner]
                 else:
                     pairs = [(key, was.get(key, ABSENT), now.get(key, ABSENT))]
                 for name, before, after in pairs:
                     if not _same(before, after):
-                        yield path or type(module).__name__, name, before, after
+                        yield path, name, before, after
 
     def restore(self) -> None:
-        for now, was in self._was:
-            _restored(now, was)
+        """Let everything be as it was: the same objects, with what was in them."""
+        for (now, was), objects in zip(self._was, self._objects, strict=True):
+            now.clear()
+            now.update({key: _refilled(value, was[key]) for key, value in objects.items()})
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a value is an object of a class of the user's, whose attributes the model's code may read."""
+    kind = type(value)
+    if isinstance(value, Tensor | torch.nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
+        return False
+    return kind.__module__.partition(".")[0] not in ("torch", "gridwise", "builtins", "collections", "numpy", "weakref")
 
 
 class _Absent:
@@ -100,21 +123,14 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _restored(now: Any, was: Any) -> Any:
-    """`now` with the contents of its copy `was`, where it is a container; otherwise what was."""
-    if type(now) is not type(was) or not isinstance(now, dict | list | set):
-        return was
-    if isinstance(now, dict):
-        contents = {key: _restored(now[key], value) if key in now else value for key, value in was.items()}
-        if any(now.get(key, ABSENT) is not value for key, value in contents.items()) or len(now) != len(contents):
-            now.clear()
-            now.update(contents)
-    elif isinstance(now, list):
-        now[:] = [_restored(now[i], value) if i < len(now) else value for i, value in enumerate(was)]
-    else:
-        now.clear()
-        now.update(was)
-    return now
+def _refilled(value: Any, was: Any) -> Any:
+    """A container with the contents of its copy `was`; anything else as it is."""
+    if isinstance(value, list):
+        value[:] = was
+    elif isinstance(value, dict | set) and type(value) is type(was) and value is not was:
+        value.clear()
+        value.update(was)
+    return value
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -122,6 +138,8 @@ def _same(one: Any, other: Any) -> bool:
         return True
     if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
         return False
+    if isinstance(one, weakref.ref):  # torch's RNNs keep them to see whether their weights are others
+        return True
     if isinstance(one, dict):
         return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):

@@ -12,9 +12,11 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -41,10 +43,13 @@ class Fakes:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def like(self, x: Tensor) -> Tensor:
-        """A fake of the class, shape, strides, dtype and device of a tensor."""
+    def like(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A fake of the class, strides, dtype and device of a tensor, and of its shape, unless it is a part of one."""
         with self.mode:
-            fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+            if tuple(x.shape) == shape:
+                fake = torch.empty_strided(shape, x.stride(), dtype=x.dtype, device=x.device)
+            else:
+                fake = torch.empty(shape, dtype=x.dtype, device=x.device)
         if isinstance(x, torch.nn.Parameter):
             return torch.nn.Parameter(fake, x.requires_grad)
         return fake.requires_grad_(x.requires_grad)
@@ -92,6 +97,22 @@ def node_of(x: Tensor) -> torch.fx.Node:
     return get_proxy_slot(x, tracer_of()).proxy.node
 
 
+@contextmanager
+def numbers_needed() -> Iterator[list[Exception]]:
+    """What operators raise in the body for want of numbers, whoever catches it."""
+    found: list[Exception] = []
+    with ExitStack() as stack:
+        for kind in NEEDS_NUMBERS:
+            init = kind.__init__
+
+            def noted(self: Exception, *args: Any, init: Any = init) -> None:
+                init(self, *args)
+                found.append(self)
+
+            stack.enter_context(patch.object(kind, "__init__", noted))
+        yield found
+
+
 def is_fake(x: Any) -> bool:
     return isinstance(x, FakeTensor)
 
@@ -121,11 +142,25 @@ def _told(file: str, number: int, function: str) -> str:
     return f"{os.path.basename(file)}:{number}, in {function}:  {linecache.getline(file, number).strip()}"
 
 
+@contextmanager
+def young() -> Iterator[None]:
+    """Let what is made in the body stay in the youngest generation of the garbage collector, where `kept_fakes` looks."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
     """Fakes of a recording that something besides its graphs holds on to."""
+    gc.collect(0)  # what only hangs together in a circle is not kept; the rest becomes a generation older
     ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
     ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
-    return [x for x in gc.get_objects() if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
+    made = gc.get_objects(generation=1)
+    return [x for x in made if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
 
 
 def owner_of(fake: Tensor, besides: Any) -> str:

@@ -261,7 +261,7 @@ def flip(call: Call) -> Placed:
         return call.everywhere()
     import numpy as np
 
-    dims = call.dims("dims", x.dim) if call.kind == "flip" else ((1,) if call.kind == "fliplr" else (0,))
+    dims = tuple(d % x.dim for d in call["dims"]) if call.kind == "flip" else ((1,) if call.kind == "fliplr" else (0,))
     ranks = np.flip(np.array(x.layout.grid.ranks).reshape(x.layout.grid.shape), dims)
     cuts = [
         tuple(each[-1] - cut for cut in reversed(each)) if d in dims else each for d, each in enumerate(x.layout.cuts)

@@ -14,8 +14,10 @@ from . import nn as nn
 from . import show as show
 from .comm.find import guard as _guard
 from .comm.launch import launch as launch
-from .nn.agreement import agreement as agreement
 from .models import distribute as distribute
+from .models.random import sequential_random as sequential_random
+from .models.rules import register_rule as register_rule
+from .nn.agreement import agreement as agreement
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
 from .nn.overlap import overlap as overlap

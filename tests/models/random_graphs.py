@@ -61,7 +61,9 @@ def _combined(model: Any, choose: random.Random, pool: list[Tensor], x: Tensor) 
 
 def _in_place(model: Any, choose: random.Random, pool: list[Tensor], x: Tensor) -> Tensor:
     x = x * 0.9 if choose.random() < 0.5 else x.clone()
-    return choose.choice([lambda: x.add_(1), lambda: x.tanh_(), lambda: x.mul_(x.detach().cos()), lambda: x.clamp_(-1, 1)])()
+    return choose.choice(
+        [lambda: x.add_(1), lambda: x.tanh_(), lambda: x.mul_(x.detach().cos()), lambda: x.clamp_(-1, 1)]
+    )()
 
 
 def _write_to_view(model: Any, choose: random.Random, pool: list[Tensor], x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from .arrange import factorisations
 from .box import Shape
@@ -101,7 +102,7 @@ def best_line(before: Shape, after: Shape, blocks: int) -> Cuts | None:
             part = scaled(balanced_cuts(length // unit, blocks // outer), unit)
             line = (0, *(i * length + cut for i in range(outer) for cut in part[1:]))
             if expressed(line, before) is not None and expressed(line, after) is not None:
-                found.append((max(b - a for a, b in zip(line, line[1:], strict=False)), line))
+                found.append((max(b - a for a, b in pairwise(line)), line))
     return min(found)[1] if found else None
 
 
@@ -165,7 +166,7 @@ def _each_cut(
         of_first, of_second = expressed(line, first), expressed(line, second)
         assert of_first is not None
         assert of_second is not None
-        yield max(b - a for a, b in zip(line, line[1:], strict=False)) / line[-1], of_first, of_second
+        yield max(b - a for a, b in pairwise(line)) / line[-1], of_first, of_second
 
 
 def _joined(ranks: Sequence[int], parts: Sequence[_Both], side: int) -> Layout:

@@ -13,6 +13,7 @@ Nodes are the same tensor if one is the other, changed in place.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def _memory(node: Node) -> int | None:
 class Aliases:
     """What shares memory in a graph."""
 
-    def __init__(self, graph: torch.fx.Graph, sources: dict[str, Source]) -> None:
+    def __init__(self, graph: torch.fx.Graph, sources: Mapping[str, Source]) -> None:
         self.keeps_alias: set[Node] = set()
         self.in_place: set[Node] = set()
         self.isolates: set[Node] = set()
@@ -138,7 +139,9 @@ class Aliases:
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
             made = {x.untyped_storage()._cdata for x in tensors_in(node.meta.get("val"))}
-            given = {x.untyped_storage()._cdata for each in node.all_input_nodes for x in tensors_in(each.meta.get("val"))}
+            given = {
+                x.untyped_storage()._cdata for each in node.all_input_nodes for x in tensors_in(each.meta.get("val"))
+            }
             if not made & given and any(last.get(memory, -1) > time for memory in made | given):
                 self.isolates.add(node)
 

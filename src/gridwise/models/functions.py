@@ -142,7 +142,9 @@ def _as_cotangent(tape: Tape, gradient: Item, of: Value, name: str) -> Item:
 
     def embedded(block: Tensor) -> Tensor:
         amounts: Sequence[int] = [
-            n for a, b, extent in zip(box.start[::-1], box.stop[::-1], shape[::-1], strict=True) for n in (a, extent - b)
+            n
+            for a, b, extent in zip(box.start[::-1], box.stop[::-1], shape[::-1], strict=True)
+            for n in (a, extent - b)
         ]
         return torch.nn.functional.pad(block, amounts)
 

@@ -1,11 +1,11 @@
 """From one placement to another: the movements between the operators of a model, each a linear operator with its adjoint.
 
-    from           to                    movement                            its adjoint
-    cut            other blocks, boxes   pieces are copied                   pieces go back and are added
-    cut            replicated            everyone gets all blocks            what all have is added, block by block
-    replicated     blocks, boxes         a slice                             the rest is zero: a share of the sum
-    partial sum    replicated            sum over the workers                sum over the workers
-    partial sum    blocks                everyone gets the sum of its block  everyone gets all blocks
+from           to                    movement                            its adjoint
+cut            other blocks, boxes   pieces are copied                   pieces go back and are added
+cut            replicated            everyone gets all blocks            what all have is added, block by block
+replicated     blocks, boxes         a slice                             the rest is zero: a share of the sum
+partial sum    replicated            sum over the workers                sum over the workers
+partial sum    blocks                everyone gets the sum of its block  everyone gets all blocks
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Placing:
     def results(self) -> list[Item]:
         """What the graph returns, as it lies."""
         (output,) = (node for node in self.graph.nodes if node.op == "output")
-        return [self.item(each) for each in output.args[0]]  # type: ignore[union-attr, arg-type]
+        return [self.item(each) for each in output.args[0]]
 
     def leave(self) -> list[Item]:
         """What the graph returns, as the user gets it: in balanced blocks; numbers, and nothing else, on all workers."""
@@ -228,9 +228,7 @@ class Placing:
             self.tape.begin()
 
     def _end_region(self, region: Region) -> None:
-        live = [
-            item.slot for found in self.items.values() for item in ([found] if isinstance(found, Item) else found)
-        ]
+        live = [item.slot for found in self.items.values() for item in ([found] if isinstance(found, Item) else found)]
         inner, inputs, outputs = self.tape.end(live)
         if region.kind == "checkpoint":
             run: Any = Checkpoint(inner, inputs, outputs, region.keeps_random_state)

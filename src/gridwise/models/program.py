@@ -54,7 +54,7 @@ def execute(steps: Sequence[Step], values: Any, stream: Stream) -> None:
         made = step.run(stream.at(step.number), *given) if step.draws else step.run(*given)
         given.clear()
         outputs = step.outputs
-        if type(outputs) is int:
+        if isinstance(outputs, int):
             values[outputs] = made
         elif outputs is not None:
             for slot, part in zip(outputs, made, strict=True):
@@ -76,26 +76,23 @@ def free_early(steps: Sequence[Step], needed: set[int]) -> None:
 class Checkpoint:
     """Steps that are computed again in backward instead of keeping what they have made."""
 
-    def __init__(self, steps: Sequence[Step], inputs: tuple[int, ...], outputs: tuple[int, ...], keeps_random: bool) -> None:
+    def __init__(
+        self, steps: Sequence[Step], inputs: tuple[int, ...], outputs: tuple[int, ...], keeps_random: bool
+    ) -> None:
         self.steps, self.inputs, self.outputs, self.keeps_random = steps, inputs, outputs, keeps_random
         free_early(steps, set(outputs))
 
     def __call__(self, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
-        held = dict(zip(self.inputs, tensors, strict=True))
-        wanted = [slot for slot, x in held.items() if x.requires_grad]  # torch refuses buffers that are written to
-
-        def body(*tensors: Tensor) -> tuple[Tensor, ...]:
-            values: dict[int, Any] = {**held, **dict(zip(wanted, tensors, strict=True))}
+        def body() -> tuple[Tensor, ...]:  # tensors come along as they are: buffers may be changed in between
+            values: dict[int, Any] = dict(zip(self.inputs, tensors, strict=True))
             with agreement(False):  # in backward nobody else has switched it off
                 execute(self.steps, values, stream)
             return tuple(values[slot] for slot in self.outputs)
 
-        given = [held.pop(slot) for slot in wanted]
         if not torch.is_grad_enabled():
-            return body(*given)
+            return body()
         with set_checkpoint_early_stop(False):  # it could stop before a message on some workers, after it on others
-            made = checkpoint(body, *given, use_reentrant=False, preserve_rng_state=self.keeps_random)
-        return tuple(made)
+            return tuple(checkpoint(body, use_reentrant=False, preserve_rng_state=self.keeps_random))
 
 
 @dataclass
@@ -145,7 +142,7 @@ class Program:
         mode = torch.is_grad_enabled()
         with agreement(False):
             self._share(values)
-            stream = Stream.begin(self.workers, self.name) if self.draws else Stream(0, False)
+            stream = Stream.begin(self.workers, self.name) if self.draws else Stream(0)
             try:
                 execute(self.steps, values, stream)
             finally:

@@ -1,6 +1,19 @@
 """Rules, by kind of operator: how the tensors of a call have to lie, where its outputs lie then, and what makes them."""
 
-from . import creation, indexing, joining, losses, norms, padding, products, random, reductions, reshaping, transforms, windowed
+from . import (
+    creation,
+    indexing,
+    joining,
+    losses,
+    norms,
+    padding,
+    products,
+    random,
+    reductions,
+    reshaping,
+    transforms,
+    windowed,
+)
 from .call import Call as Call
 from .call import NoRule as NoRule
 from .call import Placed as Placed

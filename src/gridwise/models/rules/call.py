@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import UnsupportedError
 from ...grid import Box, Layout
+from ...nn.operator import noted
 from ..placement import Cut, Placement, Replicated, Value, Want, Workers
 
 Run = Callable[..., Any]
@@ -32,8 +34,8 @@ class NoRule(UnsupportedError):
 class Placed:
     """A rule's answer."""
 
-    outputs: Placement | Sequence[Placement | None]
-    """Of the output, or of each of several; None for what is no tensor."""
+    outputs: Placement | Sequence[Placement]
+    """Of the output, or of each of several."""
     run: Run
     inputs: Sequence[Want] = ()
     """How each tensor argument has to lie; all as they are if left out."""
@@ -104,10 +106,10 @@ class Call:
         named = {a.name: given[a.name] for a in schema.arguments if a.kwarg_only}
         call = op or self.op
         spots = [i for i, each in enumerate(positional) if _holds_values(each)]
-        if not any(_holds_values(each) for each in named.values()):
-            if spots == list(range(len(spots))) and all(isinstance(positional[i], Value) for i in spots):
-                rest, count = tuple(positional[len(spots) :]), len(spots)
-                return lambda *tensors: call(*tensors[:count], *rest, **named)
+        first = spots == list(range(len(spots))) and all(isinstance(positional[i], Value) for i in spots)
+        if first and not any(map(_holds_values, named.values())):  # all tensors come first: the usual case
+            rest, count = tuple(positional[len(spots) :]), len(spots)
+            return lambda *tensors: call(*tensors[:count], *rest, **named)
 
         def run(*tensors: Tensor) -> Any:
             left = iter(tensors)
@@ -120,6 +122,15 @@ class Call:
         """This worker's block."""
         return layout.block(self.workers.rank)
 
+    def unless_empty(self, run: Run, *layouts: Layout) -> Run:
+        """`run`, for an operator that refuses blocks without elements; these are made without it. One layout per output."""
+        if self.block(layouts[0]).volume:
+            return run
+        made = [(self.block(layout).shape, value.dtype) for layout, value in zip(layouts, self.results, strict=True)]
+        if len(made) == 1:
+            return lambda *tensors: of_nothing(tensors, *made[0])
+        return lambda *tensors: tuple(of_nothing(tensors, *each) for each in made)
+
     def everywhere(self) -> Placed:
         """All tensors whole on every worker, which then compute the same."""
         return Placed(tuple(Replicated() for _ in self.results), self.locally(), [Replicated()] * len(self.tensors))
@@ -131,6 +142,15 @@ class Call:
 
 
 Rule = Callable[[Call], Placed]
+
+
+def of_nothing(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A block without elements that depends on `tensors`: their adjoints are entered on this worker as on the others."""
+    wanted = [x for x in tensors if x.requires_grad]
+    if not wanted or not (dtype.is_floating_point or dtype.is_complex):
+        return torch.empty(shape, dtype=dtype, device=tensors[0].device if tensors else None)
+    total = sum((x.sum() if dtype.is_complex or not x.is_complex() else x.abs().sum()) for x in wanted)
+    return noted(total.to(dtype)).expand(shape)  # type: ignore[union-attr]
 
 
 def _values(arguments: Iterable[Any]) -> Iterator[Value]:

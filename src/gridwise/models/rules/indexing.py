@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..placement import Cut, Replicated, with_dims
 from .call import Call, NoRule, Placed
-from .pointwise import common_layout, seen_by
 from .table import rule
 
 
@@ -66,7 +65,9 @@ def gather(call: Call) -> Placed:
     if not isinstance(placed, Cut):
         return call.everywhere()
     layouts = [
-        with_dims(placed.layout, [(0, value.shape[d]) if d == dim else each for d, each in enumerate(placed.layout.cuts)])
+        with_dims(
+            placed.layout, [(0, value.shape[d]) if d == dim else each for d, each in enumerate(placed.layout.cuts)]
+        )
         for value in (x, chosen)
     ]
     return Placed(Cut(layouts[1]), call.locally(), layouts)

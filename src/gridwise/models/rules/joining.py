@@ -1,24 +1,20 @@
 """Joins and splits: concatenation, stacking, slices, and what selects or repeats rows.
 
-    cat along a cut dim     each worker gets its rows of every part and joins them; those of the largest part stay
-    slice of a cut dim      each worker slices its block, as long as that leaves blocks that are about even
-    select of a cut dim     the row goes to all, each of whom takes a part of it along the other dims
+cat along a cut dim     each worker gets its rows of every part and joins them; those of the largest part stay
+slice of a cut dim      each worker slices its block, as long as that leaves blocks that are about even
+select of a cut dim     the row goes to all, each of whom takes a part of it along the other dims
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from ...grid import Grid, Interval, Layout, Needs, balanced_cuts, sliced_need
-from ...grid.arrange import arranged
+from ...grid import Grid, Layout, Needs, balanced_cuts, sliced_need
 from ..placement import SMALL, Cut, Placement, Replicated, Value, Want, with_dims
 from .call import Call, NoRule, Placed
-from .pointwise import seen_by
 from .table import rule
 
 EVEN_ENOUGH = 1.25
@@ -38,7 +34,7 @@ def _is_even(cuts: Sequence[int]) -> bool:
 @rule("cat", "concat", "concatenate")
 def cat(call: Call) -> Placed:
     name = "axis" if "axis" in call.given else "dim"
-    shape, dim = call.result.shape, call[name] % len(call.result.shape)
+    dim = call[name] % len(call.result.shape)
     if not call.cut:
         return call.everywhere()
     target = _joined_layout(call, dim)
@@ -110,8 +106,8 @@ def sliced(call: Call) -> Placed:
     if x.layout is None or not x.is_cut_along([dim]):
         if x.layout is None:
             return Placed(Replicated(), call.locally(), [Replicated()])
-        cuts = [(0, len(rows)) if d == dim else each for d, each in enumerate(x.layout.cuts)]
-        return Placed(Cut(Layout(x.layout.grid, tuple(cuts))), call.locally())
+        kept = tuple((0, len(rows)) if d == dim else each for d, each in enumerate(x.layout.cuts))
+        return Placed(Cut(Layout(x.layout.grid, kept)), call.locally())
     cuts = x.layout.cuts[dim]
     if rows.step == 1:
         own = clipped(cuts, rows.start, max(rows.start, rows.stop))
@@ -163,7 +159,10 @@ def select(call: Call) -> Placed:
     target = call.workers.spread(call.result.shape) if call.result.volume > SMALL else Replicated()
     if not isinstance(target, Cut):
         grid = x.layout.grid
-        lines = [((index, index + 1) if d == dim else (0, n),) * p for d, (n, p) in enumerate(zip(x.shape, grid.shape, strict=True))]
+        lines = [
+            ((index, index + 1) if d == dim else (0, n),) * p
+            for d, (n, p) in enumerate(zip(x.shape, grid.shape, strict=True))
+        ]
         needs = Needs(grid, tuple(lines), (False,) * grid.dim)
         return Placed(Replicated(), lambda x: x.select(dim, 0), [needs])
     cuts = list(target.layout.cuts)

@@ -98,7 +98,9 @@ def _terms(call: Call) -> Any:
             raise NoRule("a mean of smoothed and weighted losses")
 
         def entropy(x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-            return functional.cross_entropy(x, target, weight, ignore_index=ignored, reduction="none", label_smoothing=smoothing)
+            return functional.cross_entropy(
+                x, target, weight, ignore_index=ignored, reduction="none", label_smoothing=smoothing
+            )
 
         return entropy
 

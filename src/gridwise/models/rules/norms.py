@@ -17,6 +17,7 @@ from ...nn.copy import AllSum
 from ...nn.move import HALVES
 from ...nn.operator import Ticket
 from ...nn.standardise import Sets, standardise
+from ..movement import Movement
 from ..placement import Cut, Replicated, Want
 from .call import Call, Placed
 from .table import rule
@@ -94,7 +95,7 @@ def batch_norm(call: Call) -> Placed:
     return Placed(Cut(layout), run, [None, *wants])
 
 
-def _gathered_channels(call: Call, layout: Layout) -> AllSum | None | object:
+def _gathered_channels(call: Call, layout: Layout) -> Movement | None:
     """From statistics of the own channels to those of all channels, where channels are cut."""
     if layout.grid.shape[1] == 1:
         return None
@@ -139,14 +140,16 @@ def instance_norm(call: Call) -> Placed:
     elements, samples = math.prod(x.shape[2:]), x.shape[0]
     sets = _sets(call, layout, range(2, x.dim), elements)
     over_samples = tuple(sorted(layout.grid.team_along(call.workers.rank, (0,))))
-    mean_over = AllSum(call.workers.transport, call.workers.team, f"the running statistics of {call.name}", over_samples)
+    mean_over = AllSum(
+        call.workers.transport, call.workers.team, f"the running statistics of {call.name}", over_samples
+    )
     everyone = _gathered_channels(call, layout)
 
     @torch.no_grad()
     def track(mean: Tensor, var: Tensor, of_mean: Tensor, of_var: Tensor) -> None:
         corrected = elements / max(1, elements - 1)
         new = mean_over(torch.stack([of_mean.sum(0), of_var.sum(0) * corrected]) / samples)
-        new = new if everyone is None else everyone(new)  # type: ignore[operator]
+        new = new if everyone is None else everyone(new)
         mean.mul_(1 - momentum).add_(new[0], alpha=momentum)
         var.mul_(1 - momentum).add_(new[1], alpha=momentum)
 

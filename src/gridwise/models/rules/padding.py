@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...grid import Layout, Needs, Padding, balanced_cuts, hull_then_pad
 from ..placement import Cut
-from .call import Call, NoRule, Placed
+from .call import Call, NoRule, Placed, of_nothing
 from .table import rule
 
 MODES = {"reflection": "reflect", "replication": "replicate"}
@@ -32,15 +32,16 @@ def pad(call: Call) -> Placed:
     if mode == "circular" and min(amounts) < 0:
         raise NoRule("negative circular padding")
     grid, shape = x.layout.grid, call.result.shape
-    if mode in ("reflect", "replicate") and (call.block(x.layout).volume == 0 or 0 in shape):
-        pass
     cuts = [
         have if around[d] == (0, 0) else balanced_cuts(n, grid.shape[d])
         for d, (have, n) in enumerate(zip(x.layout.cuts, shape, strict=True))
     ]
     target = Layout(grid, tuple(cuts))
     lines = [
-        [_rows((a - before, b - before), n, mode if (before, after) != (0, 0) else "constant") for a, b in pairwise(each)]
+        [
+            _rows((a - before, b - before), n, mode if (before, after) != (0, 0) else "constant")
+            for a, b in pairwise(each)
+        ]
         for each, n, (before, after) in zip(cuts, x.shape, around, strict=True)
     ]
     wraps = mode == "circular"
@@ -71,10 +72,12 @@ def _rows(need: tuple[int, int], extent: int, mode: str) -> Padding:
 def _padded(x: Tensor, rows: Sequence[Padding], mode: str, value: float, block: tuple[int, ...]) -> Tensor:
     """What was fetched, padded and cropped; a block without elements is made of nothing."""
     if 0 in block:
-        return x.sum(dtype=x.dtype).expand(block) if x.requires_grad else x.new_empty(block)
+        return of_nothing([x], block, x.dtype)
     padded = [d for d, line in enumerate(rows) if line.before or line.after]
     if padded and mode != "circular":
-        first = min(padded) if mode == "constant" else min(min(padded), x.dim() - 1)
+        # torch mirrors and repeats along the last two or three dims of four, the last three of five
+        most = x.dim() - 1 if mode == "constant" or x.dim() < 4 else x.dim() - (2 if x.dim() == 4 else 3)
+        first = min(*padded, most)
         amounts = [n for line in reversed(rows[first:]) for n in (line.before, line.after)]
         x = F.pad(x, amounts, mode, value) if mode == "constant" else F.pad(x, amounts, mode)
     for d, line in enumerate(rows):

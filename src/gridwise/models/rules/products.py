@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...grid import Grid, Interval, Layout, Needs, balanced_cuts
-from ..placement import SMALL, Cut, Replicated, Value, Want
+from ...grid import Box, Grid, Interval, Layout, Needs
+from ..placement import Cut, Replicated, Value, Want
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -27,42 +27,38 @@ WORTH_CUTTING = 1 << 20
 """Multiplications from which a product of replicated tensors is shared among the workers."""
 
 
-def labelled(call: Call, operands: Sequence[Labels], result: Labels) -> Layout | None:
-    """Where the result lies: cut along its labels as the largest tensor is; None if nothing of it is cut."""
+def labelled(call: Call, operands: Sequence[Labels], result: Labels, whole: Labels) -> Layout | None:
+    """Where the result lies: cut along its labels, but for `whole`, as the tensor is with most of them cut; or None."""
     tensors = call.tensors[: len(operands)]
     found: list[tuple[int, Layout]] = []
     for value, labels in sorted(zip(tensors, operands, strict=True), key=lambda pair: -pair[0].volume):
         layout = value.layout
         if layout is None:
             continue
-        cut = [d for d, label in enumerate(labels) if layout.grid.shape[d] > 1]
-        useful = math.prod(
-            layout.grid.shape[d] for d in cut if labels[d] in result and value.shape[d] == _extent(call, result, labels[d])
-        )
-        found.append((useful, value_layout(call, layout, labels, result)))
-    found = [each for each in found if each[1] is not None]
+        places = {label: d for d, label in enumerate(result) if label not in whole}
+        useful = 1
+        for d, label in enumerate(labels):
+            if label in places and value.shape[d] == call.result.shape[places[label]]:
+                useful *= layout.grid.shape[d]
+        target = layout_of_result(call, layout, labels, result, whole)
+        if target is not None:
+            found.append((useful, target))
     return max(found, key=lambda each: each[0])[1] if found else None
 
 
-def _extent(call: Call, result: Labels, label: str) -> int:
-    return call.result.shape[list(result).index(label)]
-
-
-def value_layout(call: Call, layout: Layout, labels: Labels, result: Labels) -> Any:
+def layout_of_result(call: Call, layout: Layout, labels: Labels, result: Labels, whole: Labels) -> Layout | None:
     """The result's blocks that go with those of a tensor; other dims take the places of those that are summed over."""
     shape = call.result.shape
-    at = {label: d for d, label in enumerate(labels)}
+    at = {label: d for d, label in enumerate(labels) if label not in whole}
     grid = []
     for label, n in zip(result, shape, strict=True):
         d = at.get(label)
         grid.append(layout.grid.shape[d] if d is not None and layout.global_shape[d] == n else 1)
-    if math.prod(grid) == call.workers.size:
-        order = [at[label] for label, p in zip(result, grid, strict=True) if p > 1]
-        ranks = layout.grid.ranks if order == sorted(order) else None
-        if ranks is not None:
-            cuts = [layout.cuts[at[label]] if p > 1 else (0, n) for label, p, n in zip(result, grid, shape, strict=True)]
-            return Layout(Grid(ranks, tuple(grid)), tuple(cuts))
-    placed = call.workers.spread(shape)
+    order = [at[label] for label, p in zip(result, grid, strict=True) if p > 1]
+    if math.prod(grid) == call.workers.size and order == sorted(order):
+        cuts = [layout.cuts[at[label]] if p > 1 else (0, n) for label, p, n in zip(result, grid, shape, strict=True)]
+        return Layout(Grid(layout.grid.ranks, tuple(grid)), tuple(cuts))
+    placed = call.workers.spread(shape, [d for d, label in enumerate(result) if label in whole])
     return placed.layout if isinstance(placed, Cut) else None
 
 
@@ -93,10 +89,10 @@ def _grid_along(grid: Grid, order: Sequence[int], shape: Sequence[int]) -> Grid:
     return Grid(tuple(int(rank) for rank in ranks.ravel()), tuple(shape))
 
 
-def product(call: Call, operands: Sequence[Labels], result: Labels, run: Any = None) -> Placed:
-    """Any sum of products: each worker makes its block of the result."""
+def product(call: Call, operands: Sequence[Labels], result: Labels, run: Any = None, whole: Labels = ()) -> Placed:
+    """Any sum of products: each worker makes its block of the result, which is not cut along `whole`."""
     tensors = call.tensors
-    target = labelled(call, operands, result) if call.cut else None
+    target = labelled(call, operands, result, whole) if call.cut else None
     if target is None:
         return _shared(call, operands, result, run)
     wants: list[Want] = [
@@ -117,9 +113,7 @@ def _plain(run: Any, tensors: Sequence[Value], target: Layout, wants: Sequence[W
     dims = [value.dim for value in tensors]
 
     def stripped(*given: Tensor) -> Any:
-        parts = [
-            x.reshape(x.shape[x.dim() - n :]) if x.dim() > n else x for x, n in zip(given, dims, strict=True)
-        ]
+        parts = [x.reshape(x.shape[x.dim() - n :]) if x.dim() > n else x for x, n in zip(given, dims, strict=True)]
         return run(*parts)
 
     return stripped
@@ -129,7 +123,11 @@ def _shared(call: Call, operands: Sequence[Labels], result: Labels, run: Any) ->
     """A product of replicated tensors: on every worker, or if it is large, each makes its part of the last dim it can cut."""
     tensors = call.tensors
     everywhere = Placed(Replicated(), run or call.locally(), [Replicated()] * len(tensors))
-    extents = {label: n for value, labels in zip(tensors, operands, strict=False) for label, n in zip(labels, value.shape, strict=True)}
+    extents = {
+        label: n
+        for value, labels in zip(tensors, operands, strict=False)
+        for label, n in zip(labels, value.shape, strict=True)
+    }
     if math.prod(extents.values()) < WORTH_CUTTING:
         return everywhere
     placed = call.workers.spread(call.result.shape)
@@ -191,7 +189,7 @@ def linear(call: Call) -> Placed:
 def add_product(call: Call) -> Placed:
     if call.kind in ("addbmm", "addmv"):
         raise NoRule("a sum and a product at once")
-    added, a, b = call.tensors
+    added, a = call.tensors[:2]
     lead = _names("b", a.dim - 2)
     result = [*lead, "n", "m"]
     return product(call, [result[len(result) - added.dim :], [*lead, "n", "k"], [*lead, "k", "m"]], result)
@@ -204,7 +202,11 @@ def einsum(call: Call) -> Placed:
     operands = left.split(",")
     tensors = call.tensors
     if "." in equation:
-        most = max(value.dim - len(each.replace("...", "")) for each, value in zip(operands, tensors, strict=True) if "..." in each)
+        most = max(
+            value.dim - len(each.replace("...", ""))
+            for each, value in zip(operands, tensors, strict=True)
+            if "..." in each
+        )
         spelt = []
         for each, value in zip(operands, tensors, strict=True):
             before, dots, after = each.partition("...")
@@ -244,7 +246,7 @@ def outer(call: Call) -> Placed:
 @rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
 def attention(call: Call) -> Placed:
     """Batch, heads and queries may be cut; keys and values are whole for each of them."""
-    query, key, value = call.tensors[:3]
+    query, key = call.tensors[:2]
     lead = query.dim - 2
     batch = _names("b", lead)
     operands = [[*batch, "l", "e"], [*batch, "s", "e"], [*batch, "s", "v"]]
@@ -256,10 +258,12 @@ def attention(call: Call) -> Placed:
         raise NoRule("attention with grouped queries")
     if call["dropout_p"]:
         return _with_dropout(call, operands, result)
-    placed = product(call, operands, result)
+    placed = product(call, operands, result, whole=["v"])
     if not call["is_causal"] or not isinstance(placed.outputs, Cut):
         return placed
-    start, stop = (each[lead] for each in (call.block(placed.outputs.layout).start, call.block(placed.outputs.layout).stop))
+    start, stop = (
+        each[lead] for each in (call.block(placed.outputs.layout).start, call.block(placed.outputs.layout).stop)
+    )
     scale, keys = call.given.get("scale"), key.shape[-2]
 
     def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -274,16 +278,15 @@ def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Pla
     """The same with weights dropped by their global index."""
     from ..random import Stream
 
-    placed = product(call, operands, result, run=lambda *_: None)
+    placed = product(call, operands, result, run=lambda *_: None, whole=["v"])
     query, key = call.tensors[:2]
     p, causal, scale = call["dropout_p"], call["is_causal"], call.given.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     shape = (*query.shape[:-1], key.shape[-2])
-    layout = placed.outputs.layout if isinstance(placed.outputs, Cut) else None
-    weights = None if layout is None else Layout(layout.grid, (*layout.cuts[:-1], (0, shape[-1])))
-    block = None if weights is None else call.block(weights)
-    if layout is not None and layout.grid.shape[-1] > 1:
-        raise NoRule("attention with dropout whose values are cut along their features")
+    block = None
+    if isinstance(placed.outputs, Cut):
+        own = call.block(placed.outputs.layout)
+        block = Box((*own.start[:-1], 0), (*own.stop[:-1], shape[-1]))
 
     def attended(stream: Stream, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         scores = (q * scale) @ k.transpose(-2, -1)

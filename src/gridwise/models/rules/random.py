@@ -44,10 +44,12 @@ def dropout(call: Call) -> Placed:
 @rule("native_dropout")
 def native_dropout(call: Call) -> Placed:
     """Dropout with its mask."""
-    x, p = call.tensors[0], call["p"]
+    p = call["p"]
     placement, block = _own(call)
     if not call["train"]:
-        return Placed([placement] * 2, lambda x: (x, torch.ones_like(x, dtype=torch.bool)), [None if block else Replicated()])
+        return Placed(
+            [placement] * 2, lambda x: (x, torch.ones_like(x, dtype=torch.bool)), [None if block else Replicated()]
+        )
 
     def run(stream: Stream, x: Tensor) -> Any:
         kept = stream.kept(x, p, call.tensors[0].shape, block)
@@ -56,7 +58,20 @@ def native_dropout(call: Call) -> Placed:
     return Placed([placement] * 2, run, [None if block else Replicated()], draws=True)
 
 
-@rule("bernoulli", "bernoulli_", "uniform", "uniform_", "normal", "normal_", "normal_functional", "rand_like", "randn_like", "randint_like", "random_", "exponential_")
+@rule(
+    "bernoulli",
+    "bernoulli_",
+    "uniform",
+    "uniform_",
+    "normal",
+    "normal_",
+    "normal_functional",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "random_",
+    "exponential_",
+)
 def like_a_tensor(call: Call) -> Placed:
     """Numbers in the place of those of a tensor."""
     x, result, kind = call.tensors[0], call.result, call.kind.rstrip("_").removesuffix("_functional")
@@ -86,7 +101,9 @@ def like_a_tensor(call: Call) -> Placed:
         return stream.normal(*where) * given["std"] + given["mean"]
 
     if call.kind.endswith("_") and call.written:
-        return Placed(placement, lambda stream, x: x.copy_(numbers(stream, x)), [None if block else Replicated()], draws=True)
+        return Placed(
+            placement, lambda stream, x: x.copy_(numbers(stream, x)), [None if block else Replicated()], draws=True
+        )
     return Placed(placement, numbers, [None if block else Replicated()], draws=True)
 
 
@@ -116,9 +133,7 @@ def permutation(call: Call) -> Placed:
 
     def run(stream: Stream) -> Tensor:
         if stream.sequential:
-            return torch.randperm(n, dtype=call.result.dtype, device=call.result.device)
+            return torch.randperm(n, dtype=call.result.dtype, device=call.result.device, generator=stream.generator)
         return stream.uniform((n,), None, torch.float64, call.result.device).argsort().to(call.result.dtype)
 
     return Placed(Replicated(), run, draws=True)
-
-

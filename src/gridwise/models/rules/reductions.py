@@ -1,8 +1,8 @@
 """Sums, means and their like over some dims: of each block first, then over the workers along the cut ones.
 
-    kept dims whole     everyone has a summand of the result: a partial sum, or one message for the maximum
-    kept dims cut       summands of a box each; every worker gets the sum of its own block of the result
-    others              (prod, logsumexp, argmax, ...) the dims are made whole first, by cutting others
+kept dims whole     everyone has a summand of the result: a partial sum, or one message for the maximum
+kept dims cut       summands of a box each; every worker gets the sum of its own block of the result
+others              (prod, logsumexp, argmax, ...) the dims are made whole first, by cutting others
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def summed(call: Call, dims: Sequence[int], keepdim: bool, count: int, dtype: to
     x = call.tensors[0]
     assert x.layout is not None
     total = torch.float32 if dtype in HALVES else dtype
-    target, finish = sum_of_blocks(call, x.layout, dims, keepdim, Value(call.result.shape, total, x.device, Replicated()))
+    target, finish = sum_of_blocks(
+        call, x.layout, dims, keepdim, Value(call.result.shape, total, x.device, Replicated())
+    )
     over = tuple(dims)
 
     def run(x: Tensor) -> Tensor:
@@ -90,7 +92,12 @@ def sum_of_blocks(
         return Partial(), None
     target = call.workers.spread(result.shape)
     if not isinstance(target, Cut):  # so few elements that nothing can be cut
-        target = Cut(Layout.balanced(type(layout.grid)(call.workers.ranks, (call.workers.size,) + (1,) * (len(result.shape) - 1)), result.shape))
+        target = Cut(
+            Layout.balanced(
+                type(layout.grid)(call.workers.ranks, (call.workers.size,) + (1,) * (len(result.shape) - 1)),
+                result.shape,
+            )
+        )
     # a worker's sum is a box of the result; workers that differ along reduced axes only have the same
     own = Needs.of_layout(layout).intervals
     lines = [((0, 1),) * layout.grid.shape[d] if d in dims else own[d] for d in range(layout.grid.dim)]
@@ -118,7 +125,22 @@ def others(call: Call) -> Placed:
     return reduce_whole(call, dims, bool(call.given.get("keepdim", False)))
 
 
-@rule("softmax", "_softmax", "log_softmax", "_log_softmax", "softmin", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "argsort", "cumsum_", "glu")
+@rule(
+    "softmax",
+    "_softmax",
+    "log_softmax",
+    "_log_softmax",
+    "softmin",
+    "cumsum",
+    "cumprod",
+    "logcumsumexp",
+    "cummax",
+    "cummin",
+    "sort",
+    "argsort",
+    "cumsum_",
+    "glu",
+)
 def along(call: Call) -> Placed:
     """Operators along a dim that keep all dims: it is made whole, by cutting others."""
     x = call.tensors[0]

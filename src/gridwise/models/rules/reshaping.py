@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...grid import Layout
+from ...grid import Layout, balanced_cuts
+from ...grid.cuts import scaled
 from ...grid.reshape import reshaped
 from ..placement import Cut, Partial, Replicated, permuted, with_dims
 from .call import Call, NoRule, Placed
@@ -96,7 +97,7 @@ def expand(call: Call) -> Placed:
         return Placed(Replicated(), lambda x, *_: x.expand(shape), [placed] + [None] * (len(call.tensors) - 1))
     assert isinstance(placed, Cut)
     layout = placed.layout
-    cuts = [(0, n) for n in shape[:lacking]]
+    cuts: list[tuple[int, ...]] = [(0, n) for n in shape[:lacking]]
     cuts += [(0, n) if d in grown else layout.cuts[d] for d, n in enumerate(shape[lacking:])]
     target = with_dims(layout, cuts)
     block = call.block(target).shape
@@ -131,7 +132,6 @@ def pixels(call: Call) -> Placed:
     x = call.tensors[0]
     if x.layout is None:
         return as_it_lies(call)
-    *_, c, h, w = x.shape
     lead = x.dim - 3
     if "channel_shuffle" in call.kind:
         layout = _whole(call, x.layout, [1])
@@ -140,19 +140,12 @@ def pixels(call: Call) -> Placed:
     layout = _whole(call, x.layout, [lead])
     if layout is None:
         return call.everywhere()
-    if call.kind == "pixel_unshuffle":
-        found = reshaped(layout, (*x.shape[:lead], c, h // r, r, w // r, r), call.workers.ranks)
-        if found is None:
-            return call.everywhere()
-        layout = found[0]
-        if layout.grid.shape[lead] > 1:
-            return call.everywhere()
-        scale = 1 / r
-    else:
-        scale = r
-    cuts = [tuple(int(cut * scale) for cut in each) for each in layout.cuts[-2:]]
-    target = with_dims(layout, (*layout.cuts[:lead], (0, call.result.shape[lead]), *cuts))
-    up = call.kind == "pixel_shuffle"
+    up, space = call.kind == "pixel_shuffle", layout.cuts[-2:]
+    if not up:
+        space = tuple(scaled(balanced_cuts(cuts[-1] // r, len(cuts) - 1), r) for cuts in space)
+        layout = Layout(layout.grid, (*layout.cuts[:-2], *space))
+    made = [tuple(cut * r if up else cut // r for cut in cuts) for cuts in space]
+    target = with_dims(layout, (*layout.cuts[:lead], (0, call.result.shape[lead]), *made))
     return Placed(Cut(target), lambda x: (_shuffled if up else _unshuffled)(x, r), [layout])
 
 

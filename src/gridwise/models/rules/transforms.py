@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from torch import Tensor
-
 from ...grid import Grid, Layout, Needs
 from ..placement import Cut, Placement, Replicated, Want, with_dims
 from .call import Call, NoRule, Placed
@@ -32,7 +30,8 @@ def fourier(call: Call) -> Placed:
     if not isinstance(placed, Cut):
         return call.everywhere()
     cuts = [(0, call.result.shape[d]) if d in dims else each for d, each in enumerate(placed.layout.cuts)]
-    return Placed(Cut(with_dims(placed.layout, cuts)), call.locally(), [placed.layout])
+    target = with_dims(placed.layout, cuts)
+    return Placed(Cut(target), call.unless_empty(call.locally(), target), [placed.layout])
 
 
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
@@ -47,7 +46,9 @@ def grid_sampler(call: Call) -> Placed:
         if not isinstance(placed, Cut):
             return call.everywhere()
         grid, cuts = placed.layout.grid, placed.layout.cuts
-        target = Layout(Grid(grid.ranks, (grid.shape[0], 1, *grid.shape[1:-1])), (cuts[0], (0, x.shape[1]), *cuts[1:-1]))
+        target = Layout(
+            Grid(grid.ranks, (grid.shape[0], 1, *grid.shape[1:-1])), (cuts[0], (0, x.shape[1]), *cuts[1:-1])
+        )
         want: Want = placed.layout
     else:
         spread = call.workers.spread(call.result.shape)
@@ -55,7 +56,11 @@ def grid_sampler(call: Call) -> Placed:
             return call.everywhere()
         target = spread.layout
         grid = target.grid
-        lines = [tuple(pairwise(target.cuts[0])), *(tuple(pairwise(each)) for each in target.cuts[2:]), ((0, places.shape[-1]),)]
+        lines = [
+            tuple(pairwise(target.cuts[0])),
+            *(tuple(pairwise(each)) for each in target.cuts[2:]),
+            ((0, places.shape[-1]),),
+        ]
         if grid.shape[1] > 1:
             return call.everywhere()
         axes = (grid.shape[0], *grid.shape[2:], 1)
@@ -64,14 +69,7 @@ def grid_sampler(call: Call) -> Placed:
     shape = target.grid.shape
     seen = [batch, ((0, x.shape[1]),), *(((0, n),) * p for n, p in zip(x.shape[2:], shape[2:], strict=True))]
     needs = Needs(target.grid, tuple(seen), (False,) * len(seen))
-    block, run = call.block(target), call.locally()
-
-    def sampled(x: Tensor, places: Tensor) -> Tensor:
-        if not block.volume:
-            return (x.sum() + places.sum()).to(x.dtype).expand(block.shape)
-        return run(x, places)
-
-    return Placed(Cut(target), sampled, [needs, want])
+    return Placed(Cut(target), call.unless_empty(call.locally(), target), [needs, want])
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -99,13 +97,5 @@ def recurrent(call: Call) -> Placed:
     wants: list[Want] = [placed.layout, *(of(state.shape, 1) for state in states)]
     wants += [Replicated()] * (len(call.tensors) - len(wants))
     outputs: list[Placement] = [Cut(of(call.results[0].shape, at)), *(Cut(of(r.shape, 1)) for r in call.results[1:])]
-    run, block = call.locally(), call.block(placed.layout)
-
-    def of_blocks(*tensors: Tensor) -> object:
-        if block.volume:
-            return run(*tensors)
-        total = sum(t.sum() for t in tensors)
-        boxes = [call.block(each.layout).shape for each in outputs if isinstance(each, Cut)]
-        return tuple(total.expand(box) for box in boxes)  # type: ignore[union-attr]
-
-    return Placed(outputs, of_blocks, wants)
+    run = call.unless_empty(call.locally(), *(each.layout for each in outputs if isinstance(each, Cut)))
+    return Placed(outputs, run, wants)

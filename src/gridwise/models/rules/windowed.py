@@ -194,8 +194,8 @@ def avg_pool(call: Call) -> Placed:
     kernel = each(call["kernel_size"], dims)
     sizes = each(call["stride"], dims) if call["stride"] else kernel, each(call["padding"], dims)
     layer: Any = getattr(nn, f"DistributedAvgPool{dims}d")
-    arguments = kernel, *sizes, call["ceil_mode"], call["count_include_pad"]
-    arguments += (call["divisor_override"],) if dims > 1 else ()
+    divisor = (call["divisor_override"],) if dims > 1 else ()
+    arguments = kernel, *sizes, call["ceil_mode"], call["count_include_pad"], *divisor
     return by_layer(call, lambda P: layer(P, *arguments), dims, moves=False)
 
 
@@ -244,7 +244,7 @@ def interpolation(call: Call) -> Placed:
     sizes = {"size": call.result.shape[2:]} if factors is None else {"scale_factor": tuple(factors)}
     corners = call.given.get("align_corners")
     P = CartesianPartition(call.workers.transport, layout.grid)
-    layer = nn.DistributedUpsample(P, **sizes, mode=MODES[call.kind], align_corners=corners)  # type: ignore[arg-type]
+    layer = nn.DistributedUpsample(P, **sizes, mode=MODES[call.kind], align_corners=corners)
     layer._plan(layout, call.result.shape, torch.empty(0, dtype=x.dtype, device=x.device))
 
     def run(x: Tensor) -> Tensor:

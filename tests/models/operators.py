@@ -35,6 +35,8 @@ CASES: dict[str, list[Function]] = {
         lambda m, x: F.pixel_shuffle(x, 2) if x.shape[1] % 4 == 0 else x,
         lambda m, x: F.pixel_unshuffle(F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2)), 2),
         lambda m, x: F.channel_shuffle(x, 2),
+        lambda m, x: x.unfold(2, 2, 1).unfold(3, 3, 2).sum(-1),
+        lambda m, x: F.unfold(x, 3, padding=1, stride=2),
         lambda m, x: F.grid_sample(x, x.permute(0, 2, 3, 1)[..., :2].tanh(), align_corners=False),
     ],
     "norms": [
@@ -117,7 +119,7 @@ CASES: dict[str, list[Function]] = {
     "random": [
         lambda m, x: F.dropout(x, 0.4, True) + F.dropout2d(x, 0.3, True),
         lambda m, x: x * torch.rand(x.shape[0], 1, 1, 1) + torch.randn_like(x) * 0.1,
-        lambda m, x: x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.5).div_(0.5) + torch.rand_like(x),
+        lambda m, x: x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_().div_(0.5) + torch.rand_like(x),
         lambda m, x: F.scaled_dot_product_attention(*([x.flatten(2).transpose(1, 2)] * 3), dropout_p=0.3),
     ],
     "transforms": [

@@ -268,8 +268,12 @@ class Placing:
 
         results = tuple(value_of(x, Replicated()) for x in tensors_in(node.meta.get("val")))
         named = {key: given(value) for key, value in node.kwargs.items()}
+        args = [given(each) for each in node.args]
+        for argument in node.target._schema.arguments[len(args) :]:  # type: ignore[union-attr]
+            if argument.has_default_value():  # another operator, asked instead, may have no default, or another
+                named.setdefault(argument.name, argument.default_value)
         keeps_alias = node in self.aliases.keeps_alias
-        return Call(op, tuple(map(given, node.args)), named, results, self.workers, where(node), keeps_alias, written)
+        return Call(op, tuple(args), named, results, self.workers, where(node), keeps_alias, written)
 
     def _apply(self, node: Node, call: Call) -> list[Item]:
         """Add the steps of one call; its outputs."""

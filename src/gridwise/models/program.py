@@ -23,7 +23,7 @@ from ..nn.lending import FULL, LARGE
 from ..nn.operator import Ticket
 from ..nn.parameter import Shared, shared_together
 from .placement import Placement, Workers
-from .random import Stream
+from .random import Replay, Stream
 from .recording.recording import Source
 from .report import Report
 
@@ -76,23 +76,27 @@ def free_early(steps: Sequence[Step], needed: set[int]) -> None:
 class Checkpoint:
     """Steps that are computed again in backward instead of keeping what they have made."""
 
-    def __init__(
-        self, steps: Sequence[Step], inputs: tuple[int, ...], outputs: tuple[int, ...], keeps_random: bool
-    ) -> None:
+    def __init__(self, steps: Sequence[Step], inputs: tuple[int, ...], outputs: tuple[int, ...], keeps_random: bool) -> None:
         self.steps, self.inputs, self.outputs, self.keeps_random = steps, inputs, outputs, keeps_random
         free_early(steps, set(outputs))
 
     def __call__(self, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
-        def body() -> tuple[Tensor, ...]:  # tensors come along as they are: buffers may be changed in between
-            values: dict[int, Any] = dict(zip(self.inputs, tensors, strict=True))
-            with agreement(False):  # in backward nobody else has switched it off
+        replay = Replay(stream.generator if self.keeps_random else None)
+        held = dict(zip(self.inputs, tensors, strict=True))
+        wanted = [slot for slot, x in held.items() if x.requires_grad]  # torch refuses buffers that are written to
+
+        def body(*tensors: Tensor) -> tuple[Tensor, ...]:
+            values: dict[int, Any] = {**held, **dict(zip(wanted, tensors, strict=True))}
+            with agreement(False), replay:  # in backward nobody else has switched it off
                 execute(self.steps, values, stream)
             return tuple(values[slot] for slot in self.outputs)
 
+        given = [held.pop(slot) for slot in wanted]
         if not torch.is_grad_enabled():
-            return body()
+            return body(*given)
         with set_checkpoint_early_stop(False):  # it could stop before a message on some workers, after it on others
-            return tuple(checkpoint(body, use_reentrant=False, preserve_rng_state=self.keeps_random))
+            made = checkpoint(body, *given, use_reentrant=False, preserve_rng_state=self.keeps_random)
+        return tuple(made)
 
 
 @dataclass

@@ -117,3 +117,25 @@ class Stream:
 
 def _cut(whole: Tensor, block: Box | None) -> Tensor:
     return whole if block is None else whole[block.slices].clone()
+
+
+class Replay:
+    """Lets what runs inside a second time draw the numbers of the first; torch's own generator is torch's business."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
+        self.first: Tensor | None = None
+        self.later: Tensor | None = None
+
+    def __enter__(self) -> None:
+        if self.generator is None:
+            return
+        if self.first is None:
+            self.first = self.generator.get_state()
+        else:
+            self.later = self.generator.get_state()
+            self.generator.set_state(self.first)
+
+    def __exit__(self, *error: object) -> None:
+        if self.generator is not None and self.later is not None:
+            self.generator.set_state(self.later)

@@ -12,6 +12,7 @@ from . import (
     reductions,
     reshaping,
     transforms,
+    unfolding,
     windowed,
 )
 from .call import Call as Call
@@ -22,6 +23,6 @@ from .table import register_rule as register_rule
 from .table import rule_for as rule_for
 
 KINDS = (
-    creation, indexing, joining, losses, norms, padding, products, random, reductions, reshaping, transforms, windowed,
+    creation, indexing, joining, losses, norms, padding, products, random, reductions, reshaping, transforms, unfolding, windowed,
 )  # fmt: skip
 """The files of the table; importing one enters its rules."""

@@ -111,6 +111,11 @@ def _own(model: torch.nn.Module) -> Distributed:
     return model.__dict__[OWN]
 
 
+def runner_of(model: DistributedModel, name: str = "forward") -> Runner:
+    """What runs a method of a distributed model."""
+    return _own(model).runners[name]
+
+
 def become(model: torch.nn.Module, P_x: Partition, kinds: Mapping[str, Any], key: str = "") -> DistributedModel:
     """Let a model, which is nobody else's, be a distributed one.
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import GridwiseError, PartitionError, UnsupportedError, describe
+from ..errors import PartitionError, UnsupportedError, describe
 from ..grid import Grid, Layout
 from ..nn.agreement import Ballot, Structure, agree_common, agree_layout, agree_plan, agree_same, is_on, key_of, tell
 from ..nn.mode import agree_mode
@@ -306,7 +306,7 @@ class Runner:
         recording, error = None, None
         try:
             recording = make()
-        except GridwiseError as found:
+        except Exception as found:
             error = found
         transport, team = self.P_x.transport, self.P_x.team
         ballot = Ballot()
@@ -315,7 +315,7 @@ class Runner:
             ballot.count(transport, team, self.says)
             if ballot.read(failed):
                 kind = UnsupportedError if isinstance(error, UnsupportedError) else PartitionError
-                told = tell(transport, team, None if error is None else str(error))
+                told = tell(transport, team, None if error is None else str(error) or repr(error))
                 if len(told) == 1 and error is not None:
                     raise kind(str(error)) from error.__cause__
                 raise kind(describe(f"{self.says} cannot be recorded on some workers.", told))

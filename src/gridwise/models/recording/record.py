@@ -27,6 +27,7 @@ from .tracing import (
     numbers_needed,
     owner_of,
     trace,
+    undisturbed,
     young,
 )
 
@@ -94,7 +95,7 @@ class _Attempt:
 
     def run(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
         """The recording, and what it would leave in attributes of modules."""
-        with young():
+        with young(), undisturbed():
             return self._record()
 
     def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .containers import flatten
 
@@ -84,6 +85,22 @@ def trace(
 
     with fakes.mode:
         return make_fx(annotated, pre_dispatch=True, tracing_mode="real")(*inputs)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep what counts operators or looks at saved tensors, around the first call of a model, from seeing fakes."""
+    autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
+    hooks = []
+    while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(hook)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for hook in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(*hook)
 
 
 def tracer_of() -> Any:

@@ -97,6 +97,8 @@ class Value:
     dtype: torch.dtype
     device: torch.device
     placement: Placement
+    order: tuple[int, ...] = ()
+    """The dims as they lie in memory, the slowest first, if that is not how they stand."""
 
     @property
     def layout(self) -> Layout | None:

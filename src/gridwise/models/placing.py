@@ -275,9 +275,9 @@ class Placing:
         keeps_alias = node in self.aliases.keeps_alias
         return Call(op, tuple(args), named, results, self.workers, where(node), keeps_alias, written)
 
-    def _apply(self, node: Node, call: Call) -> list[Item]:
-        """Add the steps of one call; its outputs."""
-        placed = answer(call)
+    def _apply(self, node: Node, call: Call, placed: Placed | None = None) -> list[Item]:
+        """Add the steps of one call, placed as its rule says if that is left out; its outputs."""
+        placed = placed or answer(call)
         given = [self.item(each) for each in _nodes_of(node, call.op)]
         wants = list(placed.inputs) or [None] * len(given)
         self._note_gathers(node, call, placed, wants)
@@ -300,7 +300,9 @@ class Placing:
         others = [self.item(each).value for each in node.all_input_nodes if each is not target]
         spreads = own.value.layout is None and any(value.layout is not None for value in others)
         if elementwise and (seen or not spreads):
-            (made,) = self._apply(node, self._call(node, op, written=True))
+            call = self._call(node, op, written=True)
+            (made,) = self._apply(node, call, pointwise(call))
+            assert made.value.placement == own.value.placement, (node, made, own)
             return Item(made.slot, own.value)
         if plain is None:
             raise NoRule("it changes a tensor, and no operator makes a new one instead")
@@ -324,7 +326,19 @@ class Placing:
 
 
 def value_of(x: Tensor, placement: Placement) -> Value:
-    return Value(tuple(int(n) for n in x.shape), x.dtype, x.device, placement)
+    shape = tuple(int(n) for n in x.shape)
+    return Value(shape, x.dtype, x.device, placement, _order(shape, x.stride()))
+
+
+def _order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """The dims as they lie in memory, if that is dense and not how they stand."""
+    order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
+    step = 1
+    for d in reversed(order):
+        if stride[d] != step and shape[d] != 1:
+            return ()
+        step *= shape[d]
+    return order if order != tuple(range(len(shape))) else ()
 
 
 def answer(call: Call) -> Placed:

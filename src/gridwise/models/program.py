@@ -76,7 +76,9 @@ def free_early(steps: Sequence[Step], needed: set[int]) -> None:
 class Checkpoint:
     """Steps that are computed again in backward instead of keeping what they have made."""
 
-    def __init__(self, steps: Sequence[Step], inputs: tuple[int, ...], outputs: tuple[int, ...], keeps_random: bool) -> None:
+    def __init__(
+        self, steps: Sequence[Step], inputs: tuple[int, ...], outputs: tuple[int, ...], keeps_random: bool
+    ) -> None:
         self.steps, self.inputs, self.outputs, self.keeps_random = steps, inputs, outputs, keeps_random
         free_early(steps, set(outputs))
 

@@ -11,6 +11,8 @@ run, recomputing a checkpointed activation) restores them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -43,6 +45,11 @@ def keep_mask(key: int, drop: float, shape: Shape, block: Box, device: torch.dev
         bits = lead[start : start + step, None] + row
         torch.ge(_mixed(bits, key), threshold, out=keep[start : start + step])
     return keep.view(block.shape)
+
+
+def flat_positions(shape: Sequence[int], block: Box) -> Tensor:
+    """The row-major positions of a block's elements in a tensor of `shape`, in order."""
+    return _offsets(tuple(shape), block.start, block.stop, torch.device("cpu"))
 
 
 def _offsets(shape: Shape, start: Shape, stop: Shape, device: torch.device) -> Tensor:

@@ -23,6 +23,7 @@ from .table import register_rule as register_rule
 from .table import rule_for as rule_for
 
 KINDS = (
-    creation, indexing, joining, losses, norms, padding, products, random, reductions, reshaping, transforms, unfolding, windowed,
+    creation, indexing, joining, losses, norms, padding, products,
+    random, reductions, reshaping, transforms, unfolding, windowed,
 )  # fmt: skip
 """The files of the table; importing one enters its rules."""

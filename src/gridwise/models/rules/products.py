@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...grid import Box, Grid, Interval, Layout, Needs
 from ..placement import Cut, Replicated, Value, Want
+from ..random import Elements, Stream
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -276,8 +277,6 @@ def attention(call: Call) -> Placed:
 
 def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Placed:
     """The same with weights dropped by their global index."""
-    from ..random import Stream
-
     placed = product(call, operands, result, run=lambda *_: None, whole=["v"])
     query, key = call.tensors[:2]
     p, causal, scale = call["dropout_p"], call["is_causal"], call.given.get("scale")
@@ -296,7 +295,8 @@ def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Pla
             scores = scores.masked_fill(later, -math.inf)
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        return stream.dropped(scores.softmax(-1), p, shape, block) @ v
+        shares = scores.softmax(-1)
+        return stream.scaled(shares, stream.kept(shares, p, Elements(shape, block)), p) @ v
 
     dims = [value.dim for value in call.tensors]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...grid import Box, Layout
 from ..placement import SMALL, Cut, Placement, Replicated
-from ..random import Stream
+from ..random import Elements, Stream
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -32,10 +32,11 @@ def dropout(call: Call) -> Placed:
     inplace, dims = call.kind.endswith("_"), 2 if "feature" in call.kind else x.dim
     shape = x.shape[:dims]
     own = None if block is None else Box(block.start[:dims], block.stop[:dims])
+    elements = Elements(shape, own, x.order if dims == x.dim else ())
     rest = (1,) * (x.dim - dims)
 
     def run(stream: Stream, x: Tensor) -> Tensor:
-        kept = stream.kept(x, p, shape, own)
+        kept = stream.kept(x, p, elements)
         return stream.scaled(x, kept.view(*kept.shape, *rest), p, inplace)
 
     return Placed(placement, run, [None if block else Replicated()], draws=True)
@@ -51,8 +52,10 @@ def native_dropout(call: Call) -> Placed:
             [placement] * 2, lambda x: (x, torch.ones_like(x, dtype=torch.bool)), [None if block else Replicated()]
         )
 
+    elements = Elements(call.tensors[0].shape, block, call.tensors[0].order)
+
     def run(stream: Stream, x: Tensor) -> Any:
-        kept = stream.kept(x, p, call.tensors[0].shape, block)
+        kept = stream.kept(x, p, elements)
         return stream.scaled(x, kept, p, False), kept.bool()
 
     return Placed([placement] * 2, run, [None if block else Replicated()], draws=True)
@@ -78,8 +81,8 @@ def like_a_tensor(call: Call) -> Placed:
     if len(call.tensors) > 1 or kind in ("random", "exponential"):
         raise NoRule("random numbers whose distribution is given by a tensor, or of this kind")
     placement, block = _own(call)
-    where = result.shape, block, result.dtype, x.device
-    given = call.given
+    elements, given = Elements(result.shape, block, x.order), call.given
+    where = elements, result.dtype, x.device
     if kind == "normal" and not isinstance(given.get("mean", 0.0), int | float):
         raise NoRule("random numbers whose distribution is given by a tensor")
     as_given = kind == "bernoulli" and "p" not in given
@@ -88,7 +91,7 @@ def like_a_tensor(call: Call) -> Placed:
         if kind == "bernoulli":
             if as_given:
                 return (stream.uniform(*where) < x).to(x.dtype)
-            return stream.kept(x, 1 - given["p"], result.shape, block).to(x.dtype)
+            return stream.kept(x, 1 - given["p"], elements).to(x.dtype)
         if kind == "rand_like":
             return stream.uniform(*where)
         if kind == "randn_like":
@@ -116,7 +119,7 @@ def of_a_size(call: Call) -> Placed:
     if result.volume > SMALL and grid.dim == len(result.shape) and call.workers.size > 1:
         layout = Layout.balanced(grid, result.shape)
         placement, block = Cut(layout), call.block(layout)
-    where = result.shape, block, result.dtype, result.device
+    where = Elements(result.shape, block), result.dtype, result.device
 
     def run(stream: Stream) -> Tensor:
         if call.kind == "randint":
@@ -134,6 +137,6 @@ def permutation(call: Call) -> Placed:
     def run(stream: Stream) -> Tensor:
         if stream.sequential:
             return torch.randperm(n, dtype=call.result.dtype, device=call.result.device, generator=stream.generator)
-        return stream.uniform((n,), None, torch.float64, call.result.device).argsort().to(call.result.dtype)
+        return stream.uniform(Elements((n,)), torch.float64, call.result.device).argsort().to(call.result.dtype)
 
     return Placed(Replicated(), run, draws=True)

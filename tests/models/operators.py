@@ -8,6 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import gridwise
+from gridwise.models.rules import pointwise, rule_for
+from gridwise.models.rules.pointwise import is_pointwise
+
 Function = Callable[[Any, Any], Any]
 
 CASES: dict[str, list[Function]] = {
@@ -150,6 +154,19 @@ def _seen_through_view(x: Any) -> Any:
     y.mul_(2)
     turned[:, 1:2].add_(1)
     return y + turned.transpose(2, 3)
+
+
+def register_erfcx() -> None:
+    """A rule for an operator that has none; not in the test, which travels to the workers without torch's operators."""
+    gridwise.register_rule(torch.ops.aten.special_erfcx, pointwise)
+
+
+def has_rule(name: str) -> bool:
+    packet, _, overload = name.rpartition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    plain = getattr(torch.ops.aten, packet.removesuffix("_"), None) if packet.endswith("_") else None
+    overloads = [op, *([getattr(plain, each) for each in plain.overloads()] if plain else [])]
+    return any(rule_for(each) or is_pointwise(each) for each in overloads)
 
 
 LISTED = [

@@ -78,10 +78,10 @@ def recurrent(call: Call) -> Placed:
     x = call["input"]
     if "data" in call.given:
         raise NoRule("packed sequences")
-    if not call.cut:
-        return call.everywhere()
     if call["dropout"] and call["train"]:
         raise NoRule("dropout between recurrent layers")
+    if not call.cut:
+        return call.everywhere()
     if x.dim != 3:
         raise NoRule("a sequence without a batch")
     at = 0 if call["batch_first"] else 1

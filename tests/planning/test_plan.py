@@ -115,7 +115,9 @@ def test_what_is_sent_is_received(planned):
         for entry in planned.ledger.entries[0]
         if entry.what.startswith("conv2d in first") and entry.kind == "message"
     ]
-    assert [entry.nbytes for entry in halo] == [4 * 5 * 3 * n for n in (10 * 2, 2 * 11, 2 * 2)]  # of a padded block of 10 x 11
+    assert [entry.nbytes for entry in halo] == [
+        4 * 5 * 3 * n for n in (10 * 2, 2 * 11, 2 * 2)
+    ]  # of a padded block of 10 x 11
 
 
 def test_it_prints_workers_and_layers(planned):

@@ -192,7 +192,7 @@ class Runner:
         records = torch.is_grad_enabled()
         casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         return (
-            tuple([m.training for m in state.snapshot.modules.values()]),
+            tuple([(m.training, vars(m).get("track_running_stats")) for m in state.snapshot.modules.values()]),
             tuple([(records and p.requires_grad, p.dtype, p.device.type) for p in state.parameters]),
             tuple([b.dtype for b in state.buffers]),
             (records, overlaps(), torch.get_default_dtype(), str(torch.get_default_device())),

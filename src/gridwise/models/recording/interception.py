@@ -26,6 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedError
+from ...nn.module import Module as DistributedLayer
 from .regions import Regions
 from .tracing import current_line
 
@@ -54,6 +55,11 @@ class Calls:
 
     def _call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """As `Module.__call__`, never by a compiled form; the name stays where the call fails."""
+        if isinstance(module, DistributedLayer):
+            raise UnsupportedError(
+                f"{type(module).__name__} in {self.path or 'the model'} is a distributed layer, and a recorded model has whole "
+                f"tensors:  {current_line()}\n  fix: use torch's layer there."
+            )
         self.stack.append(self.names.get(id(module), self.path))
         y = module._call_impl(*args, **kwargs)
         self.stack.pop()

@@ -90,7 +90,7 @@ def trace(
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Keep what counts operators or looks at saved tensors, around the first call of a model, from seeing fakes."""
-    autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
+    autograd: Any = torch._C._autograd
     hooks = []
     while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(hook)

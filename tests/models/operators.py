@@ -117,7 +117,9 @@ CASES: dict[str, list[Function]] = {
         lambda m, x: (x * 2).add_(x).mul_(0.5).relu_(),
         lambda m, x: _assigned(x),
         lambda m, x: _filled(x),
-        lambda m, x: F.silu(x * 1, inplace=True) + F.hardswish(x * 2, inplace=True) + F.hardsigmoid(x * 1, inplace=True),
+        lambda m, x: (
+            F.silu(x * 1, inplace=True) + F.hardswish(x * 2, inplace=True) + F.hardsigmoid(x * 1, inplace=True)
+        ),
         lambda m, x: F.dropout(x * 1, 0.3, True, inplace=True) * F.dropout2d(x.sin(), 0.3, True, inplace=True),
         lambda m, x: _seen_through_view(x),
     ],

@@ -19,16 +19,17 @@ def check(seed: int) -> bool:
     except UnsupportedError:
         return False
     worst = max(errors.values())
-    assert worst < 1e-9 or worst < 100 * sensitivity(seed), (seed, grid, worst)
+    assert worst < 1e-8 or worst < 100 * sensitivity(seed), (seed, grid, worst)  # norms of constant rows lose digits
     return True
 
 
 def sensitivity(seed: int) -> float:
     """How much of the sequential outputs and gradients changes with the last digits of the input."""
     found = []
-    for scale in (1.0, 1.0 + 1e-15):
+    for size in (0.0, 1e-15):
         model, x, _ = case(seed)
-        x = (x.detach() * scale).requires_grad_()
+        signs = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1)).sign()
+        x = (x.detach() * (1 + size * signs)).requires_grad_()  # not all alike: norms would not see that
         ys = [y for y in model(x) if y.requires_grad]
         cotangents = [torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(3)) for y in ys]
         torch.autograd.backward(ys, cotangents)

@@ -29,7 +29,7 @@ def main() -> None:
     )
     model = tagi.Classifier(net, num_classes=10, sigma_v=0.05)
     for epoch in range(1, 4):
-        model.fit(x[train], y[train], epochs=1, batch_size=16, seed=epoch)
+        model.partial_fit(x[train], y[train], epochs=1, batch_size=16, seed=epoch)
         print(f"epoch {epoch}: test error {model.error_rate(x[test], y[test]):.1%}")
 
     p = model.predict(x[test])

@@ -238,7 +238,15 @@ class Partition:
     # Being a value
 
     def deactivate(self) -> None:
-        """Take this worker out: it keeps the shape, but is active no longer. Nothing has to be freed."""
+        """Take this worker out: it keeps the shape, but is active no longer.
+
+        Partitions cost nothing, so nothing else happens, but for the world of a communicator or process group
+        (`gridwise.world(comm)`): it is closed. All of its workers call this, as all free a communicator, and what was
+        made from it cannot be used any more.
+        """
+        if self.active and self.transport in _made and self is _worlds.get(self.transport):
+            roll_call(self.transport, self.team, "deactivate", "deactivate")
+            self.transport.close()
         self.active = False
 
     def __eq__(self, other: object) -> bool:
@@ -306,7 +314,8 @@ def world(comm: Any = None) -> Partition:
     Parameters
     ----------
     comm : an mpi4py communicator or a torch.distributed process group to be the world; default: found by how the
-        process was started (see `gridwise.comm.find`).
+        process was started (see `gridwise.comm.find`). A world that is made over one keeps connections and a small
+        process; `deactivate` it when it is not needed any more.
 
     Examples
     --------
@@ -330,37 +339,44 @@ def _forget(transport: Transport) -> None:
 
 
 _worlds: dict[Transport, Partition] = {}
-_over: dict[Any, Transport] = {}
+_over: dict[torch.distributed.ProcessGroup, Transport] = {}
+_made: set[Transport] = set()
+"""Those that were made here over what a user gave."""
 
 
 def _transport_over(comm: Any) -> Transport:
+    """The transport over a communicator, a process group, or itself; the same one when it is asked for again."""
     if isinstance(comm, Transport):
         return comm
-    key = getattr(comm, "handle", comm)  # mpi4py's communicators are not hashable, their handles are
-    known = _over.get(key)
-    if known is None or not known.is_over(comm):  # the handle of a freed communicator may be given to another
-        known = _over[key] = _new_transport_over(comm)
-        known.on_close.append(lambda: _forget_comm(known))
-    return known
-
-
-def _forget_comm(transport: Transport) -> None:
-    for key in [key for key, known in _over.items() if known is transport]:
-        del _over[key]
-
-
-def _new_transport_over(comm: Any) -> Transport:
     if isinstance(comm, torch.distributed.ProcessGroup):
         from .comm.torchdist import TorchTransport
 
-        return begin(TorchTransport(comm))
+        if comm not in _over:
+            _over[comm] = _begun(TorchTransport(comm))
+            _over[comm].on_close.append(lambda: _forget_group(comm))
+        return _over[comm]
     if hasattr(comm, "Get_rank"):
-        from .comm.mpi import MPITransport
+        from .comm.mpi import MPITransport, keep_with, kept_with
 
-        return begin(MPITransport(comm))
+        known = kept_with(comm)
+        if known is None:
+            known = MPITransport(comm)
+            keep_with(comm, known)
+            _begun(known)
+        return known
     raise PartitionError(
         f"`comm` (={comm!r}) must be an mpi4py communicator, a torch.distributed process group or a transport."
     )
+
+
+def _begun(transport: Transport) -> Transport:
+    _made.add(transport)
+    transport.on_close.append(lambda: _made.discard(transport))
+    return begin(transport)
+
+
+def _forget_group(group: torch.distributed.ProcessGroup) -> None:
+    del _over[group]
 
 
 def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...]:

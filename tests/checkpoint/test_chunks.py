@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gridwise.checkpoint import chunks
-from gridwise.checkpoint.tiling import tiling_problem
+from gridwise.checkpoint.tiling import corners_cancel, tiling_problem
 from gridwise.grid import Box, Grid, Layout
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
@@ -67,14 +68,38 @@ def test_blocks_of_a_grid_fill_its_shape() -> None:
     assert "outside" in str(tiling_problem((7, 4), boxes))
 
 
-def test_blocks_that_are_no_grid_are_compared_pair_by_pair() -> None:
+def test_blocks_that_are_no_grid_are_compared_with_one_another() -> None:
     brick = [Box((0, 0), (1, 3)), Box((0, 3), (1, 4)), Box((1, 0), (2, 2)), Box((1, 2), (2, 4))]
     assert tiling_problem((2, 4), brick) is None
     moved = [*brick[:3], Box((1, 1), (2, 3))]
     assert tiling_problem((2, 4), moved) == "overlap one another"
 
 
-def test_very_many_blocks_that_are_no_grid_are_refused_quickly() -> None:
-    boxes = [Box((i, 0), (i + 1, 1 + i % 2)) for i in range(100_000)]
-    boxes += [Box((i, 1 + i % 2), (i + 1, 3)) for i in range(100_000)]
-    assert "no grid" in str(tiling_problem((100_000, 3), boxes))
+def test_very_many_blocks_that_are_no_grid_are_judged_by_their_corners() -> None:
+    boxes = [Box((i, ends[0]), (i + 1, ends[1])) for i in range(140_000) for ends in ((0, 1 + i % 2), (1 + i % 2, 3))]
+    assert tiling_problem((10_000, 3), boxes[:20_000]) is None
+    moved = [boxes[0], boxes[0], *boxes[2:20_000], Box((1, 0), (2, 1))]
+    assert tiling_problem((10_000, 3), moved) == "overlap one another"
+    assert "no grid" in str(tiling_problem((140_000, 3), boxes))
+
+
+@given(st.data())
+def test_corners_say_what_pairs_say(data: st.DataObject) -> None:
+    """A box is cut in two again and again, at random; then perhaps one of the boxes is put elsewhere."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+    boxes = [Box.of_shape(shape)]
+    for _ in range(data.draw(st.integers(0, 12))):
+        place, d = data.draw(st.integers(0, len(boxes) - 1)), data.draw(st.integers(0, len(shape) - 1))
+        box = boxes[place]
+        if box.shape[d] > 1:
+            at = data.draw(st.integers(box.start[d] + 1, box.stop[d] - 1))
+            boxes[place] = Box(box.start, (*box.stop[:d], at, *box.stop[d + 1 :]))
+            boxes.append(Box((*box.start[:d], at, *box.start[d + 1 :]), box.stop))
+    if data.draw(st.booleans()):
+        moved = boxes.pop()
+        start = [data.draw(st.integers(0, n - extent)) for n, extent in zip(shape, moved.shape, strict=True)]
+        boxes.append(Box(tuple(start), tuple(a + n for a, n in zip(start, moved.shape, strict=True))))
+    cut = [d for d in range(len(shape)) if any(box.shape[d] != shape[d] for box in boxes)]
+    apart = not any(a.intersect(b) for a, b in combinations(boxes, 2))
+    assert (tiling_problem(shape, boxes) is None) == apart
+    assert corners_cancel(Box.of_shape(shape), boxes, cut) == apart

@@ -220,6 +220,42 @@ def test_the_seeds_example_with_sharded_tensors(tmp_path: Path) -> None:
         assert torch.equal(cp.load(tmp_path / "checkpoint", P=P)["sharded"], torch.arange(15.0).view(5, 3))
 
 
+@workers(2, transports=["gloo"])
+def test_several_local_shards_on_a_worker(tmp_path: Path) -> None:
+    """Saved with two shards on each worker, read back with one on one and three on the other."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
+
+    rank = gridwise.world().rank
+    whole = torch.arange(24.0).view(8, 3)
+
+    def sharded(cuts: list[int], owners: list[int], factor: float) -> Any:
+        ends = zip(cuts, cuts[1:], owners, strict=False)
+        mine = [(a, b) for a, b, owner in ends if owner == rank]
+        return init_from_local_shards(
+            [
+                Shard((whole[a:b] * factor).clone(), ShardMetadata([a, 0], [b - a, 3], f"rank:{rank}/cpu"))
+                for a, b in mine
+            ],
+            (8, 3),
+        )
+
+    for save in (checkpoint.save, checkpoint.async_save):
+        pending = save(tmp_path / save.__name__, {"x": sharded([0, 2, 3, 6, 8], [0, 1, 0, 1], 1.0)})
+        if pending is not None:
+            pending.wait()
+        into = sharded([0, 1, 3, 7, 8], [1, 1, 0, 1], -1.0)
+        checkpoint.load(tmp_path / save.__name__, {"x": into})
+        assert len(into.local_shards()) == (1, 3)[rank]
+        for shard in into.local_shards():
+            first = shard.metadata.shard_offsets[0]
+            assert torch.equal(shard.tensor, whole[first : first + len(shard.tensor)])
+        assert torch.equal(checkpoint.load(tmp_path / save.__name__)["x"], whole)
+        checkpoint.save(tmp_path / "other", {"x": whole.double()})
+        with pytest.raises(CheckpointMismatch, match="float32 in `into`"):
+            checkpoint.load(tmp_path / "other", {"x": into})
+
+
 @workers(4, transports=["gloo"])
 def test_dtensors_with_their_optimiser(tmp_path: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh

@@ -208,6 +208,27 @@ def closed(transport: Transport) -> None:
     tell("closed", descriptor=watching._socket.fileno())
 
 
+def sum_that_ends_at_exit(transport: Transport) -> None:
+    """0 and 1 leave while gloo's threads still have sums of theirs, which end when 2 comes."""
+    if transport.rank == 2:
+        time.sleep(0.2)
+    pending = [transport.post_sum(torch.ones(4), transport.everyone) for _ in range(4)]
+    if transport.rank == 2:
+        for each in pending:
+            each.wait()
+    else:  # as in the instant after a wait, when gloo alone has the tensors
+        pending.clear()
+        transport._posted.clear()
+
+
+def hub_dies(transport: Transport) -> None:
+    """The hub is killed; afterwards 1 never comes, and with a small GRIDWISE_TIMEOUT the others give up."""
+    if transport.rank == 0:
+        assert isinstance(transport.watch, watch.Watch)
+        os.kill(transport.watch._hub_process, signal.SIGKILL)
+    missing(transport)
+
+
 def nothing(transport: Transport) -> None:
     transport.barrier()
 
@@ -236,7 +257,7 @@ def worker(name: str) -> None:
 
 
 def forked(name: str, count: int) -> list[str]:
-    """What each of `count` workers over gloo printed."""
+    """What each of `count` workers over gloo printed, and whether it was aborted or had to be killed."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     folder = Path(tempfile.mkdtemp())
@@ -252,14 +273,18 @@ def forked(name: str, count: int) -> list[str]:
             raise Forked(name)
         children.append(child)
     deadline = time.monotonic() + PATIENCE
-    while children:
-        for child in list(children):
-            if os.waitpid(child, os.WNOHANG)[0]:
-                children.remove(child)
+    ends = dict.fromkeys(children, "")
+    while any(children):
+        for child in filter(None, list(children)):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                children[children.index(child)] = None
+                ends[child] += '{"kind": "aborted"}' if os.WTERMSIG(status) == signal.SIGABRT else ""
             elif time.monotonic() > deadline:
+                ends[child] = '{"kind": "hung"}'
                 os.kill(child, signal.SIGKILL)
         time.sleep(0.02)
-    return [(folder / str(rank)).read_text() for rank in range(count)]
+    return [(folder / str(rank)).read_text() + end for rank, end in enumerate(ends.values())]
 
 
 class Forked(BaseException):

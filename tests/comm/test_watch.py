@@ -146,12 +146,29 @@ def test_a_timeout_tells_who_waits_for_something_else(over_gloo: Callable[..., E
     assert "AllSumReduce" in texts
 
 
+def test_the_watch_is_missed_loudly_and_waits_end_without_it(printed_over_gloo: Callable[..., list[str]]) -> None:
+    printed = printed_over_gloo("hub_dies", GRIDWISE_TIMEOUT="2")
+    for text in printed:
+        assert "the watch over the workers has ended before they have" in text
+    for rank in (0, 2):
+        (raised,) = events(printed[rank])
+        assert raised["error"] == "CommTimeout"
+        assert f"worker {rank} of 3 has waited" in raised["text"]
+
+
 def test_nothing_is_said_when_all_is_well(over_gloo: Callable[..., Events]) -> None:
     assert [[event["kind"] for event in one] for one in over_gloo("nothing")] == [["done"]] * 3
 
 
 def test_a_worker_that_has_sent_its_message_may_leave(over_gloo: Callable[..., Events]) -> None:
     assert [[event["kind"] for event in one] for one in over_gloo("sent_and_left")] == [["done"]] * 3
+
+
+def test_sums_that_end_at_exit_do_not_bring_the_process_down(over_gloo: Callable[..., Events]) -> None:
+    """A thread of gloo that lets go of a tensor while Python ends aborts the process, or hangs it."""
+    for _ in range(3):
+        said = over_gloo("sum_that_ends_at_exit")
+        assert [[event["kind"] for event in one] for one in said] == [["done"]] * 3
 
 
 def test_the_watch_closes_its_socket_with_the_transport(over_gloo: Callable[..., Events]) -> None:
@@ -198,6 +215,41 @@ def test_a_timeout_under_mpiexec_names_the_missing_worker() -> None:
     assert code != 0
     assert "worker 1 is not there" in output
     assert "AllSumReduce" in output
+
+
+UNDER_PYTEST = """
+import time, gridwise
+def test_one_never_comes():
+    if gridwise.world().rank == 0:
+        gridwise.world().barrier()
+    time.sleep(60)
+"""
+
+
+@needs_mpi
+def test_a_timeout_is_told_though_pytest_captures_what_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(UNDER_PYTEST)
+    done = subprocess.run(
+        [
+            *mpiexec_command(2),
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(tmp_path / "test_it.py"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
+        env={**environment_for(2, "mpi"), "GRIDWISE_TIMEOUT": "3"},
+    )
+    assert done.returncode != 0
+    assert "gridwise: worker 0 of 2 has waited" in done.stdout
+    assert "worker 1 is not there" in done.stdout
 
 
 def test_an_exception_under_torchrun_ends_the_job() -> None:

@@ -378,3 +378,42 @@ def legacy_constructors() -> nn.Module:
 def meta_context_inside() -> nn.Module:
     with contextlib.nullcontext(), torch.device("cpu"):
         return nn.Linear(3, 3)
+
+
+@case
+def resized_and_filled() -> nn.Module:
+    holder = Holder()
+    holder.register_buffer("filled", torch.empty(0).resize_(5).fill_(2))
+    holder.register_buffer("drawn", torch.empty(0).resize_(20).normal_())
+    holder.register_buffer("copied", torch.empty(0).resize_as_(torch.ones(3)).copy_(torch.arange(3.0)))
+    holder.register_buffer("grown", torch.ones(4).resize_(2, 3).fill_(1))
+    holder.register_buffer("shrunk", torch.arange(6.0).resize_(2, 2))
+    holder.register_buffer("twice", torch.zeros(2).resize_(3).zero_().resize_(7).uniform_())
+    return holder
+
+
+@case
+def resized_beside_a_view() -> nn.Module:
+    """The other name of the storage sees what is done to it, within the size that it had."""
+    holder = Holder()
+    a = torch.zeros(3)
+    b, c = a.detach(), a.view(3, 1)
+    a.resize_(5).fill_(2)
+    b.fill_(3)
+    holder.register_buffer("a", a)
+    holder.register_buffer("b", b)
+    holder.register_buffer("c", c)
+    return holder
+
+
+@case
+def resized_by_an_output() -> nn.Module:
+    holder = Holder()
+    out = torch.empty(0)
+    torch.add(torch.ones(3), 1, out=out)
+    out.fill_(7)
+    holder.register_buffer("out", out)
+    again = torch.empty(0)
+    torch.add(torch.ones(4), 1, out=again)
+    holder.register_buffer("again", again.normal_())
+    return holder

@@ -6,7 +6,9 @@ import copy
 import pickle
 import sys
 import threading
+import warnings
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -388,3 +390,45 @@ def test_memory_of_what_is_dropped_is_freed() -> None:
     first = materialize_tensor(whole).tolist()
     del whole
     assert materialize_tensor(part).tolist() == first[2:]
+
+
+@pytest.mark.parametrize("first", [("weight_g",), ("weight_v",), ("weight_g", "weight_v"), ()], ids=str)
+def test_leaves_that_are_real_already_stay_in_the_graph(first: tuple[str, ...]) -> None:
+    """Old `weight_norm` keeps the weight that it computes from two parameters as a plain attribute."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.manual_seed(0)
+        eager = nn.utils.weight_norm(nn.Linear(6, 4))
+        torch.manual_seed(0)
+        model = deferred_init(lambda: nn.utils.weight_norm(nn.Linear(6, 4)))
+    for name in first:
+        materialize_tensor(getattr(model, name))
+    materialize_module(model)
+    assert torch.equal(model.weight, eager.weight)
+    for net in (eager, model):
+        net.weight.square().sum().backward()
+    for name in ("weight_g", "weight_v"):
+        assert torch.equal(getattr(model, name).grad, getattr(eager, name).grad)
+
+
+class HalfScripted(nn.Module):
+    def __init__(self, part: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.plain = nn.Linear(3, 2)
+        self.part = part()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_scripted_module_is_refused_in_words_if_it_is_deferred() -> None:
+    for model in (
+        torch.jit.script(deferred_init(nn.Linear, 3, 2)),
+        deferred_init(HalfScripted, lambda: torch.jit.script(nn.Linear(3, 2))),
+    ):
+        with pytest.raises(DeferredInitError, match=r"scripted Linear holds deferred.*'weight'"):
+            materialize_module(model)
+    real = torch.jit.script(nn.Linear(3, 2))
+    materialize_module(real)
+    model = deferred_init(HalfScripted, lambda: real)
+    materialize_module(model)
+    assert torch.equal(model.part(torch.ones(3)), real(torch.ones(3)))
+    assert not is_deferred(model)

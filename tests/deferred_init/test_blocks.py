@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gridwise.deferred_init import deferred_init, filling, materialize_module, materialize_shard, reason_for_whole
+from gridwise.deferred_init import (
+    deferred_init,
+    filling,
+    materialize_module,
+    materialize_shard,
+    reason_for_whole,
+    streams,
+)
 from gridwise.errors import PartitionError
 from gridwise.grid import Grid, Layout
 
@@ -238,3 +245,65 @@ def test_a_view_of_a_cut_parameter() -> None:
 
     with pytest.raises(PartitionError, match="shares its storage"):
         materialize_module(deferred_init(build), layout=lambda n, s: (slice(0, 1),))
+
+
+@pytest.mark.parametrize("draw", ["normal_", "uniform_"])
+@pytest.mark.parametrize(
+    ("shape", "slices"),
+    [
+        ((128, 128, 3, 3), (slice(None), slice(None), slice(None), slice(0, 1))),
+        ((128, 128, 3, 3), (slice(None), slice(5, 90), slice(1, 3), slice(1, 3))),
+        ((64, 3, 2, 700), (slice(None), slice(None), slice(None), slice(1, 301))),
+        ((7, 300, 17, 5), (slice(2, 6), slice(None), slice(3, 17), slice(4, 5))),
+        ((30, 20_000), (slice(None), slice(19, 40))),
+        ((2, 3, 40_000), (slice(None), slice(1, 3), slice(7, 30_001))),
+    ],
+)
+def test_a_block_costs_no_more_than_the_whole(
+    shape: tuple[int, ...], slices: tuple[slice, ...], draw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted: draws, draws that are stepped over, and starts of a generator, each of which is worth `GAP` draws."""
+    torch.manual_seed(0)
+    eager = getattr(torch.empty(shape), draw)()
+    torch.manual_seed(0)
+    deferred = deferred_init(lambda: getattr(torch.empty(shape), draw)())
+    assert filling.fills_are_known()  # asked once per process, by drawing
+    drawn, starts, stepped = [], [], []
+    real_draw, real_start, real_step = filling.Fill.draw, filling.generator_at, streams.advanced
+
+    def counted_draw(self: Any, out: Tensor, start: int) -> None:
+        drawn.append(out.numel())
+        real_draw(self, out, start)
+
+    monkeypatch.setattr(filling.Fill, "draw", counted_draw)
+    monkeypatch.setattr(filling, "generator_at", lambda state: starts.append(1) or real_start(state))
+    monkeypatch.setattr(streams, "advanced", lambda state, n: stepped.append(n) or real_step(state, n))
+    assert torch.equal(materialize_shard(deferred, slices), eager[slices])
+    n = eager.numel()
+    assert sum(drawn) <= n + 48 * len(starts)
+    assert sum(stepped) <= n
+    assert (len(starts) - 6) * filling.GAP <= 4 * n
+
+
+def relative_positions() -> Tensor:
+    """As timm's levit numbers its attention biases: rows of a small tensor, broadcast against one another."""
+    keys = torch.stack(torch.meshgrid(torch.arange(14), torch.arange(14), indexing="ij")).flatten(1)
+    queries = torch.stack(torch.meshgrid(torch.arange(0, 14, 2), torch.arange(0, 14, 2), indexing="ij")).flatten(1)
+    apart = (queries[..., :, None] - keys[..., None, :]).abs()
+    return apart[0] * 14 + apart[1]
+
+
+def row_of_a_small_one() -> Tensor:
+    table = torch.randn(3, 100, 100)
+    return table[1] * torch.rand(3, 1)[2] + torch.randn(2, 3, 50)[1, 2, :1]
+
+
+@pytest.mark.parametrize("build", [relative_positions, row_of_a_small_one])
+def test_the_reason_for_the_whole_is_known_without_data(build: Callable[[], Tensor]) -> None:
+    torch.manual_seed(0)
+    eager = build()
+    torch.manual_seed(0)
+    deferred = deferred_init(build)
+    reason = reason_for_whole(deferred)
+    assert reason is None or "element" in reason or "view" in reason or "tensor" in reason
+    assert torch.equal(materialize_shard(deferred, (slice(3, 20), slice(5, 44))), eager[3:20, 5:44])

@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from gridwise.nn import pairs, single, upsampling
-from gridwise.nn.added import Addition
+from gridwise.nn import pairs, single
 
 
 @contextmanager
 def in_steps():
-    """Convolutions are made of several nodes of autograd, as those are that one call of torch cannot make."""
-    planned, Addition.planned = Addition.planned, lambda *_: None
-    try:
-        with adding():
-            yield
-    finally:
-        Addition.planned = planned
-
-
-@contextmanager
-def adding(small_too: bool = True):
-    """Small blocks are added up too, as large ones are; gives the list of calls that did."""
-    large, single.LARGE = single.LARGE, 0 if small_too else single.LARGE
-    convolved, done = Addition.convolved, []
-    Addition.convolved = lambda addition, *args: done.append(addition) or convolved(addition, *args)
-    try:
-        yield done
-    finally:
-        single.LARGE, Addition.convolved = large, convolved
-
-
-@contextmanager
-def padding_all():
-    """Large blocks are padded too, as small ones are."""
-    large, single.LARGE = single.LARGE, 1 << 40
+    """Convolutions of small blocks are made of several nodes of autograd too, as those of large ones are."""
+    large, single.LARGE = single.LARGE, 0
     try:
         yield
     finally:
@@ -43,10 +19,9 @@ def padding_all():
 
 @contextmanager
 def by_rows():
-    """Small blocks are pooled by pairs and interpolated by whole rows too, as large ones are."""
-    before = pairs.LEAST, upsampling.LEAST
-    pairs.LEAST = upsampling.LEAST = 0
+    """Small blocks are pooled by pairs too, as large ones are."""
+    before, pairs.LEAST = pairs.LEAST, 0
     try:
         yield
     finally:
-        pairs.LEAST, upsampling.LEAST = before
+        pairs.LEAST = before

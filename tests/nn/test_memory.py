@@ -9,11 +9,11 @@ import weakref
 
 import pytest
 import torch
-from roads import in_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gridwise
 from gridwise import nn
+from gridwise.comm.node.segment import CHUNK
 from gridwise.testing import workers
 
 
@@ -65,14 +65,16 @@ def test_what_a_movement_allocates(rows):
 
 @workers(2, 4)
 @pytest.mark.usefixtures("on_the_host")
-def test_a_sum_allocates_its_result_only():
+def test_a_sum_allocates_its_result_and_what_others_send_at_a_time():
     layer = nn.AllSumReduce(gridwise.world(), (0,))
     for count in (100, 1 << 20):
         x = torch.ones(count)
         layer(x)
         with FreshMemory() as spent:
             layer._operator(x)
-        assert spent.nbytes <= x.nbytes
+        size = gridwise.world().size
+        few = 4 * size * x.nbytes if count == 100 else 0  # everyone's numbers, and those on their way
+        assert spent.nbytes <= x.nbytes + few + (size - 1) * min(x.nbytes, CHUNK)
 
 
 class LiveMemory(TorchDispatchMode):
@@ -127,23 +129,12 @@ def stack_of_convolutions(mode):
 @workers(2, 4)
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
 def test_a_stack_of_padded_convolutions_keeps_activations_and_halos_only(mode):
-    with in_steps():
-        run, activations, halos = stack_of_convolutions(mode)
-        with nn.keep_fetched(True):
-            more, *_ = run()
-        kept, y, memory = run()
+    run, activations, halos = stack_of_convolutions(mode)
+    with nn.keep_fetched(True):
+        more, *_ = run()
+    kept, y, memory = run()
     assert kept <= activations + halos + 100_000  # and weights in their own layout, counts, handles
     assert more >= 1.9 * activations
-    y.sum().backward()
-    del y
-    assert memory.nbytes <= 200_000
-
-
-@workers(2, 4)
-def test_a_stack_of_added_convolutions_keeps_activations_and_slabs_only():
-    run, activations, halos = stack_of_convolutions("zeros")
-    kept, y, memory = run()
-    assert kept <= activations + 3 * halos + 100_000  # a received row stands in a slab of as many as the kernel has
     y.sum().backward()
     del y
     assert memory.nbytes <= 200_000
@@ -171,7 +162,7 @@ def test_a_layer_keeps_what_the_sequential_one_keeps(name):
 
 
 @workers(2)
-def test_adding_makes_no_copy_of_the_block_where_padding_does():
+def test_overlap_makes_no_copy_of_the_block_where_padding_does():
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     torch.manual_seed(0)
     x = torch.ones(2, 8, 128, 256, requires_grad=True)
@@ -183,8 +174,6 @@ def test_adding_makes_no_copy_of_the_block_where_padding_does():
             layer(x)
         return memory.nbytes
 
-    assert spent() <= 0.5 * x.nbytes
-    with in_steps():
-        assert spent() >= x.nbytes
-        with nn.overlap(True):
-            assert spent() <= 0.5 * x.nbytes
+    assert spent() >= x.nbytes
+    with nn.overlap(True):
+        assert spent() <= 0.5 * x.nbytes

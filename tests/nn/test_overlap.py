@@ -9,12 +9,11 @@ import pytest
 import torch
 from equality import Case, check_all, check_second_order
 from random_layers import larger, random_case
-from roads import adding, in_steps
+from roads import in_steps
 
 import gridwise
 from gridwise import nn
 from gridwise.errors import PartitionError
-from gridwise.nn.added import Addition
 from gridwise.testing import workers
 
 LAYERS = {
@@ -36,17 +35,16 @@ LAYERS = {
 
 @contextmanager
 def overlapping(least_share: float = 0.0):
-    """Overlap on, wherever there is any interior, and no block added up instead; gives the list of calls that did."""
+    """Overlap on, wherever there is any interior; gives the list of calls that did."""
     module = importlib.import_module("gridwise.nn.overlap")
     before, module.LEAST_SHARE = module.LEAST_SHARE, least_share
-    planned, Addition.planned = Addition.planned, lambda *_: None
     begin, begun = module.Parts.begin, []
     module.Parts.begin = lambda parts, *args: begun.append(parts) or begin(parts, *args)
     try:
         with nn.overlap(True):
             yield begun
     finally:
-        module.LEAST_SHARE, module.Parts.begin, Addition.planned = before, begin, planned
+        module.LEAST_SHARE, module.Parts.begin = before, begin
 
 
 def larger_cases(seeds, count):
@@ -115,11 +113,6 @@ def test_the_interior_is_made_from_the_block_itself():
         layer._distdl_is_setup = False
         y = layer(x)
     assert sizes[1:] == [(8, 9), (3, 9), (3, 9)]
-    layer._distdl_is_setup = False
-    with nn.overlap(True), adding(small_too=False) as begun:
-        z = layer(x)
-    assert len(begun) == 1
-    assert torch.allclose(z, y, rtol=1e-5, atol=1e-6)
     assert torch.allclose(y, layer(x), rtol=1e-5, atol=1e-6)
 
 

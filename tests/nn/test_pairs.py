@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from gridwise.nn.doubling import Doubling
 from gridwise.nn.pairs import LEAST, max_of_pairs, takes
 
 POOLS = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -75,46 +74,3 @@ class TestMaxOfPairs:
 
 def F_pool(x: Tensor) -> Tensor:
     return F.max_pool2d(x, 2)
-
-
-class TestDoubling:
-    @settings(deadline=None)
-    @given(st.integers(1, 3).flatmap(shapes), st.integers(0, 999), st.booleans())
-    def test_all_dims_one_by_one_are_torchs_interpolation(self, shape: tuple[int, ...], seed: int, last: bool) -> None:
-        x = numbers(shape, seed).requires_grad_()
-        if last and len(shape) == 4:
-            x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
-        y = x
-        for d in range(2, len(shape)):
-            y = Doubling(False, False).take(y, d)
-        expected = F.interpolate(x, scale_factor=2, mode=MODES[len(shape) - 2])
-        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
-        dy = numbers(tuple(y.shape), seed + 1)
-        found, wanted = (torch.autograd.grad(each, x, dy)[0] for each in (y, expected))
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-    @settings(deadline=None)
-    @given(st.integers(1, 6), st.integers(0, 4), st.integers(1, 6), st.integers(0, 999))
-    def test_a_part_with_its_neighbours_is_that_part_of_the_whole(self, n: int, at: int, count: int, seed: int) -> None:
-        at, count = min(at, n - 1), min(count, n - min(at, n - 1))
-        x = numbers((2, n, 3), seed)
-        before, after = at > 0, at + count < n
-        part = Doubling(before, after).take(x[:, at - before : at + count + after], 1)
-        whole = Doubling(False, False).take(x, 1)
-        assert torch.equal(part, whole[:, 2 * at : 2 * (at + count)])
-
-    @pytest.mark.parametrize("before", [False, True])
-    @pytest.mark.parametrize("after", [False, True])
-    @pytest.mark.parametrize("n", [1, 2, 5])
-    def test_the_adjoint_is_exact_and_its_own_gradient(self, before: bool, after: bool, n: int) -> None:
-        doubling = Doubling(before, after)
-        x, y = numbers((2, n + before + after, 3), 0), numbers((2, 2 * n, 3), 1)
-        there, back = (doubling.doubled(x, 1) * y).sum(), (x * doubling.halved(y, 1)).sum()
-        torch.testing.assert_close(there, back, rtol=1e-13, atol=1e-13)
-        x.requires_grad_()
-        assert torch.autograd.gradcheck(lambda x: doubling.take(x, 1), (x,))
-        assert torch.autograd.gradgradcheck(lambda x: doubling.take(x, 1), (x,))
-
-    def test_infinite_rows_do_not_become_nan(self) -> None:
-        x = torch.tensor([[0.0, float("inf"), 0.0]])
-        assert Doubling(False, False).take(x, 1).isinf().tolist() == [[False, True, True, True, True, False]]

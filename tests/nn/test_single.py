@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from equality import Case, check_all, check_second_order
-from test_added import LAYERS as ADDED
+from test_steps import LAYERS as IN_STEPS
 
 import gridwise
 from gridwise import nn
 from gridwise.errors import MismatchError
 from gridwise.testing import workers
 
-LAYERS = ADDED | {
+LAYERS = IN_STEPS | {
     "even": Case("Conv2d", (1, 1, 2, 2), (2, 3, 12, 11), (3, 4, (4, 2)), {"padding": (1, 2), "stride": 2}),
     "channels": Case("Conv2d", (1, 2, 2, 1), (2, 3, 12, 7), (3, 5, 3), {"padding": 1}),
     "batch alone": Case("Conv2d", (3, 1, 1, 1), (4, 3, 6, 7), (3, 4, 3), {"padding": 1}),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from roads import by_rows
 
 import gridwise
 from gridwise.grid import Layout
@@ -67,8 +65,7 @@ def run_random_cases(first: int, cases: int) -> None:
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         layer = nn.DistributedUpsample(P_x, **options)
         try:
-            with by_rows() if seed % 2 else nullcontext():
-                check_equal_to_sequential(layer, torch.nn.Upsample(**options), x, P_x, layout=layout)
+            check_equal_to_sequential(layer, torch.nn.Upsample(**options), x, P_x, layout=layout)
         except Exception as error:
             raise AssertionError(f"case {seed}: {shape} on {P_x.shape}, {layout and layout.cuts}, {options}") from error
 
@@ -79,7 +76,7 @@ def test_random_configurations(gridwise_setting: tuple[str, int]) -> None:
 
 
 @workers(1, 2, 3, 4, transports=("mpi",))
-def test_doubling_by_whole_rows(gridwise_setting: tuple[str, int]) -> None:
+def test_doubling(gridwise_setting: tuple[str, int]) -> None:
     """Blocks of pairs and others, cut anywhere, doubled in all dims, in one, and with another factor beside."""
     rng = random.Random(gridwise_setting[1])
     for case in range(20):
@@ -90,9 +87,8 @@ def test_doubling_by_whole_rows(gridwise_setting: tuple[str, int]) -> None:
         P_x = gridwise.world().create_cartesian_topology_partition(grid_of(gridwise.world().size, len(shape), rng))
         layout = uneven(shape, P_x, rng) if rng.random() < 0.5 else None
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case))
-        with by_rows():
-            layer = nn.DistributedUpsample(P_x, **options)
-            check_equal_to_sequential(layer, torch.nn.Upsample(**options), x, P_x, layout=layout)
+        layer = nn.DistributedUpsample(P_x, **options)
+        check_equal_to_sequential(layer, torch.nn.Upsample(**options), x, P_x, layout=layout)
 
 
 @pytest.mark.soak

@@ -1,6 +1,8 @@
-"""Optimisers that need whole tensors refuse blocks, without being asked."""
+"""Optimisers and wrappers that need whole tensors refuse blocks, without being asked."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 import torch
@@ -35,3 +37,21 @@ def test_blocks_are_refused_and_replicas_are_not() -> None:
     for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
         stepped(kind(split.parameters(), lr=0.1), split, torch.ones(2, 2))
     gridwise.check_replicas(whole)
+
+
+@workers(2, transports=("gloo",))
+def test_data_parallel_wrappers_refuse_blocks() -> None:
+    """They would copy the block of the first worker to all others, and average what is of different blocks."""
+    world = gridwise.world()
+    group = torch.distributed.new_group(
+        [0, 1], use_local_synchronization=True
+    )  # of these workers, not of all in the pool
+    DDP = functools.partial(torch.nn.parallel.DistributedDataParallel, process_group=group)
+    split = gridwise.nn.DistributedLinear(world.create_cartesian_topology_partition([1, 2]), 4, 4)
+    before = split.weight.detach().clone()
+    with pytest.raises(gridwise.errors.UnsupportedError, match=r"(?s)DistributedDataParallel.*`1\.weight`.*batch axis"):
+        DDP(torch.nn.Sequential(torch.nn.Identity(), split))
+    torch.testing.assert_close(split.weight.detach(), before)
+    whole = gridwise.nn.DistributedLinear(world.create_cartesian_topology_partition([2, 1]), 4, 1, bias=False)
+    DDP(whole)(torch.ones(1, 4)).sum().backward()
+    torch.testing.assert_close(whole.weight.grad, torch.full((1, 4), 2.0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -25,8 +27,9 @@ from gridwise.testing import workers
 COUNTED = ("_post", "_all_sum", "_sum_to", "_copy_from", "_all_max")
 
 
-def listen(transport: Transport) -> list[Entry]:
-    """Everything that the real `transport` is asked to send from now on, in the words of a ledger."""
+@contextmanager
+def listened(transport: Transport) -> Iterator[list[Entry]]:
+    """Everything that the real `transport` is asked to send in the body, in the words of a ledger: by messages alone."""
     ledger = Ledger(transport.size)
     shadow = CountingTransport(ledger, transport.rank)
 
@@ -40,9 +43,15 @@ def listen(transport: Transport) -> list[Entry]:
 
         return MethodType(call, transport)
 
-    for name in COUNTED:
-        setattr(transport, name, both(name))
-    return ledger.entries[transport.rank]
+    node, transport.node = transport.node, None
+    try:
+        for name in COUNTED:
+            setattr(transport, name, both(name))
+        yield ledger.entries[transport.rank]
+    finally:
+        transport.node = node
+        for name in COUNTED:
+            delattr(transport, name)
 
 
 def plainly(entries: list[Entry]) -> list[tuple[str, str, tuple[int, ...], int, int]]:
@@ -59,13 +68,9 @@ def test_a_plan_is_what_real_workers_send_call_by_call(name, grid):
     model = make()
     placed = gridwise.distribute(model, P_x)
     x = gridwise.scatter(torch.randn(shape), P_x)
-    try:
-        entries = listen(transport)
+    with listened(transport) as entries:
         y = placed(x)
         loss(placed.P_y, y).backward()
-    finally:
-        for method in COUNTED:
-            delattr(transport, method)
     messages = {"message", "receipt"} if max(grid[1:]) > 1 or name in ("tokens", "several") else set()
     assert {entry.kind for entry in entries} == messages | {"sum", "control"}
     planned = b""
@@ -79,12 +84,8 @@ def test_a_plan_is_what_real_workers_send_call_by_call(name, grid):
 @workers(4, transports=["gloo"])
 def test_layers_made_by_hand_are_counted_call_by_call():
     transport = gridwise.world().transport
-    try:
-        entries = listen(transport)
+    with listened(transport) as entries:
         programs.by_hand(gridwise.world(), "cpu", ask=False)
-    finally:
-        for name in COUNTED:
-            delattr(transport, name)
     assert {entry.kind for entry in entries} == {"message", "receipt", "sum", "copy", "control"}
     ledger = count(lambda P_world: programs.by_hand(P_world, "meta"), 4)
     assert plainly(ledger.entries[transport.rank]) == plainly(entries)

@@ -127,10 +127,12 @@ def test_indices_are_not_standardised() -> None:
     assert np.abs(model.predict(index).mean - 101.5).max() < 10
 
 
-def test_a_forecaster_keeps_its_scale() -> None:
+def test_a_forecaster_goes_on_with_its_scale_or_starts_anew() -> None:
     model = tagi.Forecaster(nn.Sequential(nn.Linear(2, 1)), window=2)
-    model.fit(np.arange(9.0), epochs=0, progress=False).fit(100 * np.arange(9.0), progress=False)
+    model.fit(np.arange(9.0), epochs=0, progress=False).partial_fit(100 * np.arange(9.0), progress=False)
     assert float(model._scale.mean) == 4.0
+    model.fit(100 * np.arange(9.0), progress=False)
+    assert float(model._scale.mean) == 400.0
 
 
 def test_threads_predict_at_once_and_leave_no_trace() -> None:
@@ -172,7 +174,7 @@ def test_one_hot_classes() -> None:
 def test_fitting_goes_on_where_it_stopped_and_shows_progress(capsys: pytest.CaptureFixture[str]) -> None:
     x, y = np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)
     model = tagi.Regressor(nn.Sequential(nn.Linear(2, 1)), sigma_v=lambda epoch: 1.0 / (1 + epoch))
-    model.fit(x, y, epochs=2).fit(x, y, epochs=1)
+    model.fit(x, y, epochs=2).partial_fit(x, y, epochs=1)
     assert [round(e["sigma_v"], 3) for e in model.history] == [1.0, 0.5, 0.333]
     assert "epoch" in capsys.readouterr().out
 

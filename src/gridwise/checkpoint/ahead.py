@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .datafile import started
+from .inside import open_inside
 from .openfile import is_in_memory
 
 MOST = 32 << 20
@@ -38,7 +39,8 @@ def reading_ahead(path: Path, alone: bool = False) -> Iterator[None]:
     """
     with contextlib.ExitStack() as until_then:
         with contextlib.suppress(OSError):
-            fd = until_then.enter_context(open(path, "rb", buffering=0, opener=_without_waiting)).fileno()
+            fd = open_inside(path.parent.parent, path.parent.name, path.name)
+            until_then.callback(os.close, fd)
             size = min(os.fstat(fd).st_size, MOST)
             if size and not is_in_memory(fd, 0, size):
                 nowhere = until_then.enter_context(open(os.devnull, "wb", buffering=0)).fileno()
@@ -48,10 +50,6 @@ def reading_ahead(path: Path, alone: bool = False) -> Iterator[None]:
                 if started(thread):
                     until_then.callback(thread.join)
         yield
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # or a pipe that somebody has put there would wait for its other end
 
 
 def _send(nowhere: int, fd: int, size: int) -> None:

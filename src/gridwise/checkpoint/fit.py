@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ..errors import CheckpointDamaged, CheckpointMismatch, describe
 from ..grid import Box
+from . import memory
 from .manifest import Manifest, StoredTensor
+from .overlaps import overlaps_itself
 from .plain import Plain
 from .stored import StoredTensors
 from .tree import Node, find, tree_of
@@ -43,6 +45,7 @@ class Fit:
     def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
         self.manifest, self.rank, self.place, self.workers, self.cast = manifest, rank, place, workers, cast
         self.plan = Plan()
+        self._new_bytes = 0
 
     # The checkpoint as a tree
 
@@ -96,6 +99,8 @@ class Fit:
 
     def new_tensor(self, key: str) -> Tensor:
         stored = self.stored(key)
+        self._new_bytes += stored.nbytes
+        memory.check_new(self._new_bytes)
         target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
         self.want(key, stored, target, None, fresh=True)
         return target
@@ -132,9 +137,10 @@ class Fit:
     def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
         if not target.numel():
             return
-        if not fresh and 0 in target.stride() and _is_expanded(target):
+        if not fresh and overlaps_itself(target):
             raise CheckpointMismatch(
-                f"{key!r} of `into` is expanded: several elements share one place, it cannot be filled."
+                f"{key!r} of `into` is expanded, or strided so that several elements share one place: it cannot be filled.\n"
+                "  fix: give it memory of its own (`.clone()`)."
             )
         self.plan.wants.append(Want(key, stored, target, box, fresh))
 
@@ -147,10 +153,6 @@ def _misfits(wholes: Wholes, places: np.ndarray, plain: Plain) -> list[int]:
     kinds = zip(wholes.codes, wholes.shapes, strict=True)
     numbers = np.array([number_of.get(kind, -1) for kind in kinds])[wholes.kinds[places]]
     return np.flatnonzero((numbers != plain.numbers) | (places < 0)).tolist()
-
-
-def _is_expanded(x: Tensor) -> bool:
-    return any(stride == 0 and extent > 1 for stride, extent in zip(x.stride(), x.shape, strict=True))
 
 
 def name_of(part: str, key: str) -> str | int:

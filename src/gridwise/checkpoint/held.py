@@ -64,15 +64,16 @@ def held_plain(plain: Plain, owned: bool) -> Iterator[Held]:
 
 def held(x: Any, key: str, rank: int) -> Held:
     """This worker's share of the tensor `x`, of which `key` is the name."""
-    code = CODES.get(x.dtype)
+    dtype = dtype_of(x)
+    code = CODES.get(dtype)
     if code is not None and type(x) in TYPES and x.layout is torch.strided and (x.data_ptr() or not x.numel()):
         return Held(code, tuple(x.shape), [Part(None, x.detach() if x.requires_grad else x, False)], everywhere=True)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
-        raise CheckpointMismatch(f"{key!r} has the dtype {x.dtype}, which cannot be stored.\n  fix: one of {known}.")
+        raise CheckpointMismatch(f"{key!r} has the dtype {dtype}, which cannot be stored.\n  fix: one of {known}.")
     if DTensor is not None and isinstance(x, DTensor):
         return _held_of_dtensor(x, key, code)
-    if ShardedTensor is not None and isinstance(x, ShardedTensor):
+    if _is_sharded(x):
         return _held_of_sharded(x, code)
     layout = layout_of(x)
     check_dense(x, key)
@@ -111,7 +112,7 @@ def _held_of_sharded(x: Any, code: str) -> Held:
         stop = tuple(a + n for a, n in zip(start, shard.metadata.shard_sizes, strict=True))
         if shard.tensor.numel():
             parts.append(Part(Box(start, stop), shard.tensor.detach(), True))
-    return Held(code, tuple(x.size()), parts)
+    return Held(code, tuple(x.metadata().size), parts)
 
 
 def _held_of_dtensor(x: Any, key: str, code: str) -> Held:
@@ -131,7 +132,16 @@ def _held_of_dtensor(x: Any, key: str, code: str) -> Held:
 
 
 def is_tensor(x: object) -> bool:
-    return isinstance(x, Tensor) or (ShardedTensor is not None and isinstance(x, ShardedTensor))
+    return isinstance(x, Tensor) or _is_sharded(x)
+
+
+def _is_sharded(x: object) -> bool:
+    return ShardedTensor is not None and isinstance(x, ShardedTensor)
+
+
+def dtype_of(x: Any) -> torch.dtype:
+    """The dtype of a tensor; a ShardedTensor itself answers only if it has one local shard."""
+    return x.metadata().tensor_properties.dtype if _is_sharded(x) else x.dtype
 
 
 def check_dense(x: Tensor, key: str) -> None:
@@ -154,10 +164,26 @@ def _torch_layout(x: Tensor) -> torch.layout:
 
 def is_deferred(x: object) -> bool:
     """Whether a tensor has no memory yet: on the meta device, or deferred by `gridwise.deferred_init`."""
-    return isinstance(x, Tensor) and (x.is_meta or _is_pending(x))
+    return isinstance(x, Tensor) and not _is_sharded(x) and (x.is_meta or _is_pending(x))
 
 
 def _is_pending(x: Tensor) -> bool:
     """Whether `gridwise.deferred_init` has deferred this tensor; if nobody has imported it, it has deferred none."""
     deferring = sys.modules.get("gridwise.deferred_init")
     return deferring is not None and bool(deferring.is_deferred(x))
+
+
+def in_place_of(x: Tensor, made: Tensor) -> Tensor:
+    """What a deferred tensor is when `made` has taken its place: itself, wherever it is held, if it can be."""
+    if x.is_meta:
+        return made
+    from ..deferred_init.materializing import put_in_place
+
+    return put_in_place(x, made)
+
+
+def materialize_rest(module: torch.nn.Module) -> None:
+    """Make what is still deferred when the state of a module is loaded: what its state does not hold."""
+    deferring = sys.modules.get("gridwise.deferred_init")
+    if deferring is not None and not isinstance(module, torch.jit.ScriptModule):
+        deferring.materialize_module(module, progress=False)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,20 +26,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..comm.solo import SoloTransport
-from ..errors import CheckpointError, CheckpointNotFound
+from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ..partition import world
-from . import disk
+from . import disk, memory
 from .chunks import chunks_of
 from .datafile import Block, header_of
 from .held import Held, Part
 from .loading import load
 from .manifest import CODES, ITEMSIZE, MANIFEST, Manifest
-from .parse import read_manifest
+from .parse import read_manifest, strict_json
 from .reader import Progress, Reader
 from .saving import save_flat
 from .state import Flat, flatten
 from .talk import Talk
-from .values import joined
+from .tree import is_length
+from .values import check_keys, decoded, joined
 from .wants import Want, units_of_all
 
 EXTRA = "gridwise"
@@ -87,7 +89,7 @@ def read(source: str | os.PathLike[str], *, trust: bool = False) -> dict[str, An
     if is_checkpoint(path):
         return load(path, P=world(SoloTransport()))
     if path.is_file() and _is_safetensors(path):
-        with safe_open(path, "pt") as file:
+        with _safetensors(path) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return _unpickled(path, trust)
 
@@ -148,23 +150,49 @@ def _of_torch_distributed(path: Path, trust: bool) -> dict[str, Any]:
 
 def _flat_of_safetensors(path: Path) -> Flat:
     flat = Flat()
+    with _safetensors(path) as file:
+        extra = _notes(file)
+        for name in file.keys():  # noqa: SIM118
+            tensor = file.get_tensor(name)
+            if extra is not None and name in extra["complex"]:
+                tensor = torch.view_as_complex(tensor)
+            key = joined("", name) if extra is None else name
+            flat.tensors[key] = Held(
+                CODES[tensor.dtype], tuple(tensor.shape), [Part(None, tensor, False)], everywhere=True
+            )
+        if extra is not None:
+            flat.values, flat.per_worker, flat.workers = extra["values"], extra["per_worker"], extra["workers"]
+            counts = dict.fromkeys(flat.per_worker, extra["workers"])
+            for keys in (flat.tensors, flat.values, counts):
+                check_keys(list(keys), counts)
+    return flat
+
+
+@contextmanager
+def _safetensors(path: Path) -> Iterator[Any]:
+    """The open file; one error for all that can be wrong with it."""
     try:
         with safe_open(path, "pt") as file:
-            extra = json.loads((file.metadata() or {}).get(EXTRA, "{}"))
-            for name in file.keys():  # noqa: SIM118
-                tensor = file.get_tensor(name)
-                if name in extra.get("complex", ()):
-                    tensor = torch.view_as_complex(tensor)
-                key = name if extra else joined("", name)
-                flat.tensors[key] = Held(
-                    CODES[tensor.dtype], tuple(tensor.shape), [Part(None, tensor, False)], everywhere=True
-                )
-    except (SafetensorError, ValueError, KeyError) as error:
+            yield file
+    except (SafetensorError, CheckpointDamaged, ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as a safetensors file: {error}") from None
-    flat.values = extra.get("values", {})
-    flat.per_worker = extra.get("per_worker", [])
-    flat.workers = extra.get("workers")
-    return flat
+
+
+def _notes(file: Any) -> dict[str, Any] | None:
+    """What an export of ours notes in a file besides its tensors, checked; None if it is no export."""
+    text = (file.metadata() or {}).get(EXTRA)
+    if text is None:
+        return None
+    extra = {"values": {}, "per_worker": [], "workers": 1, "complex": []} | strict_json(text)
+    names = extra["per_worker"], extra["complex"]
+    if not all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in names):
+        raise ValueError("its notes have no lists of names")
+    if type(extra["workers"]) is not int or extra["workers"] < 1 or not isinstance(extra["values"], dict):
+        raise ValueError("its notes are none that Gridwise writes")
+    for value in extra["values"].values():
+        if not is_length(value):
+            decoded(value)
+    return extra
 
 
 # Export
@@ -198,6 +226,7 @@ def _export(path: Path, target: Path, prefix: str, progress: Progress | None) ->
 
 def _tensor(path: Path, manifest: Manifest, key: str) -> Tensor:
     stored = manifest.tensors[key]
+    memory.check_new(stored.nbytes)
     target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
     with Reader(path, manifest, units_of_all([Want(key, stored, target, None, fresh=True)], [])) as reader:
         reader.check()

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from ..errors import CheckpointDamaged
-from .chunks import Memory, checksum
+from .chunks import CHUNK, Memory
 from .datafile import ID_KEY
+from .inside import open_inside
 from .manifest import StoredFile
 
 NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
@@ -140,7 +142,7 @@ def _read(fd: int, offset: int, places: Sequence[memoryview | Memory]) -> int:
 def _opened(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
     says = f"file {path.parent.name}/{path.name}, tensor {key!r}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_inside(path.parent.parent, path.parent.name, path.name)
     except FileNotFoundError:
         raise MissingFile(f"{says}: the file is missing from {path.parent}. Nothing was changed.") from None
     except OSError as error:
@@ -153,10 +155,9 @@ def _opened(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
             raise CheckpointDamaged(
                 f"{says}: the file has {status.st_size} bytes, saved were {stored.size}. Nothing was changed."
             )
-        header = memoryview(bytearray(stored.header))
-        missing = _read(fd, 0, [header])
-        if missing or checksum(header) != stored.header_sum:
-            hint = "" if f'"{ID_KEY}":"{save_id}"'.encode() in bytes(header) else ", it belongs to another save"
+        start, found = _header(fd, stored.header)
+        if found != stored.header_sum:
+            hint = "" if f'"{ID_KEY}":"{save_id}"'.encode() in start else ", it belongs to another save"
             raise CheckpointDamaged(f"{says}: the header is not the one that was saved{hint}. Nothing was changed.")
     except OSError as error:
         os.close(fd)
@@ -165,6 +166,18 @@ def _opened(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _header(fd: int, size: int) -> tuple[bytes, str]:
+    """The first bytes of a header of `size` bytes, among them the id, and the checksum of all; not all at a time."""
+    hasher = xxhash.xxh3_64()
+    start = os.pread(fd, min(CHUNK, size), 0)
+    hasher.update(start)
+    done = len(start)
+    while done < size and (piece := os.pread(fd, min(CHUNK, size - done), done)):
+        hasher.update(piece)
+        done += len(piece)
+    return start, hasher.hexdigest() if done == size else ""
 
 
 class MissingFile(CheckpointDamaged):

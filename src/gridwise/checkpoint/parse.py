@@ -8,9 +8,12 @@ checksums made to fit, can put other numbers into tensors, but cannot run code o
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,19 @@ import numpy as np
 from ..errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ..grid import Box, Shape
 from .chunks import DIGITS, checksum, number_of_chunks
+from .inside import open_inside
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
 from .stored import StoredTensors
 from .tiling import tiling_problem
+from .values import check_keys
 from .wholes import MOST_DIMS, Wholes, wholes_of, without_tensors
 
 LARGEST_MANIFEST = 256 << 20
 LARGEST_HEADER = 128 << 20
+
+LARGE_MANIFEST = 1 << 20
+"""Bytes from which on the ends of a manifest are looked at before the rest is read."""
+_END = 256
 
 _HEAD = re.compile(rb'\{\s*"format"\s*:\s*"gridwise-checkpoint"\s*,\s*"format_version"\s*:\s*(\d{1,9})\s*,')
 _TAIL = re.compile(rb'"checksum":"([0-9a-f]{16})"\}\n\Z')
@@ -44,15 +53,21 @@ def read_manifest_bytes(path: Path) -> bytes:
     """The bytes of the manifest of the checkpoint at `path`, unchecked."""
     name = path / MANIFEST
     try:
-        if not name.is_file():
-            raise CheckpointNotFound(_nothing_at(path))
-        if name.stat().st_size > LARGEST_MANIFEST:
-            raise CheckpointDamaged(f"{name} has {name.stat().st_size} bytes: more than a manifest may have.")
-        return name.read_bytes()
-    except FileNotFoundError:
+        with open(open_inside(path, MANIFEST), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointNotFound(_nothing_at(path))
+            if status.st_size > LARGEST_MANIFEST:
+                raise CheckpointDamaged(f"{name} has {status.st_size} bytes: more than a manifest may have.")
+            if status.st_size > LARGE_MANIFEST:  # its ends first: a hole in a file costs its writer nothing
+                _check_ends(file.read(_END), os.pread(file.fileno(), _END, status.st_size - _END), name)
+                file.seek(0)
+            return file.read(status.st_size)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise CheckpointNotFound(_nothing_at(path)) from None
     except OSError as error:
-        raise CheckpointError(f"{name} cannot be read: {error}.") from error
+        kind = CheckpointDamaged if error.errno == errno.ELOOP else CheckpointError
+        raise kind(f"{name} cannot be read: {error}.") from error
 
 
 def _nothing_at(path: Path) -> str:
@@ -91,7 +106,15 @@ def likely_id(data: bytes) -> str | None:
 
 def check_sum(data: bytes, name: Path) -> None:
     """Raise unless this is a whole manifest of a version that can be read."""
-    head = _HEAD.match(data)
+    tail = _check_ends(data, data[-_END:], name)
+    found = checksum(memoryview(data)[: len(data) - len(tail[0])])
+    if found != tail[1].decode():
+        raise CheckpointDamaged(f"{name} is damaged: its checksum is {found}, saved was {tail[1].decode()}.")
+
+
+def _check_ends(start: bytes, end: bytes, name: Path) -> re.Match[bytes]:
+    """Raise unless a manifest with this start and this end may be one; the line at its end with the checksum."""
+    head = _HEAD.match(start)
     if head is None:
         raise CheckpointDamaged(f"{name} is no manifest of a Gridwise checkpoint: it does not start like one.")
     if int(head[1]) > FORMAT_VERSION:
@@ -99,12 +122,10 @@ def check_sum(data: bytes, name: Path) -> None:
             f"{name} has format_version {int(head[1])}, this Gridwise reads up to {FORMAT_VERSION}.\n"
             "  fix: a newer Gridwise."
         )
-    tail = _TAIL.search(data, max(0, len(data) - 64))
+    tail = _TAIL.search(end)
     if tail is None:
         raise CheckpointDamaged(f"{name} is damaged: it does not end with its checksum (cut short, or edited).")
-    found = checksum(memoryview(data)[: tail.start()])
-    if found != tail[1].decode():
-        raise CheckpointDamaged(f"{name} is damaged: its checksum is {found}, saved was {tail[1].decode()}.")
+    return tail
 
 
 def _parsed(data: bytes) -> Manifest:
@@ -119,7 +140,7 @@ def _parsed(data: bytes) -> Manifest:
 
 
 def _parsed_by_lines(data: bytes) -> tuple[dict[str, Any], tuple[StoredFile, ...], StoredTensors] | None:
-    """The manifest with its tensors read line by line; None if it is laid out differently, or anything is odd."""
+    """The manifest with its tensors read line by line; None if it is laid out differently."""
     apart = without_tensors(data)
     if apart is None:
         return None
@@ -130,18 +151,31 @@ def _parsed_by_lines(data: bytes) -> tuple[dict[str, Any], tuple[StoredFile, ...
         found = wholes_of(lines, files)
         if tree["tensors"] != word or found is None:
             return None
-        tensors = _with_others(*found, files)
-        return (tree, files, tensors) if tensors.is_unique else None
+        others = {place: _items_of(line) for place, line in found[1].items()}
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, CheckpointDamaged):
         return None
+    tensors = _with_others(found[0], others, files)
+    return (tree, files, tensors) if tensors.is_unique else None
+
+
+def _items_of(line: str) -> dict[str, Any]:
+    """The tensors in a line: one, if it is one of ours."""
+    items = _json(f"{{{line.removesuffix(',')}}}")
+    _must(items and line.endswith(","), "a line is empty, or not ended by a comma")
+    return items
 
 
 def _json(data: bytes | str) -> dict[str, Any]:
-    return _dict(json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant), "the manifest")
+    return _dict(strict_json(data), "the manifest")
 
 
-def _with_others(wholes: Wholes, lines: dict[int, str], files: tuple[StoredFile, ...]) -> StoredTensors:
-    """All tensors in the order of their lines; `lines` are those, by number, that still have to be read."""
+def strict_json(data: bytes | str) -> Any:
+    """JSON without names that stand twice, and without numbers that are none."""
+    return json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant, parse_float=_finite)
+
+
+def _with_others(wholes: Wholes, lines: dict[int, dict[str, Any]], files: tuple[StoredFile, ...]) -> StoredTensors:
+    """All tensors in the order of their lines; `lines` are those, by number, that still have to be looked at."""
     if not lines:
         return StoredTensors(wholes, {})
     others: dict[str, StoredTensor] = {}
@@ -151,9 +185,7 @@ def _with_others(wholes: Wholes, lines: dict[int, str], files: tuple[StoredFile,
         if place not in lines:
             order.append(next(keys))
             continue
-        items = _json(f"{{{lines[place].removesuffix(',')}}}")
-        _must(items and lines[place].endswith(","), "a line is empty, or not ended by a comma")
-        for key, item in items.items():
+        for key, item in lines[place].items():
             _must(key not in others, f"the name {key[:100]!r} stands twice")
             others[key] = _stored_tensor(key, item, files)
             order.append(key)
@@ -174,6 +206,8 @@ def _manifest(tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: Stor
     per_worker = {key: _natural(count, key) for key, count in _dict(tree["per_worker"], "per_worker").items()}
     for key, count in per_worker.items():
         _must(count == workers, f"{key!r} has values of {count} workers, saved were {workers}")
+    for keys in (list(tensors), list(values), list(per_worker)):
+        check_keys(keys, per_worker)
     return Manifest(
         identity, workers, files, tensors, values, per_worker, str(tree["written_by"]), str(tree["written_at"]), version
     )
@@ -188,14 +222,19 @@ def _files(tree: dict[str, Any]) -> tuple[StoredFile, ...]:
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twin = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twin = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise CheckpointDamaged(f"the name {twin[:100]!r} stands twice.")
     return result
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_constant(text)
+
+
 def _no_constant(text: str) -> Any:
-    raise CheckpointDamaged(f"{text} is no number of JSON.")
+    raise CheckpointDamaged(f"{text[:50]} is no number that JSON can hold.")
 
 
 def _must(holds: object, problem: str) -> None:

@@ -47,6 +47,9 @@ MEMORY = 32 << 20
 
 MOST_NAMED = 8
 
+ENOUGH = 256
+"""Chunks that are wrong, after which nobody looks for more: a forged file may be all wrong, and as large as it likes."""
+
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just read."""
 
@@ -160,6 +163,8 @@ class Reader:
 
         def take_spans() -> None:
             for ends in next_span:
+                if len(problems) >= ENOUGH:
+                    return
                 span = self.units.cut(ends)
                 problems.extend(work(span))
                 if progress is not None:
@@ -174,6 +179,7 @@ class Reader:
         if problems:
             shown = sorted(set(problems))
             more = [f"... and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
+            more += ["the rest was not looked at"] if len(problems) >= ENOUGH else []
             raise CheckpointDamaged(
                 describe(f"the checkpoint {self.path} is damaged. {tail}", [*shown[:MOST_NAMED], *more])
             )

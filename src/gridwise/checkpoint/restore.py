@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from operator import setitem
 from typing import Any
@@ -32,11 +32,14 @@ from torch import Tensor
 from ..errors import CheckpointMismatch, describe
 from ..log import logger
 from .fit import Fit, Plan, listed, name_of
-from .held import Held, held, is_deferred, is_tensor, layout_of
+from .held import Held, dtype_of, held, in_place_of, is_deferred, is_tensor, layout_of, materialize_rest
 from .manifest import Manifest, StoredTensor
 from .plain import plain_of
 from .state import PerWorker, check_array, check_state, has_state, is_plain, names_of_parameters, parameter_names
 from .values import DEEPEST, joined, joined_all
+
+SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
+"""Options that schedulers of torch add to groups."""
 
 
 def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int, cast: bool) -> Plan:
@@ -157,12 +160,13 @@ class _Walk(Fit):
         if is_deferred(value):
             if id(value) not in self._made:
                 self._made[id(value)] = self.deferred(key, value)
-            self.later(put, self._made[id(value)])
+            made = self._made[id(value)]
+            self.plan.finish.append(lambda: put(in_place_of(value, made)))
             return
         stored = self.stored(key)
         share = held(value, key, self.rank)
         if share.shape != stored.shape or share.code != stored.code:  # spelt out for speed: most tensors fit
-            self.check_fits(key, stored, share.shape, value.dtype)
+            self.check_fits(key, stored, share.shape, dtype_of(value))
         for part in share.parts:
             self.want(key, stored, part.data, part.box, fresh=False)
 
@@ -216,13 +220,14 @@ class _Walk(Fit):
                 self.later(owner.set_extra_state, _as_before(item, self.everything(joined(key, name))))
             else:
                 self.any(joined(key, name), item, partial(setattr, owner, last), depth + 1)
+        self.plan.finish.append(partial(materialize_rest, module))
 
     def check_names(self, key: str, wanted: Iterable[str], what: str) -> None:
         expected = set(wanted)
         prefix = f"{key}/" if key else ""
         stored = {name for name in (*self.manifest.tensors, *self.manifest.values) if name.startswith(prefix)}
         missing = sorted(name for name in expected - stored if self.below(name) is None)
-        extra = sorted(name for name in stored - expected if not any(_is_below(name, at) for at in expected))
+        extra = sorted(name for name in stored - expected if expected.isdisjoint(_ways_to(name)))
         if missing or extra:
             lines = [f"only in `into`: {listed(missing)}"] if missing else []
             lines += [f"only in the checkpoint: {listed(extra)}"] if extra else []
@@ -235,6 +240,7 @@ class _Walk(Fit):
 
     def optimiser(self, key: str, optimiser: torch.optim.Optimizer, depth: int) -> None:
         names = parameter_names(optimiser, self.names, key or "into")
+        self.check_kind(key, optimiser)
         saved = self.below(joined(key, "groups"))
         if saved is None or saved.kind is not dict:
             raise self.missing(joined(key, "groups"))
@@ -244,6 +250,8 @@ class _Walk(Fit):
             )
         for place, (group, group_names) in enumerate(zip(optimiser.param_groups, names, strict=True)):
             options = self.everything(joined(key, "groups", place))
+            if not isinstance(options, dict):
+                raise self.missing(joined(key, "groups", place, "params"))
             if options.get("params") != group_names:
                 first, second = set(group_names), set(options.get("params") or ())
                 raise CheckpointMismatch(
@@ -257,10 +265,37 @@ class _Walk(Fit):
                     )
                 )
             del options["params"]
+            self.check_options(key, optimiser, options, group)
             self.later(group.update, options)
             for name, parameter in zip(group_names, group["params"], strict=True):
                 state = self.state_of(joined(key, "state", name), parameter, optimiser.state.get(parameter, {}), group)
                 self.plan.finish.append(partial(_set_state, optimiser, parameter, state))
+
+    def check_kind(self, key: str, optimiser: torch.optim.Optimizer) -> None:
+        saved, here = self.manifest.values.get(joined(key, "kind")), type(optimiser).__name__
+        if saved is not None and saved != here:
+            raise CheckpointMismatch(
+                f"{key!r}: a {saved!s:.100} was saved, and `into` has a {here}, to which its state means nothing.\n"
+                f"  fix: build a {saved!s:.100}; or load without it, and start the {here} anew."
+            )
+
+    def check_options(
+        self, key: str, optimiser: torch.optim.Optimizer, saved: dict[Any, Any], group: dict[str, Any]
+    ) -> None:
+        """Raise for the options of another kind of optimiser: both sides have some that the other has not.
+
+        One side alone may: versions of torch add options, and so do schedulers.
+        """
+        missing = sorted(optimiser.defaults.keys() - saved.keys())
+        unknown = sorted(map(str, saved.keys() - optimiser.defaults.keys() - group.keys() - SCHEDULED))
+        if missing and unknown:
+            raise CheckpointMismatch(
+                describe(
+                    f"{key!r}: what was saved has options that are none of a {type(optimiser).__name__}.",
+                    [f"only in `into`: {listed(missing)}", f"only saved: {listed(unknown)}"],
+                    "build the optimiser that was saved.",
+                )
+            )
 
     def state_of(self, key: str, parameter: Tensor, now: Any, group: dict[str, Any]) -> dict[Any, Any]:
         """The state of one parameter: what is as large as the parameter lies where it lies, the rest is whole."""
@@ -337,5 +372,9 @@ def _as_before(before: Any, saved: Any) -> Any:
     return saved
 
 
-def _is_below(name: str, at: str) -> bool:
-    return name.startswith(at + "/")
+def _ways_to(key: str) -> Iterator[str]:
+    """The keys that a key lies below."""
+    end = key.rfind("/")
+    while end > 0:
+        yield key[:end]
+        end = key.rfind("/", 0, end)

@@ -66,7 +66,9 @@ class Series:
         if not self.folder.is_dir():
             return []
         found = ((_STEP.fullmatch(item.name), item) for item in self.folder.iterdir())
-        return sorted(int(match[1]) for match, item in found if match and (item / MANIFEST).is_file())
+        steps = [(int(match[1]), item) for match, item in found if match]
+        # A folder with another spelling of a number, `step-7`, is none of ours: `path` would not lead there.
+        return sorted(n for n, item in steps if item.name == self.path(n).name and (item / MANIFEST).is_file())
 
     def latest(self) -> int | None:
         """The newest step that has a committed checkpoint; None if there is none."""

@@ -5,6 +5,7 @@
     model/conv.weight                        a tensor, with this worker's share of it (`held`)
     optim/state/conv.weight/exp_avg          stored by the parameter's name, lies where the parameter lies
     optim/groups/#0/lr                       a value
+    optim/kind                               its class: the state of one kind means nothing to another
     step                                     a value
     rng/@2                                   the tensor of worker 2
 
@@ -100,6 +101,11 @@ def flatten(state: Any, rank: int = 0, place: int = 0, in_groups: bool = False) 
     walk = _Walk(rank, place, state)
     walk.in_groups = in_groups
     walk.any("", state, 0)
+    if "" in (*walk.flat.tensors, *walk.flat.values, *walk.flat.per_worker):
+        raise CheckpointMismatch(
+            f"`state` (a {type(state).__name__}) has no dict as its state, so there is no name to store it under.\n"
+            "  fix: put it into a dict, {'name': state}."
+        )
     if walk.asked_late:
         _check_places(walk.flat)
     return walk.flat
@@ -276,6 +282,7 @@ class _Walk:
 
     def optimiser(self, key: str, optimiser: torch.optim.Optimizer, depth: int) -> None:
         names = parameter_names(optimiser, self.names, key or "state")
+        self.value(joined(key, "kind"), type(optimiser).__name__)
         for place, (group, group_names) in enumerate(zip(optimiser.param_groups, names, strict=True)):
             at = joined(key, "groups", place)
             self.value(joined(at, "params"), group_names)

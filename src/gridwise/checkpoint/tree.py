@@ -16,6 +16,11 @@ from .values import DEEPEST
 LISTS = {"$list": list, "$items": tuple}
 
 
+def is_length(value: object) -> bool:
+    """Whether a value is the entry of a list or tuple whose items have entries of their own."""
+    return isinstance(value, dict) and len(value) == 1 and not LISTS.keys().isdisjoint(value)
+
+
 @dataclass(slots=True)
 class Node:
     """A place in the tree. `kind` is None for a leaf, else dict, list or tuple; `children` go by parts of keys."""
@@ -37,11 +42,9 @@ def tree_of(manifest: Manifest) -> Node:
     lengths: dict[str, int] = {}
     for key, value in manifest.values.items():
         kind = None
-        if isinstance(value, dict) and len(value) == 1:
-            ((name, length),) = value.items()
-            kind = LISTS.get(name)
-            if kind is not None:
-                lengths[key] = length
+        if is_length(value):
+            ((name, lengths[key]),) = value.items()
+            kind = LISTS[name]
         _add(root, key, kind)
     for key, length in lengths.items():
         node = find(root, key)

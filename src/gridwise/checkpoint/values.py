@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,14 +65,48 @@ def escaped(part: str | int) -> str:
 
 
 def unescaped(name: str) -> str | int:
-    """The dict key or place in a list that a part of a key stands for."""
+    """The dict key or place in a list that a part of a key stands for; ValueError if `escaped` never gives this part.
+
+    Else two parts could stand for one place: `#1` and `#01`, `~05` and `~5`.
+    """
+    part: str | int
     if name.startswith("#"):
-        return int(name[1:])
-    if name == "~4":
-        return ""
-    if name.startswith(("~2", "~3")):
-        name = "#@"[name[1] == "3"] + name[2:]
-    return name.replace("~1", "/").replace("~0", "~")
+        part = int(name[1:])
+    elif name == "~4":
+        part = ""
+    else:
+        start, rest = ("#@"[name[1] == "3"], name[2:]) if name.startswith(("~2", "~3")) else ("", name)
+        part = start + rest.replace("~1", "/").replace("~0", "~")
+    if escaped(part) != name:
+        raise ValueError(f"{name[:100]!r} is no part of a key")
+    return part
+
+
+def check_keys(keys: Sequence[str], per_worker: Mapping[str, int]) -> None:
+    """Raise `CheckpointDamaged` for keys that no save writes; `per_worker` says which lie below one for each worker."""
+    text = "/".join(keys)
+    if text and not any(mark in text for mark in "~#@") and "//" not in text and "/" not in (text[0], text[-1]):
+        return  # as in most: nothing that has a meaning of its own
+    known: set[str] = set()
+    for key in keys:
+        parts = key.split("/")
+        for place, part in enumerate(parts):
+            if part in known:
+                continue
+            try:
+                if part.startswith("@"):
+                    _check_worker(part, per_worker.get("/".join(parts[:place]), 0))
+                else:
+                    unescaped(part)
+                    known.add(part)
+            except ValueError:
+                raise CheckpointDamaged(f"{key[:200]!r} holds {part[:100]!r}, which is no name.") from None
+
+
+def _check_worker(part: str, workers: int) -> None:
+    number = int(part[1:])
+    if part != f"@{number}" or not 0 <= number < workers:
+        raise ValueError(part)
 
 
 KEYS = {str, int}
@@ -146,6 +180,8 @@ def decoded(value: Json, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [decoded(item, depth + 1) for item in value]
     if not isinstance(value, dict):
+        if type(value) is int and value.bit_length() > LARGEST_INT:
+            raise CheckpointDamaged(f"a value is an int of {value.bit_length()} bits, at most {LARGEST_INT} are saved.")
         return value
     if len(value) == 1:
         ((name, inner),) = value.items()
@@ -164,7 +200,7 @@ def decoded(value: Json, depth: int = 0) -> Any:
 
 
 def _decoded_dict(pairs: Json, depth: int) -> dict[str | int, Any]:
-    result = {name: decoded(item, depth + 1) for name, item in pairs}
+    result = {name: decoded(item, depth + 1) for name, item in map(_list, _list(pairs))}
     if len(result) != len(pairs) or not all(map(is_key, result)):
         raise ValueError("keys must be different, and str or int")
     return result
@@ -174,9 +210,30 @@ def _decoded_float(text: Json) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(text) or _wrong(text)
 
 
+def _decoded_complex(parts: Json) -> complex:
+    real, imaginary = map(float, _list(parts))
+    if [repr(real), repr(imaginary)] != parts:  # `float` takes more than it gives: 1e999, 1_0, digits of other scripts
+        _wrong(parts)
+    return complex(real, imaginary)
+
+
+def _decoded_bytes(text: Json) -> bytes:
+    data = base64.b64decode(text, validate=True)
+    return data if base64.b64encode(data).decode("ascii") == text else _wrong(text)
+
+
 def _decoded_dtype(name: Json) -> torch.dtype:
     dtype = getattr(torch, name, None)
-    return dtype if isinstance(dtype, torch.dtype) else _wrong(name)
+    return dtype if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}" else _wrong(name)
+
+
+def _decoded_device(name: Json) -> torch.device:
+    device = torch.device(name)  # a number would be one of CUDA
+    return device if str(device) == name else _wrong(name)
+
+
+def _list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else _wrong(value)
 
 
 def _wrong(value: Json) -> Any:
@@ -185,10 +242,10 @@ def _wrong(value: Json) -> Any:
 
 DECODERS: dict[str, Callable[[Json, int], Any]] = {
     "$float": lambda inner, _: _decoded_float(inner),
-    "$bytes": lambda inner, _: base64.b64decode(inner, validate=True),
-    "$complex": lambda inner, _: complex(*map(float, inner)),
+    "$bytes": lambda inner, _: _decoded_bytes(inner),
+    "$complex": lambda inner, _: _decoded_complex(inner),
     "$dtype": lambda inner, _: _decoded_dtype(inner),
-    "$device": lambda inner, _: torch.device(inner),
-    "$tuple": lambda inner, depth: tuple(decoded(item, depth + 1) for item in inner),
+    "$device": lambda inner, _: _decoded_device(inner),
+    "$tuple": lambda inner, depth: tuple(decoded(item, depth + 1) for item in _list(inner)),
     "$dict": _decoded_dict,
 }

@@ -1,7 +1,8 @@
 """`gridwise run -n 4 script.py [args]`: mpiexec or torchrun with the right arguments, which then take this one's place.
 
-There is nothing here that they do not do. What it saves is knowing which mpiexec belongs to mpi4py's library, how many
-threads each worker should have, and what makes MPI's waiting bearable when workers share cores.
+What it saves is knowing which mpiexec belongs to mpi4py's library, how many threads each worker should have, and what makes
+MPI's waiting bearable when workers share cores. And nothing that it has started outlives it, not even when it is killed
+while MPI starts: a guardian sees to that (see `comm.guardian`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from typing import Annotated
 
 import typer
 
+from ..comm import guardian
 from ..comm.start import choose, environment_for, mpiexec_command
 from ..errors import GridwiseError
+
+LEAVE_SECONDS = 5.0
+"""How long processes may take to end after mpiexec or torchrun has."""
 
 
 def run(
@@ -34,7 +39,9 @@ def run(
         kind = "option" if script.startswith("-") else "script"
         print(f"gridwise run: there is no {kind} {script!r}; see gridwise run --help.", file=sys.stderr)
         raise typer.Exit(2)
-    os.execvpe(command[0], command, environment)
+    job = guardian.new_name()
+    guardian.guard(job, patience=LEAVE_SECONDS)
+    os.execvpe(command[0], command, {**environment, guardian.JOB: job})
 
 
 def command_for(transport: str, workers: int, script: list[str]) -> list[str]:

@@ -40,7 +40,7 @@ class Channel:
             into, self.incoming = _buffers(receives, dtype)
         self._parcels = out, into  # kept: a library may know them by their addresses alone
         peers = [peer for peer, _ in receives] or [peer for peer, _ in sends]
-        self._waiting = Waiting(transport, what, peers, exchange=True)
+        self._waiting = Waiting(transport, what, peers)
         self._post = transport.poster(out, into) if peers else None
 
     def exchange(self) -> None:

@@ -17,16 +17,19 @@ its place for each task (`use`).
 from __future__ import annotations
 
 import os
+import sys
+from importlib.util import find_spec
 
 import torch.distributed as dist
 
 from ..errors import TransportError, describe
 from ..log import logger, set_worker
-from . import settings
+from . import aloud, settings
 from .excepthook import end_all_on_exception, end_mpi_job_on_exception
 from .latecomers import waiting_for_all
 from .malloc import keep_freed_memory
 from .solo import SoloTransport
+from .start import family
 from .transport import Transport
 from .waiting import Waiting
 from .watch import watch
@@ -87,8 +90,12 @@ def find() -> Transport:
 
 
 def guard() -> None:
-    """From the import on: where MPI's launcher has started several processes, one that fails ends them all."""
-    if not IN_POOL and _wish() == "mpi" and (launched_size() or 1) > 1:
+    """From the import on: where a launcher has started several processes, last words are read, and of MPI's one ends all."""
+    if IN_POOL:
+        return
+    if launched_size() or "WORLD_SIZE" in os.environ:
+        aloud.keep()
+    if _wish() == "mpi" and (launched_size() or 1) > 1:
         end_mpi_job_on_exception()
 
 
@@ -132,6 +139,7 @@ def _torch() -> Transport:
 
 def _mpi() -> Transport:
     expected = launched_size()
+    _check_family()
     try:
         with waiting_for_all(None if IN_POOL else expected):
             from .mpi import MPITransport
@@ -146,6 +154,15 @@ def _mpi() -> Transport:
                 "use; `gridwise doctor` shows what is found.",
             )
         ) from error
+    if expected is not None and transport.size != expected and _is_bare_srun():
+        raise TransportError(
+            describe(
+                f"srun started {expected} processes, but MPI in this process sees {transport.size}: srun has not told MPI "
+                "of the others (`MpiDefault=none` in slurm.conf, or --mpi=none).",
+                [_library()],
+                "srun --mpi=pmi2 ... (for Open MPI, --mpi=pmix); `srun --mpi=list` shows what this Slurm offers.",
+            )
+        )
     if expected is not None and transport.size != expected:
         raise TransportError(
             describe(
@@ -156,6 +173,35 @@ def _mpi() -> Transport:
             )
         )
     return transport
+
+
+def _is_bare_srun() -> bool:
+    """Whether Slurm has started this process without any of the protocols by which MPI finds its peers."""
+    return "SLURM_PROCID" in os.environ and not any(name.startswith(("PMI_", "PMIX_", "PMI2_")) for name in os.environ)
+
+
+def _check_family() -> None:
+    """Refuse an MPI of another family than its launcher before it starts: it would end the process in its own words."""
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ or "mpi4py.MPI" in sys.modules or find_spec("mpi4py") is None:
+        return
+    import mpi4py
+
+    before = mpi4py.rc.initialize, mpi4py.rc.finalize
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = before
+    if family(MPI.Get_library_version()) != "openmpi":
+        raise TransportError(
+            describe(
+                "this process was started by Open MPI's mpiexec, but mpi4py belongs to another MPI, which cannot start under "
+                "it.",
+                [_library()],
+                "use that library's own mpiexec (`gridwise run -n N` finds it), or install mpi4py for Open MPI.",
+            )
+        )
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
 
 
 def _library() -> str:

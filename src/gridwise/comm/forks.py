@@ -1,7 +1,7 @@
-"""Forks: a child of a worker, of a DataLoader say, has copies of its transports, and must not talk over them.
+"""Who may not call: a forked child, and whoever has kept something of a world that was closed.
 
-They share the worker's connections: what a child sends would be taken for the worker's, and what it receives would be
-missed there. Ranks and local slices it may ask for.
+A child of a worker, of a DataLoader say, has copies of its transports, and shares the worker's connections: what it sends
+would be taken for the worker's, and what it receives would be missed there. Ranks and local slices it may ask for.
 """
 
 from __future__ import annotations
@@ -12,24 +12,33 @@ from weakref import WeakSet
 
 from ..errors import TransportError, describe
 
-_living: WeakSet[KnowsForks] = WeakSet()
+_living: WeakSet[Refuses] = WeakSet()
 
 
-class KnowsForks:
-    """A transport that knows whether it is the copy in a child of the worker."""
+class Refuses:
+    """A transport that knows whether it is closed, or the copy in a child of the worker."""
 
     rank: int
     size: int
     survives_forks = False
     """Whether a forked child of the worker may use it too."""
-    is_forked = False
-    """Whether this is the copy in a child of the worker, which shares its connections and would steal its messages."""
+    is_closed = False
+    refuses = False
+    """Whether calls are refused: it is closed, or the copy in a child, which would steal the worker's messages."""
 
     def __init__(self) -> None:
         _living.add(self)
 
-    def refuse_fork(self, what: str) -> NoReturn:
-        """Raise, since `what` was called in the child."""
+    def refuse(self, what: str) -> NoReturn:
+        """Raise, since `what` was called where it must not be."""
+        if self.is_closed:
+            raise TransportError(
+                describe(
+                    f"{what} was called on worker {self.rank} of {self.size} in a world that was closed.",
+                    fix="call deactivate() of a world when nothing of it is used any more: layers and partitions made "
+                    "from it end with it.",
+                )
+            )
         raise TransportError(
             describe(
                 f"{what} was called in a process that worker {self.rank} of {self.size} has forked: the connections to the "
@@ -42,7 +51,7 @@ class KnowsForks:
 
 def _mark_forked() -> None:
     for each in _living:
-        each.is_forked = not each.survives_forks
+        each.refuses = each.refuses or not each.survives_forks
 
 
 os.register_at_fork(after_in_child=_mark_forked)

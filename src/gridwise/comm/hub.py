@@ -2,29 +2,29 @@
 
 It is a process of its own because a launcher that sees one worker die kills the others within a millisecond: a thread
 in one of them lost that race in 3 of 10 trials, and nobody said who had died. The hub is in no launcher's list, says it
-when all are gone, and ends when the last connection closes. Worker 0 starts it (see `watch`) as a plain script: it
-imports nothing of Gridwise, so it is there in 0.1 s and needs 17 MB.
+when all are gone, and ends when the last connection closes. Worker 0 starts it (see `watch`) without Gridwise (see
+`beside`), so it is there in 0.1 s and needs 17 MB. Only workers come in: they know the job's secret (see `door`).
 
-Both sides say one JSON object per line.
+Both sides say one JSON object per line, of at most `LONGEST` bytes.
 
-    worker -> hub   hello    token, rank, process, host, litter
+    worker -> hub   hello    rank, process, host, litter
                     failed   text               an exception that nobody caught
                     overdue  what, team, since  it has waited longer than GRIDWISE_TIMEOUT
-                    deserted what, team, by     it waits for a worker that has finished
+                    deserted by, text           it waits for a worker that has finished
                     state    what, team, since  (the answer to ask; no `what` if it does not wait)
-                    goodbye                     it ends in good order
+                    goodbye  collectives        it ends in good order, after so many collectives of each team
     hub -> worker   welcome                     from here on its death is noticed
                     ask
-                    finished workers
+                    finished collectives        per worker
                     news     kind, text, workers   kind = died | failed | timeout; the first one is the cause
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
+import resource
 import selectors
 import socket
 import sys
@@ -32,15 +32,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from .door import Door
+
 ANSWER_SECONDS = 2.0
 LONELY_SECONDS = 60.0
-SAME_CALLS = "let every worker call the same operators in the same order, as often as the others"
+SEND_SECONDS = 5.0
+LONGEST = 1 << 24
 Message = dict[str, Any]
 
 
 @dataclass(eq=False)
 class Connection:
-    """A worker, or somebody who has yet to say who it is (`rank` None)."""
+    """A worker; `rank` is None until it has said hello."""
 
     socket: socket.socket
     rank: int | None = None
@@ -58,17 +61,16 @@ class Connection:
 class Hub:
     """Who is there, who has left, and what the workers have been told."""
 
-    def __init__(self, door: socket.socket, size: int, token: str, timeout: float, speaks: bool) -> None:
+    def __init__(self, door: Door, size: int, timeout: float, speaks: bool) -> None:
         self.door = door
         self.size = size
-        self.token = token
         self.timeout = timeout
         self.speaks = speaks
         self.workers: dict[int, Connection] = {}
         self.expected = size
         self.verdict: Message | None = None
         self.litter: set[str] = set()
-        self.finished: list[int] = []
+        self.finished: dict[int, dict[str, int]] = {}
         self.states: dict[int, Message] = {}
         self.asked: tuple[float, Message] | None = None
         self.selector = selectors.DefaultSelector()
@@ -79,10 +81,9 @@ class Hub:
         while self.workers or (self.expected and not self.verdict and time.monotonic() < deadline):
             # epoll and kqueue report in the order of arrival: the first to close is the one that died by itself
             for key, _ in self.selector.select(self._patience()):
-                if key.fileobj is self.door:
-                    self._open()
-                else:
+                if key.fileobj is not self.door:
                     self._hear(key.data)
+            self._open()  # after the known ones; those who called and said nothing are turned away here, too
             if self.asked and (len(self.states) == len(self.workers) or time.monotonic() > self.asked[0]):
                 self._judge_timeout(self.asked[1])
         if self.verdict:
@@ -91,21 +92,22 @@ class Hub:
                     os.unlink(path)
 
     def _patience(self) -> float | None:
+        limits = [self.door.patience(), None if self.workers else 1.0]
         if self.asked:
-            return max(0.0, self.asked[0] - time.monotonic())
-        return None if self.workers else 1.0
+            limits.append(max(0.0, self.asked[0] - time.monotonic()))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _open(self) -> None:
-        connected, _ = self.door.accept()
-        connected.settimeout(5.0)  # for sending only: reading follows the selector
-        self.selector.register(connected, selectors.EVENT_READ, Connection(connected))
+        for connected in self.door.admitted():
+            connected.settimeout(SEND_SECONDS)  # for sending only: reading follows the selector
+            self.selector.register(connected, selectors.EVENT_READ, Connection(connected))
 
     def _hear(self, caller: Connection) -> None:
         try:
             data = caller.socket.recv(65536)
         except OSError:
             data = b""
-        if not data or (caller.rank is None and len(caller.received) > 65536):
+        if not data or len(caller.received) > LONGEST:
             self._hang_up(caller)
             return
         caller.received += data
@@ -113,14 +115,14 @@ class Hub:
         try:
             for line in lines:
                 self._take(caller, json.loads(line))
-        except (ValueError, KeyError, TypeError):  # a stranger's
+        except Exception:  # whatever one of them says, the others are served
             self._hang_up(caller)
 
     def _take(self, caller: Connection, message: Message) -> None:
         say = message["say"]
         if caller.rank is None:
-            if say != "hello" or not hmac.compare_digest(message["token"], self.token):
-                raise ValueError("a stranger")
+            if say != "hello" or message["rank"] in self.workers:
+                raise ValueError("not a worker's first words")
             self.expected -= 1
             caller.rank = message["rank"]
             caller.name = f"worker {caller.rank} of {self.size} (process {message['process']} on {message['host']})"
@@ -129,15 +131,15 @@ class Hub:
                 self.litter.update(message["litter"])
             caller.send({"say": "welcome"})
             if self.finished:  # before this one was here
-                caller.send({"say": "finished", "workers": self.finished})
+                caller.send({"say": "finished", "collectives": self.finished})
             if self.verdict:
                 caller.send(self.verdict)
         elif say == "failed":
             self._judge("failed", f"worker {caller.rank} of {self.size} failed: {message['text']}", [caller.rank])
         elif say == "goodbye":
             caller.has_left = True
-            self.finished.append(caller.rank)
-            self._tell_all({"say": "finished", "workers": self.finished})
+            self.finished[caller.rank] = message["collectives"]
+            self._tell_all({"say": "finished", "collectives": {caller.rank: message["collectives"]}})
         elif say == "state":
             self.states[caller.rank] = message
         elif say == "overdue" and not self.asked and not self.verdict:
@@ -145,16 +147,14 @@ class Hub:
             self.states.clear()
             self._tell_all({"say": "ask"})
         elif say == "deserted":
-            text = f"worker {message['by']} of {self.size} has finished, but worker {caller.rank} {waits(message)}"
-            text += f"\n  fix: {SAME_CALLS}"
-            self._judge("died", text, [message["by"]], aloud=True)
+            self._judge("died", message["text"], [message["by"]], aloud=True)
 
     def _hang_up(self, caller: Connection) -> None:
-        self.selector.unregister(caller.socket)
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(caller.socket)
         caller.socket.close()
-        if caller.rank is None:
+        if caller.rank is None or self.workers.pop(caller.rank, None) is None:
             return
-        del self.workers[caller.rank]
         if not caller.has_left:
             text = f"{caller.name} died: it was killed, or its machine was lost"
             self._judge("died", text, [caller.rank], aloud=True)
@@ -165,7 +165,8 @@ class Hub:
             return
         self.verdict = {"say": "news", "kind": kind, "text": text, "workers": workers}
         if aloud and self.speaks:
-            print(f"\ngridwise: {text}\ngridwise: all workers are ended", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                print(f"\ngridwise: {text}\ngridwise: all workers are ended", file=sys.stderr, flush=True)
         self._tell_all(self.verdict)
 
     def _judge_timeout(self, overdue: Message) -> None:
@@ -202,11 +203,11 @@ def waits(message: Message) -> str:
     return f"has waited {message['since']:.0f} s for {message['what']} with workers {tuple(message['team'])}"
 
 
-def main() -> None:
-    """Serve with the settings that worker 0 writes to standard input; the first argument is the door's descriptor."""
+def main(descriptors: list[str]) -> None:
+    """Serve at the listening sockets of these descriptors; the settings and the secret come by standard input."""
     settings = json.loads(sys.stdin.readline())
-    Hub(socket.socket(fileno=int(sys.argv[1])), **settings).run()
-
-
-if __name__ == "__main__":
-    main()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each worker
+    door = Door([socket.socket(fileno=int(number)) for number in descriptors], settings.pop("secret"))
+    Hub(door, **settings).run()

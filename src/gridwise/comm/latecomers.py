@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import describe
+from . import aloud
 from .settings import is_on, timeout
 
 LEAST = 15.0
@@ -44,7 +45,10 @@ def waiting_for_all(size: int | None) -> Iterator[None]:
         fix="let every process of the job call gridwise.world() before it ends, or allow more time.",
     )
     helper = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _HELPER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        [sys.executable, "-I", "-S", "-c", _HELPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=aloud.descriptor(),
     )
     assert helper.stdin is not None
     helper.stdin.write(json.dumps([os.getpid(), limit, text]).encode() + b"\n")

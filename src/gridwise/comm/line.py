@@ -1,17 +1,14 @@
-"""A line: whole messages over one TCP connection, opened with a shared secret.
+"""A line: whole messages over one TCP connection, between two that have proved to each other who they are (see `door`).
 
-Used by those who look after workers, never by tensors: the pool talks to its workers over lines, and the watch is made
-of them. A message is its length (8 bytes, little-endian) and its bytes. The caller's first message is the secret; until
-it has arrived, whatever else the other side sends is not looked at. A closed line is news, not an error of its own:
-`receive` raises `LineClosed`, and whoever holds the other end is gone.
+The pool talks to its workers over lines; tensors never go there. A message is its length (8 bytes, little-endian) and its
+bytes. A closed line is news, not an error of its own: `receive` raises `LineClosed`, and whoever holds the other end is
+gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
-import secrets
 import select
 import socket
 import struct
@@ -19,10 +16,6 @@ import threading
 from weakref import WeakSet
 
 HEADER = struct.Struct("<Q")
-HANDSHAKE_SECONDS = 10.0
-KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A machine that lost its power closes nothing: after half a minute the line counts as closed. The kernel answers for a
-process that is busy, so a long computation is not mistaken for a death."""
 
 
 class LineClosed(ConnectionError):
@@ -33,11 +26,6 @@ class Line:
     """One end of a line. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE.items():
-            if hasattr(socket, option):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._socket = connection
         self._sending = threading.Lock()
         _open.add(self)
@@ -100,41 +88,3 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-class Exchange:
-    """Where lines come in: a listening socket and the secret that opens it."""
-
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self.token = secrets.token_hex(16)
-        self._socket = socket.create_server((host, 0), backlog=1024)
-        self.port: int = self._socket.getsockname()[1]
-
-    def fileno(self) -> int:
-        """The descriptor, for `select`: readable when somebody calls."""
-        return self._socket.fileno()
-
-    def accept(self) -> Line | None:
-        """The caller's line, or None when the caller does not know the secret."""
-        line = Line(self._socket.accept()[0])
-        with contextlib.suppress(LineClosed, TimeoutError):
-            (length,) = HEADER.unpack(line._read(HEADER.size, HANDSHAKE_SECONDS))
-            if length == len(self.token):
-                said = line._read(length, HANDSHAKE_SECONDS)
-                if hmac.compare_digest(said, self.token.encode()):
-                    return line
-        line.close()
-        return None
-
-    def close(self) -> None:
-        """Take no more calls."""
-        self._socket.close()
-
-
-def dial(host: str, port: int, token: str, seconds: float = 30.0) -> Line:
-    """Open a line to the exchange at `host`:`port`. Raises `OSError` when it does not answer within `seconds`."""
-    connection = socket.create_connection((host, port), timeout=seconds)
-    connection.settimeout(None)
-    line = Line(connection)
-    line.send(token.encode())
-    return line

@@ -2,21 +2,25 @@
 
     worker                 pool
     Hello            ->
-                     <-    Welcome       when all have said hello
                      <-    Task
     Result | Failure ->
+                     <-    AskWait       when others have finished, and this one has not
+    Waits            ->
                      <-    AskStacks     when time has run out
     Stacks           ->
     Overdue          ->                  when it has waited for another worker longer than GRIDWISE_TIMEOUT
                      <-    Renew         when a task has failed and all have answered
                      <-    Stop
 
-They are pickled, which is safe because a line is opened with a secret and never leaves the machine.
+They are pickled, which is safe because both ends of a line have proved that they know a secret (see `door`), and it never
+leaves the machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from .finished import Wait
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task returned on a worker."""
+    """What a task returned on a worker, and in how many collectives of each team of its world it took part."""
 
     task: int
     value: bytes
+    collectives: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -49,23 +54,23 @@ class Failure:
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker that has started.
-
-    `store_port` is that of worker 0's store, over which gloo's workers meet; `litter` are files that it cannot remove
-    when it is killed.
-    """
+    """A worker that has started. `litter` are files that it cannot remove when it is killed."""
 
     rank: int
     pid: int
-    store_port: int = 0
     litter: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Welcome:
-    """All workers have started."""
+class AskWait:
+    """What does this worker wait for?"""
 
-    store_port: int
+
+@dataclass(frozen=True)
+class Waits:
+    """What a worker waits for; None if it computes."""
+
+    wait: Wait | None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +17,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from ..log import logger
-from .parcels import Views
+from .node import NodeError, find_node
 from .pending import Pending
-from .shared import LARGE, SharedMemory, shared_memory
 from .transport import Parcel, Team, Transport
-from .waiting import Waiting
 
 TYPES = {
     torch.float32: MPI.FLOAT,
@@ -29,6 +28,22 @@ TYPES = {
     torch.int64: MPI.INT64_T,
 }
 TAG = 7
+LARGE = 1 << 18
+"""Bytes from which a message or a sum between workers of one machine takes its memory; below, MPI itself is as fast."""
+KEPT = MPI.Comm.Create_keyval()
+"""Under which a communicator keeps its transport: with the communicator it goes, on all workers alike. A handle would be
+given to another one, on some workers sooner than on others."""
+
+
+def kept_with(comm: MPI.Comm) -> MPITransport | None:
+    """The open transport that was made over this communicator before; the same answer on all of its workers."""
+    found: Any = comm.Get_attr(KEPT)
+    return found if isinstance(found, MPITransport) and not found.is_closed else None
+
+
+def keep_with(comm: MPI.Comm, transport: MPITransport) -> None:
+    """Let `kept_with` find the transport."""
+    comm.Set_attr(KEPT, transport)
 
 
 def memory(x: Tensor) -> MPI.buffer:
@@ -47,24 +62,6 @@ class _Requests:
         self.parcels = None
 
 
-@dataclass(slots=True)
-class _Near:
-    """Parcels to workers of the same node, moved when they are waited for, and those to others, already on their way."""
-
-    shared: SharedMemory
-    sends: list[tuple[int, Views]]
-    receives: list[tuple[int, Views]]
-    dtype: torch.dtype
-    add: bool
-    waiting: Waiting
-    far: Pending
-
-    def wait(self) -> None:
-        with self.waiting:
-            self.shared.move(self.sends, self.receives, self.dtype, self.add)
-        self.far.wait()
-
-
 class MPITransport(Transport):
     """The workers of an mpi4py communicator, COMM_WORLD unless another is given."""
 
@@ -75,10 +72,7 @@ class MPITransport(Transport):
         super().__init__(self._world.Get_rank(), self._world.Get_size())
         self._comms: dict[Team, MPI.Intracomm] = {self.everyone: self._world}
         self._group = self._world.Get_group()
-        self._shared = shared_memory(self._world)
-
-    def is_over(self, comm: object) -> bool:
-        return isinstance(comm, MPI.Comm) and MPI.Comm.Compare(comm, self._world) == MPI.CONGRUENT
+        self.node = find_node(self, LARGE)
 
     def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""
@@ -107,40 +101,8 @@ class MPITransport(Transport):
 
         return post
 
-    def move(
-        self,
-        sends: Sequence[tuple[int, Views]],
-        receives: Sequence[tuple[int, Views]],
-        dtype: torch.dtype,
-        what: str = "a movement",
-        add: bool = False,
-    ) -> Pending:
-        near_out, far_out = self._sorted(sends, dtype)
-        near_in, far_in = self._sorted(receives, dtype)
-        if not near_out and not near_in:
-            return super().move(sends, receives, dtype, what, add)
-        assert self._shared is not None
-        waiting = Waiting(self, what, [peer for peer, _ in (*near_in, *near_out)], exchange=True)
-        far = super().move(far_out, far_in, dtype, what, add)
-        return _Near(self._shared, near_out, near_in, dtype, add, waiting, far)
-
-    def _sorted(self, parcels: Sequence[tuple[int, Views]], dtype: torch.dtype) -> tuple[list, list]:
-        """Those that go through shared memory, and the others: sender and receiver decide alike, by their size."""
-        near: list[tuple[int, Views]] = []
-        far: list[tuple[int, Views]] = []
-        least, shared = LARGE // dtype.itemsize, self._shared
-        for peer, views in parcels:
-            is_large = sum([view.numel() for view in views]) >= least
-            goes = is_large and shared is not None and views[0].device.type == "cpu" and shared.reaches(peer)
-            (near if goes else far).append((peer, views))
-        return near, far
-
     def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
-        shared = self._shared
-        if shared is not None and total.nbytes >= LARGE and shared.sums_for(team):
-            part = x if x.dtype == total.dtype and x.is_contiguous() else total.copy_(x)
-            shared.all_sum(total, part, team, self.comm_of(team))
-        elif x.dtype == total.dtype and x.is_contiguous() and x is not total and x.numel():
+        if x.dtype == total.dtype and x.is_contiguous() and x is not total and x.numel():
             kind = TYPES[x.dtype]
             self.comm_of(team).Allreduce([memory(x), kind], [memory(total), kind], MPI.SUM)
         else:
@@ -170,7 +132,7 @@ class MPITransport(Transport):
         return [bytes(everything[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
     def _is_fault(self, error: Exception) -> bool:
-        return isinstance(error, MPI.Exception)
+        return isinstance(error, MPI.Exception | NodeError)
 
     def abort(self, code: int = 1) -> None:
         sys.stdout.flush()
@@ -179,8 +141,7 @@ class MPITransport(Transport):
 
     def _abandon(self) -> None:
         # The communicators stay: MPI gives the number of a freed one to the next, which would get its messages.
-        if self._shared is not None:
-            self._shared.close()
+        self.node = None
 
     def _close(self) -> None:
         self._abandon()

@@ -53,6 +53,18 @@ class Arriving:
             landing.put()
 
 
+@dataclass(slots=True)
+class Both:
+    """Messages on two roads."""
+
+    first: Pending
+    second: Pending
+
+    def wait(self) -> None:
+        self.second.wait()
+        self.first.wait()
+
+
 class UnderWay:
     """Messages that are waited for later. If they never are, they are left over: their memory lives until they have landed."""
 

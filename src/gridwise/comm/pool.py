@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import selectors
+import socket
 import sys
 import threading
 import time
@@ -22,13 +23,14 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-import cloudpickle
-
 from ..errors import PartitionError, TransportError, describe
 from ..log import logger
 from . import settings
-from .line import Exchange, Line, LineClosed
-from .messages import Hello, Renew, Stop, Task, Welcome
+from .calls import count_of, packed_call
+from .door import Door, new_secret
+from .line import Line, LineClosed
+from .messages import Hello, Renew, Stop, Task
+from .networks import LOOPBACK
 from .round import Round, Settled
 from .start import Crew, choose, environment_for, start
 
@@ -50,10 +52,8 @@ class Pool:
     """
 
     def __init__(self, workers: int, transport: str = "auto", env: Mapping[str, str] | None = None) -> None:
-        if workers < 1:
-            raise PartitionError(f"`workers` (={workers}) must be 1 or more.")
-        self.workers = workers
-        self.transport = choose(transport, workers)
+        self.workers = count_of(workers)
+        self.transport = choose(transport, self.workers)
         self._env = dict(env or {})
         self._lines: list[Line] = []
         self._crew: Crew | None = None
@@ -76,10 +76,10 @@ class Pool:
         a note; `WorkerDied` if a worker's process is gone; `CommTimeout` with every worker's stack after `timeout`
         seconds.
         """
-        count = self.workers if workers is None else workers
-        if not 1 <= count <= self.workers:
+        count = self.workers if workers is None else count_of(workers)
+        if count > self.workers:
             raise PartitionError(f"`workers` (={count}) must be from 1 to {self.workers}, the size of this pool.")
-        call = cloudpickle.dumps((fn, args, kwargs))
+        call = packed_call(fn, args, kwargs)
         with self._busy:
             try:
                 self._crew = self._running()
@@ -101,45 +101,40 @@ class Pool:
         self.kill()
         environment = environment_for(self.workers, self.transport, self._env)
         settings.check(environment)  # in words here, where it is wrong, and not from a worker
-        exchange = Exchange()
-        environment["GRIDWISE_POOL"] = f"{exchange.port}:{exchange.token}"
-        command = [sys.executable, "-m", "gridwise.comm.worker"]
-        crew = start(self.workers, self.transport, command, environment)
-        self._finalizer = weakref.finalize(self, crew.kill)
+        secret = new_secret()
+        door = Door([socket.create_server((LOOPBACK, 0), backlog=1024)], secret)
         try:
-            self._lines = self._greet(exchange, crew)
+            environment["GRIDWISE_POOL"] = f"{door.port}:{secret}"
+            command = [sys.executable, "-m", "gridwise.comm.worker"]
+            crew = start(self.workers, self.transport, command, environment)
+            self._finalizer = weakref.finalize(self, crew.kill)
+            self._lines = self._greet(door, crew)
         finally:
-            exchange.close()
+            door.close()
         logger.debug("pool of %d workers started over %s", self.workers, self.transport)
         return crew
 
-    def _greet(self, exchange: Exchange, crew: Crew) -> list[Line]:
+    def _greet(self, door: Door, crew: Crew) -> list[Line]:
+        """The lines to all workers, once each has said hello; whoever else calls does not hold them up."""
         lines: dict[int, Line] = {}
-        store_port = 0
         deadline = time.monotonic() + START_SECONDS
         with selectors.DefaultSelector() as selector:
-            selector.register(exchange, selectors.EVENT_READ)
+            selector.register(door, selectors.EVENT_READ)
             while len(lines) < self.workers:
                 for key, _ in selector.select(timeout=0.2):
-                    if key.fileobj is exchange:
-                        if (caller := exchange.accept()) is not None:
-                            selector.register(caller, selectors.EVENT_READ)
-                        continue
-                    line = key.fileobj
-                    assert isinstance(line, Line)
-                    selector.unregister(line)
-                    with contextlib.suppress(LineClosed):
-                        hello: Hello = pickle.loads(line.receive())
-                        lines[hello.rank] = line
-                        crew.pids.append(hello.pid)
-                        crew.litter.update(hello.litter)
-                        store_port |= hello.store_port
+                    if key.fileobj is not door:
+                        assert isinstance(key.fileobj, Line)
+                        selector.unregister(key.fileobj)
+                        with contextlib.suppress(LineClosed):  # its process has ended: see below
+                            hello: Hello = pickle.loads(key.fileobj.receive())
+                            lines[hello.rank] = key.fileobj
+                            crew.pids.append(hello.pid)
+                            crew.litter.update(hello.litter)
+                for connection in door.admitted():
+                    selector.register(Line(connection), selectors.EVENT_READ)
                 if len(lines) < self.workers:
                     self._check_starting(crew, len(lines), deadline)
-        ordered = [lines[rank] for rank in range(self.workers)]
-        for line in ordered:
-            line.send(pickle.dumps(Welcome(store_port)))
-        return ordered
+        return [lines[rank] for rank in range(self.workers)]
 
     def _check_starting(self, crew: Crew, arrived: int, deadline: float) -> None:
         ended = crew.ended()

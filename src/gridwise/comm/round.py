@@ -10,12 +10,15 @@ import time
 from typing import Any
 
 from ..errors import CommTimeout, FaultError, WorkerDied, WorkerFailed, describe
+from .finished import Finished, deserted
 from .line import Line, LineClosed
-from .messages import AskStacks, Failure, Overdue, Result, Stacks, Task
+from .messages import AskStacks, AskWait, Failure, Overdue, Result, Stacks, Task, Waits
 from .start import Crew, spelt_exit
 
 GRACE_SECONDS = 3.0
 """After a failure the others get this long to finish or fail too; whoever still waits then would wait for ever."""
+ASK_SECONDS = 1.0
+"""How often those who have not finished are asked what they wait for, from the moment when another has."""
 STACK_SECONDS = 3.0
 """How long a worker that hangs may take to say where."""
 
@@ -39,18 +42,22 @@ class Round:
         self._values: dict[int, Any] = {}
         self._errors: dict[int, BaseException] = {}  # in order of arrival
         self._stacks: dict[int, str] = {}
+        self._finished = Finished()
+        self._deserted: WorkerDied | None = None
 
     def results(self) -> list[Any]:
         """Every worker's result, in order. Raises `Settled` if the pool can go on, another error if it cannot."""
-        for rank in range(self._task.workers):
-            with contextlib.suppress(LineClosed):  # a death is found below
-                self._lines[rank].send(pickle.dumps(self._task))
+        self._tell(list(range(self._task.workers)), self._task)
         with selectors.DefaultSelector() as selector:
             for rank, line in enumerate(self._lines):
                 selector.register(line, selectors.EVENT_READ, rank)
             while self._missing():
-                if not self._hear(selector):
-                    raise self._cause() or self._timed_out(selector)
+                ask = time.monotonic() + ASK_SECONDS if self._values else None
+                if self._hear(selector, ask):
+                    continue
+                if self._end is not None and time.monotonic() >= self._end:
+                    raise self._cause() or self._given_up(selector)
+                self._tell(self._missing(), AskWait())
         cause = self._cause()
         if cause is not None:
             raise Settled(cause)
@@ -59,9 +66,15 @@ class Round:
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._task.workers) if rank not in self._values and rank not in self._errors]
 
-    def _hear(self, selector: selectors.BaseSelector) -> bool:
-        """Take in what the workers say; False when nothing came until the end of the time."""
-        events = selector.select(None if self._end is None else max(0.0, self._end - time.monotonic()))
+    def _tell(self, ranks: list[int], message: object) -> None:
+        for rank in ranks:
+            with contextlib.suppress(LineClosed):  # a death is found when it is heard from
+                self._lines[rank].send(pickle.dumps(message))
+
+    def _hear(self, selector: selectors.BaseSelector, until: float | None = None) -> bool:
+        """Take in what the workers say; False when nothing came `until` then, or the end of the time."""
+        ends = [end for end in (self._end, until) if end is not None]
+        events = selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None)
         for key, _ in events:
             try:
                 self._take(key.data, pickle.loads(self._lines[key.data].receive()))
@@ -73,6 +86,7 @@ class Round:
     def _take(self, rank: int, message: object) -> None:
         if isinstance(message, Result) and message.task == self._task.number:
             self._values[rank] = pickle.loads(message.value)
+            self._finished.add(rank, message.collectives)
         elif isinstance(message, Failure) and message.task == self._task.number:
             if not self._errors:
                 grace = time.monotonic() + GRACE_SECONDS
@@ -80,6 +94,11 @@ class Round:
             self._errors[rank] = self._restored(rank, message)
         elif isinstance(message, Stacks):
             self._stacks[rank] = message.text
+        elif isinstance(message, Waits) and message.wait is not None and rank in self._missing():
+            by = self._finished.awaited(message.wait)
+            if by is not None and self._deserted is None:
+                self._deserted = deserted(by, self._task.workers, rank, message.wait)
+                self._end = 0.0
         elif isinstance(message, Overdue):
             self._limit = f"`GRIDWISE_TIMEOUT` (={message.limit:g}) s of waiting"
             self._end = 0.0
@@ -111,16 +130,18 @@ class Round:
                 how = spelt_exit(self._crew.processes[rank].wait(1.0))
         return WorkerDied(f"worker {rank} of {len(self._lines)} died ({how}) during a task.", (rank,))
 
-    def _timed_out(self, selector: selectors.BaseSelector) -> CommTimeout:
-        stuck = self._missing()
-        for rank in stuck:
-            with contextlib.suppress(LineClosed):
-                self._lines[rank].send(pickle.dumps(AskStacks()))
+    def _given_up(self, selector: selectors.BaseSelector) -> FaultError:
+        """The error of a task that does not come to its end, with what every worker is doing."""
+        stuck, deserted, limit = self._missing(), self._deserted, self._limit
+        self._tell(stuck, AskStacks())
         self._end = time.monotonic() + STACK_SECONDS
         while len(self._stacks) < len(stuck) and self._hear(selector):
             pass
         done = [f"worker {rank} has finished" for rank in self._values]
         text = [f"worker {rank} {self._stacks.get(rank, 'does not answer')}" for rank in stuck]
+        if deserted is not None:
+            deserted.add_note(describe("", [*done, *text]))
+            return deserted
         return CommTimeout(
-            describe(f"a task of {self._task.workers} workers was not done after {self._limit}.", [*done, *text])
+            describe(f"a task of {self._task.workers} workers was not done after {limit}.", [*done, *text])
         )

@@ -30,6 +30,14 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
         is_on(variable, environment=environment)
 
 
+def count(variable: str, environment: Mapping[str, str] = os.environ) -> int:
+    """A whole number; 0 if the variable is unset."""
+    text = environment.get(variable, "0")
+    if not (text.isascii() and text.isdigit()):
+        raise PartitionError(describe(f"`{variable}` (={text!r}) must be a whole number.", fix="unset, it is 0."))
+    return int(text)
+
+
 def timeout(environment: Mapping[str, str] = os.environ) -> float:
     """`GRIDWISE_TIMEOUT` in seconds."""
     text = environment.get("GRIDWISE_TIMEOUT", "1800")

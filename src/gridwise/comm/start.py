@@ -1,7 +1,8 @@
 """Starting processes on this machine: over which transport, with which launcher, in which environment, and ending them.
 
 MPI workers are started by the mpiexec that belongs to mpi4py's library, gloo workers one by one. They are fresh
-processes in a session of their own, so that Ctrl-C reaches only the one who started them, and it ends the rest.
+processes in a session of their own, so that Ctrl-C reaches only the one who started them, and it ends the rest; should it
+die, their guardian does.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import PartitionError, TransportError, describe
+from . import guardian
 from .cores import cores
 
+FOLDER = "GRIDWISE_FOLDER"
+"""Names the folder, of this user alone, where the workers of a pool meet over gloo."""
 FOREIGN_PREFIXES = (
     "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "SLURM_", "HYD", "MPI_LOCAL", "MPIEXEC_", "TORCHELASTIC_",
 )  # fmt: skip
 FOREIGN_NAMES = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GRIDWISE_POOL", "GRIDWISE_TRANSPORT",
+    guardian.JOB, FOLDER,
 }  # fmt: skip
 """What launchers tell their processes. Inherited, it would make new workers believe that they belong to the old job."""
 
@@ -68,10 +74,10 @@ def mpiexec() -> str | None:
     if found is None:
         return None
     library = _output(sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())")
-    return found if library and _family(_output(found, "--version")) == _family(library) else None
+    return found if library and family(_output(found, "--version")) == family(library) else None
 
 
-def _family(text: str) -> str:
+def family(text: str) -> str:
     """Open MPI and the descendants of MPICH do not start one another's processes."""
     return "openmpi" if "open mpi" in text.lower() or "openrte" in text.lower() else "mpich"
 
@@ -103,7 +109,7 @@ def mpiexec_command(workers: int) -> list[str]:
 
 @functools.cache
 def _is_open_mpi(path: str) -> bool:
-    return _family(_output(path, "--version")) == "openmpi"
+    return family(_output(path, "--version")) == "openmpi"
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
@@ -137,11 +143,14 @@ class Crew:
     """Processes that were started together.
 
     `direct` says that they are the workers, in order; else a launcher stands between. `pids` are those of the workers.
-    `litter` are files to remove when they have been killed.
+    `litter` are files to remove when they have been killed, `folder` is one to remove in any case.
     """
 
-    processes: list[subprocess.Popen[bytes]]
+    job: str
+    folder: str
+    guardian: subprocess.Popen[bytes]
     direct: bool
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     litter: set[str] = field(default_factory=set)
     owner: int = field(default_factory=os.getpid)
@@ -164,9 +173,10 @@ class Crew:
         return False
 
     def kill(self) -> None:
-        """End all of them and their children in the same process groups, now. Nothing in a fork of their owner."""
+        """End all of them and whatever they have started, now, unless all have ended well. Nothing in a fork of the owner."""
         if os.getpid() != self.owner:
             return
+        ended_well = bool(self.processes) and all(process.poll() == 0 for process in self.processes)
         for process in self.processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -175,18 +185,26 @@ class Crew:
             if pid not in [process.pid for process in self.processes]:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+        if not ended_well:
+            guardian.end(self.job)
         for process in self.processes:
             process.wait()
         for path in self.litter:
             Path(path).unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        guardian.release(self.guardian)
 
 
 def start(workers: int, transport: str, command: list[str], environment: Mapping[str, str]) -> Crew:
     """Start `workers` processes of `command`: by mpiexec, or one by one with a RANK each."""
-    if transport == "mpi":
-        return Crew([_spawn([*mpiexec_command(workers), *command], environment)], direct=False)
-    crew = Crew([], direct=True)
+    launcher = mpiexec_command(workers) if transport == "mpi" else []
+    job, folder = guardian.new_name(), tempfile.mkdtemp(prefix="gridwise-")
+    crew = Crew(job, folder, guardian.guard(job, folder), direct=not launcher)
+    environment = {**environment, guardian.JOB: job, FOLDER: folder}
     try:
+        if launcher:
+            crew.processes.append(_spawn([*launcher, *command], environment))
+            return crew
         for rank in range(workers):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
             crew.processes.append(_spawn(command, {**environment, **{name: str(n) for name, n in place.items()}}))
@@ -210,8 +228,4 @@ def spelt_exit(code: int) -> str:
 
 def shared_memory_files() -> list[str]:
     """The files of this process's shared memory for MPICH, which removes them at its end, but not when it is killed."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return []
-    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/dev/shm/mpich" in line}
-    return sorted(path for path in paths if os.path.exists(path))
+    return sorted(guardian.shared_memory_of(os.getpid()))

@@ -12,10 +12,14 @@ returns with an error. What is half sent gloo then loses sight of (see `sockets`
 is under way between the living gets a moment to arrive. A collective, which gloo carries out in a thread of its own, is
 waited for in slices of time, and given up after a cut. A wait for a message between two cannot be left: the watch ends the
 process.
+
+Those threads must be gone before Python is: one that lets go of a tensor while the interpreter ends brings the process down
+("terminate called without an active exception"), or hangs it. So a transport that is still open is closed at exit.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import itertools
@@ -35,6 +39,7 @@ from torch import Tensor
 
 from ..log import logger
 from . import sockets, wire
+from .node import find_node
 from .pending import NOTHING, Pending
 from .sockets import Connection
 from .transport import Parcel, Team, Transport
@@ -44,6 +49,9 @@ TIMEOUT = timedelta(days=7)
 
 FINISH_SECONDS = 1.0
 """How long messages under way between living workers may take to arrive before they are cut off; no new ones are sent."""
+
+LAST_SECONDS = 3.0
+"""How long sums that nobody has waited for may take to end at exit."""
 
 SLICE = timedelta(seconds=1)
 """How long gloo is waited for before it is asked whether the connections were cut. Its collectives go on meanwhile."""
@@ -98,6 +106,8 @@ class TorchTransport(Transport):
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
         for backend in ("gloo", "nccl") if self.carries_cuda else ("gloo",):
             self.group_of(self.everyone, backend)  # here all are together; messages between a few of them come later
+        self.node = find_node(self, 0)
+        atexit.register(self._close_at_exit)
 
     def group_of(self, team: Team, backend: str = "gloo") -> dist.ProcessGroup:
         """The process group of a team; made on first use, by its members together."""
@@ -168,9 +178,14 @@ class TorchTransport(Transport):
                     return
                 if self._is_cut:
                     raise
+            except BaseException:  # an interrupt
+                self._posted.add(work)
+                raise
 
     def cut(self) -> None:
         self._is_ending = True
+        if self.node is not None:
+            self.node.cut()
         self._never_free()
         time.sleep(FINISH_SECONDS)
         self._is_cut = True
@@ -185,14 +200,28 @@ class TorchTransport(Transport):
         port = _store_port()
         return ours | {c for c in open_now if c.peer_port == port}
 
+    def addresses(self) -> list[str]:
+        return sorted({here[0] for c in self._sockets if isinstance(here := c.here, tuple)})
+
     def abort(self, code: int = 1) -> None:
         sockets.shut(self._ours())
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
+    def _close_at_exit(self) -> None:
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._is_busy() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self.refuses or self._is_ending or self._is_busy():
+            return  # in a forked child, or with messages that gloo waits for in vain
+        self.close()
+
+    def _is_busy(self) -> bool:
+        return not all(work.is_completed() for work in self._posted)
+
     def _abandon(self) -> None:
-        if not all(work.is_completed() for work in self._posted):
+        if self._is_busy():
             self._never_free()
         sockets.shut(self._sockets & sockets.connections())
         self._close()
@@ -203,6 +232,8 @@ class TorchTransport(Transport):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _close(self) -> None:
+        self.node = None
+        atexit.unregister(self._close_at_exit)
         if self._is_ending:
             self._never_free()
         for group in self._groups.values():

@@ -24,9 +24,10 @@ from ..errors import FaultError
 from ..grid import Grid, Layout
 from . import wire
 from .cores import cores
-from .forks import KnowsForks
+from .forks import Refuses
+from .node import Node
 from .parcels import Landing, Views, packed
-from .pending import NOTHING, Arriving, Pending, UnderWay, Unstaging
+from .pending import NOTHING, Arriving, Both, Pending, UnderWay, Unstaging
 from .waiting import Guarded, Waiting, Watching
 
 Team = tuple[int, ...]
@@ -34,7 +35,7 @@ Parcel = tuple[int, Tensor]
 """A peer and the contiguous tensor that goes to it or comes from it."""
 
 
-class Transport(KnowsForks, ABC):
+class Transport(Refuses, ABC):
     """The way to the other workers."""
 
     name: str
@@ -58,17 +59,17 @@ class Transport(KnowsForks, ABC):
         """Layers that functions have made, for their next call."""
         self.left_over: list[Pending] = []
         """Messages that somebody has started and, for an error in between, never waited for."""
+        self.node: Node | None = None
+        """The way to the workers of the same machine, where it is better than the library's own."""
         self.cores = max(1, cores() // size)
         """Processor cores that this worker may count on: as if all workers were on this machine, until the watch knows."""
+        self.collectives: dict[Team, int] = {}
+        """How many collectives of each team this worker has come to: tells who waits in vain (see `finished`)."""
         self._ordinals: Counter[str] = Counter()
 
     @property
     def everyone(self) -> Team:
         return tuple(range(self.size))
-
-    def is_over(self, comm: object) -> bool:
-        """Whether this transport talks to the workers of a communicator that was given again."""
-        return True
 
     def ordinal(self, text: str) -> int:
         """How often this text was given before: tells equal layers apart, alike on workers that build them in one order."""
@@ -95,9 +96,9 @@ class Transport(KnowsForks, ABC):
         """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
         if not sends and not receives:
             return NOTHING
-        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends], exchange=True)
+        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends])
         with wait:
-            return Guarded(self._post_staged(sends, receives), wait)
+            return Guarded(self._post_by_road(sends, receives), wait)
 
     def move(
         self,
@@ -109,13 +110,24 @@ class Transport(KnowsForks, ABC):
     ) -> Pending:
         """Start sending views to peers and receiving into views from peers, copied or added there when waited for."""
         self.finish_left_over()
+        near_out, sends = self._near(sends, dtype)
+        near_in, receives = self._near(receives, dtype)
+        near: Pending = NOTHING
+        if near_out or near_in:
+            assert self.node is not None
+            wait = Waiting(self, what, [peer for peer, _ in near_in or near_out])
+            with wait:
+                near = Guarded(self.node.post(near_out, near_in, dtype, add), wait)
+            if not sends and not receives:
+                return near
         landings = [(peer, Landing.of(views, dtype, add)) for peer, views in receives]
         pending = self.post(
             [(peer, packed(views)) for peer, views in sends],
             [(peer, landing.buffer) for peer, landing in landings],
             what,
         )
-        return Arriving(pending, [landing for _, landing in landings])
+        far = Arriving(pending, [landing for _, landing in landings])
+        return far if near is NOTHING else Both(far, near)
 
     def move_meanwhile(
         self,
@@ -134,27 +146,73 @@ class Transport(KnowsForks, ABC):
 
     def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Pending]:
         """A function that posts these parcels, on the host, each time that it is called; the caller keeps them."""
-        return lambda: self._post(sends, receives)
+        return lambda: self._post_by_road(sends, receives)
+
+    def _post_by_road(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        """Post parcels: those to workers of the same machine through its memory, others by the library."""
+        if self.node is None:
+            return self._post_staged(sends, receives)
+        near_out, far_out = self._near([(peer, (wire.as_bytes(x),)) for peer, x in sends], torch.uint8)
+        near_in, far_in = self._near([(peer, (wire.as_bytes(x),)) for peer, x in receives], torch.uint8)
+        if not near_out and not near_in:
+            return self._post_staged(sends, receives)
+        near = self.node.post(near_out, near_in, torch.uint8)
+        if not far_out and not far_in:
+            return near
+        return Both(self._post_staged([(p, x) for p, (x,) in far_out], [(p, x) for p, (x,) in far_in]), near)
 
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        """Post parcels by the library, by way of the host where it does not carry CUDA tensors."""
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
             return self._post(sends, receives)
         hosts = [(peer, wire.host_buffer(tensor)) for peer, tensor in receives]
         staged = [(peer, wire.to_host(tensor)) for peer, tensor in sends]
         return Unstaging(self._post(staged, hosts), [(t, h) for (_, t), (_, h) in zip(receives, hosts, strict=True)])
 
+    def _near(
+        self, parcels: Sequence[tuple[int, Views]], dtype: torch.dtype
+    ) -> tuple[Sequence[tuple[int, Views]], Sequence[tuple[int, Views]]]:
+        """Those that go through the memory of this machine, and the others: sender and receiver decide alike."""
+        node = self.node
+        if node is None or not parcels or not self._is_for_node(parcels[0][1][0]):
+            return (), parcels
+        near: list[tuple[int, Views]] = []
+        far: list[tuple[int, Views]] = []
+        is_cuda = parcels[0][1][0].is_cuda
+        for peer, views in parcels:
+            size = sum([view.numel() for view in views]) * dtype.itemsize
+            (near if node.reaches(peer, size, is_cuda) else far).append((peer, views))
+        return near, far
+
+    def _node_of(self, team: Team, x: Tensor | np.ndarray | bytes) -> Node | None:
+        """The machine that carries out a collective of `x`, if one does; all of the team decide alike."""
+        node = self.node
+        if node is None or (isinstance(x, Tensor) and not self._is_for_node(x)):
+            return None
+        size = len(x) if isinstance(x, bytes) else x.nbytes
+        return node if node.covers(team, size, isinstance(x, Tensor) and x.is_cuda) else None
+
+    def _is_for_node(self, x: Tensor) -> bool:
+        """Whether workers of one machine may share the tensor's memory, and the library has no better way."""
+        return x.device.type == "cpu" or (x.is_cuda and not self.carries_cuda)
+
+    def _carries(self, x: Tensor, team: Team) -> bool:
+        """Whether a collective of `x` needs no copy of it on the host."""
+        return self.carries_cuda or self._node_of(team, x) is not None
+
     # Collectives
 
     def all_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Tensor:
         """A fresh tensor: the sum of `x` over the team, bitwise the same on all of it."""
         with self.waiting_for(what, team):
-            return wire.summed(x, lambda total, part: self._all_sum_into(total, part, team), self.carries_cuda)
+            return wire.summed(x, lambda total, part: self._sum_into(total, part, team), self._carries(x, team))
 
     def sum_few(self, values: np.ndarray, team: Team, what: str = "a sum") -> None:
         """Replace the array, of float32 or float64, by its sum over the team, as `all_sum` does: in fewer steps."""
         if len(team) > 1:
             with self.waiting_for(what, team):
-                self._all_sum(torch.from_numpy(values), team)
+                x = torch.from_numpy(values)
+                self._sum_into(x, x, team)
 
     def post_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Pending:
         """Start replacing the contiguous `x` by its sum over the team; not to be touched until `wait` has returned.
@@ -163,35 +221,67 @@ class Transport(KnowsForks, ABC):
         """
         if len(team) == 1:
             return NOTHING
-        staged = x.is_cuda and not self.carries_cuda
+        staged = x.is_cuda and not self._carries(x, team)
         if staged or wire.SUMMED_AS.get(x.dtype) != x.dtype:
             x.copy_(self.all_sum(x, team, what))
             return NOTHING
         waiting = self.waiting_for(what, team)
         with waiting:
+            if (node := self._node_of(team, x)) is not None:
+                node.all_sum(x, x, team)
+                return NOTHING
             return Guarded(self._post_sum(x, team), waiting)
+
+    def _sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
+        """Write the sum of `x`, which may have any strides, into the contiguous `total`."""
+        node = self._node_of(team, total)
+        if node is None or not total.numel():
+            self._all_sum_into(total, x, team)
+        else:
+            node.all_sum(total, x if x.dtype == total.dtype and x.is_contiguous() else total.copy_(x), team)
+
+    def all_gather(self, row: Tensor, team: Team, what: str = "a gathering") -> Tensor:
+        """The flat contiguous rows of all workers of the team, of one length and dtype, in its order."""
+        if len(team) == 1:
+            return row[None]
+        if (node := self._node_of(team, row)) is not None:
+            with self.waiting_for(what, team):
+                return node.all_gather(row, team)
+        rows = row.new_zeros((len(team), row.numel()))
+        rows[team.index(self.rank)] = row
+        return self.all_sum(rows, team, what)
 
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
         """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
         with self.waiting_for(what, team):
-            total = wire.summed(x, lambda total, part: self._sum_to(total.copy_(part), root, team), self.carries_cuda)
+            total = wire.summed(x, lambda total, part: self._sum_at(total, part, root, team), self._carries(x, team))
             return total if self.rank == root else None
+
+    def _sum_at(self, total: Tensor, x: Tensor, root: int, team: Team) -> None:
+        if self._node_of(team, total) is not None:
+            self._sum_into(total, x, team)
+        else:
+            self._sum_to(total.copy_(x), root, team)
 
     def copy_from(self, x: Tensor, root: int, team: Team, what: str = "a broadcast") -> None:
         """Fill the contiguous tensor `x` with that of `root`."""
         with self.waiting_for(what, team):
-            if x.is_cuda and not self.carries_cuda:
-                host = wire.to_host(x)
-                self._copy_from(host, root, team)
+            if (node := self._node_of(team, x)) is not None:
+                node.copy_from(wire.as_bytes(x), root, team)
+                return
+            host = wire.to_host(x) if x.is_cuda and not self.carries_cuda else x
+            self._copy_from(host, root, team)
+            if host is not x:
                 x.copy_(host)
-            else:
-                self._copy_from(x, root, team)
 
     def all_max(self, values: np.ndarray, team: Team, what: str = "an agreement") -> None:
         """Replace the int64 array by its element-wise maximum over the team. The control channel: small and on the host."""
         if len(team) > 1:
             with self.waiting_for(what, team):
-                self._all_max(values, team)
+                if (node := self._node_of(team, values)) is not None:
+                    node.all_max(values, team)
+                else:
+                    self._all_max(values, team)
 
     def gather_bytes(self, data: bytes, team: Team, what: str = "a gathering of values") -> list[bytes]:
         """What each worker of the team gave, in the team's order, on all of it."""
@@ -200,8 +290,11 @@ class Transport(KnowsForks, ABC):
         sizes = np.zeros(len(team), dtype=np.int64)
         sizes[team.index(self.rank)] = len(data)
         self.all_max(sizes, team, what)
+        known = [int(n) for n in sizes]
         with self.waiting_for(what, team):
-            return self._gather_bytes(data, [int(n) for n in sizes], team)
+            if (node := self._node_of(team, bytes(max(known)))) is not None:
+                return node.gather_bytes(data, known, team)
+            return self._gather_bytes(data, known, team)
 
     def barrier(self, team: Team | None = None) -> None:
         """Return when every worker of the team has arrived."""
@@ -209,10 +302,11 @@ class Transport(KnowsForks, ABC):
 
     # Life and death
 
-    def waiting_for(self, what: str, team: Sequence[int]) -> Waiting:
-        """Say what is waited for while the body runs, and raise its failures as errors that name a worker."""
+    def waiting_for(self, what: str, team: Team) -> Waiting:
+        """Say which collective is waited for while the body runs, and raise its failures as errors that name a worker."""
         self.finish_left_over()
-        return Waiting(self, what, team)
+        self.collectives[team] = number = self.collectives.get(team, 0) + 1
+        return Waiting(self, what, team, number)
 
     def explained(self, error: Exception, what: str) -> Exception:
         """An exception of the library, or the error that says what it means."""
@@ -221,8 +315,12 @@ class Transport(KnowsForks, ABC):
         named = self.watch.explain(error) if self.watch else None
         return named or FaultError(f"{what} failed on worker {self.rank} of {self.size} over {self.name}: {error}")
 
+    def addresses(self) -> list[str]:
+        """Addresses of this machine at which it talks to the others, as far as the transport knows."""
+        return []
+
     def close(self) -> None:
-        """Free what was made. Collective: all workers call it, or none."""
+        """Free what was made. Collective: all workers call it, or none. Whatever is called afterwards raises."""
         self._forget()
         self._close()
 
@@ -236,6 +334,7 @@ class Transport(KnowsForks, ABC):
             callback()
         self.on_close.clear()
         self.kept.clear()
+        self.is_closed = self.refuses = True
 
     def cut(self) -> None:
         """Break every connection of this worker, from any thread, so that nobody waits for it in vain; begin nothing new."""

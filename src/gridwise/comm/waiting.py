@@ -14,6 +14,7 @@ from threading import get_ident
 from typing import NoReturn, Protocol
 
 from ..errors import GridwiseError, TransportError, describe
+from .finished import Wait
 from .pending import Pending
 
 
@@ -29,10 +30,10 @@ class Waits(Protocol):
 
     rank: int
     size: int
-    is_forked: bool
+    refuses: bool
     waiting: Waiting | None
 
-    def refuse_fork(self, what: str) -> NoReturn: ...
+    def refuse(self, what: str) -> NoReturn: ...
 
     def explained(self, error: Exception, what: str) -> Exception:
         """An exception of the library, or the error that says what it means."""
@@ -48,16 +49,16 @@ class Waiting:
     transport: Waits
     what: str
     team: Sequence[int]
-    exchange: bool = False
-    """Messages from each of the team, not something that all of it do together: some may have sent theirs and gone."""
+    number: int = 0
+    """Of this collective among those of the team, from 1 on; 0 for messages from each of the team."""
     since: float = 0.0
     outer: Waiting | None = None
     thread: int = 0
 
     def __enter__(self) -> None:
         transport, thread = self.transport, get_ident()
-        if transport.is_forked:
-            transport.refuse_fork(self.what)
+        if transport.refuses:
+            transport.refuse(self.what)
         outer = transport.waiting
         if outer is not None and outer.thread != thread and transport.size > 1:
             self._refuse_thread(thread, outer)
@@ -72,6 +73,10 @@ class Waiting:
                     raise named from error
         finally:
             self.transport.waiting = self.outer  # last: the explanation says what was waited for
+
+    def described(self) -> Wait:
+        """What others are told of it."""
+        return Wait(self.what, tuple(self.team), self.number, time.monotonic() - self.since)
 
     def _refuse_thread(self, thread: int, other: Waiting) -> NoReturn:
         names = {each.ident: each.name for each in threading.enumerate()}

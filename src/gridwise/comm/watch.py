@@ -13,6 +13,10 @@ but for messages that it has lost sight of: a worker that still waits `STUCK_SEC
 A worker that has waited longer than `GRIDWISE_TIMEOUT` seconds (1800) says so; the hub asks everyone what they wait
 for, and all who wait raise `CommTimeout` with the names of those who are missing.
 
+Only workers of the job come in (see `door`): the secret goes from worker 0 to the others over the transport. The hub
+listens at the address that the job uses. Should it die, every worker says so, and looks after its own waits from then on:
+those that last longer than `GRIDWISE_TIMEOUT` still end, without a name.
+
 On the way of a tensor there is nothing of this: a thread sleeps until the hub speaks, and looks at the clock now and
 then.
 `GRIDWISE_WATCH=off` does without.
@@ -24,7 +28,6 @@ import atexit
 import contextlib
 import json
 import os
-import secrets
 import select
 import socket
 import subprocess
@@ -36,7 +39,9 @@ from typing import Any
 
 from ..errors import CommTimeout, GridwiseError, WorkerDied
 from ..log import logger
-from . import cores, hub
+from . import aloud, beside, cores, hub, networks
+from .door import enter, new_secret
+from .finished import SAME_CALLS, Finished, Wait, deserted, named
 from .settings import is_on, timeout
 from .start import shared_memory_files
 from .transport import Transport
@@ -45,15 +50,26 @@ from .waiting import Waiting
 NEWS_SECONDS = 3.0
 """How long an error of the library waits for the news that explain it."""
 DESERTED_SECONDS = 5.0
-"""How long a wait for a worker that has finished may last: its last messages may still be under way."""
+"""How long a wait for a worker that has finished may last: functions that run at its exit may still come to it."""
 STUCK_SECONDS = 10.0
 """How long a wait may last after the connections were cut: longer, and nothing will end it."""
 CONNECT_SECONDS = 20.0
+LONGEST_TEXT = 100_000
+"""Letters of an exception that the others get to read."""
 
 GIVEN_UP = "gridwise: this worker is ended, since the library that it waits in never returns"
 
 _open: set[Watch] = set()
 """Those of this process that have not said goodbye."""
+
+
+def _hang_up() -> None:
+    """In a forked child: it must not hold the connections open when its parent dies."""
+    for each in _open:
+        each._socket.close()
+
+
+os.register_at_fork(after_in_child=_hang_up)
 
 
 def leave_all() -> None:
@@ -71,17 +87,18 @@ def watch(transport: Transport) -> Watch | None:
     """Start watching over the workers of a transport. Collective. None if there is nobody else, or nothing to reach."""
     if transport.size == 1 or not is_on("GRIDWISE_WATCH"):
         return None
-    everyone = transport.gather_bytes(cores.described(), transport.everyone, "the start of the watch")
+    what = "the start of the watch"
+    everyone = transport.gather_bytes(cores.described(), transport.everyone, what)
     transport.cores = cores.share(everyone, transport.rank)
-    one_machine = len(set(map(cores.machine, everyone))) == 1
-    address = _start_hub(transport, one_machine) if transport.rank == 0 else b""
-    address = transport.gather_bytes(address, transport.everyone, "the start of the watch")[0]
+    places = transport.gather_bytes(networks.described(), transport.everyone, what)
+    process, address = _start_hub(transport, places) if transport.rank == 0 else (None, b"")
+    address = transport.gather_bytes(address, transport.everyone, what)[0]
     try:
-        connection = _dial(**json.loads(address))
+        connection = enter(**json.loads(address), seconds=CONNECT_SECONDS)
     except OSError as error:
-        logger.warning("worker 0 cannot be reached: deaths will not be named (%s)", error)
+        logger.warning("the watch beside worker 0 cannot be reached: deaths will not be named (%s)", error)
         return None
-    found = Watch(transport, connection, json.loads(address)["token"])
+    found = Watch(transport, connection, process)
     if not found.welcomed.wait(CONNECT_SECONDS):
         logger.warning("the watch does not answer: deaths may not be named")
     transport.watch = found
@@ -89,88 +106,67 @@ def watch(transport: Transport) -> Watch | None:
     return found
 
 
-def _start_hub(transport: Transport, one_machine: bool) -> bytes:
-    """Start the hub; return where it is, and the secret that it wants to hear."""
-    token = secrets.token_hex(16)
-    settings = {"size": transport.size, "token": token, "timeout": timeout(), "speaks": not transport.can_be_cut}
-    with socket.create_server(("127.0.0.1" if one_machine else "", 0), backlog=1024) as door:
+def _start_hub(transport: Transport, places: list[bytes]) -> tuple[int, bytes]:
+    """Start the hub; return its process, and where it is with the secret of those who may come in."""
+    secret = new_secret()
+    settings = {"size": transport.size, "secret": secret, "timeout": timeout(), "speaks": not transport.can_be_cut}
+    hosts = networks.addresses_for(places, transport.addresses())
+    with contextlib.ExitStack() as opened:
+        doors = [opened.enter_context(door) for door in networks.listen(hosts)]
+        descriptors = [door.fileno() for door in doors]
         # all other descriptors are closed there: a launcher must see those of a dead worker close
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", hub.__file__, str(door.fileno())],
+            beside.command("hub", *map(str, descriptors)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=[door.fileno()],
+            stderr=aloud.descriptor(),
+            pass_fds=descriptors,
             start_new_session=True,
         )
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(json.dumps(settings).encode() + b"\n")
         process.returncode = 0  # it outlives this process on purpose, which Popen would warn about
-        hosts = ["127.0.0.1"] if one_machine else _addresses()
-        return json.dumps({"hosts": hosts, "port": door.getsockname()[1], "token": token}).encode()
-
-
-def _addresses() -> list[str]:
-    """Under which addresses other machines may reach this one, the likeliest first."""
-    found = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; shows the interface that leads outside
-        found.append(probe.getsockname()[0])
-    with contextlib.suppress(OSError):
-        found += socket.gethostbyname_ex(socket.gethostname())[2]
-    return [*dict.fromkeys(found), socket.gethostname()]
-
-
-def _dial(hosts: list[str], port: int, token: str) -> socket.socket:
-    problem: OSError | None = None
-    for host in hosts:
-        try:
-            connection = socket.create_connection((host, port), timeout=CONNECT_SECONDS / len(hosts))
-            connection.settimeout(None)
-            return connection
-        except OSError as error:
-            problem = error
-    assert problem is not None
-    raise problem
+        address = {"hosts": hosts, "port": doors[0].getsockname()[1], "secret": secret}
+        return process.pid, json.dumps(address).encode()
 
 
 class Watch:
     """This worker's connection to the hub, and what it has heard."""
 
-    def __init__(self, transport: Transport, connection: socket.socket, token: str) -> None:
+    def __init__(self, transport: Transport, connection: socket.socket, hub_process: int | None) -> None:
         self._transport = transport
+        self._hub_process = hub_process
         self._socket = connection
         self._timeout = timeout()
         self._tick = tick(self._timeout)
         self._process = os.getpid()
         self._told = threading.Condition()
         self._verdict: hub.Message | None = None
-        self._finished: dict[int, float] = {}
+        self._finished = Finished()
         self._complained: Waiting | None = None
         self._left = False
         self.welcomed = threading.Event()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         host, litter = socket.gethostname(), shared_memory_files()
-        self._say("hello", token=token, rank=transport.rank, process=self._process, host=host, litter=litter)
+        self._say("hello", rank=transport.rank, process=self._process, host=host, litter=litter)
         threading.Thread(target=self._listen, name="gridwise watch", daemon=True).start()
         _open.add(self)
         atexit.register(self.leave)
-        # a forked child must not hold the connection open when its parent dies
-        os.register_at_fork(after_in_child=connection.close)
 
     def explain(self, error: Exception) -> GridwiseError | None:
         """The error that names the worker that died or failed, if that is why `error` was raised."""
-        with self._told:
-            self._told.wait_for(lambda: self._verdict is not None or self._deserter() is not None, NEWS_SECONDS)
-            verdict, by = self._verdict, self._deserter()
         waiting = self._transport.waiting
+        team = waiting.team if waiting else ()
+        with self._told:
+            self._told.wait_for(lambda: self._verdict is not None or bool(self._finished.among(team)), NEWS_SECONDS)
+            verdict, gone = self._verdict, self._finished.among(team)
         me = f"worker {self._transport.rank} of {self._transport.size}"
         while_ = f" while {me} waited for {waiting.what} with workers {tuple(waiting.team)}" if waiting else ""
         if verdict is None:
-            if by is None:
+            if not gone:
                 return None
-            text = f"worker {by} of {self._transport.size} has finished{while_}\n  fix: {hub.SAME_CALLS}"
-            return WorkerDied(text, (by,))
+            text = f"worker {gone[0]} of {self._transport.size} has finished{while_}\n  fix: {SAME_CALLS}"
+            return WorkerDied(text, (gone[0],))
         if verdict["kind"] == "timeout":
             return CommTimeout(verdict["text"])
         return WorkerDied(f"{verdict['text']}\n {while_}" if while_ else verdict["text"], tuple(verdict["workers"]))
@@ -179,7 +175,7 @@ class Watch:
         """Tell the others that this worker ends with an exception."""
         self._left = True
         _open.discard(self)
-        self._say("failed", text=text)
+        self._say("failed", text=text[:LONGEST_TEXT])
 
     def leave(self) -> None:
         """Say goodbye: this worker ends in good order."""
@@ -187,7 +183,7 @@ class Watch:
             self._left = True
             _open.discard(self)
             atexit.unregister(self.leave)
-            self._say("goodbye")
+            self._say("goodbye", collectives=named(self._transport.collectives))
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
@@ -202,13 +198,17 @@ class Watch:
         poll.register(self._socket, select.POLLIN)
         received = b""
         while True:
-            if poll.poll(1000 * (1.0 if self._finished else self._tick)):
+            if poll.poll(1000 * (1.0 if self._finished.since else self._tick)):
                 try:
                     data = self._socket.recv(65536)
                 except OSError:
                     data = b""
                 if not data:
                     self._socket.close()
+                    self._go_on_alone()
+                    if self._hub_process is not None:
+                        with contextlib.suppress(ChildProcessError):
+                            os.waitpid(self._hub_process, 0)
                     return
                 *lines, received = (received + data).split(b"\n")
                 for line in lines:
@@ -220,11 +220,11 @@ class Watch:
             self.welcomed.set()
         elif message["say"] == "ask":
             waiting = self._transport.waiting
-            self._say("state", **(_spelt(waiting) if waiting else {}))
+            self._say("state", **(_spelt(waiting.described()) if waiting else {}))
         elif message["say"] == "finished":
             with self._told:
-                for rank in message["workers"]:
-                    self._finished.setdefault(rank, time.monotonic())
+                for rank, collectives in message["collectives"].items():
+                    self._finished.add(int(rank), collectives)
                 self._told.notify_all()
         elif message["say"] == "news":
             with self._told:
@@ -252,33 +252,48 @@ class Watch:
                 self._transport.abort()
 
     def _say_where_it_waits(self, error: GridwiseError | None) -> None:
-        print("Traceback (most recent call last):", file=sys.stderr)
-        traceback.print_stack(sys._current_frames().get(threading.main_thread().ident or 0))
-        print(f"gridwise: {type(error).__name__}: {error}\n{GIVEN_UP}", file=sys.stderr)
+        stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident or 0))
+        lines = [
+            "Traceback (most recent call last):\n",
+            *stack,
+            f"gridwise: {type(error).__name__}: {error}\n",
+            GIVEN_UP,
+        ]
+        aloud.say("".join(lines))
 
     def _look_at_the_clock(self) -> None:
         waiting = self._transport.waiting
         if waiting is None or waiting is self._complained or self._verdict is not None:
             return
-        now = time.monotonic()
-        by = self._deserter()
-        if now - waiting.since > self._timeout:
+        wait = waiting.described()
+        by = self._finished.awaited(wait, DESERTED_SECONDS)
+        if wait.seconds > self._timeout:
             self._complained = waiting
-            self._say("overdue", **_spelt(waiting))
-        elif by is not None and now - max(waiting.since, self._finished[by]) > DESERTED_SECONDS:
+            self._say("overdue", **_spelt(wait))
+        elif by is not None:
             self._complained = waiting
-            self._say("deserted", by=by, **_spelt(waiting))
+            text = str(deserted(by, self._transport.size, self._transport.rank, wait))
+            self._say("deserted", by=by, text=text)
 
-    def _deserter(self) -> int | None:
-        """A worker that has finished, though this one waits for it."""
-        waiting = self._transport.waiting
-        if waiting is None:
-            return None
-        found = [rank for rank in waiting.team if rank in self._finished]
-        if waiting.exchange and len(found) < len(waiting.team):
-            return None  # its message may have arrived before it left; others are still at work
-        return found[0] if found else None
+    def _go_on_alone(self) -> None:
+        """The hub is gone. If that is no part of an ordinary end, say so, and end waits that last too long from here."""
+        if self._left or self._verdict is not None:
+            return
+        logger.error(
+            "the watch over the workers has ended before they have: deaths will no longer be named. Waits longer than "
+            "`GRIDWISE_TIMEOUT` (=%g) s still end.",
+            self._timeout,
+        )
+        while not self._left:
+            time.sleep(self._tick)
+            waiting = self._transport.waiting
+            if waiting is not None and not self._left and waiting.described().seconds > self._timeout:
+                text = f"worker {self._transport.rank} of {self._transport.size} {waiting.described()}, longer than "
+                text += f"`GRIDWISE_TIMEOUT` (={self._timeout:g}); the watch, which would say who is missing, has ended"
+                if not self._transport.can_be_cut:
+                    aloud.say(f"\ngridwise: {text}\ngridwise: all workers are ended")
+                self._take({"say": "news", "kind": "timeout", "text": text, "workers": []})
 
 
-def _spelt(waiting: Waiting) -> dict[str, Any]:
-    return {"what": waiting.what, "team": list(waiting.team), "since": time.monotonic() - waiting.since}
+def _spelt(wait: Wait) -> dict[str, Any]:
+    return {"what": wait.what, "team": wait.team, "since": wait.seconds}

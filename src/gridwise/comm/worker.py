@@ -23,13 +23,17 @@ import cloudpickle
 from ..errors import GridwiseError, PartitionError
 from ..log import logger
 from . import find
-from .line import Line, LineClosed, dial
-from .messages import AskStacks, Failure, Hello, Overdue, Renew, Result, Stacks, Stop, Task
+from .door import enter
+from .finished import named
+from .line import Line, LineClosed
+from .messages import AskStacks, AskWait, Failure, Hello, Overdue, Renew, Result, Stacks, Stop, Task, Waits
+from .networks import LOOPBACK
 from .settings import timeout
-from .start import shared_memory_files
+from .start import FOLDER, shared_memory_files
 from .transport import Transport
 from .watch import leave_all, tick
 
+CONNECT_SECONDS = 30.0
 OWN_THREADS = "gridwise "
 """How the names of our own threads begin: they are left out of the stacks that a user gets to see."""
 
@@ -48,23 +52,24 @@ class Worker:
         self._line.send(pickle.dumps(message))
 
     def join(self) -> None:
-        """Meet the other workers."""
+        """Meet the other workers, and listen to the pool meanwhile."""
+        threading.Thread(target=self._listen, name=f"{OWN_THREADS}pool", daemon=True).start()
         if self._uses_mpi:
             from mpi4py import MPI
 
             self._litter = shared_memory_files()
             self.tell(Hello(MPI.COMM_WORLD.Get_rank(), os.getpid(), litter=self._litter))
         else:
-            from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+            from torch.distributed import FileStore, init_process_group  # type: ignore[attr-defined]
+
+            from .torchdist import TIMEOUT
 
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            host = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
-            self.tell(Hello(rank, os.getpid(), host.port if host else 0))
-            port = pickle.loads(self._line.receive()).store_port
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            store = host or TCPStore("127.0.0.1", port, size, is_master=False)
+            # a file that no other user can reach: torch's store on a port lets everybody in
+            store = FileStore(str(Path(os.environ[FOLDER]) / "store"), size)
+            store.set_timeout(TIMEOUT)
             init_process_group("gloo", store=store, rank=rank, world_size=size)
-        threading.Thread(target=self._listen, name=f"{OWN_THREADS}pool", daemon=True).start()
+            self.tell(Hello(rank, os.getpid()))
 
     def serve(self) -> None:
         """Run tasks until the pool says stop."""
@@ -96,6 +101,9 @@ class Worker:
                     continue
                 if isinstance(message, AskStacks):
                     self.tell(Stacks(stacks()))
+                elif isinstance(message, AskWait):
+                    waiting = find.waiting()
+                    self.tell(Waits(waiting.described() if waiting else None))
                 else:
                     self._inbox.put(message)
         except LineClosed:
@@ -107,11 +115,12 @@ class Worker:
     def _run(self, task: Task) -> Result | Failure:
         sys.path.extend(entry for entry in task.path if entry not in sys.path)
         try:
-            find.use(self._world(task.workers))
+            world = self._world(task.workers)
+            find.use(world)
             function, args, kwargs = cloudpickle.loads(task.call)
             value = function(*args, **kwargs)
             try:
-                return Result(task.number, cloudpickle.dumps(value))
+                return Result(task.number, cloudpickle.dumps(value), named(world.collectives))
             except Exception as error:
                 raise PartitionError(
                     f"the result of {getattr(function, '__name__', function)!s} is a {type(value).__name__}, which "
@@ -183,8 +192,8 @@ def stacks() -> str:
 
 def main() -> None:
     """Serve the pool whose address is in `GRIDWISE_POOL`."""
-    port, token = os.environ.pop("GRIDWISE_POOL").split(":")
-    worker = Worker(dial("127.0.0.1", int(port), token))
+    port, secret = os.environ.pop("GRIDWISE_POOL").split(":")
+    worker = Worker(Line(enter([LOOPBACK], int(port), secret, CONNECT_SECONDS)))
     worker.join()
     worker.serve()
 

@@ -24,7 +24,7 @@ from gridwise.deferred_init.progress import progress_bar
 from gridwise.deferred_init.recording import RECORDER
 from gridwise.deferred_init.sharding import Layout, Slices, check_layout, ranges_of, slices_for
 from gridwise.deferred_init.streams import watched
-from gridwise.errors import PartitionError, describe
+from gridwise.errors import DeferredInitError, PartitionError, describe
 from gridwise.fake.mode import FakeFactories
 from gridwise.fake.parameters import FakeUninitialized, parameters_of
 from gridwise.fake.tensor import FakeTensor
@@ -159,6 +159,7 @@ def materialize_module(
     if not isinstance(module, nn.Module):
         raise TypeError(f"`module` has to be a `Module`, it is a {type(module).__name__}: see materialize_tensor.")
     chosen = [m for m in _children_first(module) if check_fn is None or check_fn(m)]
+    chosen = [m for m in chosen if not _is_scripted(m, buffers_only)]
     targets = [(m, place, name) for m in chosen for place, name in _deferred_places(m, buffers_only)]
     for owner, place, name in targets:
         check_ours(place[name], f"{type(owner).__qualname__}.{name}")
@@ -216,6 +217,23 @@ def _refuse_views(blocks: dict[int, tuple[str, FakeTensor, Ranges]], tensors: di
                     fix="let `layout` give None for it, or do not make views of parameters in the constructor.",
                 )
             )
+
+
+def _is_scripted(module: nn.Module, buffers_only: bool) -> bool:
+    """Whether a module is TorchScript's, which keeps its tensors where they cannot be exchanged; raises if any is deferred."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return False
+    own = [*(() if buffers_only else module._parameters.items()), *module._buffers.items()]
+    deferred = [name for name, tensor in own if is_pending(tensor)]
+    if deferred:
+        raise DeferredInitError(
+            describe(
+                f"materialize_module: a scripted {module.original_name} holds deferred tensors "
+                f"({', '.join(map(repr, deferred))}), and TorchScript does not let them be exchanged for real ones.",
+                fix="materialise the module first, then call torch.jit.script on it.",
+            )
+        )
+    return True
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:

@@ -214,9 +214,9 @@ def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: Node, session: S
         return tensor[tuple(slice(*r) for r in cut)]
     if type(arg) is not Value:
         return arg
-    if session.dry and arg.meta.numel() <= SMALL:
-        return torch.empty([0 if n > 1 else 1 for n in arg.meta.shape], dtype=arg.meta.dtype, device="cpu")
     cut = _broadcast(arg.meta.shape, result.shape, ranges)
+    if session.dry and arg.meta.numel() <= SMALL:
+        return torch.empty([stop - start for start, stop in cut], dtype=arg.meta.dtype, device="cpu")
     if arg.meta.numel() <= SMALL:
         whole = replay([arg], before=node.time)[0].detach()
         return whole[tuple(slice(*r) for r in cut)]

@@ -8,13 +8,14 @@ that order:
               last 16 elements are then made anew from 16 more draws (`draws.tail_of` says which)
 
 Long runs are made in place, with the generator moved from one to the next. Short runs with short gaps are made
-together in a scratch of at most `SCRATCH` elements and copied out. `fills_are_known` compares all this with torch
+together in a scratch of at most `SCRATCH` elements and copied out, in whatever dims they lie, so that a block never takes
+much longer than the whole. `fills_are_known` compares all this with torch
 once per process.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -88,46 +89,57 @@ def fill_block(fill: Fill, shape: Sequence[int], ranges: Ranges, out: Tensor) ->
     """Make the block `ranges` of a fill of a contiguous tensor of this shape, in the contiguous `out`."""
     if out.numel() == 0:
         return
-    flat = out.view(-1)
     if not shape:  # a number
         shape, ranges = (1,), ((0, 1),)
     if not fill.can_be_cut():  # fewer than 16 normals: they may use up a left-over sample
         whole = torch.empty(list(shape), dtype=fill.dtype, device="cpu")
         whole.normal_(*fill.parameters, generator=generator_at(fill.mark.state()))
-        flat.copy_(whole[tuple(slice(*r) for r in ranges)].reshape(-1))
+        out.view(-1).copy_(whole[tuple(slice(*r) for r in ranges)].reshape(-1))
         return
-    # Everything from dim k on is one run of memory; the rows of dim k - 1 follow one another at a fixed distance.
-    k = max((d for d, (start, stop) in enumerate(ranges) if stop - start != shape[d]), default=0)
-    inner = _product(shape[k + 1 :])
-    row = shape[k] * inner
-    begin, end = ranges[k][0] * inner, ranges[k][1] * inner
-    length = end - begin
-    rows = ranges[k - 1] if k > 0 else (0, 1)
-    at_once = max(1, SCRATCH // row) if row - length <= GAP and length < SCRATCH else 1
-    done = 0
-    for outer in itertools.product(*(range(*r) for r in ranges[: max(k - 1, 0)])):
-        base = 0
-        for index, size in zip(outer, shape, strict=False):
-            base = base * size + index
-        base *= shape[k - 1] if k > 0 else 1
-        for first in range(rows[0], rows[1], at_once):
-            count = min(at_once, rows[1] - first)
-            start = (base + first) * row + begin
+    extents = [stop - start for start, stop in ranges]
+    first = sum(start * stride for (start, _), stride in zip(ranges, _strides(shape), strict=True))
+    _Cut(fill, shape, extents).make(0, first, out.view(extents))
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+
+class _Cut:
+    """A block of a fill, made piece by piece: what is worth making in one go is.
+
+    From dim d on, at fixed indices before it, the block reaches over `spans[d]` elements of the whole, and holds
+    `volumes[d]` of them. Where these are the same it is one run of memory. It is `joined[d]` if no gap in it is worth a
+    restart of the generator: then all of the span is made in a scratch, as much as fits, and what is wanted is copied.
+    """
+
+    def __init__(self, fill: Fill, shape: Sequence[int], extents: Sequence[int]) -> None:
+        self.fill = fill
+        self.extents = list(extents)
+        self.strides = _strides(shape)
+        self.spans, self.volumes, self.joined = [1], [1], [True]
+        for extent, stride in zip(reversed(self.extents), reversed(self.strides), strict=True):
+            gap = stride - self.spans[0] if extent > 1 else 0
+            self.joined.insert(0, self.joined[0] and gap <= GAP)
+            self.spans.insert(0, self.spans[0] + (extent - 1) * stride)
+            self.volumes.insert(0, self.volumes[0] * extent)
+
+    def make(self, d: int, start: int, out: Tensor) -> None:
+        """Make the part from dim d on that starts at element `start` of the whole, in the contiguous `out`."""
+        if self.spans[d] == self.volumes[d]:
+            return self.fill.run(out.view(-1), start)
+        stride, inner = self.strides[d], self.spans[d + 1]
+        at_once = 1 + max(0, (SCRATCH - inner) // stride) if self.joined[d] else 1
+        for first in range(0, self.extents[d], at_once):
+            part = out[first : first + at_once]
+            begin, count = start + first * stride, len(part)
             if count == 1:
-                fill.run(flat[done : done + length], start)
+                self.make(d + 1, begin, part[0])
             else:
-                scratch = torch.empty((count - 1) * row + length, dtype=fill.dtype, device="cpu")
-                fill.run(scratch, start)
-                wanted = scratch.as_strided((count, length), (row, 1))
-                flat[done : done + count * length].view(count, length).copy_(wanted)
-            done += count * length
-
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
+                scratch = torch.empty((count - 1) * stride + inner, dtype=self.fill.dtype, device="cpu")
+                self.fill.run(scratch, begin)
+                part.copy_(scratch.as_strided(part.shape, self.strides[d:]))
+        return None
 
 
 @cache

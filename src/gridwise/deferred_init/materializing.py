@@ -76,6 +76,9 @@ def _make_real(tensors: Iterable[Tensor], progress: Any) -> None:
     fakes = [fake for fake in pending.values() if "became" not in fake.__dict__]
     storages = _storages([fake.value for fake in fakes if fake.grad_fn is None], progress)
     made: dict[Value, Tensor] = {}
+    for leaf in pending.values():  # what an autograd graph ends in may have become real before
+        if "became" in leaf.__dict__ and leaf.grad_fn is None and leaf.became.shape == leaf.shape:
+            made[leaf.value] = leaf.became
     reals: list[Tensor] = []
     for fake in fakes:
         if fake.grad_fn is None:
@@ -112,6 +115,23 @@ def make_blocks(wanted: Iterable[tuple[FakeTensor, Ranges]], step: Callable[[], 
 def block_for(fake: FakeTensor, ranges: Ranges) -> Tensor:
     """One block of a deferred tensor, which stays deferred."""
     return _as_parameter(make_block(fake.value, ranges), fake)
+
+
+def put_in_place(fake: Tensor, real: Tensor) -> Tensor:
+    """Let a real tensor from elsewhere, a checkpoint say, be what a deferred tensor becomes; what holds the fake sees it.
+
+    Views of the fake that are materialised later are views of it, if it is the whole tensor.
+    """
+    if not isinstance(fake, FakeTensor) or "became" in fake.__dict__:
+        return real_of(fake)  # it is real already: tied tensors come more than once
+    if real.shape == fake.shape and real.stride() == fake.stride() and _is_whole(fake.meta):
+        fake.value.cell.made = StorageWeakRef(real.untyped_storage())
+    _adopt([fake], [_dressed(real, fake)])
+    return real_of(fake)
+
+
+def _is_whole(meta: Tensor) -> bool:
+    return meta.is_contiguous() and meta.nbytes == meta.untyped_storage().nbytes()
 
 
 def real_of(tensor: Any) -> Any:

@@ -70,7 +70,7 @@ class Recorder(Keeper):
         node = Node(func, (value, *args[1:]), {})
         if func in FILLS:
             node.mark = mark_for(node, args, kwargs, fake.meta, fake.device, self.ledger)
-        node.overwrites = value.is_whole or _fills_storage(fake.meta)
+        node.overwrites = not value.cell.resized and (value.is_whole or _fills_storage(fake.meta))
         value.cell.writes.append(node)
         return fake
 
@@ -82,6 +82,7 @@ class Recorder(Keeper):
             return self.run_for_real(func, op, args, kwargs)
         self.check_company(op, args, kwargs)
         device = self.device_of(op, args, kwargs)
+        sizes = _storage_sizes(op, args, kwargs) if op.reshapes or "out" in kwargs else []
         try:
             result = self.on_meta(func, op, args, kwargs)
         except NotImplementedError as error:  # no meta kernel
@@ -98,6 +99,9 @@ class Recorder(Keeper):
                 node.kwargs = {**node_kwargs, "generator": None}  # replayed by the default one, from the mark
             drawn = args[0].meta if func in FILLS else result
             node.mark = mark_for(node, args, kwargs, drawn, device, self.ledger)
+        for fake, nbytes in sizes:
+            if fake.meta.untyped_storage().nbytes() != nbytes:
+                fake.value.cell.resized = True
         if op.written:
             self.note_writes(func, op, args, kwargs, node)
             if op.returns_written:
@@ -149,7 +153,7 @@ class Recorder(Keeper):
             assert isinstance(fake, FakeTensor)  # `on_meta` refuses real ones
             self.check_unmade(fake.value.cell, func)
             fake.value.cell.writes.append(node)
-        if func in OVERWRITES and _fills_storage(args[0].meta):
+        if func in OVERWRITES and not args[0].value.cell.resized and _fills_storage(args[0].meta):
             node.overwrites = True
 
     # -- data
@@ -281,6 +285,12 @@ def record(arg: Any) -> Any:
 def literal(tensor: Tensor) -> Tensor:
     """What a constant such as `torch.tensor([1.0])` is on the tape."""
     return storage_copy(tensor)
+
+
+def _storage_sizes(op: Operator, args: Any, kwargs: Any) -> list[tuple[FakeTensor, int]]:
+    """What an operator writes to, each with the bytes of its storage."""
+    written = [fake for fake in tensors_in(written_by(op, args, kwargs)) if isinstance(fake, FakeTensor)]
+    return [(fake, fake.meta.untyped_storage().nbytes()) for fake in written]
 
 
 def _fills_storage(meta: Tensor) -> bool:

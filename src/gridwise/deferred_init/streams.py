@@ -41,7 +41,7 @@ class Stream:
 
     def __init__(self, start: Tensor) -> None:
         self.start = start
-        self._reached = (0, start)  # the furthest state that is known without work
+        self._known = [(0, start)] * 2  # where the last drawing began and where it ended: states that cost no work
 
     def first_sample(self) -> int | None:
         return AT_START if has_sample(self.start) else None
@@ -56,9 +56,11 @@ class Stream:
         return with_sample_of(state, self.start if sample_at == AT_START else self._after_pair(sample_at))
 
     def words_at(self, draws: int) -> Tensor:
-        known, state = self._reached if self._reached[0] <= draws else (0, self.start)
+        known, state = max(
+            (place for place in self._known if place[0] <= draws), key=lambda place: place[0], default=(0, self.start)
+        )
         state = advanced(state, draws - known)
-        self._reached = (draws, state)
+        self._known[0] = (draws, state)
         return state
 
     def _after_pair(self, draws: int) -> Tensor:
@@ -68,7 +70,7 @@ class Stream:
 
     def reached(self, draws: int, state: Tensor) -> None:
         """Remember a state that somebody's drawing led to."""
-        self._reached = (draws, state)
+        self._known[1] = (draws, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,13 @@ _clock = itertools.count(1)
 class Cell:
     """A storage that is not there yet."""
 
-    __slots__ = ("made", "writes")
+    __slots__ = ("made", "resized", "writes")
 
     def __init__(self) -> None:
         self.writes: list[Node] = []  # in order of time; the first made it
+        self.resized = (
+            False  # the size that it was made with is not the one that it has: no write replaces those before
+        )
         self.made: Any = None  # a weak reference to the real storage, once there is one
 
 

@@ -26,9 +26,6 @@ from .route import Needs as Needs
 from .route import Piece as Piece
 from .route import Route as Route
 from .route import route as route
-from .slabs import Slab as Slab
-from .slabs import Slabs as Slabs
-from .slabs import slabs_of as slabs_of
 from .stacking import OWN as OWN
 from .stacking import Stacking as Stacking
 from .stacking import stacking_of as stacking_of

@@ -20,12 +20,11 @@ from .cuts import Interval
 
 @dataclass(frozen=True)
 class Window:
-    """Output j of a dim sees `extent` rows from ``stride j - padding`` on, or every `step`-th of them: these are its taps."""
+    """Output j of a dim sees `extent` rows from ``stride j - padding`` on."""
 
     extent: int
     stride: int
     padding: int
-    step: int = 1
 
     def sees(self, outputs: Interval) -> Interval:
         """
@@ -44,32 +43,6 @@ class Window:
         first = max(0, -(-(rows[0] + self.padding) // self.stride))
         last = min(outputs, (rows[1] + self.padding - self.extent) // self.stride + 1)
         return first, max(first, last)
-
-    def meeting(self, rows: Interval, outputs: int) -> Interval:
-        """The outputs, out of so many, from the first to the last that may see any of `rows`.
-
-        >>> Window(extent=3, stride=1, padding=0).meeting((9, 10), outputs=8)
-        (7, 8)
-        """
-        first = max(0, (rows[0] + self.padding - self.extent) // self.stride + 1)
-        last = min(outputs, -(-(rows[1] + self.padding) // self.stride))
-        return first, max(first, last)
-
-    def taps(self, rows: Interval, outputs: Interval) -> Interval:
-        """The taps, from the first to the last with which any of `outputs` may see any of `rows`.
-
-        >>> Window(extent=3, stride=1, padding=0).taps((9, 10), outputs=(7, 8))
-        (2, 3)
-        """
-        start, end = (self.stride * output - self.padding for output in (outputs[0], outputs[1] - 1))
-        first = max(0, -(-(rows[0] - end) // self.step))
-        last = min((self.extent - 1) // self.step, (rows[1] - 1 - start) // self.step) + 1
-        return first, max(first, last)
-
-    def with_taps(self, taps: Interval) -> Window:
-        """The window that has only these."""
-        first, last = taps
-        return Window((last - first - 1) * self.step + 1, self.stride, self.padding - first * self.step, self.step)
 
 
 @dataclass(frozen=True)

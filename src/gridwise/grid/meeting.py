@@ -17,19 +17,14 @@ class Meeting:
     here: Box
 
 
-def meetings(box: Box, pieces: Sequence[tuple[Box, Box]], within: Box) -> list[Meeting]:
+def meetings(box: Box, pieces: Sequence[tuple[Box, Box]]) -> list[Meeting]:
     """Where a box meets pieces, of each of which is known where it would lie, and where it lies in its own tensor.
 
-    What lies outside `within` does not count.
-
-    >>> meetings(Box((2,), (5,)), [(Box((0,), (4,)), Box((10,), (14,)))], within=Box((0,), (9,)))
+    >>> meetings(Box((2,), (5,)), [(Box((0,), (4,)), Box((10,), (14,)))])
     [Meeting(there=Box(start=(0,), stop=(2,)), piece=0, here=Box(start=(12,), stop=(14,)))]
     """
     found: list[Meeting] = []
-    counts = box.intersect(within)
-    if counts is None:
-        return found
     for number, (target, source) in enumerate(pieces):
-        if (common := counts.intersect(target)) is not None:
+        if (common := box.intersect(target)) is not None:
             found.append(Meeting(common.relative_to(box), number, common.relative_to(target).shifted(source.start)))
     return found

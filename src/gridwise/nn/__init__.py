@@ -42,6 +42,7 @@ from .dropout import DistributedDropout1d as DistributedDropout1d
 from .dropout import DistributedDropout2d as DistributedDropout2d
 from .dropout import DistributedDropout3d as DistributedDropout3d
 from .dropout import DistributedFeatureAlphaDropout as DistributedFeatureAlphaDropout
+from .full_state_dict import full_state_dict as full_state_dict
 from .halo_exchange import HaloExchange as HaloExchange
 from .instancenorm import DistributedInstanceNorm1d as DistributedInstanceNorm1d
 from .instancenorm import DistributedInstanceNorm2d as DistributedInstanceNorm2d

@@ -85,6 +85,8 @@ class AdaptivePool(Windowed):
 class AdaptiveAvgPool(AdaptivePool):
     """What all adaptive average pooling layers do."""
 
+    _settings = ("output_size",)
+
     def __init__(self, P_x: Partition, output_size: AdaptiveSize, *, buffer_manager: object = None) -> None:
         layers: dict[int, Any] = {
             1: torch.nn.AdaptiveAvgPool1d,
@@ -109,6 +111,7 @@ class AdaptiveMaxPool(AdaptivePool):
     """What all adaptive maximum pooling layers do."""
 
     return_indices: bool
+    _settings = ("output_size", "return_indices")
 
     def __init__(
         self, P_x: Partition, output_size: AdaptiveSize, return_indices: bool = False, *, buffer_manager: object = None

@@ -1,8 +1,10 @@
-"""Partitions among the arguments of layers: where one is needed, and where a number belongs."""
+"""Arguments of layers: where a partition is needed, where a number belongs, and what DistDL has in another place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
 
 from ..errors import PartitionError, describe
 from ..partition import Partition
@@ -36,3 +38,34 @@ def refuse_partitions(layer: str, arguments: Mapping[str, object], call: str) ->
                 fix=f"{layer}({call}, P_y=P_y, P_w=P_w).",
             )
         )
+
+
+def need_first_partition(layer: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise unless a layer whose first argument is `P_x` gets a partition there, before the others are counted."""
+    names = layer.__init__.__code__.co_varnames  # type: ignore[misc]
+    given = args[0] if args else kwargs.get("P_x")
+    if names[1:2] != ("P_x",) or isinstance(given, Partition):
+        return
+    has = f" (={given!r})" if args or "P_x" in kwargs else ", which is missing,"
+    raise PartitionError(
+        describe(
+            f"{layer.__name__}: `P_x`{has} must be a partition: it comes before torch's own arguments.",
+            fix="P_x = gridwise.world().create_cartesian_topology_partition([...]), with one extent for each dim of the input, "
+            f"and then {layer.__name__}(P_x, ...).",
+        )
+    )
+
+
+def problem_with_sizes(dims: int, **sizes: object) -> str | None:
+    """What is wrong with arguments that are one whole number, or one for each dim of space."""
+    for name, given in sizes.items():
+        each = given if isinstance(given, Sequence) and not isinstance(given, str) else [given] * dims
+        if len(each) == dims and all(isinstance(number, Integral) for number in each):
+            continue
+        problem = f"`{name}` (={given!r}) must be a whole number, or {dims} of them"
+        if isinstance(given, str):
+            problem += (
+                f"\n  fix: padding_mode={given!r} by its name: arguments are in torch's order, where it comes last"
+            )
+        return problem
+    return None

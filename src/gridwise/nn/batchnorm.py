@@ -9,6 +9,7 @@ parameters and running statistics are cut like the input; along the others they 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from .move import HALVES
 from .operator import Ticket, apply
 from .parameter import Shared, Spread
 from .standardise import Sets, standardise
+from .sync_batchnorm import sync_batch_norm
 
 
 class DistributedBatchNorm(Layer):
@@ -50,6 +52,8 @@ class DistributedBatchNorm(Layer):
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
+    _settings = ("eps", "momentum", "track_running_stats")
+    _fixed = (*Layer._fixed, "num_features")
     dims: tuple[int, ...] = ()
     """How many dims the input may have; any from 2 on, if empty."""
 
@@ -94,18 +98,22 @@ class DistributedBatchNorm(Layer):
         layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
         check_cut_like_parameters(self._says, layout, 1, self.num_features)
         self._input_needs_grad = agreed.requires_grad
+        mean, var, weight, bias = self.running_mean, self.running_var, self._block("weight"), self._block("bias")
+        self._try_dtypes(
+            lambda one: F.batch_norm(one(input[0], 2, 1), one(mean, 1), one(var, 1), one(weight, 1), one(bias, 1), True)
+        )
         others = [axis for axis in range(layout.grid.dim) if axis != 1]
         members = tuple(sorted(layout.grid.team_along(self._transport.rank, others)))
         self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
         self._sets = Sets(self._transport, self._team, self._says, members, self._count)
+        self._all_have_some = all(b > a for cuts in layout.cuts for a, b in pairwise(cuts))
         self._sharing = Shared(self._transport, members, f"parameters of {self._says}")
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
-        weight, bias = self.weight, self.bias
         if not self._uses_batch:
-            weight, bias = (None if p is None else self._parameter(n) for n, p in (("weight", weight), ("bias", bias)))
+            weight, bias = self._weight_and_bias()
             if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
                 along = (1, -1, *(1,) * (x.dim() - 2))
                 y = x if weight is None else x * weight.view(along)
@@ -115,17 +123,40 @@ class DistributedBatchNorm(Layer):
             raise PartitionError(
                 f"{self._says}: expected more than 1 value per channel when training, the global input has {self._count}."
             )
+        weight, bias = map(self._block, ("weight", "bias"))
+        wants = any(p is not None and p.requires_grad for p in (weight, bias))
+        records = torch.is_grad_enabled() and (wants or self._input_needs_grad)
+        if x.is_cuda and self._all_have_some:
+            return self._on_device(x, weight, bias, records)
         half = x.dtype in HALVES  # statistics and sums in float32
         values = x.float() if half else x
         weight, bias = (None if p is None else p.to(values.dtype) for p in (weight, bias))
         statistics = self._sets.moments(values)
         self._track(*statistics)
-        wants = any(p is not None and p.requires_grad for p in (weight, bias))
-        records = torch.is_grad_enabled() and (wants or self._input_needs_grad)
         y = standardise(
             values, weight, bias, statistics, self.eps, self._sets, self._ticket, records, shared=self._shared_value
         )
         return y.to(x.dtype)
+
+    def _on_device(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, records: bool) -> Tensor:
+        """By torch's fused kernels: alone by those of batch norm, with others by those of its synchronised kind."""
+        tracks = self.training and self.track_running_stats and self.running_mean is not None
+        if tracks and self.momentum is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        fused = tracks and self.momentum is not None
+        running = (self.running_mean, self.running_var, self.momentum or 0.0) if fused else (None, None, 0.0)
+        if len(self._sets.members) == 1 and (fused or not tracks):
+            weight, bias = (None if p is None else self._shared_value(p) for p in (weight, bias))
+            return F.batch_norm(x, *running[:2], weight, bias, True, running[2], self.eps)
+        y, mean, inverse = sync_batch_norm(
+            x, weight, bias, running, self.eps, self._sets, self._ticket, records, self._shared_value
+        )
+        if tracks and not fused:
+            self._track(mean, inverse**-2 - self.eps)
+        return y
+
+    def _problem_with_state(self, input: tuple) -> str | None:
+        return super()._problem_with_state(input) or problem_with_half_of_statistics(self)
 
     @property
     def _uses_batch(self) -> bool:
@@ -178,6 +209,12 @@ class DistributedBatchNorm3d(DistributedBatchNorm):
     """`torch.nn.BatchNorm3d` of tensors ``(batch, channel, depth, height, width)`` on `P_x`."""
 
     dims = (5,)
+
+
+def problem_with_half_of_statistics(layer: torch.nn.Module) -> str | None:
+    """Torch takes both running statistics, or none; in training some of its kernels take one."""
+    mean, var = (layer._buffers.get(name) is None for name in ("running_mean", "running_var"))
+    return None if mean == var else "needs both `running_mean` and `running_var`, or none"
 
 
 def without_bias(layer: torch.nn.Module) -> torch.nn.Module:

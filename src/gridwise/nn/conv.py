@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import PartitionError
 from ..partition import Partition
+from .arguments import need_first_partition
 from .conv_base import Conv
 
 
@@ -22,6 +23,8 @@ class DistributedConv1d(Conv):
     dims = 1
 
     def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv1d:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
         return object.__new__(_family_of(cls, P_y, P_w))
 
 
@@ -54,6 +57,8 @@ class DistributedConv2d(Conv):
     dims = 2
 
     def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv2d:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
         return object.__new__(_family_of(cls, P_y, P_w))
 
 
@@ -63,6 +68,8 @@ class DistributedConv3d(Conv):
     dims = 3
 
     def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv3d:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
         return object.__new__(_family_of(cls, P_y, P_w))
 
 

@@ -42,16 +42,15 @@ from ..grid import (
 )
 from ..grid.cuts import interval
 from ..partition import Partition
-from .added import EXACT
-from .agreement import Ballot, key_of
-from .arguments import need_partition, refuse_partitions
+from .agreement import key_of
+from .arguments import need_partition, problem_with_sizes, refuse_partitions
 from .autocast import autocasts, dtype_of_products
 from .copy import Copy, Sum
 from .operator import Ticket, apply
 from .overlap import overlaps
 from .parameter import Spread
 from .single import Single, in_one_call, is_small
-from .windowed import Rows, Share, Size, Windowed, empty_output, nothing, windows_of
+from .windowed import Rows, Share, Size, Windowed, empty_output, windows_of
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -79,6 +78,9 @@ class Conv(Windowed):
     padding: tuple[int, ...] | str
     dilation: tuple[int, ...]
     padding_mode: str
+    _settings = ("stride", "padding", "dilation", "padding_mode")
+    _fixed = (*Windowed._fixed, "in_channels", "out_channels", "kernel_size", "groups")
+    _required = ("weight",)
 
     def __init__(
         self,
@@ -110,9 +112,12 @@ class Conv(Windowed):
         def make(device: torch.device | str | None) -> torch.nn.Module:
             return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
 
-        template = self._build(make, self._spreads_of, device, self._problem_with_partitions())
+        sizes = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+        if not isinstance(padding, str):
+            sizes["padding"] = padding
+        problem = self._problem_with_partitions() or problem_with_sizes(self.dims, **sizes)
+        template = self._build(make, self._spreads_of, device, problem)
         self._imitates(template)
-        self._pad_mode = self.padding_mode
         self._work: Channels | None = None
         self._sum: tuple[Sum, int] | None = None
         self._single: Single | None = None
@@ -148,6 +153,8 @@ class Conv(Windowed):
         return super()._mode(), overlaps(), autocasts()
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        self._need_channels(shape[1], self.in_channels)
+        self._try_convolution(dtype, FUNCTION[self.dims])
         made = super()._shape_by_torch(shape, dtype)
         if any(extent <= 0 for extent in made[2:]):  # refused by torch's kernels, not by all of its shape functions
             raise PartitionError(
@@ -158,6 +165,11 @@ class Conv(Windowed):
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         assert self._transport is not None
+        self._pad_mode, self._stride, self._dilation = (
+            self.padding_mode,
+            self._each(self.stride),
+            self._each(self.dilation),
+        )
         grid, batch, work, space = self._spread_work(source, shape)
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
         channels, wraps = [self._channels_for(part) for part in work], self.padding_mode == "circular"
@@ -168,34 +180,24 @@ class Conv(Windowed):
             self._work = work[part]
             blocks = [interval(cuts, i) for cuts, i in zip(space, index, strict=True)]
             outputs = Box.of_intervals([interval(batch, at), self._work.outputs, *blocks])
-        windows = windows_of(mine, self.kernel_size, self.stride, self.dilation) if mine else None
+        windows = windows_of(mine, self.kernel_size, self._stride, self._dilation) if mine else None
         self._share = Share(outputs, fetch, mine, windows)
         self._single = self._single_node(source, shape)
         self._sum = self._sum_to_blocks(outputs, shape)
 
     def _single_node(self, source: Layout, shape: Shape) -> Single | None:
-        """How to do without nodes for each step; None where one call of torch, or one sum of such, is not enough."""
+        """How to do without nodes for each step; None for large blocks, and where one call of torch is not enough."""
         assert self._transport is not None
         assert self._share is not None
         assert self._agreed is not None
         pads, dtype = self.padding_mode not in ("zeros", "circular"), self._agreed.dtype
         if self.P_w is not None or pads or not in_one_call(source, shape, dtype, self.groups):
             return None
-        addition = None
         if self._share.fetch is not None and (overlaps() or not is_small(source, dtype)):
-            addition = self._share.addition if dtype in EXACT else None
-            if not self._all_workers(addition is not None):
-                return None
+            return None
         padding = tuple(line.native for line in self._share.rows)
-        arguments = self.stride, padding, self.dilation, self.groups
-        return Single(self._transport, self._team, self._says, self._share.fetch, addition, *arguments)
-
-    def _all_workers(self, can: bool) -> bool:
-        assert self._transport is not None
-        ballot = Ballot()
-        place = ballot.any(not can)
-        ballot.count(self._transport, self._team, self._says)
-        return not ballot.read(place)
+        arguments = self._stride, padding, self._dilation, self.groups
+        return Single(self._transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
         """The grid that computes, on axes (batch, channels, *space), and how each axis cuts the output."""
@@ -222,10 +224,8 @@ class Conv(Windowed):
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         """Per place along dim `d` of space, the rows that its outputs see."""
-        kernel, stride, dilation = self.kernel_size[d], self.stride[d], self.dilation[d]
-        before = self.padding[d] if not isinstance(self.padding, str) else 0
-        if self.padding == "same":
-            before = dilation * (kernel - 1) // 2
+        kernel, stride, dilation = self.kernel_size[d], self._stride[d], self._dilation[d]
+        before = self._padding_before(d)
         lines = []
         for outputs in pairwise(cuts):
             need = window_need(outputs, kernel, stride, before, dilation)
@@ -243,6 +243,14 @@ class Conv(Windowed):
                 lines.append(Rows.padded(padding, by_margin=self.padding_mode == "zeros"))
         return lines
 
+    def _padding_before(self, d: int) -> int:
+        """How many rows are padded before the first. All modes but 'zeros' pad as torch's layer was constructed."""
+        if self.padding_mode != "zeros":
+            return int(self._sequential._reversed_padding_repeated_twice[2 * (self.dims - 1 - d)])
+        if isinstance(self.padding, str):
+            return self._dilation[d] * (self.kernel_size[d] - 1) // 2 if self.padding == "same" else 0
+        return self._each(self.padding)[d]
+
     def _sum_to_blocks(self, outputs: Box | None, shape: Shape) -> tuple[Sum, int] | None:
         """The sum of parts over the input channels, to the blocks on P_y; None where each part is a block already."""
         if self.P_w is None or self.P_y is None:
@@ -259,7 +267,7 @@ class Conv(Windowed):
         block = Layout.balanced(target, shape).block(rank).shape if rank in target else None
         part = None if outputs is None else outputs.shape
         name = f"the adjoint of the sum of {self._says}"
-        back = Copy(self._transport, self._team, name, copies, part, nothing, block)
+        back = Copy(self._transport, self._team, name, copies, part, self._nothing, block)
         forth = back.adjoint
         forth.name = f"the sum of {self._says}"
         return forth, key_of(f"{self._ticket.key} sum")
@@ -315,12 +323,14 @@ class Conv(Windowed):
         runs = group_runs(self._work.outputs, per_group)
         if len(runs) == 1:
             (_, (first, last)) = runs[0]
-            return convolve(x, weight, bias, self.stride, padding, self.dilation, last - first)
+            return convolve(x, weight, bias, self._stride, padding, self._dilation, last - first)
         parts, base = [], groups_of(self._work.outputs, per_group)[0]
         for (a, b), (first, last) in runs:
             seen = x.narrow(1, (first - base) * weight.shape[1], (last - first) * weight.shape[1])
             some = None if bias is None else bias[a - offset : b - offset]
             parts.append(
-                convolve(seen, weight[a - offset : b - offset], some, self.stride, padding, self.dilation, last - first)
+                convolve(
+                    seen, weight[a - offset : b - offset], some, self._stride, padding, self._dilation, last - first
+                )
             )
         return torch.cat(parts, 1)

@@ -26,6 +26,7 @@ from ..errors import PartitionError, describe
 from ..grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ..partition import Partition
 from .agreement import Ballot, key_of, tell
+from .arguments import problem_with_sizes
 from .autocast import autocasts
 from .parameter import Spread
 from .single import Single, in_one_call, is_small
@@ -72,6 +73,9 @@ class ConvTranspose(Windowed):
     padding: tuple[int, ...]
     output_padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    _settings = ("stride", "padding", "output_padding", "dilation", "padding_mode")
+    _fixed = (*Windowed._fixed, "in_channels", "out_channels", "kernel_size", "groups")
+    _required = ("weight",)
 
     def __init__(
         self,
@@ -101,7 +105,9 @@ class ConvTranspose(Windowed):
         def make(device: torch.device | str | None) -> torch.nn.Module:
             return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
 
-        self._imitates(self._build(make, self._spreads_of, device))
+        sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+        problem = problem_with_sizes(self.dims, **sizes, output_padding=output_padding, dilation=dilation)
+        self._imitates(self._build(make, self._spreads_of, device, problem))
         self._channels: Interval = (0, 0)
         self._cuts: tuple[Cut, ...] = ()
         self._asked: Asked = None
@@ -151,6 +157,8 @@ class ConvTranspose(Windowed):
         super()._distdl_module_setup(input[:1])
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        self._need_channels(shape[1], self.in_channels)
+        self._try_convolution(dtype, FUNCTION[self.dims])
         template, asked = self._template, self._asked
         if asked is None:
             return super()._shape_by_torch(shape, dtype)
@@ -167,8 +175,9 @@ class ConvTranspose(Windowed):
             raise PartitionError(
                 f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
             )
-        paddings = self.output_padding if self._asked is None else ()
-        for extra, stride, dilation in zip(paddings, self.stride, self.dilation, strict=False):
+        self._stride, self._dilation = self._each(self.stride), self._each(self.dilation)
+        paddings = self._each(self.output_padding) if self._asked is None else ()
+        for extra, stride, dilation in zip(paddings, self._stride, self._dilation, strict=False):
             if extra >= max(stride, dilation):
                 raise PartitionError(
                     f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
@@ -203,16 +212,16 @@ class ConvTranspose(Windowed):
                     return None
         padding, extra = (tuple(cut.padding for cut in self._cuts), tuple(cut.output_padding for cut in self._cuts))
         crops = self._crops if any(self._crops) else ()
-        arguments = self.stride, padding, self.dilation, self.groups, extra, crops
-        return Single(self._transport, self._team, self._says, self._share.fetch, None, *arguments)
+        arguments = self._stride, padding, self._dilation, self.groups, extra, crops
+        return Single(self._transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
-        window = self.kernel_size[d], self.stride[d], self.padding[d], self.dilation[d]
+        window = self.kernel_size[d], self._stride[d], self._each(self.padding)[d], self._dilation[d]
         return [Rows(transposed_need(outputs, *window, extent)) for outputs in pairwise(cuts)]
 
     def _cut(self, d: int, outputs: Interval, inputs: Interval) -> Cut:
-        stride, dilation = self.stride[d], self.dilation[d]
-        before = outputs[0] + self.padding[d] - stride * inputs[0]
+        stride, dilation = self._stride[d], self._dilation[d]
+        before = outputs[0] + self._each(self.padding)[d] - stride * inputs[0]
         made = stride * (inputs[1] - inputs[0] - 1) + dilation * (self.kernel_size[d] - 1) + 1
         return cut_out((before, made - before - (outputs[1] - outputs[0])), stride, dilation)
 
@@ -263,7 +272,7 @@ class ConvTranspose(Windowed):
             if held.axes[:2] == (None, None):
                 kernel = weight[first * per_input : last * per_input]
                 kernel = kernel[:, a - first * per_group : b - first * per_group] if last - first == 1 else kernel
-            parts.append(convolve(seen, kernel, some, self.stride, padding, extra, last - first, self.dilation))
+            parts.append(convolve(seen, kernel, some, self._stride, padding, extra, last - first, self._dilation))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 

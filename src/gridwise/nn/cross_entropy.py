@@ -47,6 +47,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     """
 
     weight: Tensor | None
+    _settings = ("reduction", "ignore_index", "label_smoothing")
     is_normalised = False
     """Whether the input is logarithms of probabilities already."""
 
@@ -60,8 +61,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        if not 0.0 <= label_smoothing <= 1.0:
-            raise PartitionError(f"`label_smoothing` (={label_smoothing}) must lie between 0 and 1.")
+        _check_smoothing(label_smoothing)
         arguments = f"weight={_shape_of(weight)}, ignore_index={ignore_index}, label_smoothing={label_smoothing}"
         super().__init__(P_x, size_average, reduce, reduction, arguments)
         self.register_buffer("weight", weight)
@@ -73,6 +73,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
         super()._distdl_module_setup(input)
+        _check_smoothing(self.label_smoothing)
         assert self._transport is not None
         assert self._layout is not None
         self._block = self._layout.block(self._transport.rank)
@@ -98,6 +99,8 @@ class DistributedCrossEntropyLoss(DistributedLoss):
             return None  # the agreement on the layout says so
         samples = x.shape[: self.class_dim] + x.shape[self.class_dim + 1 :]
         if target.is_floating_point() and not self.is_normalised:
+            if self.ignore_index >= 0:
+                return f"needs class indices as targets with `ignore_index` (={self.ignore_index}), got {target.dtype}"
             return super()._problem_with_target(x, target)
         if target.dtype not in (torch.int64, torch.uint8):
             other = "" if self.is_normalised else ", or class probabilities"
@@ -244,6 +247,11 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
 
     def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
         return input, torch.zeros_like(input.detach().sum(self.class_dim))
+
+
+def _check_smoothing(label_smoothing: float) -> None:
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise PartitionError(f"`label_smoothing` (={label_smoothing}) must lie between 0 and 1.")
 
 
 def _result_dtype(input: Tensor) -> torch.dtype:

@@ -33,21 +33,23 @@ class DistributedDropout(Module):
     """
 
     _keeps_plans = True
+    _settings = ("p", "inplace")
+    _fixed = ("P_x",)
 
     def __init__(self, P_x: Partition, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
-        if not 0.0 <= p <= 1.0:
-            raise PartitionError(f"`p` (={p}) must be a probability, between 0 and 1.")
+        _check_probability(p)
         self.P_x, self.p, self.inplace = P_x, p, inplace
         self._layout: Layout | None = None
         self._takes_part(P_x, signature=f"p={p}")
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         assert self._transport is not None
+        _check_probability(self.p)
         self._layout, _ = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
 
     def _mode(self) -> Hashable:
-        return self.training
+        return self.training, super()._mode()
 
     def _mask_dims(self, dim: int) -> int:
         """How many leading dims have their own mask; it is the same along the others."""
@@ -80,6 +82,11 @@ class DistributedDropout(Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}, inplace={self.inplace}"
+
+
+def _check_probability(p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise PartitionError(f"`p` (={p}) must be a probability, between 0 and 1.")
 
 
 class _ChannelDropout(DistributedDropout):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable
 from typing import ClassVar
 
 import torch
@@ -21,7 +20,7 @@ from ..errors import PartitionError
 from ..grid import Grid
 from ..partition import Partition
 from .agreement import agree_layout, agree_unbatched
-from .batchnorm import check_cut_like_parameters, without_bias
+from .batchnorm import check_cut_like_parameters, problem_with_half_of_statistics, without_bias
 from .copy import AllSum
 from .move import HALVES
 from .normalization import SampleNorm
@@ -36,6 +35,8 @@ class InstanceNorm(SampleNorm):
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
+    _settings = ("eps", "momentum", "affine", "track_running_stats")
+    _fixed = (*SampleNorm._fixed, "num_features")
 
     def __init__(
         self,
@@ -101,7 +102,9 @@ class InstanceNorm(SampleNorm):
             transport, self._team, self._says, self._grid, x.unsqueeze(0) if self._unbatched else x
         )
         channels = layout.global_shape[1]
-        if self.affine or self.track_running_stats:
+        values = tuple(map(self._block, ("weight", "bias")))
+        self._try_dtypes(lambda one: F.instance_norm(one(x, 1, 1, 2), None, None, *(one(value, 1) for value in values)))
+        if self.affine or any(value is not None for value in (*values, self.running_mean)):
             check_cut_like_parameters(self._says, layout, 1, self.num_features)
         elif channels != self.num_features:
             warnings.warn(
@@ -114,8 +117,10 @@ class InstanceNorm(SampleNorm):
         along_batch = tuple(sorted(layout.grid.team_along(transport.rank, (0,))))
         self._over_samples = AllSum(transport, self._team, f"the running statistics of {self._says}", along_batch)
 
-    def _mode(self) -> Hashable:
-        return super()._mode(), self.track_running_stats
+    def _problem_with_state(self, input: tuple) -> str | None:
+        if self.track_running_stats and not self.training and self.running_mean is None:
+            return "has no running statistics to normalise by, in eval() with `track_running_stats` (=True)"
+        return super()._problem_with_state(input) or problem_with_half_of_statistics(self)
 
     # Calling
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,10 +22,14 @@ from torch import Tensor
 from ..comm.transport import Team, Transport
 from ..deferred_init import is_deferred, materialize_shard
 from ..errors import GridwiseError, MismatchError, PartitionError, UnsupportedError, describe
+from ..partition import Partition
+from . import saved_blocks
 from .agreement import key_of, tell
+from .mode import Held, held_by
 from .module import Module
 from .operator import Ticket, apply
-from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, shared_together
+from .parameter import BlockParameter, BlockTensor, Make, Shared, Spread, holders_of_blocks, shared_together
+from .replicas import Replica
 
 
 class Layer(Module):
@@ -35,6 +39,11 @@ class Layer(Module):
     """
 
     _keeps_plans = True
+    _fixed: ClassVar[tuple[str, ...]] = ("P_x", "P_y", "P_w")
+    _required: ClassVar[tuple[str, ...]] = ()
+    """Parameters that torch's layer cannot do without; the others may be set to None."""
+
+    P_x: Partition
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +51,8 @@ class Layer(Module):
         self._block_shapes: dict[str, torch.Size] = {}
         self._shared: dict[str, tuple[Shared, int]] = {}
         self._lent: dict[str, Tensor] = {}
+        self._absent: frozenset[str] = frozenset()
+        """Parameters and buffers of torch's layer that this one was constructed without."""
 
     def _build(
         self,
@@ -77,6 +88,7 @@ class Layer(Module):
             self.register_parameter(name, None)
         for name in (name for name, value in template._buffers.items() if value is None):
             self.register_buffer(name, None)
+        self._absent = frozenset({*self._parameters, *self._buffers} - {*self._spreads})
         return template
 
     def _hold(self, name: str, value: Tensor, spread: Spread, kind: type[Tensor]) -> None:
@@ -84,6 +96,7 @@ class Layer(Module):
         assert self._transport is not None
         transport, block = self._transport, spread.cut(value, self._transport.rank).clone()
         self._spreads[name], self._block_shapes[name] = spread, block.shape
+        holders_of_blocks[self] = transport
         if kind is torch.nn.Parameter:
             self.register_parameter(name, BlockParameter(block, value.dtype.is_floating_point or value.is_complex()))
         else:
@@ -100,11 +113,36 @@ class Layer(Module):
             raise PartitionError(f"{self._says}: {problem}")
         super().register_parameter(name, param)
 
-    def _problem_with_state(self) -> str | None:
-        held = [(name, self._parameters.get(name, self._buffers.get(name))) for name in self._spreads]
-        return next(
-            (p for name, value in held if value is not None and (p := self._problem_with_shape(name, value))), None
-        )
+    def _problem_with_state(self, input: tuple) -> str | None:
+        held: dict[str, Tensor | None] = {**self._parameters, **self._buffers}
+        x = next((x for x in input if isinstance(x, Tensor)), None) if self._brings_blocks else None
+        for name in self._spreads:
+            value = held.get(name)
+            if value is None:
+                if name in held and name in self._required:
+                    return f"`{name}` is None"
+            elif problem := self._problem_with_shape(name, value):
+                return problem
+            elif x is not None and value.device != x.device:
+                return f"got a tensor on {x.device} while `{name}` is on {value.device}"
+        given = next((name for name in self._absent if held.get(name) is not None), None)
+        if given is not None:
+            return f"has a `{given}` that it was constructed without\n  fix: construct it with one, and load that"
+        return None
+
+    def _refuse_state(self) -> None:
+        for name, spread in self._spreads.items():
+            if spread.layout.grid.size > 1 and name not in self._parameters and name not in self._buffers:
+                raise UnsupportedError(
+                    f"{self._says}: `{name}` is cut over the workers, and something computes it from its block alone (a "
+                    "parametrization, spectral or weight norm, pruning).\n  fix: apply that to layers whose parameters are "
+                    "whole."
+                )
+
+    @property
+    def _brings_blocks(self) -> bool:
+        """Whether this worker holds a part of the input; others may bring a tensor of any kind."""
+        return bool(self.P_x.active)
 
     def _problem_with_shape(self, name: str, value: Tensor) -> str | None:
         wanted = self._block_shapes.get(name, value.shape)
@@ -117,17 +155,18 @@ class Layer(Module):
 
     def _rename(self, text: str) -> None:
         super()._rename(text)
+        if self._transport is not None:
+            holders_of_blocks[self] = self._transport
         self._shared = {
             name: (shared, key_of(f"{self._ticket.key} {name}")) for name, (shared, _) in self._shared.items()
         }
 
-    def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+    def _weight_and_bias(self) -> tuple[Any, Tensor | None]:
         """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
         held, weight, bias = self._shared, self._parameters.get("weight"), self._parameters.get("bias")
-        if weight is None or ("bias" not in self._parameters):  # others have put something in their places
-            return self._parameter("weight"), None if self.bias is None else self._parameter("bias")
-        if self._lent or bias is None or not ("weight" in held and "bias" in held and torch.is_grad_enabled()):
-            return self._parameter("weight"), None if bias is None else self._parameter("bias")
+        together = "weight" in held and "bias" in held and torch.is_grad_enabled() and not self._lent
+        if not together or weight is None or bias is None:  # something may compute them
+            return self._parameter("weight"), self._parameter("bias")
         (operator, key), (other, _) = held["weight"], held["bias"]
         alike = weight.requires_grad and bias.requires_grad and weight.dtype == bias.dtype
         if not alike or operator.team != other.team:
@@ -135,37 +174,68 @@ class Layer(Module):
         both = shared_together((weight, bias), operator, Ticket(key, self._ticket.call))
         return both[0], both[1]
 
-    def _raw_weight_and_bias(self) -> tuple[Tensor, Tensor | None, list[tuple[Shared, int] | None]]:
+    def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[Shared, int] | None]]:
         """Both, and how the caller has to sum their gradients; None for those that a model sums."""
         lent, shared = self._lent, self._shared
         weight = lent["weight"] if "weight" in lent else self._block("weight")
         bias = lent["bias"] if "bias" in lent else self._block("bias")
         return weight, bias, [None if name in lent else shared.get(name) for name in ("weight", "bias")]
 
-    def _block(self, name: str) -> Tensor:
-        """A parameter as it is, or what something computes of a whole one."""
-        if name in self._parameters:
-            return cast(Tensor, self._parameters[name])
-        if self._spreads[name].layout.grid.size > 1:
-            raise UnsupportedError(
-                f"{self._says}: `{name}` is cut over the workers, and something computes it from its block alone (a "
-                "parametrization, spectral or weight norm, pruning).\n  fix: apply that to layers whose parameters are whole."
-            )
-        return cast(Tensor, getattr(self, name))
+    def _block(self, name: str) -> Tensor | None:
+        """A parameter as it is, or what something computes of a whole one; None without one."""
+        held = self._parameters
+        return held[name] if name in held else getattr(self, name)
 
-    def _parameter(self, name: str) -> Tensor:
-        """A parameter for use in `forward`: its gradient is summed over its sharers on the way back."""
+    def _parameter(self, name: str) -> Any:
+        """A parameter for use in `forward`, or None: its gradient is summed over its sharers on the way back."""
         if name in self._lent:
             return self._lent[name]
         value = self._block(name)
-        if name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
+        if value is None or name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
             return value
         operator, key = self._shared[name]
         return apply(value, operator, Ticket(key, self._ticket.call), True)
 
     def _mode(self) -> Hashable:
-        records = torch.is_grad_enabled()
-        return self.training, tuple([records and p is not None and p.requires_grad for p in self._parameters.values()])
+        return self.training, None if self._read_settings is None else self._read_settings(self)
+
+    def _held(self) -> Held:
+        names, looks = held_by(self)
+        for name, part in self._modules.items():  # parametrizations
+            for own, module in part.named_modules(prefix=name) if part is not None else ():
+                inner, more = held_by(module)
+                names, looks = (*names, *(f"{own}.{each}" for each in inner)), looks + more
+        return names, looks
+
+    def _replicas(self) -> list[Replica]:
+        held: dict[str, Tensor | None] = {**self._parameters, **self._buffers}
+        found = [Replica(n, v, self._spreads[n]) for n in self._spreads if (v := held.get(n)) is not None]
+        if lost := [spread for name, spread in self._spreads.items() if name not in held]:
+            grid = lost[0].holders  # something computes it from what it has put here; whole, or it is refused
+            others = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+            more = [(name, value) for name, value in others.items() if name not in self._spreads]
+            found += [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in more]
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self._parameters or name in self._buffers:
+            self.__dict__["_replicas_are_new"] = True
+
+    def _try_dtypes(self, call: Callable[[Callable[..., Any]], Tensor]) -> None:
+        """Raise what torch raises to an input and parameters of these dtypes: of no part, some workers would not notice.
+
+        `call` is given a function that makes a small tensor ``(*shape)`` like another, and None of None.
+        """
+
+        def one(like: Tensor | None, *shape: int) -> Tensor | None:
+            return None if like is None else torch.ones(shape, dtype=like.dtype, device=like.device)
+
+        try:
+            with torch.no_grad():
+                call(one)
+        except RuntimeError as error:
+            raise PartitionError(f"{self._says}: {error}") from None
 
     def _borrows(self) -> list[tuple[str, Shared]]:
         """The parameters for which `forward` asks `_parameter`, if they need a gradient and are shared (`lending`)."""
@@ -178,7 +248,9 @@ class Layer(Module):
         """Make every held tensor a labelled one, after whatever may have replaced it."""
         assert self._transport is not None
         for name, spread in self._spreads.items():
-            value = getattr(self, name)
+            value: Any = self._parameters.get(name, self._buffers.get(name))
+            if value is None:  # set to None, or computed by something
+                continue
             if name in self._parameters:
                 if not isinstance(value, BlockParameter):
                     value = self._parameters[name] = BlockParameter(value.data, value.requires_grad)
@@ -199,28 +271,27 @@ class Layer(Module):
             if value is not None and not isinstance(value, BlockParameter | BlockTensor):
                 value = destination[prefix + name] = value.as_subclass(BlockTensor)
                 spread.label(value, self._transport)
+        saved_blocks.note(destination, prefix, self._spreads, self._transport.rank)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
     ) -> None:
         assert self._transport is not None
-        mine = dict(state_dict)
+        mine, rank = dict(state_dict), self._transport.rank
+        saved = local_metadata.get(saved_blocks.KEY, {})
         for name, spread in self._spreads.items():
             value = mine.get(prefix + name)
-            if isinstance(value, Tensor) and is_deferred(value):
-                mine[prefix + name] = _block_of_deferred(value, spread, self._transport.rank)
-            elif isinstance(value, Tensor) and value.shape == spread.shape != getattr(self, name).shape:
-                mine[prefix + name] = spread.cut(value, self._transport.rank)
-            elif isinstance(value, BlockTensor | BlockParameter) and value.block not in (
-                None,
-                block := spread.block(self._transport.rank),
-            ):
-                raise PartitionError(
-                    f"{prefix + name} holds the block {value.block} of another grid, worker {self._transport.rank} needs "
-                    f"{block}.\n  fix: load the global state, or use gridwise.checkpoint."
-                )
+            if not isinstance(value, Tensor):
+                continue
+            if is_deferred(value):
+                mine[prefix + name] = _block_of_deferred(value, spread, rank)
+                continue
+            saved_blocks.check(prefix + name, value, saved.get(name), spread, rank)
+            if value.shape == spread.shape != self._block_shapes[name]:
+                mine[prefix + name] = spread.cut(value, rank)
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
+        self.__dict__["_replicas_are_new"] = True
 
 
 def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:

@@ -40,8 +40,9 @@ class DistributedLinear(Layer):
     Notes
     -----
     With `P_x` alone: forward gathers ``(p - 1) / p`` of the input's rows, p the extent of the last axis; the output's
-    features are cut along that axis. With `P_w`: forward sends each block of x to `p_out` workers and sums `p_in` partial
-    results. Adjoint: the same messages the other way round.
+    features are cut along that axis, and its other dims stay in the input's blocks. With `P_w`: forward sends each block of
+    x to `p_out` workers and sums `p_in` partial results; the output is balanced on `P_y`, and a worker outside of it gets a
+    zero-volume tensor of shape ``(batch, 0)``. Adjoint: the same messages the other way round.
 
     Examples
     --------
@@ -52,6 +53,8 @@ class DistributedLinear(Layer):
 
     weight: Tensor
     bias: Tensor | None
+    _fixed = (*Layer._fixed, "in_features", "out_features")
+    _required = ("weight",)
 
     def __init__(
         self,
@@ -99,20 +102,29 @@ class DistributedLinear(Layer):
                 f"{says} needs {self.in_features} features in the last dim of the global input, got {shape[-1]}."
             )
         self._agreed = agreed
+        x = torch.empty(0, dtype=agreed.dtype, device=agreed.device)
+        self._try_dtypes(
+            lambda one: F.linear(one(x, 1, 1), one(self._block("weight"), 1, 1), one(self._block("bias"), 1))
+        )
         self._fetch: Move | None = None
         self._collect: MoveBack | None = None
         if self.P_w is None:
             if layout.grid.shape[-1] > 1:
                 plan = gathering(layout, (layout.grid.dim - 1,), transport.rank)
-                self._fetch = Move(transport, self._team, says, plan, _nothing)
+                self._fetch = Move(transport, self._team, says, plan, torch.clone)
             return
+        batch = input[0].shape[0] if self.P_x.active else shape[0]
+
+        def nothing(x: Tensor) -> Tensor:
+            return zero_volume_tensor(batch, dtype=x.dtype, device=x.device)
+
         p_out, p_in = self.P_w.shape
         needs = _needs(self.P_w.ranks, p_out, shape[:-1], self.in_features, p_in)
-        self._fetch = Move(transport, self._team, says, route(layout, needs, transport.rank), _nothing)
+        self._fetch = Move(transport, self._team, says, route(layout, needs, transport.rank), nothing)
         turned = tuple(self.P_w.ranks[i * p_in + j] for j in range(p_in) for i in range(p_out))
         partial = _needs(turned, p_in, shape[:-1], self.out_features, p_out)
         target = Layout.balanced(self.P_y.grid, (*shape[:-1], self.out_features))
-        back = Move(transport, self._team, f"the adjoint of {says}", route(target, partial, transport.rank), _nothing)
+        back = Move(transport, self._team, f"the adjoint of {says}", route(target, partial, transport.rank), nothing)
         self._collect = back.adjoint
         self._collect.name = says
 
@@ -165,7 +177,3 @@ def _needs(ranks: tuple[int, ...], copies: int, lead: tuple[int, ...], features:
     whole[0] = whole[0] * copies
     grid = Grid(ranks, (copies, *(1,) * (len(lead) - 1), blocks))
     return Needs(grid, (*whole, by_block), (False,) * grid.dim)
-
-
-def _nothing(x: Tensor) -> Tensor:
-    return zero_volume_tensor(dtype=x.dtype, device=x.device)

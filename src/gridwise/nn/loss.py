@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,8 +29,11 @@ from ..grid import Layout
 from ..partition import Partition
 from .agreement import agree_layout
 from .global_sum import GlobalSum
+from .mode import Held, held_by
 from .module import Module
 from .move import HALVES
+from .parameter import Spread
+from .replicas import Replica
 
 
 class DistributedLoss(Module):
@@ -41,6 +45,8 @@ class DistributedLoss(Module):
 
     reductions: tuple[str, ...] = ("none", "mean", "sum")
     _keeps_plans = True
+    _settings: ClassVar[tuple[str, ...]] = ("reduction",)
+    _fixed = ("P_x",)
 
     def __init__(
         self,
@@ -53,14 +59,34 @@ class DistributedLoss(Module):
         super().__init__()
         if size_average is not None or reduce is not None:
             reduction = _reduction.legacy_get_string(size_average, reduce)
-        if reduction not in self.reductions:
-            raise PartitionError(
-                f"`reduction` (={reduction!r}) must be one of {', '.join(map(repr, self.reductions))}."
-            )
+        self._check_reduction(reduction)
         self.P_x, self.reduction = P_x, reduction
         self._layout: Layout | None = None
         self._records = False
         self._takes_part(P_x, signature=f"reduction={reduction!r}{', ' if signature else ''}{signature}")
+
+    def _check_reduction(self, reduction: str) -> None:
+        if reduction not in self.reductions:
+            raise PartitionError(
+                f"`reduction` (={reduction!r}) must be one of {', '.join(map(repr, self.reductions))}."
+            )
+
+    def _held(self) -> Held:
+        return held_by(self)
+
+    def _replicas(self) -> list[Replica]:
+        """Weights are whole on every worker."""
+        grid = self.P_x.grid
+        return [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in self.named_buffers()]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self._buffers:
+            self.__dict__["_replicas_are_new"] = True
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.__dict__["_replicas_are_new"] = True
 
     def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         """The loss of this worker's block, with `reduction` 'none' or 'sum'."""
@@ -91,6 +117,7 @@ class DistributedLoss(Module):
 
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
         assert self._transport is not None
+        self._check_reduction(self.reduction)
         x, target = input
         grid = self.P_x.grid
         self._layout, agreed = agree_layout(self._transport, self._team, self._says, grid, x)
@@ -140,6 +167,8 @@ class DistributedMSELoss(DistributedLoss):
 class DistributedSmoothL1Loss(DistributedLoss):
     """`torch.nn.SmoothL1Loss` of tensors on `P_x`."""
 
+    _settings = ("reduction", "beta")
+
     def __init__(
         self,
         P_x: Partition,
@@ -160,6 +189,8 @@ class DistributedSmoothL1Loss(DistributedLoss):
 class DistributedHuberLoss(DistributedLoss):
     """`torch.nn.HuberLoss` of tensors on `P_x`."""
 
+    _settings = ("reduction", "delta")
+
     def __init__(self, P_x: Partition, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(P_x, reduction=reduction, signature=f"delta={delta}")
         if delta <= 0:
@@ -174,6 +205,7 @@ class DistributedKLDivLoss(DistributedLoss):
     """`torch.nn.KLDivLoss` of tensors on `P_x`; 'batchmean' divides by the global batch."""
 
     reductions = ("none", "mean", "batchmean", "sum")
+    _settings = ("reduction", "log_target")
 
     def __init__(
         self,
@@ -192,6 +224,8 @@ class DistributedKLDivLoss(DistributedLoss):
 
 class DistributedPoissonNLLLoss(DistributedLoss):
     """`torch.nn.PoissonNLLLoss` of tensors on `P_x`."""
+
+    _settings = ("reduction", "log_input", "full", "eps")
 
     def __init__(
         self,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+import operator
+from collections.abc import Hashable, Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..comm.rollcall import tell
 from ..comm.transport import Team, Transport
@@ -13,22 +16,61 @@ from ..errors import PartitionError, describe
 from .agreement import Ballot, is_on, key_of
 from .autocast import autocasts
 from .overlap import overlaps
+from .replicas import checks_every
 
 SHOWN = 6
 """How many differences an error lists before it says how many more there are."""
 
 
-def agree_mode(transport: Transport, team: Team, what: str, mode: Hashable, module: torch.nn.Module) -> None:
-    """Raise on all workers unless they have the same `mode`, which is that of `module`."""
+Held = tuple[tuple[str, ...], tuple[Any, ...]]
+"""Names of parameters and buffers, and of each its dtype, device, shape and requires_grad, or None."""
+NOTHING_HELD: Held = ((), ())
+_look_of = operator.attrgetter("dtype", "device", "shape", "requires_grad")
+
+
+def held_by(module: torch.nn.Module) -> Held:
+    """What the parameters and buffers of a layer are; no device is asked for a number."""
+    found: dict[str, Tensor | None] = {**module._parameters, **module._buffers}
+    return tuple(found), looks_of(found.values())
+
+
+def looks_of(values: Iterable[Tensor | None]) -> tuple[Any, ...]:
+    """The dtype, device, shape and requires_grad of each."""
+    return tuple([None if value is None else _look_of(value) for value in values])
+
+
+def settings_of(module: torch.nn.Module) -> Hashable:
+    """The settings of a layer of ours; of torch's, what decides about its buffers."""
+    read = getattr(type(module), "_read_settings", None)
+    return module.__dict__.get("track_running_stats") if read is None else read(module)
+
+
+def without_shapes(held: Held) -> Hashable:
+    """The part of it that is the same on all workers: blocks differ in shape, and devices in their number.
+
+    Whether a parameter needs a gradient matters where autograd records.
+    """
+    (names, looks), records = held, torch.is_grad_enabled()
+    return names, tuple(look and (look[0], look[1].type, records and look[3]) for look in looks)
+
+
+def agree_mode(
+    transport: Transport, team: Team, what: str, mode: Hashable, module: torch.nn.Module, new: bool = False
+) -> bool:
+    """Whether any worker has `new` replicas. Raises on all unless they have the same `mode`, which is that of `module`."""
     if not is_on() or len(team) == 1:
-        return
+        return False
     ballot = Ballot()
-    place = ballot.equal(key_of(repr(mode)))
+    place, any_new = ballot.equal(key_of(repr((mode, checks_every())))), ballot.any(new)
     ballot.count(transport, team, what)
     if ballot.read(place) is None:
-        fix = "call train(), eval(), requires_grad_() and to(), and enter no_grad, autocast and overlap, on all alike."
+        fix = (
+            "set attributes and parameters, call train(), eval(), requires_grad_() and to(), and enter no_grad, autocast "
+            "and overlap, on all alike."
+        )
         asked = f"{what} is not in the same mode on all workers."
         raise PartitionError(describe(asked, _differences(transport, team, mode, module), fix))
+    return bool(ballot.read(any_new))
 
 
 def _differences(transport: Transport, team: Team, mode: Hashable, module: torch.nn.Module) -> list[str]:
@@ -50,11 +92,20 @@ def _settings(module: torch.nn.Module) -> dict[str, str]:
         "autograd": "on" if torch.is_grad_enabled() else "off",
         "autocast": "on" if autocasts() else "off",
         "overlap": "on" if overlaps() else "off",
+        "GRIDWISE_CHECK_REPLICAS": str(checks_every()),
     }
     for name, part in module.named_modules():
         settings[name or "itself"] = "train()" if part.training else "eval()"
-        if "track_running_stats" in part.__dict__:
-            settings[f"{name}.track_running_stats".lstrip(".")] = str(part.__dict__["track_running_stats"])
-    for name, parameter in module.named_parameters():
-        settings[name] = f"{parameter.dtype}{'' if parameter.requires_grad else ', frozen'}"
-    return settings | {name: str(buffer.dtype) for name, buffer in module.named_buffers()}
+        for own in (*getattr(part, "_settings", ()), "track_running_stats"):
+            if own in part.__dict__:
+                settings[f"{name}.{own}".lstrip(".")] = repr(part.__dict__[own])
+        for own, value in (*part._parameters.items(), *part._buffers.items()):
+            settings[f"{name}.{own}".lstrip(".")] = _words(value)
+    return settings
+
+
+def _words(value: Tensor | None) -> str:
+    if value is None:
+        return "None"
+    frozen = ", frozen" if isinstance(value, torch.nn.Parameter) and not value.requires_grad else ""
+    return f"{value.dtype}{'' if value.device.type == 'cpu' else f' on {value.device.type}'}{frozen}"

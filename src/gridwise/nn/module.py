@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -22,13 +23,15 @@ from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
 from ..comm.transport import Team, Transport
-from ..errors import UnsupportedError
+from ..errors import PartitionError, UnsupportedError
 from ..grid import union_of
 from ..partition import Partition
 from .agreement import Structure, agree_common, agree_plan, is_on, key_of
-from .mode import agree_mode
+from .arguments import need_first_partition
+from .mode import NOTHING_HELD, Held, agree_mode, without_shapes
 from .operator import Operator, Ticket, apply
 from .plan import Plan, Plans, script
+from .replicas import Replica, agree_replicas, is_due
 
 _CONTRACT = frozenset(
     {"_distdl_module_setup", "_distdl_module_teardown", "_distdl_input_changed", "_distdl_module_requires_reset"}
@@ -57,9 +60,21 @@ class Module(torch.nn.Module):
 
     A class that overrides the contract below has to say so itself.
     """
+    _settings: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a call reads and that may be set at any time, as torch's may: on all workers alike."""
+    _fixed: ClassVar[tuple[str, ...]] = ()
+    """Attributes that decide what this worker holds: setting them to anything else raises."""
+    _read_settings: ClassVar[Any] = None
+    """A function that reads them of a layer, if there are any."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._read_settings = operator.attrgetter(*cls._settings) if cls._settings else None
         if "forward" in cls.__dict__:
             cls.forward = _planned_for(cls.forward)
         foreign = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
@@ -78,6 +93,8 @@ class Module(torch.nn.Module):
         self._ticket = Ticket(key_of(type(self).__name__), 0)
         self._says = type(self).__name__
         self._copies = 0
+        self._replicas_are_new = True
+        """Whether replicas have not been compared since they were made, loaded or assigned."""
         self._is_called = False
         """Whether a call is under way, and what it needs is set up."""
         self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
@@ -118,7 +135,7 @@ class Module(torch.nn.Module):
 
     def _rename(self, text: str) -> None:
         """Be known to the other workers by another text."""
-        self.__dict__.update(_ticket=Ticket(key_of(text), 0), _copies=0)
+        self.__dict__.update(_ticket=Ticket(key_of(text), 0), _copies=0, _replicas_are_new=True)
 
     # The contract that subclassers know
 
@@ -140,7 +157,7 @@ class Module(torch.nn.Module):
         problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
         plan = self._plan_at_hand(input) if problem is None else None
         if plan is None and problem is None:
-            problem = self._problem_with_state()
+            problem = self._problem_with_state(input)
         number = plan.number if plan is not None else 0
         if self._transport is not None:
             ticket = self._ticket.called_again()
@@ -150,12 +167,16 @@ class Module(torch.nn.Module):
             raise ValueError(f"{self._says}: {problem}")
         if plan is None or not number:
             plan = self._common_plan(input) or self._set_up(input)
+        if self._transport is not None and is_due(self._ticket.call):
+            agree_replicas(self._transport, self._team, self._says, self._replicas())
         self._take_up(plan)
         if model is not None and self._keeps_plans:
             model.note(self, plan, input)
 
     def _plan_at_hand(self, input: tuple) -> Plan | None:
         """The plan that this worker would take for the input, if it has one."""
+        if is_on() and self._replicas_are_new:
+            return None  # they are compared at set-up
         if self._keeps_plans and is_on() and not self._was_reset:
             return self._plans.find(self._structure_of(input))
         return None if self._distdl_module_requires_reset(input) else self._plans.current
@@ -169,7 +190,8 @@ class Module(torch.nn.Module):
         """A kept plan that fits on all workers, of those that are not the newest on some."""
         if not (self._keeps_plans and is_on() and self._plans.count > 1) or self._transport is None:
             return None
-        candidates = self._plans.candidates(() if self._was_reset else self._structure_of(input))
+        anew = self._was_reset or self._replicas_are_new
+        candidates = self._plans.candidates(() if anew else self._structure_of(input))
         number = agree_common(self._transport, self._team, self._says, candidates)
         return self._plans.take(number) if number else None
 
@@ -180,7 +202,13 @@ class Module(torch.nn.Module):
         self._plans.count += 1
         self._plans.current = None
         if self._transport is not None and (mode := self._mode()) is not None:
-            agree_mode(self._transport, self._team, self._says, mode, self)
+            new, mode = self._replicas_are_new, (mode, without_shapes(self._held()))
+            new = agree_mode(self._transport, self._team, self._says, mode, self, new)
+            self._refuse_state()
+            if new:
+                agree_replicas(self._transport, self._team, self._says, self._replicas())
+        if is_on():
+            self.__dict__["_replicas_are_new"] = False
         self._assigned = names = set[str]()
         try:
             self._distdl_module_setup(input)
@@ -200,7 +228,19 @@ class Module(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if self.__dict__.get("_assigned") is not None:
             self._assigned.add(name)  # type: ignore[union-attr]
+        elif name in self._settings and isinstance(value, list):
+            value = tuple(value)  # what is changed inside of a list would go unnoticed
+        elif name in self._fixed and self.__dict__.get(name, value) != value:
+            raise PartitionError(
+                f"{self._says}: `{name}` (={self.__dict__[name]!r}) cannot be set to {value!r}: what each worker holds "
+                "depends on it.\n  fix: construct another layer."
+            )
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._settings or name in self._fixed:
+            raise PartitionError(f"{self._says}: `{name}` cannot be deleted.")
+        super().__delattr__(name)
 
     def _distdl_module_requires_reset(self, input: tuple) -> bool:
         """Whether the layer has to be set up (again) for this input, as far as this worker can see."""
@@ -213,11 +253,19 @@ class Module(torch.nn.Module):
 
     def _structure_of(self, input: tuple) -> Hashable:
         """All that a plan depends on, as far as this worker can see."""
-        return tuple([Structure.of(x) for x in input if isinstance(x, Tensor)]), self._mode()
+        return tuple([Structure.of(x) for x in input if isinstance(x, Tensor)]), self._mode(), self._held()
 
     def _mode(self) -> Hashable:
         """What must be the same on all workers besides the structure of the input; None if nothing must."""
-        return None
+        return None if self._read_settings is None else self._read_settings(self)
+
+    def _held(self) -> Held:
+        """What the parameters and buffers are, as `held_by`, where a plan depends on it."""
+        return NOTHING_HELD
+
+    def _replicas(self) -> list[Replica]:
+        """The values that several workers hold alike."""
+        return []
 
     def _distdl_module_setup(self, input: tuple) -> None:
         """Plan for an input of this structure. All workers of the layer enter together."""
@@ -229,9 +277,12 @@ class Module(torch.nn.Module):
         """What is wrong with the input on this worker; said by all workers before anything is sent."""
         return None
 
-    def _problem_with_state(self) -> str | None:
+    def _problem_with_state(self, input: tuple) -> str | None:
         """What is wrong with parameters and buffers on this worker; asked before a set-up, and said by all workers."""
         return None
+
+    def _refuse_state(self) -> None:
+        """Raise what all workers have to refuse of parameters and buffers, on which they have agreed."""
 
     # For layers that apply operators
 

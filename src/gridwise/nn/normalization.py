@@ -62,12 +62,10 @@ class SampleNorm(Layer):
 
     def _affine(self, dtype: torch.dtype | None) -> tuple[Tensor | None, Tensor | None]:
         """Weight and bias for use in `forward`, in that dtype; None: in their own."""
-        if self.weight is None:
-            return None, None
         weight, bias = self._weight_and_bias()
         if dtype is None:
             return weight, bias
-        return weight.to(dtype), None if bias is None else bias.to(dtype)
+        return None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 class DistributedLayerNorm(SampleNorm):
@@ -84,6 +82,9 @@ class DistributedLayerNorm(SampleNorm):
     >>> gridwise.nn.DistributedLayerNorm(P_x, 2)(torch.tensor([[-1.0, 1.0]])).sign().detach()
     tensor([[-1.,  1.]])
     """
+
+    _settings = ("eps",)
+    _fixed = (*Layer._fixed, "normalized_shape")
 
     def __init__(
         self,
@@ -113,6 +114,9 @@ class DistributedLayerNorm(SampleNorm):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         layout = self._agree(input[0])
+        self._try_dtypes(
+            lambda one: F.layer_norm(one(input[0], 2, 1), (1,), *(one(self._block(n), 1) for n in ("weight", "bias")))
+        )
         for d, extent in enumerate(self.normalized_shape, start=self._lead):
             check_cut_like_parameters(self._says, layout, d, extent)
         self._sets = self._sets_over(layout, range(self._lead, layout.grid.dim), math.prod(self.normalized_shape))
@@ -126,6 +130,8 @@ class DistributedLayerNorm(SampleNorm):
         weight, bias = self._affine(values.dtype)
         if weight is not None:
             y = y * weight if bias is None else torch.addcmul(bias, y, weight)
+        elif bias is not None:
+            y = y + bias
         return y.to(dtype_after(lambda one: F.layer_norm(one, (1,)), x))
 
     def extra_repr(self) -> str:
@@ -146,6 +152,9 @@ class DistributedGroupNorm(SampleNorm):
     >>> gridwise.nn.DistributedGroupNorm(P_x, 2, 4)(torch.ones(1, 4, 3)).abs().max() < 1e-6
     tensor(True)
     """
+
+    _settings = ("eps", "num_groups")
+    _fixed = (*Layer._fixed, "num_channels")
 
     def __init__(
         self,
@@ -176,6 +185,13 @@ class DistributedGroupNorm(SampleNorm):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         layout = self._agree(input[0])
+        self._try_dtypes(
+            lambda one: F.group_norm(one(input[0], 1, 2), 1, *(one(self._block(n), 2) for n in ("weight", "bias")))
+        )
+        if not isinstance(self.num_groups, int) or self.num_groups < 1 or self.num_channels % self.num_groups:
+            raise PartitionError(
+                f"{self._says}: `num_groups` (={self.num_groups}) must divide the {self.num_channels} channels."
+            )
         check_cut_like_parameters(self._says, layout, 1, self.num_channels)
         assert self._transport is not None
         block = layout.block(self._transport.rank)

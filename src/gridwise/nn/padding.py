@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
+from ..errors import PartitionError, UnsupportedError
 from ..grid import Cuts, Layout, Shape, hull_then_pad
 from ..partition import Partition
 from .windowed import Rows, Share, Size, Windowed, empty_output
@@ -27,15 +27,18 @@ class Pad(Windowed):
     _fresh_gradients = False  # what is fetched may be the output itself
     sequential: ClassVar[Any]
     padding: tuple[int, ...]
+    value: float = 0.0
+    _settings: ClassVar[tuple[str, ...]] = ("padding",)
 
     def __init__(self, P_x: Partition, padding: Size, *value: float) -> None:
         super().__init__(P_x)
         template = self.sequential(padding, *value)
         self._takes_part(P_x, signature=template.extra_repr())
         self._imitates(template)
-        self.padding = template.padding
-        self.value = value[0] if value else 0.0
         self._pad_mode = self.mode
+        self._refuse_negative()
+
+    def _refuse_negative(self) -> None:
         if self.mode == "circular" and min(self.padding) < 0:
             raise UnsupportedError(
                 f"{self._says}: negative circular padding is not offered: torch crops first, and wraps what is left.\n"
@@ -44,6 +47,11 @@ class Pad(Windowed):
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         assert self._transport is not None
+        self._refuse_negative()
+        if len(self.padding) > 2 * self.dims:
+            raise PartitionError(
+                f"{self._says}: `padding` (={self.padding}) reaches beyond the {self.dims} dims of space."
+            )
         target = Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
@@ -53,7 +61,8 @@ class Pad(Windowed):
         self._share = Share(target.block(self._transport.rank), fetch, mine)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
-        before = self.padding[2 * (self.dims - 1 - d)]  # torch lists the last dim first
+        at = 2 * (self.dims - 1 - d)  # torch lists the last dim first, and may leave out the others
+        before = self.padding[at] if at < len(self.padding) else 0
         needs = [(first - before, last - before) for first, last in pairwise(cuts)]
         if self.mode == "circular":
             return [Rows(need) for need in needs]
@@ -74,6 +83,7 @@ class ConstantPad(Pad):
     """What all layers that pad with one value do."""
 
     mode = "constant"
+    _settings = ("padding", "value")
 
     def __init__(self, P_x: Partition, padding: Size, value: float, *, buffer_manager: object = None) -> None:
         super().__init__(P_x, padding, value)
@@ -108,6 +118,7 @@ class DistributedZeroPad1d(ImagePad):
     """`torch.nn.ZeroPad1d` on a grid; see `DistributedZeroPad2d`."""
 
     dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
+    _settings = ("padding", "value")
 
 
 class DistributedZeroPad2d(ImagePad):
@@ -127,12 +138,14 @@ class DistributedZeroPad2d(ImagePad):
     """
 
     dims, sequential, mode = 2, torch.nn.ZeroPad2d, "constant"
+    _settings = ("padding", "value")
 
 
 class DistributedZeroPad3d(ImagePad):
     """`torch.nn.ZeroPad3d` on a grid; see `DistributedZeroPad2d`."""
 
     dims, sequential, mode = 3, torch.nn.ZeroPad3d, "constant"
+    _settings = ("padding", "value")
 
 
 class DistributedReflectionPad1d(ImagePad):

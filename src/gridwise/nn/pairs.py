@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .doubling import half_of, rows_like
+from .fetch import memory_format_of
 
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 LEAST = 1 << 15
@@ -94,3 +94,13 @@ class _Spread(torch.autograd.Function):
             n = second.shape[d]
             gradient = torch.where(second, half_of(gradient, d, 1), half_of(gradient, d, 0).narrow(d, 0, n))
         return gradient, None, *(None,) * len(chosen)
+
+
+def rows_like(like: Tensor, dim: int, rows: int) -> Tensor:
+    shape = (*like.shape[:dim], rows, *like.shape[dim + 1 :])
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like))
+
+
+def half_of(y: Tensor, dim: int, half: int) -> Tensor:
+    """The even rows, or the odd ones."""
+    return y[(*(slice(None),) * dim, slice(half, None, 2))]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ from torch import Tensor
 from ..comm.transport import Team, Transport
 from ..grid import Box, Grid, Layout, Shape
 from .operator import Operator, Ticket, apply, meet, prepare
+
+holders_of_blocks: WeakKeyDictionary[torch.nn.Module, Transport] = WeakKeyDictionary()
+"""The modules that hold parameters in blocks, by their `_spreads`: whose gradient is a tensor? (`utils.clip_grad_norm`)"""
 
 
 @dataclass(frozen=True)

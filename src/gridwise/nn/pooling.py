@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,17 +42,13 @@ class DistributedPoolingBase(PoolingMixin, Windowed):
         super().__init__(P_x)
         self._takes_part(P_x, signature=template.extra_repr())
         self._imitates(template)
-        self._window = tuple(
-            self._each(getattr(template, name, default))
-            for name, default in (("kernel_size", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
-        )
-
-    def _each(self, size: Any) -> tuple[int, ...]:
-        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
-        return sizes * self.dims if len(sizes) == 1 else sizes
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         assert self._transport is not None
+        layer = self._sequential
+        stride = layer.kernel_size if layer.stride is None else layer.stride
+        sizes = layer.kernel_size, stride, layer.padding, getattr(layer, "dilation", 1)
+        self._window = tuple(self._each(size) for size in sizes)
         target = Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
@@ -110,6 +106,7 @@ class MaxPool(DistributedPoolingBase):
     """What all maximum pooling layers do; see `DistributedMaxPool2d` for the arguments."""
 
     return_indices: bool
+    _settings = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
     _fills_with_least = True
 
     def __init__(
@@ -162,7 +159,7 @@ class AvgPool(DistributedPoolingBase):
     """What all average pooling layers do; see `DistributedAvgPool2d` for the arguments."""
 
     count_include_pad: bool
-    divisor_override: int | None = None
+    _settings: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         super()._plan(source, shape)
@@ -170,9 +167,10 @@ class AvgPool(DistributedPoolingBase):
         assert self._share.outputs is not None
         block = self._share.outputs
         counts = [self._counts(d, (block.start[2 + d], block.stop[2 + d])) for d in range(self.dims)]
-        self._divisor = self.divisor_override or math.prod(line[0] if line else 1 for line in counts)
+        override = getattr(self._sequential, "divisor_override", None)
+        self._divisor = override or math.prod(line[0] if line else 1 for line in counts)
         self._divisors: Tensor | None = None
-        if self.divisor_override is None and any(len(set(line)) > 1 for line in counts):
+        if override is None and any(len(set(line)) > 1 for line in counts):
             self._divisor, self._divisors = 1, torch.ones((), dtype=torch.float64, device="cpu")
             for line in counts:
                 self._divisors = self._divisors.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64, device="cpu")
@@ -307,6 +305,7 @@ class DistributedAvgPool2d(AvgPool):
     """
 
     dims = 2
+    _settings = (*AvgPool._settings, "divisor_override")
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ class DistributedPReLU(Layer):
     """
 
     weight: Tensor
+    _fixed = (*Layer._fixed, "num_parameters")
+    _required = ("weight",)
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class DistributedPReLU(Layer):
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         assert self._transport is not None
         layout: Layout = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])[0]
+        self._try_dtypes(lambda one: F.prelu(one(input[0], 1, 1), one(self._block("weight"), 1)))
         if self.num_parameters > 1:
             check_cut_like_parameters(self._says, layout, 1, self.num_parameters)
 

@@ -59,6 +59,11 @@ class Repartition(Primitive):
                 f"Repartition needs grids with the same number of axes, got {P_x.shape} and {P_y.shape}.\n"
                 "  fix: use 1 for the axes of dims that are not cut."
             )
+        if cuts is not None and not isinstance(cuts, Sequence):
+            raise PartitionError(
+                f"Repartition: `cuts` (={cuts!r}) must be a list of cut points for each dim.\n"
+                "  fix: a buffer manager, which DistDL has in this place, goes by its name: buffer_manager=..."
+            )
         if cuts is not None and len(cuts) != P_y.dim:
             raise PartitionError(f"`cuts` needs one entry for each of {P_y.dim} dims, got {len(cuts)}.")
         self.P_x, self.P_y, self.preserve_batch = P_x, P_y, preserve_batch

@@ -4,9 +4,8 @@
     backward   agree ──► gradients, by torch ──► those of halos go home ──► those of weight and bias summed in one message
 
 Nodes for each of these steps (`fetch`, torch's own, `parameter`) would each cost tens of microseconds, and some of them an
-agreement with the other workers. Small blocks are put together with what is fetched; large ones are not, where every
-worker can do without (`added`). What takes several calls of torch, or torch's own padding, is made of steps, and so are
-gradients of gradients.
+agreement with the other workers. That counts where blocks are small. Large ones, what takes several calls of torch, and
+torch's own padding are made of steps, and so are gradients of gradients.
 
 All workers of a layer take this road, or none does: that follows from what they have agreed on.
 """
@@ -26,15 +25,16 @@ from torch import Tensor
 
 from ..comm.transport import Team, Transport
 from ..grid import Layout, Shape
-from .added import Addition, Gradients
 from .autocast import autocasts
 from .fetch import Fetch
 from .operator import Ticket, anchor_unless, apply, meet, plain, prepare
 from .parameter import Shared
 
 LARGE = 1 << 20
-"""The largest block, in bytes, of which a padded copy is made: below, that is faster than adding what slabs give."""
+"""The largest block, in bytes, of which a padded copy is kept for backward: that is faster than making it again."""
 
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of a box, of the weight and of the bias."""
 Sums = Sequence[tuple[Shared, int] | None]
 """How the gradients of weight and bias are summed, with a key; None where they are not, or somebody else does it."""
 
@@ -60,8 +60,6 @@ class Single:
     name: str
     fetch: Fetch | None
     """None where every worker needs just what it has."""
-    addition: Addition | None
-    """None where the box is put together."""
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     """What torch pads around the box, or cuts off what a transposed one makes of it."""
@@ -86,30 +84,22 @@ class Single:
         call = _Call(self, sums, ticket, wanted)
         return _Convolved.apply(x, weight, bias, anchor_unless(x.requires_grad or wanted[1] or wanted[2]), call)
 
-    def made(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """The outputs, and what they were made from: the box, or slabs beside the block."""
-        if self.addition is not None:
-            return self.addition.convolved(x, weight, bias, self._convolved)
+    def made(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The outputs, and the box that they were made from."""
         box = x if self.fetch is None else self.fetch(plain(x))
-        y = self._convolved(box, weight, bias, self.padding)
-        return F.pad(y, [-n for n in self.crops]) if self.crops else y, [box]
+        y = torch.convolution(box, weight, bias, *self._arguments)
+        return F.pad(y, [-n for n in self.crops]) if self.crops else y, box
 
-    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
-        return torch.convolution(x, weight, bias, *self._arguments(padding))
-
-    def gradients(
-        self, y: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, ...], wanted: Sequence[bool]
-    ) -> Gradients:
-        """Those which are wanted, of a convolution of `x`, from that of its outputs."""
-        made = torch.ops.aten.convolution_backward.default(
-            y, x, weight, (y.shape[1],), *self._arguments(padding), wanted
-        )
+    def gradients(self, y: Tensor, box: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
+        """Those which are wanted, from that of the outputs."""
+        made = torch.ops.aten.convolution_backward.default(y, box, weight, (y.shape[1],), *self._arguments, wanted)
         return cast(Gradients, made)
 
-    def _arguments(self, padding: tuple[int, ...]) -> tuple[Any, ...]:
+    @cached_property
+    def _arguments(self) -> tuple[Any, ...]:
         """Of torch's one function for all convolutions."""
         transposed, room = self.output_padding is not None, self.output_padding or (0,) * len(self.stride)
-        return self.stride, padding, self.dilation, transposed, room, self.groups
+        return self.stride, self.padding, self.dilation, transposed, room, self.groups
 
 
 class _Call:
@@ -123,19 +113,12 @@ class _Call:
         self.team = single.team if self.fetch or any(self.sums) else (single.transport.rank,)
         """Who meets in backward: nobody else where nothing is sent."""
 
-    def plainly(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
+    def plainly(self, y: Tensor, weight: Tensor, box: Tensor) -> Gradients:
         """The gradients, from that of the outputs; nothing is recorded."""
-        of_x, *parts = self._of_kept(y, x, weight, kept)
-        if self.fetch is not None and self.single.addition is None:
+        of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
+        if self.fetch is not None:
             of_x = self.fetch.adjoint(cast(Tensor, of_x))
         return of_x, *self._summed(*parts)
-
-    def _of_kept(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
-        """From what was kept: of the block itself where slabs were added to it, of the box where that was put together."""
-        single = self.single
-        if single.addition is not None:
-            return single.addition.gradients(y, x, kept, weight, single.gradients, self.wanted)
-        return single.gradients(y, kept[0], weight, single.padding, self.wanted)
 
     def _summed(self, of_weight: Tensor | None, of_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Complete gradients of the parameters."""
@@ -152,17 +135,17 @@ class _Call:
             of_bias = second[0].adjoint(cast(Tensor, of_bias))
         return of_weight, of_bias
 
-    def recorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor], depth: int) -> Gradients:
+    def recorded(self, y: Tensor, x: Tensor, weight: Tensor, box: Tensor, depth: int) -> Gradients:
         """The same by nodes that can be differentiated again."""
         key, call, _ = self.ticket
         if self.sums[0] is not None:  # its gradient is a sum
             operator, own = self.sums[0]
             weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
         if self.fetch is None:
-            of_x, *parts = self._of_kept(y, x, weight, kept)
+            of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
         else:  # fetched again: this box knows where it comes from
             box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
-            of_x, *parts = self.single.gradients(y, box, weight, self.single.padding, self.wanted)
+            of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
             of_x = apply(cast(Tensor, of_x), self.fetch.adjoint, Ticket(key, call, depth), True)
         for i, each in enumerate(self.sums):
             if each is not None:
@@ -175,16 +158,16 @@ class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor | None, call: _Call) -> Tensor:
         ctx.call = call
-        y, kept = call.single.made(x, weight, bias)
-        prepare(ctx, x, weight, *kept)
+        y, box = call.single.made(x, weight, bias)
+        prepare(ctx, x, weight, box)
         return y
 
     @staticmethod
     def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         single, ticket = call.single, call.ticket.differentiated()
-        x, weight, *kept = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
+        x, weight, box = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
         y = F.pad(y, single.crops) if single.crops else y
         if torch.is_grad_enabled():
-            return *call.recorded(y, x, weight, kept, ticket.depth), None, None
-        return *call.plainly(y, x, weight, kept), None, None
+            return *call.recorded(y, x, weight, box, ticket.depth), None, None
+        return *call.plainly(y, weight, box), None, None

@@ -35,12 +35,9 @@ class Part:
 
 
 class Split:
-    """`inside` is the part of the own block to return; `boxes` are in the coordinates of what `fetch` makes.
+    """`inside` is the part of the own block to return; `boxes` are in the coordinates of what `fetch` makes."""
 
-    `filled` says which part of each box has values, all of it if it is left out; the rest is filled as margins are.
-    """
-
-    def __init__(self, fetch: Fetch, inside: Box, boxes: Sequence[Box], filled: Sequence[Box] | None = None) -> None:
+    def __init__(self, fetch: Fetch, inside: Box, boxes: Sequence[Box]) -> None:
         assert fetch.plan.owned is not None
         plan, own = fetch.plan, Box.of_shape(fetch.plan.owned.shape)
         margin = tuple(first for first, _ in fetch.margins) or (0,) * len(own.start)
@@ -51,10 +48,7 @@ class Split:
         self.shapes = [box.shape for box in boxes]
         self.strips = [[box.shape for box in line] for line in received]
         self.sent = [[piece.source.shape for piece in message.pieces] for message in plan.sends]
-        met = [
-            (box, meetings(box, mine, part), meetings(box, theirs, part))
-            for box, part in zip(boxes, filled or boxes, strict=True)
-        ]
+        met = [(box, meetings(box, mine), meetings(box, theirs)) for box in boxes]
         strips = [strip for _, strip in theirs]
         self.kept = [_parts(box, kept, [own] * len(mine)) for box, kept, _ in met]
         self.awaited = [_parts(box, awaited, strips) for box, _, awaited in met]

@@ -34,6 +34,8 @@ FEW = 8
 MANY = 1 << 14
 """The most sets of all members that go into one."""
 
+SharedValue = Callable[[Tensor], Tensor]
+"""What makes a parameter one whose gradient is summed over those who hold it."""
 Numbers = Tensor | np.ndarray
 """Statistics, a few for each row or set: NumPy's where they are few and on the host. The formulas are the same."""
 
@@ -190,7 +192,7 @@ class Standardised(torch.autograd.Function):
         eps: float,
         sets: Sets,
         ticket: Ticket,
-        shared: Callable[[Tensor], Tensor] | None,
+        shared: SharedValue | None,
     ) -> Tensor:
         mean, var = map(sets.unfold, statistics)
         prepare(ctx, x, weight, bias)
@@ -202,12 +204,8 @@ class Standardised(torch.autograd.Function):
         sets, mean, var = ctx.sets, ctx.mean, ctx.var
         if torch.is_grad_enabled():
             x, weight, bias, _ = ctx.saved_tensors
-            source = x if x.requires_grad else x.detach().requires_grad_()  # to take part in the others' adjoints
-            y = standardised(source, weight, bias, ctx.eps, sets, ctx.ticket, ctx.shared)
-            wanted = [t for t in (weight, bias) if t is not None and t.requires_grad]
-            of_x, *found = torch.autograd.grad(y, [source, *wanted], dy, create_graph=True)
-            others = [found.pop(0) if t is not None and t.requires_grad else None for t in (weight, bias)]
-            return of_x if x.requires_grad else None, *others, *(None,) * 6
+            found = differentiable(x, weight, bias, dy, ctx.eps, sets, ctx.ticket, ctx.shared)
+            return *found, *(None,) * 6
         name, ticket = f"the adjoint of {sets.name}", ctx.ticket.differentiated()
         x, weight, bias = meet(ctx, sets.transport, sets.team, name, ticket)
         if x.is_cuda and x.numel():
@@ -261,7 +259,7 @@ def standardised(
     eps: float,
     sets: Sets,
     ticket: Ticket,
-    shared: Callable[[Tensor], Tensor] | None,
+    shared: SharedValue | None,
 ) -> Tensor:
     """What `Standardised` computes, statistics included, in differentiable operators: gradients of gradients use it."""
     others = (0, *range(2, x.dim()))
@@ -284,6 +282,25 @@ def standardised(
     return y
 
 
+def differentiable(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    dy: Tensor,
+    eps: float,
+    sets: Sets,
+    ticket: Ticket,
+    shared: SharedValue | None,
+) -> list[Tensor | None]:
+    """Gradients of x, weight and bias that can be differentiated again: those of `standardised`."""
+    source = x if x.requires_grad else x.detach().requires_grad_()  # to take part in the others' adjoints
+    y = standardised(source, weight, bias, eps, sets, ticket, shared)
+    wanted = [t for t in (weight, bias) if t is not None and t.requires_grad]
+    of_x, *found = torch.autograd.grad(y, [source, *wanted], dy, create_graph=True)
+    others = [found.pop(0) if t is not None and t.requires_grad else None for t in (weight, bias)]
+    return [of_x if x.requires_grad else None, *others]
+
+
 def standardise(
     x: Tensor,
     weight: Tensor | None,
@@ -293,7 +310,7 @@ def standardise(
     sets: Sets,
     ticket: Ticket,
     records: bool,
-    shared: Callable[[Tensor], Tensor] | None = None,
+    shared: SharedValue | None = None,
 ) -> Tensor:
     """Normalise ``x`` by `statistics`, recorded by autograd on all workers of the sets if `records`."""
     anchor = anchor_unless(not records or any(t is not None and t.requires_grad for t in (x, weight, bias)))

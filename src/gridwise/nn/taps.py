@@ -58,7 +58,7 @@ class Taps:
         if not weights:
             return parts[0]
         if len(weights) == 1:
-            return torch.lerp(parts[0], parts[1], weights[0])
+            weights = [1 - weights[0], *weights]  # as torch weighs both: `lerp` makes nan of what is infinite
         y = parts[0] * weights[0]
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             y = torch.addcmul(y, part, weight)

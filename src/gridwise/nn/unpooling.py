@@ -23,7 +23,7 @@ from ..partition import Partition
 from .agreement import Ballot, agree_layout, key_of, tell
 from .module import Module
 from .move import Move
-from .windowed import Size
+from .windowed import Size, as_batch
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
 
@@ -32,15 +32,14 @@ class MaxUnpool(Module):
     """What all unpooling layers do; see `DistributedMaxUnpool2d`."""
 
     dims: ClassVar[int]
+    _settings = ("kernel_size", "stride", "padding")
+    _fixed = ("P_x",)
 
     def __init__(self, P_x: Partition, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
         super().__init__()
         template = SEQUENTIAL[self.dims](kernel_size, stride, padding)
-        self.P_x, self._words = P_x, template.extra_repr()
-        self.kernel_size, self.stride, self.padding = (
-            (value,) * self.dims if isinstance(value, int) else tuple(value)
-            for value in (template.kernel_size, template.stride, template.padding)
-        )
+        self.P_x = P_x
+        self.kernel_size, self.stride, self.padding = template.kernel_size, template.stride, template.padding
         lacking = self.dims + 2 - P_x.dim
         if lacking not in (0, 1):
             raise PartitionError(
@@ -48,7 +47,7 @@ class MaxUnpool(Module):
                 f"and {self.dims} of space), or {self.dims + 1} without the batch."
             )
         self._grid = Grid(P_x.ranks, (1,) * lacking + P_x.shape)
-        self._takes_part(P_x, signature=self._words)
+        self._takes_part(P_x, signature=self.extra_repr())
         self._source: Layout | None = None
 
     def __call__(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Any:
@@ -81,6 +80,8 @@ class MaxUnpool(Module):
     def _distdl_module_setup(self, input: tuple) -> None:
         assert self._transport is not None
         transport, team, (x, indices, size) = self._transport, self._team, input
+        stride = self.kernel_size if self.stride is None else self.stride
+        self._kernel, self._stride, self._padding = map(self._each, (self.kernel_size, stride, self.padding))
         ballot = Ballot()
         votes = ballot.equal(int(x.dim() == self.dims + 1)), ballot.equal(key_of(repr(size)))
         ballot.count(transport, team, self._says)
@@ -92,7 +93,7 @@ class MaxUnpool(Module):
         source, agreed = agree_layout(transport, team, self._says, self._grid, x.view(*self._lead, *x.shape))
         shape = self._output_shape(source.global_shape, size)
         target = Layout.balanced(self._grid, (*source.global_shape[:2], *shape))
-        window = zip(self.kernel_size, self.stride, self.padding, source.global_shape[2:], strict=True)
+        window = zip(self._kernel, self._stride, self._padding, source.global_shape[2:], strict=True)
         space = tuple(
             tuple(transposed_need(outputs, k, s, p, 1, n) for outputs in pairwise(cuts))
             for cuts, (k, s, p, n) in zip(target.cuts[2:], window, strict=True)
@@ -111,18 +112,25 @@ class MaxUnpool(Module):
                 describe(f"{self._says} got indices that it cannot take.", tell(transport, team, problem))
             )
 
+    def _each(self, size: Any) -> tuple[int, ...]:
+        """A size for each dim of space, where torch takes one for all too."""
+        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
+        if len(sizes) not in (1, self.dims) or not all(isinstance(n, int) for n in sizes):
+            raise PartitionError(f"{self._says} needs one size, or one for each of {self.dims} dims, got {size!r}.")
+        return sizes * self.dims if len(sizes) == 1 else sizes
+
     def _output_shape(self, shape: Shape, size: Any) -> Shape:
         """The extents of the global output: those asked for, less than a stride from what the windows reach."""
-        window = zip(shape[2:], self.kernel_size, self.stride, self.padding, strict=True)
+        window = zip(shape[2:], self._kernel, self._stride, self._padding, strict=True)
         found = tuple((n - 1) * s + k - 2 * p for n, k, s, p in window)
         if size is not None:
             asked = size[2:] if len(size) == self.dims + 2 else size
             if len(asked) != self.dims or any(
-                not -s < n - reached < s for n, reached, s in zip(asked, found, self.stride, strict=True)
+                not -s < n - reached < s for n, reached, s in zip(asked, found, self._stride, strict=True)
             ):
                 raise PartitionError(
                     f"{self._says}: invalid output_size {size} for a global input of shape {shape}.\n"
-                    f"  fix: {self.dims} numbers less than the stride {self.stride} away from {found}."
+                    f"  fix: {self.dims} numbers less than the stride {self._stride} away from {found}."
                 )
             found = tuple(asked)
         if min(found) < 1 or 0 in shape[1:]:
@@ -139,8 +147,8 @@ class MaxUnpool(Module):
         wrong = (indices < 0) | (indices >= math.prod(self._extents))
         for d, rows in enumerate(self._places(indices)):
             own = torch.arange(starts[d], starts[d] + rows.shape[d - self.dims], device=rows.device)
-            first = (own * self.stride[d] - self.padding[d]).view(-1, *(1,) * (self.dims - 1 - d))
-            wrong |= (rows < first) | (rows >= first + self.kernel_size[d])
+            first = (own * self._stride[d] - self._padding[d]).view(-1, *(1,) * (self.dims - 1 - d))
+            wrong |= (rows < first) | (rows >= first + self._kernel[d])
         return f"index {int(indices[wrong][0])} is outside of the window of its value" if bool(wrong.any()) else None
 
     def _places(self, indices: Tensor) -> list[Tensor]:
@@ -155,7 +163,7 @@ class MaxUnpool(Module):
 
     def forward(self, x: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
         if self._is_outside:
-            return x.flatten()[:0]
+            return as_batch(x.flatten()[:0], x)
         values = self._move(x.view(*self._lead, *x.shape), self._fetch, self._records)
         indices = self._move(indices.view(*self._lead, *indices.shape), self._fetch, False, step=1)
         lengths, at = self._outputs.shape[2:], torch.zeros_like(indices)
@@ -171,7 +179,7 @@ class MaxUnpool(Module):
         return y.squeeze(0) if self._lead else y
 
     def extra_repr(self) -> str:
-        return self._words
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
 class DistributedMaxUnpool1d(MaxUnpool):

@@ -2,13 +2,14 @@
 
 The sources of each output row are `taps`, counted from the edge of the *global* tensor; a kernel called on a block would
 count from the block's edge, and be wrong. Their range over a worker's outputs is what it needs: one movement fetches it.
-Then, dim by dim:
+Then ATen's kernel makes the outputs, where it is right in every dim:
 
-    doubled    linear, twice as many rows, blocks of pairs, on the CPU: by whole rows (`doubling`)
-    whole      the dim is not cut: ATen's kernel is right
-    shifted    the ratio of rows is a power of two: the kernel is right on a block that starts where a row of the output
-               and one of the input start together, a little before the first row that is wanted; that is cropped
-    by rows    otherwise: rows are selected and mixed by their global indices, and the kernel leaves the dim as it is
+    whole      the dim is not cut
+    shifted    the ratio of rows is a power of two, and the block starts where a row of the output and one of the input start
+               together, a little before the first row that is wanted; that is cropped
+
+Elsewhere rows are selected and mixed by their global indices, dim by dim. A dim is never left to the kernel as it is beside
+others that were mixed: it weighs each row with 1 and again with 0, and zero times infinity is nan.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from ..grid import Interval, Layout, Needs, balanced_cuts, route
 from ..partition import Partition
 from .agreement import agree_layout
 from .autocast import dtype_after
-from .doubling import LEAST, Doubling
 from .fetch import memory_format_of
 from .module import Module
 from .move import HALVES, Move
@@ -44,19 +44,19 @@ KERNELS = NEAREST | LINEAR | CUBIC
 
 @dataclass(frozen=True)
 class Dim:
-    """How one worker makes its rows of one dim: fetch `need`, perhaps mix rows, and let the kernel make `made` rows.
+    """How one worker makes its rows of one dim: fetch `need`, and mix rows by `taps`, which count from its first.
 
-    `scale` is the kernel's; of what it makes, the first `extra` rows are dropped.
+    Or let the kernel make `made` rows with `scale` and drop the first `extra`; 0 `made` where it would be wrong.
     """
 
     need: Interval
-    taps: Taps | Doubling | None
-    made: int
-    scale: float | None
+    taps: Taps
+    made: int = 0
+    scale: float | None = None
     extra: int = 0
 
 
-def shifted(outputs: Interval, taps: Taps, ratio: float) -> Dim:
+def shifted(outputs: Interval, taps: Taps, ratio: float, device: torch.device) -> Dim:
     """Rows `outputs` by the kernel on a block, for a `ratio` of input to output rows that is a power of two."""
     start, stop = outputs
     period = max(1, int(1 / ratio))
@@ -64,16 +64,13 @@ def shifted(outputs: Interval, taps: Taps, ratio: float) -> Dim:
     at = start - start % period
     while at > 0 and int(at * ratio) > first:  # the kernel would take its first row for the tensor's
         at -= period
-    return Dim((int(at * ratio), last), None, stop - at, 1 / ratio, start - at)
+    origin = int(at * ratio)
+    return Dim((origin, last), taps.cut(outputs, origin, device), stop - at, 1 / ratio, start - at)
 
 
-def doubled(dim: Dim, outputs: Interval, n_in: int) -> Dim:
-    """The same rows of twice `n_in` by whole rows, if they are pairs; for linear interpolation."""
-    start, stop = outputs
-    first, last = dim.need
-    if start % 2 or stop % 2 or (first, last) != (max(0, start // 2 - 1), min(n_in, stop // 2 + 1)):
-        return dim
-    return Dim(dim.need, Doubling(2 * first < start, 2 * last > stop), stop - start, None)
+def _check_mode(mode: str) -> None:
+    if mode not in KERNELS:
+        raise UnsupportedError(f"`mode` (={mode!r}) is not offered.\n  fix: one of {', '.join(map(repr, KERNELS))}.")
 
 
 class DistributedUpsample(Module):
@@ -98,6 +95,8 @@ class DistributedUpsample(Module):
     """
 
     _keeps_plans = True
+    _settings = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+    _fixed = ("P_x",)
 
     def __init__(
         self,
@@ -109,10 +108,7 @@ class DistributedUpsample(Module):
         recompute_scale_factor: bool | None = None,
     ) -> None:
         super().__init__()
-        if mode not in KERNELS:
-            raise UnsupportedError(
-                f"`mode` (={mode!r}) is not offered.\n  fix: one of {', '.join(map(repr, KERNELS))}."
-            )
+        _check_mode(mode)
         self.P_x, self.mode, self.align_corners = P_x, mode, align_corners
         self.size = tuple(size) if isinstance(size, Sequence) else size
         self.scale_factor = tuple(map(float, scale_factor)) if isinstance(scale_factor, Sequence) else scale_factor
@@ -121,6 +117,7 @@ class DistributedUpsample(Module):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         assert self._transport is not None
+        _check_mode(self.mode)
         layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
         self._plan(layout, self._output_shape(layout.global_shape), input[0])
         self._records = agreed.requires_grad
@@ -143,13 +140,6 @@ class DistributedUpsample(Module):
             self._fetch = Move(self._transport, self._team, self._says, route(layout, needs, me), torch.clone)
         index = layout.grid.index_of(me)
         self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
-        self._by_rows = list(self._local)
-        """The same, for many numbers whose rows are whole in memory: with channels last torch's kernels are as fast."""
-        for d, (dim, i, line) in enumerate(zip(self._local, index[2:], cuts, strict=True)):
-            n_in = layout.global_shape[2 + d]
-            doubles = self.mode in LINEAR and not self.align_corners and line[-1] == 2 * n_in and scales[d] in (None, 2)
-            if doubles and not x.is_cuda:
-                self._by_rows[d] = doubled(dim, (line[i], line[i + 1]), n_in)
         self._block = self.layout.block(me)
         self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
 
@@ -159,24 +149,24 @@ class DistributedUpsample(Module):
         # ATen's backward takes these for copies (and doublings), its forward does not: its gradient is wrong.
         taken = {n_in, 2 * n_in} if self.mode in NEAREST else {n_in} if self.mode in CUBIC else set()
         disagrees = scale is not None and n_out in taken and scale * n_in != n_out
-        if len(target) == 2 and not disagrees:
-            return [Dim((0, n_in), None, n_out, scale)]
         if self.mode in NEAREST:
             taps = nearest_taps(self.mode, n_in, n_out, scale, x)
         else:
             find = linear_taps if self.mode in LINEAR else cubic_taps
             taps = find(n_in, n_out, scale, bool(self.align_corners), x.dtype)
+        if len(target) == 2 and not disagrees:
+            return [Dim((0, n_in), taps.cut((0, n_out), 0, x.device), n_out, scale)]
         ratio = 1 / scale if scale else n_in / max(1, n_out)
         shifts = math.frexp(ratio)[0] == 0.5 and not self.align_corners
         return [self._at_place(outputs, taps, ratio if shifts else None, x) for outputs in pairwise(target)]
 
     def _at_place(self, outputs: Interval, taps: Taps, ratio: float | None, x: Tensor) -> Dim:
         if ratio is not None and outputs[0] < outputs[1]:
-            dim = shifted(outputs, taps, ratio)
+            dim = shifted(outputs, taps, ratio, x.device)
             if dim.made != dim.need[1] - dim.need[0]:  # ATen's linear kernel copies when it is to make as many rows
                 return dim
         need = taps.need(outputs)
-        return Dim(need, taps.cut(outputs, need[0], x.device), outputs[1] - outputs[0], None)
+        return Dim(need, taps.cut(outputs, need[0], x.device))
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
@@ -192,19 +182,22 @@ class DistributedUpsample(Module):
         made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
         if not self._block.volume:
             return y.sum(dtype=made).expand(self._block.shape)
-        local = self._by_rows if y.numel() >= LEAST and y.is_contiguous() else self._local
-        half = y.dtype in HALVES and self.mode not in NEAREST and any(dim.taps for dim in local)
-        y = y.float() if half else y
-        for d, dim in reversed([*enumerate(local, 2)]):  # the dim whose rows are short while there are few
-            if dim.taps is not None:
-                y = dim.taps.take(y, d)
-        if any(dim.taps is None for dim in local):
-            corners = () if self.mode in NEAREST else (bool(self.align_corners),)
-            y = self._kernel(y, [dim.made for dim in local], *corners, *(dim.scale for dim in local))
-            for d, dim in enumerate(local, 2):
-                if dim.extra:
-                    y = y.narrow(d, dim.extra, dim.made - dim.extra)
+        y = self._by_kernel(y) if all(dim.made for dim in self._local) else self._by_rows(y)
         return y.to(made).contiguous(memory_format=memory_format_of(x))
+
+    def _by_kernel(self, y: Tensor) -> Tensor:
+        corners = () if self.mode in NEAREST else (bool(self.align_corners),)
+        y = self._kernel(y, [dim.made for dim in self._local], *corners, *(dim.scale for dim in self._local))
+        for d, dim in enumerate(self._local, 2):
+            if dim.extra:
+                y = y.narrow(d, dim.extra, dim.made - dim.extra)
+        return y
+
+    def _by_rows(self, y: Tensor) -> Tensor:
+        y = y.float() if y.dtype in HALVES and self.mode not in NEAREST else y
+        for d, dim in reversed([*enumerate(self._local, 2)]):  # the dim whose rows are short while there are few
+            y = dim.taps.take(y, d)
+        return y
 
     def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The global output's shape, and torch's own refusal of arguments that do not fit."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -27,7 +27,6 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, route
 from ..partition import Partition
-from .added import Addition
 from .agreement import Structure, agree_layout, agree_unbatched
 from .autocast import autocasts, dtype_of_products
 from .fetch import Fetch
@@ -80,11 +79,6 @@ class Share:
         return None if self.pads else Parts.planned(self.fetch, self.windows, self.outputs)
 
     @cached_property
-    def addition(self) -> Addition | None:
-        """The outputs of a convolution as a sum, over the own block and what others have; None where it takes padding."""
-        return None if self.pads else Addition.planned(self.fetch, self.windows, self.outputs)
-
-    @cached_property
     def pads(self) -> bool:
         """Whether torch pads or crops what was fetched."""
         return any(any(line.pad) or line.crop is not None for line in self.rows)
@@ -104,6 +98,7 @@ class Windowed(Layer):
         self._share: Share | None = None
         self._agreed: Structure | None = None
         self._unbatched = False
+        self._batch = 0
 
     def _grid_of(self, partition: Partition, name: str) -> Grid:
         """The grid with an axis for each of (batch, channel, *space); one without a batch axis gets one of length 1."""
@@ -118,11 +113,26 @@ class Windowed(Layer):
     def _imitates(self, template: torch.nn.Module) -> None:
         """Remember torch's layer, on the meta device: it knows the output's shape and what to refuse."""
         self.__dict__["_template"] = template  # no child: it has no part in this layer's state
-        for name in getattr(template, "__constants__", ()):
-            setattr(self, name, getattr(template, name))
+        for name in (*self._fixed, *self._settings):
+            if hasattr(template, name):
+                setattr(self, name, getattr(template, name))
+
+    @property
+    def _sequential(self) -> Any:
+        """Torch's layer, as this one is set now."""
+        template: Any = self._template
+        for name in self._settings:
+            setattr(template, name, getattr(self, name))
+        return template
 
     def extra_repr(self) -> str:
-        return self._template.extra_repr()
+        words: str = self._sequential.extra_repr()
+        return words
+
+    def _each(self, size: Any) -> tuple[int, ...]:
+        """A size for each dim of space, where torch takes one for all too."""
+        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
+        return sizes * self.dims if len(sizes) == 1 else sizes
 
     # Planning
 
@@ -141,17 +151,7 @@ class Windowed(Layer):
             return (
                 f"got a block of shape {tuple(x.shape)} without a batch, but the grid cuts the batch: {self.P_x.shape}"
             )
-        for name, parameter in self._parameters.items():
-            if parameter is not None and parameter.device != x.device:
-                return f"got a tensor on {x.device} while `{name}` is on {parameter.device}"
         return None
-
-    def _structure_of(self, input: tuple) -> Hashable:
-        return super()._structure_of(input), self._dtypes
-
-    @property
-    def _dtypes(self) -> tuple[torch.dtype, ...]:
-        return tuple([p.dtype for p in self._parameters.values() if p is not None])
 
     def _distdl_module_setup(self, input: tuple) -> None:
         assert self._transport is not None
@@ -160,6 +160,7 @@ class Windowed(Layer):
         self._unbatched = agree_unbatched(self._transport, self._team, self._says, mine)
         x = self._batched(x)
         source, self._agreed = agree_layout(self._transport, self._team, self._says, self._grid_x, x)
+        self._batch = x.shape[0] if self.P_x.active else source.global_shape[0]
         self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))
 
     def _distdl_module_teardown(self, input: tuple) -> None:
@@ -167,20 +168,38 @@ class Windowed(Layer):
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         """The global output's shape; raises what torch would raise for the global input."""
-        template = self._template
-        if dtypes := self._dtypes:
-            template = template.to(dtypes[0])
-            dtype = dtypes[0] if autocasts() else dtype
+        template = self._sequential
+        for name in template._parameters:
+            value = self._parameters.get(name, next(self.parameters(), None))  # computed from others, of one dtype
+            if value is not None:
+                blank = torch.empty(self._spreads[name].shape, dtype=value.dtype, device="meta")
+                dtype = value.dtype if autocasts() else dtype
+            template._parameters[name] = None if value is None else torch.nn.Parameter(blank, requires_grad=False)
         x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about how torch would compute it, which it does not
                 y = template(x)
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             asked = f"{self._says} cannot take a global input of shape {tuple(x.shape)}, {dtype}"
             raise PartitionError(f"{asked}: {error}") from None
         y = y[0] if isinstance(y, tuple) else y
         return (1, *y.shape) if self._unbatched else tuple(y.shape)
+
+    def _need_channels(self, given: int, wanted: int) -> None:
+        if given != wanted:
+            raise PartitionError(
+                f"{self._says} needs `in_channels` (={wanted}) channels in dim 1 of the global input, got {given}.\n"
+                "  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
+            )
+
+    def _try_convolution(self, dtype: torch.dtype, convolve: Any) -> None:
+        """Raise what torch raises to an input of this dtype and weights of theirs."""
+        assert self._agreed is not None
+        x = torch.empty(0, dtype=dtype, device=self._agreed.device)
+        weight, bias, ones = self._parameters.get("weight"), self._parameters.get("bias"), (1,) * (self.dims + 2)
+        if weight is not None:
+            self._try_dtypes(lambda one: convolve(one(x, *ones), one(weight, *ones), one(bias, 1)))
 
     @abstractmethod
     def _plan(self, source: Layout, shape: Shape) -> None:
@@ -209,7 +228,14 @@ class Windowed(Layer):
             return None, mine
         plan = route(source, needs, rank)
         margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
-        return Fetch(self._transport, self._team, self._says, plan, nothing, margins, fill, self._fresh_gradients), mine
+        options = self._nothing, margins, fill, self._fresh_gradients
+        return Fetch(self._transport, self._team, self._says, plan, *options), mine
+
+    @property
+    def _nothing(self) -> Callable[[Tensor], Tensor]:
+        """Makes what a worker without outputs gets: ``(batch, 0)``, of its own batch if it has one."""
+        batch = self._batch
+        return lambda x: x.new_empty(batch, 0)
 
     # Calling
 
@@ -256,7 +282,8 @@ class Windowed(Layer):
         y = x.flatten()[:0]
         for parameter in self.parameters(recurse=False):
             y = y + parameter.flatten()[:0]
-        return (y, y.new_empty(0, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
+        y = as_batch(y, x)
+        return (y, y.new_empty(y.shape, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
 
 
 def windows_of(
@@ -264,7 +291,7 @@ def windows_of(
 ) -> tuple[Window, ...]:
     """How the outputs of each dim see the rows that were fetched for them."""
     each = zip(rows, kernel, stride, dilation, strict=True)
-    return tuple(Window(d * (k - 1) + 1, s, line.native, d) for line, k, s, d in each)
+    return tuple(Window(d * (k - 1) + 1, s, line.native) for line, k, s, d in each)
 
 
 def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
@@ -291,5 +318,6 @@ def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Te
     return noted(total.to(x.dtype if weight is None else dtype_of_products(x))).expand(shape)
 
 
-def nothing(x: Tensor) -> Tensor:
-    return x.new_empty(0)
+def as_batch(nothing: Tensor, x: Tensor) -> Tensor:
+    """`nothing`, without elements, in the shape that it has for the input `x`: ``(batch, 0)``, or ``(0,)`` without one."""
+    return nothing.reshape(x.shape[0], 0) if x.dim() > 1 else nothing

@@ -32,18 +32,6 @@ def as_columns(y: Tensor) -> Tensor:
     return y.flatten(1) if y.ndim > 1 else y[:, None]
 
 
-def check_finite(x: Tensor, what: str) -> None:
-    """Raise for the first NaN or infinity in inputs."""
-    if not x.is_floating_point() or bool(torch.isfinite(x).all()):
-        return
-    row, *column = (~torch.isfinite(x)).nonzero()[0].tolist()
-    where = f"row {row}" + (f", column {column[0] if len(column) == 1 else tuple(column)}" if column else "")
-    raise PartitionError(
-        f"{what}: `x` has {float(x[(row, *column)])} in {where}; one such value makes every prediction NaN.\n"
-        "  fix: fill it or leave the row out; only observations `y` may be NaN, which means missing."
-    )
-
-
 class Batches:
     """Pairs of inputs and observations, in as many epochs as wanted.
 

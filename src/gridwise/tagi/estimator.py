@@ -23,9 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from ..errors import GridwiseError, PartitionError, describe
-from .batches import Batches, Shape, as_columns, as_rows, check_finite
+from .batches import Batches, Shape, as_columns, as_rows
 from .metric import half_width
 from .nn import LSTM, Conv2d, Linear, Sequential, TrainStep
+from .nn.finite import check_inputs
 from .nn.gaussian import Gaussian
 
 Noise = float | Callable[[int], float]
@@ -62,6 +63,16 @@ class Survey(NamedTuple):
     batches: int
 
 
+class Data(NamedTuple):
+    """What is learnt from: batches, the noise of each epoch, shapes, and how many `empty` batches an epoch needs."""
+
+    batches: Batches
+    sigmas: list[float]
+    shape: Shape
+    columns: int
+    empty: int
+
+
 class Estimator:
     """Base of `Regressor`, `Classifier` and `Forecaster`: training in epochs of shuffled batches.
 
@@ -83,6 +94,7 @@ class Estimator:
         self._step = TrainStep(net, self.observe, compile)
         self._shape: Shape | None = None  # of a row of x; None before the first fit
         self._units = 0  # outputs of the network for a row
+        self._start: dict[str, Tensor] | None = None  # the network before the first fit
         if not callable(sigma_v):
             self._sigma(0)
 
@@ -101,7 +113,7 @@ class Estimator:
         """Raise unless a network with `units` outputs can learn from `columns` columns of y."""
 
     def _ready(self, shape: Shape, columns: int) -> None:
-        """Called when all data have been looked through, on all workers, before the first epoch of the first fit."""
+        """Called when all data have been looked through, on all workers, before the first epoch of a fit."""
 
     # ---- training ---------------------------------------------------------------------------------------------------
     def fit(
@@ -119,7 +131,45 @@ class Estimator:
 
         The data are looked through once before the first epoch: what cannot be learnt is refused, and nothing changes.
         Rows are independent of one another: recurrent layers start each of them from zero, whatever their `stateful`.
+        A second fit starts anew, from the network as it was before the first, with scales of its own data.
         """
+        before = self._shape, self._units, self.history
+        self._shape, self.history = None, []
+        try:
+            data = self._look_through(x, y, epochs, batch_size, shuffle, seed)
+        except PartitionError:
+            self._shape, self._units, self.history = before
+            raise
+        if self._start is None:
+            self._start = self._network_now()
+        else:
+            self.net.load_state_dict(self._start)
+        self._ready(data.shape, data.columns)
+        self._units = self._outputs_of(data.shape)
+        self._shape = data.shape
+        return self._learn_all(data, progress)
+
+    def partial_fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 16,
+        shuffle: bool = True,
+        progress: bool = True,
+        seed: int = 0,
+    ) -> Any:
+        """Learn on from what is known, with the scales of the first data; like `fit` where nothing has been fitted."""
+        if self._shape is None:
+            return self.fit(x, y, epochs=epochs, batch_size=batch_size, shuffle=shuffle, progress=progress, seed=seed)
+        return self._learn_all(self._look_through(x, y, epochs, batch_size, shuffle, seed), progress)
+
+    def _network_now(self) -> dict[str, Tensor]:
+        return {name: value.detach().cpu().clone() for name, value in self.net.state_dict().items()}
+
+    def _look_through(self, x: Any, y: Any, epochs: int, batch_size: int, shuffle: bool, seed: int) -> Data:
+        """The data of a fit, after all workers have found that they can be learnt from; else all raise."""
         problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
         try:
             if epochs < 0:
@@ -132,20 +182,20 @@ class Estimator:
         self._agree("fit", problem)
         assert data is not None
         shape, columns, batches = self._common(mine, epochs)
-        if self._shape is None:
-            self._ready(shape, columns)
-            self._units, self._shape = self._outputs_of(shape), shape
+        return Data(data, sigmas, shape, columns, batches - mine.batches)
+
+    def _learn_all(self, data: Data, progress: bool) -> Any:
         with _bar(progress) as bar:
-            task = bar.add_task("epoch", total=epochs, note="")
-            for sigma in sigmas:
+            task = bar.add_task("epoch", total=len(data.sigmas), note="")
+            for sigma in data.sigmas:
                 self.net.train()
                 errors = []
-                for xs, ys in data.epoch():
+                for xs, ys in data.batches.epoch():
                     self.net.reset_lstm_states()
-                    errors.append(self._learn(xs.reshape(len(xs), *shape), ys, sigma))
-                for _ in range(batches - mine.batches):
-                    empty = torch.zeros(0, *shape, device=self._device())
-                    self._learn(empty, torch.zeros(0, columns, device=self._device()), sigma)
+                    errors.append(self._learn(xs.reshape(len(xs), *data.shape), ys, sigma))
+                for _ in range(data.empty):
+                    nothing = torch.zeros(0, *data.shape, device=self._device())
+                    self._learn(nothing, torch.zeros(0, data.columns, device=self._device()), sigma)
                 self.net.reset_lstm_states()
                 self._check_parameters()
                 self.history.append({"sigma_v": sigma, "error": self._mean_error(errors)})
@@ -185,7 +235,7 @@ class Estimator:
                     f"{what}: rows of `x` and `y` have shapes {tuple(x.shape[1:])} and {tuple(y.shape[1:])}, those of the "
                     f"batches before {math.prod(shape or ())} and {columns} values."
                 )
-            check_finite(x, what)
+            check_inputs(x, what, "x")
             self._inspect(what, x.reshape(len(x), *(shape or ())), as_columns(y))
             rows, blocks = rows + len(x), blocks + 1
         return Survey(shape if blocks else None, columns, rows, data.count(blocks))
@@ -275,7 +325,7 @@ class Estimator:
             )
         rows = as_rows(x, "x", what)
         shape = self._check_features(rows, what)
-        check_finite(rows, what)
+        check_inputs(rows, what, "x")
         return rows.reshape(len(rows), *shape)
 
     def _for_evaluation(self) -> Sequential:
@@ -323,6 +373,8 @@ class Estimator:
                 f"load_state_dict: {name!r} has shape {theirs.get(name)} in the state, {mine.get(name)} in this network.\n"
                 "  fix: build the network with the same layers."
             )
+        if self._start is None:
+            self._start = self._network_now()
         self.net.load_state_dict(state["net"])
         self._shape, self._units = None if state["shape"] is None else tuple(state["shape"]), int(state["units"])
         pairs = zip(state["sigma_v"], state["error"], strict=True)

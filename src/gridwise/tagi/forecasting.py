@@ -44,8 +44,26 @@ class Forecaster:
         return self._regressor.history
 
     def fit(self, series: Any, **options: Any) -> Forecaster:
-        """Learn from the windows of a series; `options` as in `Estimator.fit`."""
-        problem, values, before = None, np.zeros(0), self._scale
+        """Learn from the windows of a series; `options` as in `Estimator.fit`. A second fit starts anew."""
+        values, before = self._looked_through(series), self._scale
+        self._scale = self._scale_of(values)
+        try:
+            self._regressor.fit(*self._windows(values), **options)
+        except PartitionError:
+            self._scale = before
+            raise
+        return self
+
+    def partial_fit(self, series: Any, **options: Any) -> Forecaster:
+        """Learn on from what is known, with the scale of the first series."""
+        if self._regressor._shape is None:
+            return self.fit(series, **options)
+        self._regressor.partial_fit(*self._windows(self._looked_through(series)), **options)
+        return self
+
+    def _looked_through(self, series: Any) -> np.ndarray:
+        """The values of a series, after all workers have found that they can be learnt from; else all raise."""
+        problem, values = None, np.zeros(0)
         try:
             values = _series(series, "fit")
             self._check(values[:-1], "fit", 0)
@@ -53,14 +71,7 @@ class Forecaster:
         except PartitionError as error:
             problem = str(error)
         self._regressor._agree("fit of a series", problem)
-        if self._regressor._shape is None:
-            self._scale = self._scale_of(values)
-        try:
-            self._regressor.fit(*self._windows(values), **options)
-        except PartitionError:
-            self._scale = before
-            raise
-        return self
+        return values
 
     def _scale_of(self, values: np.ndarray) -> Scale:
         moments, team = Moments(), self._regressor.net.replicas

@@ -73,7 +73,7 @@ class Regressor(Estimator):
             raise PartitionError(
                 f"{what}: `y` has {float(y[row, column])} in row {row}, column {column}.\n  fix: NaN for a missing value."
             )
-        if self.standardize and self._shape is None:
+        if self.standardize and self._shape is None:  # a fit, not one that goes on
             for moments, block in zip(self._moments, (x, y), strict=True):
                 moments.add(block)
 

@@ -17,12 +17,16 @@ What has no rule is collected, all of it, and raised before anything runs.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
+import numpy as np
 import torch
 
+from ...deferred_init import is_deferred
 from ...errors import PartitionError, UnsupportedError, describe
 from ...partition import Partition
+from ..agreement import key_of
 from ..module import Module
 from ..replicas import check_replicas
 from . import layers
@@ -53,7 +57,10 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
     Raises
     ------
     UnsupportedError : naming everything in the model that cannot be converted
-    PartitionError : if the workers' weights differ
+    PartitionError : if the workers' models differ in names or shapes
+
+    Workers whose weights differ (of models that were seeded differently, say) take those of the first worker of `P_x`, with a
+    warning, as distributed layers do.
 
     Examples
     --------
@@ -81,7 +88,7 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
                 describe(f"distribute: {name} has parts that cannot be converted.", walk.problems, fix)
             )
         if P_x.active:
-            check_replicas(model, P_x)
+            _synchronise(model, twin, P_x)
         walk.build()
     result = DistributedModel(walk.model, graph, f"Distributed{name}")
     rehearsal.checks = walk.checks
@@ -93,6 +100,32 @@ def distribute(model: torch.nn.Module, P_x: Partition, **inputs: Any) -> Distrib
     for name, module in result.named_modules():
         module.training = modes.get(name, module.training)
     return result
+
+
+def _synchronise(model: torch.nn.Module, twin: torch.nn.Module, P_x: Partition) -> None:
+    """Let the copy have the weights of the first worker, with a warning, if those of the workers differ."""
+    try:
+        check_replicas(model, P_x)
+        return
+    except PartitionError as error:
+        differing = error
+    transport, team, what = P_x.transport, P_x.team, "distribute"
+    held = dict([*twin.named_parameters(), *twin.named_buffers()])
+    key = key_of(repr([(name, tuple(value.shape), value.dtype) for name, value in held.items()]))
+    votes = np.array([key, -key], dtype=np.int64)
+    transport.all_max(votes, team, what)
+    if votes[0] != -votes[1]:
+        raise differing
+    for value in held.values():
+        if not is_deferred(value) and not value.is_meta:
+            block = value.detach().clone(memory_format=torch.contiguous_format)
+            transport.copy_from(block, team[0], team, what)
+            value.data.copy_(block)
+    warnings.warn(
+        f"distribute: the weights of {type(model).__name__} differ on workers {team}. All take those of worker {team[0]}. Call "
+        "torch.manual_seed with one seed on all workers, or load the same state.",
+        stacklevel=3,
+    )
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:

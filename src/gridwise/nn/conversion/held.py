@@ -16,7 +16,7 @@ from torch import Tensor
 from ...comm.transport import Transport
 from ...deferred_init import is_deferred, materialize_shard
 from ...partition import Partition
-from ..parameter import BlockParameter, BlockTensor, Spread
+from ..parameter import BlockParameter, BlockTensor, Spread, holders_of_blocks
 
 
 def hold(model: torch.nn.Module, names: Sequence[str], P: Partition) -> None:
@@ -53,6 +53,7 @@ def _held(value: torch.nn.Parameter, P: Partition) -> tuple[BlockParameter, Spre
 def know(module: torch.nn.Module, spreads: dict[str, Spread], transport: Transport) -> None:
     """Let states of `module` be saved and loaded as those of one that holds parameters so."""
     module.__dict__["_spreads"] = spreads
+    holders_of_blocks[module] = transport
     module._register_load_state_dict_pre_hook(partial(_cut, spreads, transport.rank))
     module._register_state_dict_hook(partial(_labelled, spreads, transport))
 

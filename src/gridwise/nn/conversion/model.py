@@ -1,6 +1,6 @@
 """A converted model: one graph of distributed layers that agrees once per call, not once per layer.
 
-call      one all-reduce: same model, same step, a known structure of input, modes and frozen parameters on all workers?
+call      one all-reduce: same model, same step, a known structure of input, modes, parameters and settings on all workers?
           unchanged since the last call: the layers inside follow its script (`plan`) and send no agreement of their own
           changed anywhere: every layer agrees, and plans anew if it has no plan, once
 backward  one all-reduce where the cotangent enters; the operators inside follow in the graph's order
@@ -23,12 +23,15 @@ from ..agreement import Structure, agree_layout, agree_plan, agreement, is_on, k
 from ..dropout import DistributedDropout
 from ..layer import Layer
 from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
-from ..mode import agree_mode
+from ..mode import agree_mode, held_by, looks_of, settings_of, without_shapes
 from ..module import Module, outside_of_graphs, problem_with_inference, refuse_transforms
 from ..operator import Operator, Ticket, apply
 from ..overlap import overlaps
+from ..parameter import holders_of_blocks
 from ..plan import KEPT, Plans, Script, script
 from ..repartition import Repartition
+from ..replicas import Replica, agree_replicas, is_due
+from ..windowed import as_batch
 from .attended import Attended
 from .inputs import Inputs
 from .moves import Replicated
@@ -98,6 +101,8 @@ class DistributedModel(torch.fx.GraphModule):
         nth = nth or f"#{P_x.transport.ordinal(self._says)}"
         self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} {nth}"), 0)
         self._plans = Plans()
+        self._compared: tuple[int, ...] | None = None
+        """Which parameters were those whose replicas were compared last; None: to be compared."""
         self._copies = 0
         self._meet = Passed(P_x.transport, P_x.team, self._says)
 
@@ -117,6 +122,8 @@ class DistributedModel(torch.fx.GraphModule):
         nth = f"copy {self._copies} of {self._ticket.key}"
         twin._start(parts, self._inputs, self.P_x, self.P_y, self._rehearsal, self._returns, nth)
         twin.training = self.training
+        holders = [module for module in twin.modules() if "_spreads" in module.__dict__]
+        holders_of_blocks.update(dict.fromkeys(holders, self.P_x.transport))
         for name, value in self.__dict__.items():
             if "_hook" in name or name not in twin.__dict__:
                 twin.__dict__[name] = copy.deepcopy(value, memo)
@@ -139,8 +146,10 @@ class DistributedModel(torch.fx.GraphModule):
         if problem is None and self._inputs.limits:
             problem = self._problem_with_indices(inputs)
         problem = problem or problem_with_inference(self.parameters(), inputs)
-        structure = self._structure(inputs) if problem is None else None
-        plan = self._plans.find(structure) if problem is None else None
+        modules = list(self.modules())
+        structure = self._structure(inputs, modules) if problem is None else None
+        new = self._compared is None or True in [m.__dict__.get("_replicas_are_new") for m in modules]
+        plan = self._plans.find(structure) if problem is None and not (new and is_on()) else None
         ticket = self._ticket.called_again()
         transport, team = self.P_x.transport, self.P_x.team
         number = plan.number if plan is not None else 0
@@ -149,7 +158,14 @@ class DistributedModel(torch.fx.GraphModule):
         changed = plan is None or not number
         if changed:
             self._plans.begin()
-            agree_mode(transport, team, self._says, self._mode(list(self.modules())), self)
+            parameters = tuple(map(id, self.parameters()))
+            mode, new = self._mode(modules), new or parameters != self._compared
+            if agree_mode(transport, team, self._says, mode, self, new):
+                agree_replicas(transport, team, self._says, self._replicas())
+            if is_on():
+                self._compared = parameters
+                for layer in (module for module in modules if isinstance(module, Layer)):
+                    layer.__dict__["_replicas_are_new"] = False
             run = Run(
                 self._balancing(inputs),
                 loans_of(self._borrowers(), self._ticket.key),
@@ -157,6 +173,8 @@ class DistributedModel(torch.fx.GraphModule):
         else:
             assert plan is not None
             run = plan.assigned["run"]
+        if is_due(ticket.call):
+            agree_replicas(transport, team, self._says, self._replicas())
         own = tuple(x if move is None else move(x) for x, move in zip(inputs, run.balance, strict=True))
         with agreement(is_on() and changed), run.script.running(), lent(run.loans, ticket.call):
             y = super().__call__(*own)
@@ -177,22 +195,39 @@ class DistributedModel(torch.fx.GraphModule):
         named = [(x, limits[key]) for key, x in zip(self._inputs.partitions, inputs, strict=True) if key in limits]
         return next((f"an embedding {problem}" for x, rows in named if (problem := problem_with(x, rows))), None)
 
-    def _structure(self, inputs: tuple) -> Hashable:
+    def _structure(self, inputs: tuple, modules: Sequence[torch.nn.Module]) -> Hashable:
         """All that the layers' plans depend on, as far as this worker can see."""
-        modules = list(self.modules())
         hooks = tuple([(id(m), len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules])
-        return tuple(map(Structure.of, inputs)), hooks, self._mode(modules)
+        parameters = tuple([id(p) for m in modules for p in m._parameters.values()])
+        looks = looks_of([v for m in modules for held in (m._parameters, m._buffers) for v in held.values()])
+        settings = tuple([(m.training, settings_of(m)) for m in modules])
+        return tuple(map(Structure.of, inputs)), hooks, parameters, looks, settings, self._mode_around()
 
     def _mode(self, modules: Sequence[torch.nn.Module]) -> Hashable:
         """What has to be the same on all workers, besides the inputs."""
-        records = torch.is_grad_enabled()
-        parameters = [
-            p for m in modules for p in m._parameters.values() if p is not None
-        ]  # parameters() looks for them
+        states = [(m.training, settings_of(m), without_shapes(held_by(m))) for m in modules]
+        return states, self._mode_around()
+
+    def _replicas(self) -> list[Replica]:
+        """What its layers hold, and what it uses outside of them."""
+        found = []
+        for prefix, module in self.named_modules():
+            if isinstance(module, Layer):
+                own = module._replicas()
+            else:
+                held = dict(module.named_parameters(recurse=False))
+                spreads = module.__dict__.get("_spreads", {})
+                own = [Replica(name, held[name], spread) for name, spread in spreads.items() if name in held]
+            found += [replica._replace(name=f"{prefix}.{replica.name}".lstrip(".")) for replica in own]
+        return found
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._compared = None
+
+    def _mode_around(self) -> Hashable:
+        """What is on around the call."""
         return (
-            tuple([(m.training, m.__dict__.get("track_running_stats")) for m in modules]),
-            tuple([(records and p.requires_grad, p.dtype) for p in parameters]),
-            tuple([b.dtype for m in modules for b in m._buffers.values() if b is not None]),
             overlaps(),
             tuple(
                 (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
@@ -230,7 +265,8 @@ class DistributedModel(torch.fx.GraphModule):
         parts = [
             x.flatten()[:0] for x in (*inputs, *self.parameters()) if isinstance(x, Tensor) and x.is_floating_point()
         ]
-        return _mapped(self.P_y, lambda _: torch.cat(parts))
+        nothing = torch.cat(parts)
+        return _mapped(self.P_y, lambda P: as_batch(nothing, inputs[0]) if P.dim > 1 else nothing)
 
 
 class GlobalShape(Module):

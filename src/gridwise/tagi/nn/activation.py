@@ -110,10 +110,13 @@ class Remax(Activation):
 
 
 class ClosedFormSoftmax(Activation):
-    """exp(z_i) / sum exp(z_j) over the last dim, with log-normal moments."""
+    """exp(z_i) / sum exp(z_j) over the last dim: probabilities with log-normal moments.
+
+    With `compat='cutagi'` they are the original's, which do not add up to one and overflow for large variances.
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.closed_form_softmax(m, v)
+        return (moments.closed_form_softmax_cutagi if self.compat == "cutagi" else moments.closed_form_softmax)(m, v)
 
 
 class EvenExp(Activation):

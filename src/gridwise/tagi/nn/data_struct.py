@@ -26,12 +26,18 @@ def of_array(value: Any) -> Tensor:
     return torch.as_tensor(array)
 
 
+def of_anything(value: Any, like: Tensor | None = None) -> Tensor:
+    """A tensor from a tensor, an array or a list, in the precision in which it came."""
+    if isinstance(value, Tensor):
+        return value
+    exact = isinstance(value, float) and like is not None  # a Python number would lose digits on its way to `like`
+    is_array = hasattr(value, "__array__")
+    return of_array(value) if is_array else torch.as_tensor(value, dtype=torch.float64 if exact else None)
+
+
 def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
     """A tensor from a tensor, an array or a list, with the device and the floating-point type of `like`."""
-    if not isinstance(value, Tensor):
-        exact = isinstance(value, float) and like is not None  # a Python number would lose digits on its way to `like`
-        is_array = hasattr(value, "__array__")
-        value = of_array(value) if is_array else torch.as_tensor(value, dtype=torch.float64 if exact else None)
+    value = of_anything(value, like)
     if like is None:
         return value if value.is_floating_point() else value.to(torch.get_default_dtype())
     return value.to(device=like.device, dtype=like.dtype)
@@ -128,7 +134,14 @@ class BaseHiddenStates(_States[Gaussian]):
 
 
 class BaseDeltaStates(_States[Innovation]):
-    """Innovations `delta_mu` and `delta_var` of a layer's units, zero before anything is known."""
+    """Innovations `delta_mu` and `delta_var` of a layer's units, zero before anything is known.
+
+    Where several workers train one network they are `shared`: what is wrong with one worker's observations is then kept
+    as the `problem`, and all workers raise it in `backward`.
+    """
+
+    shared: bool = False
+    problem: str | None = None
 
     def _unknown(self, shape: tuple[int, int]) -> Innovation:
         return Innovation(torch.zeros(shape), torch.zeros(shape))
@@ -140,7 +153,7 @@ class BaseDeltaStates(_States[Innovation]):
 
     @innovation.setter
     def innovation(self, value: Innovation) -> None:
-        self._value = value
+        self._value, self.problem = value, None
 
     def reset_zeros(self) -> None:
         self._value = Innovation(torch.zeros_like(self._value.mu), torch.zeros_like(self._value.var))

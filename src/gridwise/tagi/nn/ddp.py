@@ -20,9 +20,10 @@ import torch
 
 from ...errors import PartitionError
 from ...partition import world
-from .distributed import Distributed, problem_with_input
+from .distributed import Distributed, check_input
+from .gaussian import Gaussian
 from .replicas import Replicas
-from .sequential import Sequential
+from .sequential import Sequential, returned
 
 BACKENDS = ("nccl", "gloo", "mpi")
 
@@ -119,22 +120,19 @@ class DDPSequential(Distributed):
         var_x
             Variances of the same shape; None for inputs that are certain.
         """
-        if self.model.training:
-            self._agree_on_input(mu_x, var_x)
-        return self.model(mu_x, var_x)
+        if not self.model.training:
+            return self.model(mu_x, var_x)
+        x = self._replicas.agreed("forward", lambda: self._input(mu_x, var_x))
+        return returned(self.model.infer(x), mu_x)
 
-    def _agree_on_input(self, mu_x: Any, var_x: Any) -> None:
-        problem = None
-        try:
-            x = self.model._input(mu_x, var_x)
-        except (PartitionError, RuntimeError, TypeError) as error:
-            problem = str(error)
-        else:
-            kind = (x.mu.shape[1:], x.var is None)
-            if kind != self._tried and len(self._replicas.team) > 1:
-                problem = problem_with_input(self.model, x)
-            self._tried = kind if problem is None else None
-        self._replicas.agree("forward", problem)
+    def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
+        x = self.model._input(mu_x, var_x)
+        kind = (x.mu.shape[1:], x.var is None)
+        if kind != self._tried and len(self._replicas.team) > 1:
+            self._tried = None
+            check_input(self.model, x)
+        self._tried = kind
+        return x
 
     @torch.no_grad()
     def backward(self) -> None:

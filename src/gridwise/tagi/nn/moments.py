@@ -21,6 +21,7 @@ from .jumps import is_positive
 
 TINY = 1e-6  # the least mean or variance of a mixture activation
 _SMALLEST = 1e-30  # stands in for a zero variance where one divides by it
+_WIDE = 2.0  # a variance from which on a sum of log-normals is far from one
 
 
 class Moments(NamedTuple):
@@ -133,15 +134,36 @@ def softmax_cutagi(m: Tensor, v: Tensor) -> Moments:
 
 # ---- exponentials and log-normal quotients ---------------------------------------------------------------------------
 def exponential(m: Tensor, v: Tensor) -> Moments:
-    """The exact moments of exp(z), a log-normal; Cov(exp(z), z) = v E[exp(z)]."""
-    mu = torch.exp(m + 0.5 * v)
+    """The exact moments of exp(z), a log-normal; Cov(exp(z), z) = v E[exp(z)].
+
+    They end where their squares are no numbers any more: at exp(33) in float32 for the widest, at exp(44) for a certain z.
+    """
+    info = torch.finfo(m.dtype)
+    limit = math.log(info.max) - 1.0
+    v = v.clamp_max(0.25 * limit)
+    mu = torch.exp(torch.minimum(m + 0.5 * v, 0.5 * (limit - v)).clamp_min(0.5 * math.log(info.tiny)))
     return Moments(mu, torch.expm1(v) * mu * mu, mu)
 
 
 def closed_form_softmax(m: Tensor, v: Tensor) -> Moments:
-    """exp(z_i) / sum exp(z_j), the sum taken as log-normal.
+    """exp(z_i) / sum exp(z_j), the sum taken as log-normal, brought back to what probabilities can be.
 
-    The largest mean is subtracted first: the quotient does not change and the exponentials cannot overflow.
+    Log-normals fit badly where variances are large: beyond `_WIDE` the z of a sample are drawn together, the widest to
+    that variance. For very wide ones only the order of the z matters, which that keeps. Means are then divided by their
+    sum, and a variance is no larger than that of a quantity between zero and one with that mean.
+    """
+    shrink = (_WIDE / v.amax(-1, keepdim=True).clamp_min(_WIDE)).sqrt()
+    mu, var, jcb = closed_form_softmax_cutagi(shrink * m, shrink * shrink * v)
+    total = mu.sum(-1, keepdim=True)
+    mu = mu / total
+    var = torch.minimum(var / (total * total), mu * (1.0 - mu))
+    return Moments(mu, var, torch.minimum(shrink * jcb / total, (var / v.clamp_min(_SMALLEST)).sqrt()))
+
+
+def closed_form_softmax_cutagi(m: Tensor, v: Tensor) -> Moments:
+    """exp(z_i) / sum exp(z_j), the sum taken as log-normal; infinite from variances of about 45 on.
+
+    The largest mean is subtracted first: the quotient does not change and the exponentials of means cannot overflow.
     """
     m = m - m.amax(-1, keepdim=True)
     e, var_e, _ = exponential(m, v)

@@ -13,17 +13,24 @@ variance a = E[V**2] of the noise V on it, itself known up to a variance q:
     V**2 | y:  mean+ = mean**2 + variance,    variance+ = 2 variance**2 + 4 variance mean**2
     V**2 before:  a,                          3 q + 2 a**2                         k = q / (3 q + 2 a**2)
     delta_1 = (J1 / q) k (mean+ - a)          Delta_1 = (J1 / q)**2 k**2 (variance+ - 3 q - 2 a**2)
+
+The last line is computed in parts of a and S, because squares of a large variance are no numbers:
+
+    h = a / S,   g = v0 / S,   z = (y - m0)**2 / S,   r = 3 q / a**2 + 2
+    delta_1 = (J1 / a) h (z - 1) / r          Delta_1 = (J1 / a)**2 ((2 g**2 + 4 g h z) / r - 1) / r
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import PartitionError
-from .data_struct import BaseDeltaStates, BaseHiddenStates, as_tensor
+from .data_struct import BaseDeltaStates, BaseHiddenStates
+from .finite import as_observations, as_variances
 from .gaussian import Gaussian, Innovation
 
 
@@ -59,18 +66,16 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
         )
     y, _ = _shaped(out, m0.shape, y, y.new_zeros(()))
     total = v0 + a
-    mean = a / total * (y - m0)
-    variance = a - a * a / total
-    before = 3.0 * q + 2.0 * a * a
-    k = q / before
-    jv = torch.nan_to_num(j1 / q, nan=0.0, posinf=0.0, neginf=0.0)
-    even = Innovation(j0 * (y - m0) / total, -j0 * j0 / total)
-    odd = Innovation(
-        jv * k * (mean * mean + variance - a),
-        (jv * k) ** 2 * (2.0 * variance * variance + 4.0 * variance * mean * mean - before),
-    )
-    seen = torch.isfinite(y)
-    pairs = (torch.stack((_where_finite(e, seen), _where_finite(o, seen)), -1) for e, o in zip(even, odd, strict=True))
+    h, g = a / total, v0 / total
+    z = ((y - m0) * ((y - m0) / total)).clamp_max(torch.finfo(mu.dtype).max / 16)
+    r = 3.0 * (q / a / a) + 2.0
+    gain = j1 / a
+    even = Innovation(j0 * ((y - m0) / total), -j0 * (j0 / total))
+    odd = Innovation(gain * h * (z - 1.0) / r, gain * gain * ((2.0 * g * g + 4.0 * g * h * z) / r - 1.0) / r)
+    seen = [
+        torch.isfinite(mean) & torch.isfinite(spread) for mean, spread in (even, odd)
+    ]  # else missing, or variance zero
+    pairs = (torch.stack((_where(e, seen[0]), _where(o, seen[1])), -1) for e, o in zip(even, odd, strict=True))
     return Innovation(*(p.reshape(mu.shape) for p in pairs))
 
 
@@ -89,10 +94,10 @@ def _gaussian_update(m: Tensor, v: Tensor, jcb: Tensor | None, y: Tensor, noise:
     gain = torch.reciprocal(v + noise) if jcb is None else jcb / (v + noise)
     usable = torch.isfinite(gain * y)  # neither a gain by nothing, nor a missing value
     delta_var = -gain if jcb is None else -gain * jcb
-    return _where_finite(gain * (y - m), usable), _where_finite(delta_var, usable)
+    return _where(gain * (y - m), usable), _where(delta_var, usable)
 
 
-def _where_finite(value: Tensor, usable: Tensor) -> Tensor:
+def _where(value: Tensor, usable: Tensor) -> Tensor:
     return torch.where(usable, value, 0.0)
 
 
@@ -112,7 +117,7 @@ class OutputUpdater:
     def update(self, output_states: BaseHiddenStates, mu_obs: Any, var_obs: Any, delta_states: BaseDeltaStates) -> None:
         """Every output unit is observed as `mu_obs`, with noise variance `var_obs`; NaN where nothing is known."""
         out = output_states.gaussian
-        delta_states.innovation = observe(out, as_tensor(mu_obs, out.mu), as_tensor(var_obs, out.mu))
+        _set(delta_states, lambda: observe(out, *_observation(out, mu_obs, var_obs)))
 
     @torch.no_grad()
     def update_using_indices(
@@ -125,17 +130,35 @@ class OutputUpdater:
     ) -> None:
         """Only the units `selected_idx` of each sample, counted from 1, are observed."""
         out = output_states.gaussian
-        index = torch.as_tensor(selected_idx).to(out.mu.device, torch.long)
-        batch, units = out.mu.shape[0], out.mu.shape[1:].numel()
-        if index.numel() and not (1 <= int(index.min()) <= int(index.max()) <= units):
-            raise PartitionError(
-                f"update_using_indices: {index.numel()} indices for {batch} samples of {units} units.\n"
-                f"  fix: as many for each sample, each from 1 to {units}."
-            )
-        delta_states.innovation = observe_at(out, as_tensor(mu_obs, out.mu), as_tensor(var_obs, out.mu), index)
+        _set(delta_states, lambda: observe_at(out, *_observation(out, mu_obs, var_obs), _indices(out, selected_idx)))
 
     @torch.no_grad()
     def update_heteros(self, output_states: BaseHiddenStates, mu_obs: Any, delta_states: BaseDeltaStates) -> None:
         """Outputs are a mean and a noise variance in turn; `mu_obs` observes the means."""
         out = output_states.gaussian
-        delta_states.innovation = observe_heteros(out, as_tensor(mu_obs, out.mu))
+        _set(delta_states, lambda: observe_heteros(out, as_observations(mu_obs, out.mu)))
+
+
+def _observation(out: Gaussian, mu_obs: Any, var_obs: Any) -> tuple[Tensor, Tensor]:
+    return as_observations(mu_obs, out.mu), as_variances(var_obs, out.mu, "var_obs")
+
+
+def _indices(out: Gaussian, selected_idx: Any) -> Tensor:
+    index = torch.as_tensor(selected_idx).to(out.mu.device, torch.long)
+    batch, units = out.mu.shape[0], out.mu.shape[1:].numel()
+    if index.numel() and not (1 <= int(index.min()) <= int(index.max()) <= units):
+        raise PartitionError(
+            f"update_using_indices: {index.numel()} indices for {batch} samples of {units} units.\n"
+            f"  fix: as many for each sample, each from 1 to {units}."
+        )
+    return index
+
+
+def _set(states: BaseDeltaStates, make: Callable[[], Innovation]) -> None:
+    """Put innovations into `states`; what is wrong is raised, or kept for `backward` where other workers wait for it."""
+    try:
+        states.innovation = make()
+    except PartitionError as error:
+        if not states.shared:
+            raise
+        states.problem = str(error)

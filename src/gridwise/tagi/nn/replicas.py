@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from ...comm.pending import Pending
 from ...comm.transport import Team, Transport
-from ...errors import PartitionError, describe
+from ...errors import GridwiseError, PartitionError, describe
 from ...nn.agreement import agree_call, key_of, tell
 from .base_layer import ParametricLayer
 from .batch_norm import BatchNorm2d
@@ -54,6 +55,8 @@ SETTINGS = (
     "causal",
 )
 """What makes layers with the same parameters compute something else."""
+
+Made = TypeVar("Made")
 
 Item = tuple[Tensor, Callable[[Tensor], None]]
 """A tensor to be summed, and what to do with its sum."""
@@ -105,6 +108,7 @@ class Replicas:
             if isinstance(layer, BatchNorm2d):
                 layer.all_sum = self.all_sum
         self.net.after_backward, self.net.replicas = self.finish, self
+        self.net.input_delta_z_buffer.shared = True
 
     def all_sum(self, x: Tensor) -> Tensor:
         """The sum of `x` over the workers."""
@@ -115,6 +119,19 @@ class Replicas:
         self._calls += 1
         key = (self._key + key_of(f"{verb} {self._calls}")) >> 1
         return agree_call(self.transport, self.team, f"{self.name}.{verb}", key, changed, problem)
+
+    def agreed(self, verb: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives on this worker; all raise if it fails on one of them."""
+        problem = made = None
+        try:
+            made = make()
+        except (GridwiseError, RuntimeError, ValueError, TypeError, IndexError) as error:
+            problem = str(error)
+        if verb == "backward":
+            self.begin(problem)
+        else:
+            self.agree(verb, problem)
+        return made  # type: ignore[return-value]  # with a problem, all have raised
 
     # ---- the sums of a backward pass --------------------------------------------------------------------------------
     def begin(self, problem: str | None = None) -> None:

@@ -23,6 +23,7 @@ from . import serial
 from .base_layer import BaseLayer, ParametricLayer
 from .batch_norm import BatchNorm2d
 from .data_struct import BaseDeltaStates, BaseHiddenStates, as_tensor
+from .finite import as_inputs, as_variances
 from .gaussian import Gaussian, Innovation
 from .layer_block import LayerBlock
 from .lstm import LSTM, LSTMStates
@@ -105,8 +106,7 @@ class Sequential(LayerBlock):
         """
         if isinstance(mu_x, Gaussian):
             return super().forward(mu_x)
-        out = self.infer(self._input(mu_x, var_x))
-        return (out.mu, out.variance()) if isinstance(mu_x, Tensor) else _flat(out)
+        return returned(self.infer(self._input(mu_x, var_x)), mu_x)
 
     def infer(self, x: Gaussian) -> Gaussian:
         """The moments of the output, kept for the updater; `x` is on the network's device already."""
@@ -117,10 +117,10 @@ class Sequential(LayerBlock):
     def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
         weights = (leaf.mu_w for leaf in self.leaves() if isinstance(leaf, ParametricLayer))
         like = next(weights, None)
-        mu = self.layers[0].as_input(as_tensor(mu_x, like))
+        mu = self.layers[0].as_input(as_inputs(mu_x, like))
         if var_x is None:
             return Gaussian(mu)
-        var = as_tensor(var_x, like)
+        var = as_variances(var_x, like, "var_x")
         if var.numel() != mu.numel() or (var.ndim > 1 and var.shape[0] != mu.shape[0]):
             raise PartitionError(
                 f"Sequential: {mu.numel()} means of {mu.shape[0]} samples came in with variances of shape {tuple(var.shape)}."
@@ -140,6 +140,8 @@ class Sequential(LayerBlock):
         return back
 
     def _output_innovation(self) -> Innovation:
+        if self._input_delta.problem is not None:
+            raise PartitionError(self._input_delta.problem)
         delta, shape = self._input_delta.innovation, self._output.gaussian.mu.shape
         if delta.mu.numel() != shape.numel():
             raise GridwiseError(
@@ -188,6 +190,7 @@ class Sequential(LayerBlock):
 
     @input_delta_z_buffer.setter
     def input_delta_z_buffer(self, value: BaseDeltaStates) -> None:
+        value.shared = self._input_delta.shared
         self._input_delta = value
 
     @property
@@ -218,7 +221,7 @@ class Sequential(LayerBlock):
     def set_delta_z(self, delta_mu: Any, delta_var: Any) -> None:
         """Set the innovations of the output by hand."""
         like = self._output.gaussian.mu
-        mu, var = as_tensor(delta_mu, like), as_tensor(delta_var, like)
+        mu, var = as_inputs(delta_mu, like, "delta_mu"), as_inputs(delta_var, like, "delta_var")
         self._input_delta.innovation = Innovation(mu.reshape(like.shape), var.reshape(like.shape))
 
     def get_outputs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -354,6 +357,11 @@ class Sequential(LayerBlock):
                 columns = [n.running_mean for n in norms], [n.running_var for n in norms], *zip(*now, strict=True)
                 out[f"{layer.get_layer_info()}_{i}"] = tuple([t.cpu().numpy() for t in column] for column in columns)
         return out
+
+
+def returned(out: Gaussian, mu_x: Any) -> tuple[Any, Any]:
+    """Mean and variance as the caller gets them: tensors for tensors, flat arrays for all else."""
+    return (out.mu, out.variance()) if isinstance(mu_x, Tensor) else _flat(out)
 
 
 def _flat(value: Gaussian) -> tuple[np.ndarray, np.ndarray]:

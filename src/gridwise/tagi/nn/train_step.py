@@ -19,10 +19,11 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from .compiled import Batch, CompiledStep
-from .data_struct import as_tensor
+from .finite import as_observations, as_variances
 from .gaussian import Gaussian, Innovation
 from .layer_block import LayerBlock
 from .output_updater import observe, observe_at, observe_heteros
+from .replicas import Made
 from .sequential import Sequential
 
 
@@ -65,27 +66,34 @@ class TrainStep:
     @torch.no_grad()
     def __call__(self, x: Any, y: Any, noise: Any = 0.0, index: Any = None, var_x: Any = None) -> tuple[Tensor, Tensor]:
         """Learn from a batch; the mean and variance that the network predicted before it saw `y`."""
+        out = self._run(self._together("forward", lambda: self._batch(x, y, noise, index, var_x)))
+        self.net.output_z_buffer.gaussian = out
+        return out.mu, out.variance()
+
+    def _batch(self, x: Any, y: Any, noise: Any, index: Any, var_x: Any) -> _Batch:
         given = self.net._input(x, var_x)
         like = given.mu
         at = None if index is None else torch.as_tensor(index).to(like.device, torch.long)
-        batch = _Batch(given.mu, given.var, as_tensor(y, like), self._as_noise(noise, like), at)
-        out = self._run(batch)
-        self.net.output_z_buffer.gaussian = out
-        return out.mu, out.variance()
+        return _Batch(given.mu, given.var, as_observations(y, like), self._as_noise(noise, like), at)
 
     def _as_noise(self, noise: Any, like: Tensor) -> Tensor:
         """`noise` as a tensor; the same one for the same number, which then crosses to a GPU once."""
         if not isinstance(noise, float):
-            return as_tensor(noise, like)
+            return as_variances(noise, like, "var_obs")
         key = noise, like.dtype, like.device
         if self._last_noise is None or self._last_noise[0] != key:
-            self._last_noise = key, as_tensor(noise, like)
+            self._last_noise = key, as_variances(noise, like, "var_obs")
         return self._last_noise[1]
+
+    def _together(self, verb: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives; where several workers train the network, all raise if it fails on one of them."""
+        team = self.net.replicas
+        return make() if team is None else team.agreed(verb, make)
 
     def _plain(self, tensors: Batch) -> Gaussian:
         batch = _Batch(*tensors)  # type: ignore[arg-type]
         out = LayerBlock.forward(self.net, Gaussian(batch.mu_x, batch.var_x))
-        self.net.backward(self._innovation(out, batch))
+        self.net.backward(self._together("backward", lambda: self._innovation(out, batch)))
         self.net.step()
         return out
 

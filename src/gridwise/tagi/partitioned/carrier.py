@@ -20,7 +20,6 @@ from ...comm.transport import Team, Transport
 from ...grid import Interval, Layout, Needs, route
 from ...nn.fetch import Fetch
 from ...nn.move import Place, Placed
-from ...nn.windowed import nothing
 from ..nn.base_layer import BaseLayer
 from ..nn.gaussian import Gaussian, Innovation
 
@@ -41,7 +40,7 @@ class Carrier:
         self.transport, self.team, self.name = transport, team, name
         self.source, self.needs, self.margins, self.fill = source, needs, tuple(margins), fill
         plan = route(source, needs, transport.rank)
-        self._forth = Fetch(transport, team, name, plan, nothing, self.margins, fill)
+        self._forth = Fetch(transport, team, name, plan, _nothing, self.margins, fill)
 
     def fetch(self, x: Gaussian) -> Gaussian:
         """What this worker needs, without Jacobians: they stay with the owners."""
@@ -55,7 +54,7 @@ class Carrier:
     def _room(self, like: Tensor) -> Tensor:
         """A tensor for what this worker needs, with the margins filled."""
         if self._forth.plan.needed is None:
-            return nothing(like)
+            return _nothing(like)
         out = like.new_empty(self._forth.shape)
         for edge in self._forth.edges:
             edge(out).fill_(self.fill)
@@ -75,7 +74,7 @@ class Carrier:
             kept: list[tuple[Place, Place]] = []
         else:
             owned = forth.plan.owned
-            targets = [nothing(t) if owned is None else t.new_zeros(owned.shape) for t in sources]
+            targets = [_nothing(t) if owned is None else t.new_zeros(owned.shape) for t in sources]
             kept = [(target, source) for source, target in forth.kept]
         self._carry(sources, targets, forth.receives, forth.sends, kept, add=True)
         return Innovation(*targets)
@@ -137,3 +136,7 @@ class Regrid(BaseLayer):
             return None
         needed = self.carrier.needs.box(self.carrier.transport.rank).shape
         return self.carrier.give_back(delta.reshape(*needed), fresh=False).through(jcb)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x.new_empty(0)

@@ -18,16 +18,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...errors import PartitionError
 from ...nn.agreement import Ballot, agree_layout
 from ...partition import CartesianPartition, Partition, zero_volume_tensor
-from ..nn.data_struct import as_tensor
 from ..nn.distributed import Distributed
+from ..nn.finite import as_inputs, as_variances
 from ..nn.gaussian import Gaussian, Innovation
 from ..nn.replicas import Replicas
-from ..nn.sequential import Sequential
+from ..nn.sequential import Sequential, returned
 from .carrier import Regrid
 from .plan import Plan, works_on_blocks
 
@@ -76,14 +75,26 @@ class GridSequential(Distributed):
         """
         if not self.P_x.active:
             return zero_volume_tensor(), zero_volume_tensor()
-        like = next(self.model.parameters(), torch.zeros(()))
-        x = Gaussian(as_tensor(mu_x, like), None if var_x is None else as_tensor(var_x, like))
+        problem, x = None, Gaussian(torch.zeros(0))
+        try:
+            x = self._input(mu_x, var_x)
+        except (PartitionError, RuntimeError, TypeError) as error:
+            problem = str(error)
         structure = x.mu.shape, x.mu.dtype, x.var is None
-        if self._replicas.agree("forward", _problem_with(x), structure != self._structure):
+        if self._replicas.agree("forward", problem, structure != self._structure):
             self._make_plan(x)
             self._structure = structure
         out = self._run(x._replace(var=x.variance() if self._has_variance else None))
-        return (out.mu, out.variance()) if isinstance(mu_x, Tensor) else self.get_outputs()
+        return returned(out, mu_x)
+
+    def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
+        like = next(self.model.parameters(), torch.zeros(()))
+        x = Gaussian(as_inputs(mu_x, like), None if var_x is None else as_variances(var_x, like, "var_x"))
+        if x.mu.ndim != 4:
+            raise PartitionError(f"needs a block of shape (batch, channel, height, width), got {tuple(x.mu.shape)}")
+        if x.var is not None and x.var.shape != x.mu.shape:
+            raise PartitionError(f"got means of shape {tuple(x.mu.shape)} with variances of shape {tuple(x.var.shape)}")
+        return x
 
     def _make_plan(self, x: Gaussian) -> None:
         self._structure = self._plan = None
@@ -170,11 +181,3 @@ def on_grid(net: Sequential, P_x: Partition) -> GridSequential:
     torch.Size([4, 2, 6, 6])
     """
     return GridSequential(net, P_x)
-
-
-def _problem_with(x: Gaussian) -> str | None:
-    if x.mu.ndim != 4:
-        return f"needs a block of shape (batch, channel, height, width), got {tuple(x.mu.shape)}"
-    if x.var is not None and x.var.shape != x.mu.shape:
-        return f"got means of shape {tuple(x.mu.shape)} with variances of shape {tuple(x.var.shape)}"
-    return None

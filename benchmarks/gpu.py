@@ -1,0 +1,126 @@
+"""Workers on one GPU, against plain torch and against the same work without communication, in the same run.
+
+    python benchmarks/gpu.py [--transport gloo|mpi ...] [--workers 2 4] [--rounds 15]
+
+One worker: a training step of a distributed model beside that of the torch model it was made from. Several workers share
+the GPU: each runs its block through the plain model, all at once (the limit), and then the distributed model. Repartition:
+64 MB change hands, beside the same copies made by one process. Medians of the slowest worker; every sample ends with the
+device idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import gridwise
+from gridwise.comm.pool import Pool
+from layers_norm import UNet
+
+Row = tuple[str, float, float, float]
+"""Name, our seconds, the limit's, the ratio to stay below."""
+
+
+def sampled(sides: list[Callable[[], object]], rounds: int, repeat: int) -> list[float]:
+    """Medians in seconds of the slowest worker, the sides taking turns."""
+    world = gridwise.world()
+    samples: list[list[float]] = [[] for _ in sides]
+    for k in range(rounds + 3):
+        for side, call in enumerate(sides):
+            torch.cuda.synchronize()
+            world.barrier()
+            start = time.perf_counter()
+            for _ in range(repeat):
+                call()
+            torch.cuda.synchronize()
+            spent = np.array([int((time.perf_counter() - start) * 1e9 / repeat)], dtype=np.int64)
+            world.transport.all_max(spent, world.team)
+            if k >= 3:
+                samples[side].append(spent[0] / 1e9)
+    return [median(sample) for sample in samples]
+
+
+def step(model: torch.nn.Module, loss: torch.nn.Module, *shape: int) -> Callable[[], object]:
+    """A training step of a segmentation model on CUDA."""
+    x = torch.randn(shape, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    target = torch.randint(2, (shape[0], *shape[2:]), device="cuda")
+
+    def run() -> None:
+        optimizer.zero_grad()
+        loss(model(x), target).backward()
+        optimizer.step()
+
+    return run
+
+
+def steps(rounds: int, workers: int, sizes: list[tuple[tuple[int, ...], int, float]]) -> list[Row]:
+    """U-Net steps: for each (block of a worker, width, target)."""
+    torch.manual_seed(0)
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, workers])
+    found = []
+    for block, width, target in sizes:
+        plain = UNet(width).cuda()
+        model = gridwise.distribute(plain, P_x)
+        loss = gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
+        sides = [step(model, loss, *block), step(plain, torch.nn.CrossEntropyLoss(), *block)]
+        ours, limit = sampled(sides, rounds, 5)
+        found.append((f"U-Net step, {workers} workers, blocks {block}, width {width}", ours, limit, target))
+    return found
+
+
+def repartition(rounds: int, workers: int) -> list[Row]:
+    """64 MB from rows to columns."""
+    world = gridwise.world()
+    P_x, P_y = (world.create_cartesian_topology_partition(shape) for shape in ([workers, 1], [1, workers]))
+    layer = gridwise.nn.Repartition(P_x, P_y)
+    n = 4096
+    x = torch.randn(n // workers, n, device="cuda")
+    source, copies = torch.randn(n, n, device="cuda"), torch.empty(workers, n, n // workers, device="cuda")
+
+    def alone() -> None:
+        if world.rank == 0:
+            for part, piece in zip(copies, source.split(n // workers, 1), strict=True):
+                part.copy_(piece)
+
+    with torch.no_grad():
+        ours, limit = sampled([lambda: layer(x), alone], rounds, 20)
+    return [(f"Repartition of 64 MB, {workers} workers", ours, limit + 2e-4 / 1.5, 1.5)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transport", nargs="*", default=["gloo", "mpi"], choices=("gloo", "mpi"))
+    parser.add_argument("--workers", nargs="*", type=int, default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing to measure")
+        return
+    table = Table("what", "transport", "ours ms", "limit ms", "ratio", "goal", title=torch.cuda.get_device_name())
+    single = [((1, 3, 256, 256), 16, 1.15), ((8, 3, 512, 512), 64, 1.02)]
+    with Pool(1) as pool:
+        add(table, "solo", pool.run(steps, arguments.rounds, 1, single)[0])
+    for transport in arguments.transport:
+        for workers in arguments.workers:
+            shared = [((1, 3, 256, 128), 16, 2.5), ((4, 3, 256, 512), 64, 1.15)]
+            with Pool(workers, transport) as pool:
+                add(table, transport, pool.run(repartition, arguments.rounds, workers)[0])
+                add(table, transport, pool.run(steps, arguments.rounds, workers, shared)[0])
+    Console(width=140).print(table)
+
+
+def add(table: Table, transport: str, rows: list[Row]) -> None:
+    for name, ours, limit, goal in rows:
+        table.add_row(name, transport, f"{ours * 1e3:.2f}", f"{limit * 1e3:.2f}", f"{ours / limit:.2f}", f"{goal:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""CUDA tensors between two workers that share a device: by memory that the other has opened, the host passing notes.
+
+    sender      waits on the device for `read` of the slot ──► packs into the slot of its outbox ──► records `written`
+    note        through the mailbox on the host: the slot is written; the first one says how to open outbox and events
+    receiver    waits on the device for `written` ──► copies to its place ──► records `read`, and only then takes the note
+
+So a free slot of the mailbox is a slot of the outbox whose last reading is recorded, and the mailbox's own order is enough.
+The host waits for the other host, never for the device. Events and memory are opened once and live as long as the box.
+
+Which device a worker uses it tells in its own line of the shared memory when its first CUDA tensor is posted. Where two
+workers use different devices, or a device that cannot be shared (expandable segments, another allocator, MIG), tensors go
+through the mailbox itself, by way of the host.
+"""
+
+from __future__ import annotations
+
+import marshal
+import uuid
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...log import logger
+from ..parcels import Views, parts, put
+from .segment import LINE, Segment
+
+SLOT = 1 << 26
+"""Bytes of a slot of an outbox, at most: longer messages go in pieces."""
+SMALL_SLOT = 1 << 20
+"""Bytes of a slot of an outbox, at least."""
+UUID = 16
+NOT_SHARED = b"\1" + bytes(UUID - 1)
+"""What a worker tells whose device cannot be opened by others."""
+
+
+class Devices:
+    """Which device each worker of the machine uses, as far as it has told."""
+
+    def __init__(self, segment: Segment, me: int) -> None:
+        self._segment, self._me, self.is_told = segment, me, False
+
+    def tell(self, device: torch.device) -> None:
+        """Let the others know that this worker uses a device; the first one counts."""
+        self.is_told = True
+        start, identity = self._place(self._me), bytearray(_identity(device))
+        self._segment.bytes[start + 1 : start + 1 + UUID] = torch.frombuffer(identity, dtype=torch.uint8)
+        self._segment.bytes[start] = 1
+
+    def of(self, worker: int) -> bytes | None:
+        """What the worker has told; None if nothing yet."""
+        start = self._place(worker)
+        if not self._segment.bytes[start]:
+            return None
+        return bytes(self._segment.bytes[start + 1 : start + 1 + UUID].numpy())
+
+    def are_one(self, worker: int) -> bool | None:
+        """Whether that worker and this one can share memory of their device; None while it is not known."""
+        mine, other = self.of(self._me), self.of(worker)
+        if mine is None or other is None:
+            return None
+        return mine == other != NOT_SHARED
+
+    def _place(self, worker: int) -> int:
+        return self._segment.layout.doorbell(worker) + LINE // 2
+
+
+@cache
+def _identity(device: torch.device) -> bytes:
+    """What tells a device from all others, whatever its number in this process; `NOT_SHARED` if others cannot open it."""
+    try:
+        torch.empty(SMALL_SLOT, dtype=torch.uint8, device=device).untyped_storage()._share_cuda_()
+        torch.cuda.Event(interprocess=True).ipc_handle()
+    except RuntimeError as error:
+        logger.info("%s cannot be shared with other workers, tensors go through the host: %s", device, error)
+        return NOT_SHARED
+    return uuid.UUID(str(torch.cuda.get_device_properties(device).uuid)).bytes
+
+
+class Outbox:
+    """Two slots on the device for messages to one worker; made by the sender."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._written = [torch.cuda.Event(interprocess=True) for _ in (0, 1)]
+            self._read = [torch.cuda.Event(interprocess=True) for _ in (0, 1)]
+            self._events = [event.ipc_handle() for event in (*self._written, *self._read)]
+        self._size = self._generation = self._told = 0
+        self._memory: list[Tensor] = []
+        """All that was ever offered: the other may still read from it. Each is at least twice the one before."""
+
+    def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> None:
+        volume = sum([view.numel() for view in views])
+        if volume * dtype.itemsize > self._size:
+            self._grow(volume * dtype.itemsize)
+        stream = torch.cuda.current_stream(self._device)
+        self._read[turn].wait(stream)
+        slot = self._memory[-1][turn * self._size :].view(dtype)[:volume]
+        for view, part in zip(views, parts(slot, views), strict=True):
+            part.copy_(view)
+        self._written[turn].record(stream)
+        self._write(note)
+
+    def _grow(self, size: int) -> None:
+        self._size = max(SMALL_SLOT, 1 << (size - 1).bit_length())
+        self._generation += 1
+        self._memory.append(torch.empty(2 * self._size, dtype=torch.uint8, device=self._device))
+
+    def _write(self, note: Tensor) -> None:
+        """What the other needs to know, once for each memory; then just that it need not look."""
+        if self._told == self._generation:
+            note[0] = 0
+            return
+        self._told = self._generation
+        text = marshal.dumps((self._size, tuple(self._memory[-1].untyped_storage()._share_cuda_()), self._events))
+        note[0] = 1
+        note[8 : 8 + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+class Inbox:
+    """The outbox of another worker, opened."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._size = 0
+        self._slots: Tensor | None = None
+        self._written: list[torch.cuda.Event] = []
+        self._read: list[torch.cuda.Event] = []
+
+    def unpack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int, add: bool) -> None:
+        if note[0]:
+            self._open(*marshal.loads(note[8:].numpy().tobytes()))
+        assert self._slots is not None
+        stream = torch.cuda.current_stream(self._device)
+        self._written[turn].wait(stream)
+        volume = sum([view.numel() for view in views])
+        slot = self._slots[turn * self._size :].view(dtype)[:volume]
+        for view, part in zip(views, parts(slot, views), strict=True):
+            put(view, part, add)
+        self._read[turn].record(stream)
+
+    def _open(self, size: int, handle: tuple[Any, ...], events: list[bytes]) -> None:
+        storage = torch.UntypedStorage._new_shared_cuda(self._device.index, *handle[1:])
+        self._size = size
+        self._slots = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+        if not self._written:
+            opened = [torch.cuda.Event.from_ipc_handle(self._device, event) for event in events]
+            self._written, self._read = opened[:2], opened[2:]
+
+
+class DeviceBox:
+    """The post for CUDA tensors between this worker and one other."""
+
+    def __init__(self, devices: Devices, other: int) -> None:
+        self._devices, self._other = devices, other
+        self._out: Outbox | None = None
+        self._in: Inbox | None = None
+
+    @property
+    def is_direct(self) -> bool | None:
+        """Whether the two share a device; None while the other has not told."""
+        return self._devices.are_one(self._other)
+
+    def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> None:
+        """Put the views into a slot of the outbox, in the order of the device's work, and write the note of it."""
+        self._out = self._out or Outbox(views[0].device)
+        self._out.pack(views, dtype, note, turn)
+
+    def unpack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int, add: bool) -> None:
+        """Bring what the note speaks of to its place, in the order of the device's work."""
+        self._in = self._in or Inbox(views[0].device)
+        self._in.unpack(views, dtype, note, turn, add)

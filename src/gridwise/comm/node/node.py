@@ -1,0 +1,181 @@
+"""The workers of this machine: who they are, and sums, copies and agreements among them, by messages in shared memory.
+
+Few numbers go round by dissemination: after step k everyone has heard from 2^(k+1) workers, so log2(n) messages each. Many
+are summed in shares: everyone adds up one share of all, in the order of the ranks, and sends it to the others. So a sum is
+bitwise the same on all workers, and the same again in the next run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...log import logger
+from ..cores import cores
+from ..settings import is_on
+from . import futex
+from .mailboxes import Delivery, Mailboxes, Moves
+from .segment import LEAST, Layout, Offer, Segment, accept, machine
+
+FEW = 1 << 13
+"""Bytes up to which everyone gets everyone's numbers and adds them up; above, everyone adds up a share."""
+
+Team = tuple[int, ...]
+
+
+class Meets(Protocol):
+    """A transport, as far as it is needed to find out who is near."""
+
+    rank: int
+    size: int
+
+    @property
+    def everyone(self) -> Team: ...
+
+    def gather_bytes(self, data: bytes, team: Team, what: str = ...) -> list[bytes]: ...
+
+
+class Node:
+    """This worker's way to the others of its machine; all ranks are those of the transport."""
+
+    def __init__(
+        self, segment: Segment, places: dict[int, int], me: int, processes: dict[int, int], least: int
+    ) -> None:
+        self._boxes = Mailboxes(segment, places, me, processes, spins=cores() >= len(places))
+        self._places, self._me = places, me
+        self._chunk = segment.layout.chunk
+        self.least = least
+        """Bytes from which a message or a sum on the host comes this way; on a device all do."""
+
+    def reaches(self, peer: int, size: int, on_device: bool = False) -> bool:
+        """Whether a message of `size` bytes to or from a worker goes this way; sender and receiver decide alike."""
+        return (on_device or size >= self.least) and peer in self._places
+
+    def covers(self, team: Team, size: int, on_device: bool = False) -> bool:
+        """Whether a collective of `size` bytes over a team goes this way; all of the team decide alike."""
+        return (on_device or size >= self.least) and len(team) > 1 and self._places.keys() >= set(team)
+
+    def post(self, sends: Moves, receives: Moves, dtype: torch.dtype, add: bool = False) -> Delivery:
+        """Start sending views to workers and receiving into views from workers, copied or added there."""
+        return self._boxes.post(sends, receives, dtype, add)
+
+    def cut(self) -> None:
+        """Free whoever waits here, from any thread; begin nothing new."""
+        self._boxes.is_cut = True
+
+    # Collectives: all of a team enter together
+
+    def all_max(self, values: np.ndarray, team: Team) -> None:
+        """Replace the int64 array by its maximum over the team."""
+        mine, theirs = torch.from_numpy(values), np.empty_like(values)
+        heard = torch.from_numpy(theirs)
+        for ahead, behind, _ in self._steps(team):
+            self.post([(ahead, [mine])], [(behind, [heard])], mine.dtype).wait()
+            np.maximum(values, theirs, out=values)
+
+    def all_gather(self, row: Tensor, team: Team) -> Tensor:
+        """The flat rows of all workers of the team, of one length, in its order."""
+        rows = row.new_empty((len(team), row.numel()))
+        rows[0] = row
+        for ahead, behind, far in self._steps(team):
+            count = min(far, len(team) - far)
+            self.post([(behind, [rows[:count]])], [(ahead, [rows[far : far + count]])], row.dtype).wait()
+        return rows.roll(team.index(self._me), 0)
+
+    def all_sum(self, total: Tensor, x: Tensor, team: Team) -> None:
+        """Write the sum of the contiguous `x` over the team into the contiguous `total`, which may be `x` itself."""
+        flat, out = x.view(-1), total.view(-1)
+        if x.nbytes <= FEW:
+            out.copy_(self.all_gather(flat, team).sum(0, dtype=x.dtype))
+            return
+        size = min(x.numel(), len(team) * self._chunk // x.element_size())
+        room = x.new_empty((len(team) - 1, -(-size // len(team))))
+        for start in range(0, x.numel(), size):
+            self._sum_shares(out[start : start + size], flat[start : start + size], team, room)
+
+    def _sum_shares(self, out: Tensor, x: Tensor, team: Team, room: Tensor) -> None:
+        place, n = team.index(self._me), len(team)
+        cuts = [x.numel() * i // n for i in range(n + 1)]
+        shares = [x[a:b] for a, b in pairwise(cuts)]
+        results = [out[a:b] for a, b in pairwise(cuts)]
+        others = [(i, rank) for i, rank in enumerate(team) if rank != self._me]
+        heard = {i: row[: len(shares[place])] for (i, _), row in zip(others, room, strict=True)}
+        sends = [(rank, [shares[i]]) for i, rank in others]
+        self.post(sends, [(rank, [heard[i]]) for i, rank in others], x.dtype).wait()
+        heard[place] = shares[place]
+        mine = torch.add(heard[0], heard[1], out=None if n > 2 else results[place])
+        for i in range(2, n):
+            torch.add(mine, heard[i], out=results[place] if i == n - 1 else mine)
+        mine = results[place]
+        sends = [(rank, [mine]) for _, rank in others]
+        self.post(sends, [(rank, [results[i]]) for i, rank in others], x.dtype).wait()
+
+    def copy_from(self, x: Tensor, root: int, team: Team) -> None:
+        """Fill the contiguous `x` with that of `root`, which tells some, who tell others."""
+        n, first = len(team), team.index(root)
+        place = (team.index(self._me) - first) % n
+        reach = 1
+        while reach < n:
+            if place < reach and place + reach < n:
+                self.post([(team[(place + reach + first) % n], [x])], [], x.dtype).wait()
+            elif reach <= place < 2 * reach:
+                self.post([], [(team[(place - reach + first) % n], [x])], x.dtype).wait()
+            reach *= 2
+
+    def gather_bytes(self, data: bytes, sizes: Sequence[int], team: Team) -> list[bytes]:
+        """What each worker of the team gave, in its order; `sizes` are known to all."""
+        row = torch.zeros(max(1, *sizes), dtype=torch.uint8, device="cpu")
+        if data:
+            row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        rows = self.all_gather(row, team)
+        return [bytes(row[:size].numpy()) for row, size in zip(rows, sizes, strict=True)]
+
+    def _steps(self, team: Team) -> Iterator[tuple[int, int, int]]:
+        """For each step of a dissemination: who is ahead in the team's circle, who is behind, and how far away they are."""
+        place, n = team.index(self._me), len(team)
+        far = 1
+        while far < n:
+            yield team[(place + far) % n], team[(place - far) % n], far
+            far *= 2
+
+
+def find_node(transport: Meets, least: int) -> Node | None:
+    """The way to the workers of this machine, or None if there is none to be had. Collective over all workers."""
+    if transport.size == 1 or not is_on("GRIDWISE_SHARED_MEMORY"):
+        return None
+    what, everyone = "looking for workers of the same machine", transport.everyone
+    mine = f"{os.getpid()} ".encode() + machine() if futex.is_available() else b""
+    said = transport.gather_bytes(mine, everyone, what)
+    here = [rank for rank in everyone if said[rank].partition(b" ")[2] == mine.partition(b" ")[2] and mine]
+    is_first, is_near = here[:1] == [transport.rank], len(here) > 1 and Layout(len(here)).chunk >= LEAST
+    offer = _offer(len(here)) if is_first and is_near else None
+    tickets = transport.gather_bytes(offer.ticket if offer else b"", everyone, what)
+    segment = offer.segment if offer else None
+    if is_near and segment is None:
+        try:
+            segment = accept(tickets[here[0]], len(here))
+        except (OSError, ValueError) as error:
+            logger.info("no shared memory with worker %d: %s", here[0], error)
+    failed = is_near and segment is None
+    votes = transport.gather_bytes(b"failed" if failed else b"", everyone, what)
+    if offer is not None:
+        offer.close()
+    if not is_near or segment is None or any(votes[rank] for rank in here):
+        return None
+    places = {rank: place for place, rank in enumerate(here)}
+    processes = {rank: int(said[rank].partition(b" ")[0]) for rank in here}
+    return Node(segment, places, transport.rank, processes, least)
+
+
+def _offer(workers: int) -> Offer | None:
+    try:
+        return Offer.make(workers)
+    except OSError as error:
+        logger.info("no shared memory on this machine: %s", error)
+        return None

@@ -1,0 +1,132 @@
+"""Memory that the workers of one machine share: words to count messages with, and slots to put them into.
+
+    words    a doorbell for each worker, and beside it which device it uses;
+             for each pair (from, to) how many messages were sent, and how many taken
+    slots    two for each pair (from, to)
+
+It is an anonymous file: it has no name that a killed worker could leave behind, no limit but the machine's memory, and
+takes up only what was written. The first worker of the machine makes it, the others open it through /proc, which only
+processes of the same user can do, and it is closed as soon as all have mapped it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 21
+"""Bytes of a slot, at most: small enough for the cache, large enough to make the notes about it cheap."""
+ROOM = 1 << 28
+"""Bytes of all slots of a machine, at most."""
+LEAST = 1 << 14
+"""Bytes of a slot, at least: with less, so many workers are on the machine that the transport's own way is better."""
+LINE = 64
+"""Bytes of a cache line: words that different workers write are that far apart."""
+SECRET = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in the memory of `workers` workers."""
+
+    workers: int
+
+    @property
+    def chunk(self) -> int:
+        """Bytes of a slot."""
+        return min(CHUNK, ROOM // (2 * self.workers**2) & -4096)
+
+    def doorbell(self, worker: int) -> int:
+        return LINE * (1 + worker)
+
+    def sent(self, source: int, target: int) -> int:
+        return LINE * (1 + self.workers + source * self.workers + target)
+
+    def taken(self, source: int, target: int) -> int:
+        return self.sent(source, target) + LINE * self.workers**2
+
+    def slot(self, source: int, target: int, turn: int) -> int:
+        return self._slots + ((source * self.workers + target) * 2 + turn) * self.chunk
+
+    @property
+    def _slots(self) -> int:
+        return -(-LINE * (1 + self.workers + 2 * self.workers**2) // 4096) * 4096
+
+    @property
+    def size(self) -> int:
+        return self.slot(self.workers - 1, self.workers - 1, 1) + self.chunk
+
+
+class Segment:
+    """The memory, mapped into this process."""
+
+    def __init__(self, file: int, workers: int) -> None:
+        self.layout = Layout(workers)
+        self._map = mmap.mmap(file, self.layout.size)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.words = memoryview(self._map).cast("I")
+        self.address = self.bytes.data_ptr()
+
+    def slot(self, source: int, target: int, turn: int) -> Tensor:
+        """One of the two slots for messages from one worker to another, as bytes."""
+        start = self.layout.slot(source, target, turn)
+        return self.bytes[start : start + self.layout.chunk]
+
+    @property
+    def secret(self) -> bytes:
+        return bytes(self._map[:SECRET])
+
+
+@dataclass
+class Offer:
+    """A new segment, open until the others have mapped it."""
+
+    segment: Segment
+    file: int
+
+    @classmethod
+    def make(cls, workers: int) -> Offer:
+        file = os.memfd_create("gridwise")
+        try:
+            os.ftruncate(file, Layout(workers).size)
+            segment = Segment(file, workers)
+        except OSError:
+            os.close(file)
+            raise
+        segment._map[:SECRET] = secrets.token_bytes(SECRET)
+        return cls(segment, file)
+
+    @property
+    def ticket(self) -> bytes:
+        """What another worker needs to `accept` it."""
+        return f"{os.getpid()} {self.file} {self.segment.secret.hex()}".encode()
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+def accept(ticket: bytes, workers: int) -> Segment:
+    """Map the segment that another worker of this machine offers."""
+    process, file, secret = ticket.decode().split()
+    found = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(found).st_size != Layout(workers).size:
+            raise OSError("the file of another worker is not the one that it offered")
+        segment = Segment(found, workers)
+    finally:
+        os.close(found)
+    if segment.secret.hex() != secret:
+        raise OSError("the memory of another worker is not what it offered")
+    return segment
+
+
+def machine() -> bytes:
+    """What tells this machine, and what its processes can see of one another, from every other."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}".encode()

@@ -1,0 +1,127 @@
+"""Infinities in inputs, weights and gradients: infinite and nan exactly where torch's results are, forward and backward."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+import gridwise
+from gridwise import nn
+from gridwise.testing import workers
+
+
+def differ(mine: Tensor, whole: Tensor, what: str) -> list[str]:
+    """One line unless they are nan and infinite at the same places, and close elsewhere."""
+    close = 1e-4 if mine.dtype == torch.float32 else 1e-8
+    try:
+        torch.testing.assert_close(
+            mine.detach().as_subclass(Tensor), whole.detach(), rtol=close, atol=close, equal_nan=True
+        )
+    except AssertionError as error:
+        return [f"{what}: {' '.join(str(error).split())}"]
+    return []
+
+
+def with_infinities(x: Tensor, count: int, seed: int) -> Tensor:
+    rng = random.Random(seed)
+    for _ in range(count):
+        x.view(-1)[rng.randrange(x.numel())] = rng.choice((math.inf, math.inf, -math.inf))
+    return x
+
+
+def check(layer, sequential, x: Tensor, infinite: str, case: str) -> list[str]:
+    """What differs with infinities in `x`, in `weight` or in the `cotangent`; raised at the end only, by the caller."""
+    P_x, seed = layer.P_x, len(case)
+    for name, whole in sequential.named_parameters():
+        if infinite == "weight" and name == "weight":
+            with_infinities(whole.data, 2, seed)
+    layer.load_state_dict(sequential.state_dict())
+    x = with_infinities(x, 3, seed) if infinite == "x" else x
+    own = x[gridwise.local_slice(P_x, x.shape)].clone().requires_grad_()
+    x.requires_grad_()
+    y, expected = layer(own), sequential(x)
+    block = gridwise.local_slice(P_x, expected.shape)
+    wrong = differ(y, expected[block], "output")
+    dy = torch.randn(expected.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(seed))
+    dy = with_infinities(dy, 3, seed) if infinite == "cotangent" else dy
+    y.backward(dy[block])
+    expected.backward(dy)
+    wrong += differ(own.grad, x.grad[gridwise.local_slice(P_x, x.shape)], "input gradient")
+    for name, whole in sequential.named_parameters():
+        part = getattr(layer, name)
+        wrong += differ(part.grad, whole.grad if part.block is None else whole.grad[part.block.slices], name)
+    return [f"{case}, infinite {infinite}: {line}" for line in wrong]
+
+
+@workers(2, 4)
+@pytest.mark.parametrize("infinite", ["x", "weight", "cotangent"])
+def test_convolutions_of_small_and_large_blocks(infinite):
+    world, wrong = gridwise.world(), []
+    for size, space in ((12, [world.size, 1]), (12, [2, world.size // 2]), (384, [world.size, 1])):
+        P_x = world.create_cartesian_topology_partition([1, 1, *space])
+        for options in ({"padding": 1}, {"padding": 1, "padding_mode": "circular"}, {"stride": 2}, {"bias": False}):
+            torch.manual_seed(0)
+            sequential = torch.nn.Conv2d(2, 3, 3, **options).double()
+            layer = nn.DistributedConv2d(P_x, 2, 3, 3, **options, dtype=torch.float64)
+            x = torch.randn(2, 2, size, size, dtype=torch.float64)  # the large ones have over 1 MiB on each worker
+            wrong += check(layer, sequential, x, infinite, f"{size} on {space}, {options}")
+    assert not wrong, "\n".join(wrong)
+
+
+@workers(2)
+@pytest.mark.parametrize("infinite", ["x", "weight", "cotangent"])
+def test_convolutions_with_overlap_and_transposed_ones(infinite):
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    torch.manual_seed(0)
+    with nn.overlap(True):
+        layer = nn.DistributedConv2d(P_x, 2, 3, 3, padding=1, dtype=torch.float64)
+        sequential = torch.nn.Conv2d(2, 3, 3, padding=1).double()
+        wrong = check(layer, sequential, torch.randn(2, 2, 24, 6, dtype=torch.float64), infinite, "with overlap")
+    if infinite != "weight":  # which docs/layers.md names: rows that are cropped have a gradient of zero
+        layer = nn.DistributedConvTranspose2d(P_x, 2, 3, 3, 2, 1, dtype=torch.float64)
+        sequential = torch.nn.ConvTranspose2d(2, 3, 3, 2, 1).double()
+        wrong += check(layer, sequential, torch.randn(2, 2, 9, 6, dtype=torch.float64), infinite, "transposed")
+    assert not wrong, "\n".join(wrong)
+
+
+MODES = {
+    "linear": ((1, 2, 13), [{"scale_factor": 2}, {"scale_factor": 1.5}, {"size": 20}, {"size": 7}, {"size": 13}]),
+    "bilinear": (
+        (1, 2, 13, 6),
+        [
+            {"scale_factor": 2},
+            {"scale_factor": (1.5, 2)},
+            {"scale_factor": (2, 1.5)},
+            {"size": (13, 9)},
+            {"size": (20, 6)},
+            {"size": (7, 12), "align_corners": True},
+        ],
+    ),
+    "bicubic": ((1, 2, 13, 6), [{"scale_factor": 2}, {"scale_factor": (1.5, 2)}, {"size": (20, 9)}]),
+    "trilinear": ((1, 1, 8, 5, 4), [{"scale_factor": 2}, {"size": (11, 10, 4)}]),
+    "nearest": ((1, 2, 13, 6), [{"scale_factor": 2}, {"size": (20, 9)}]),
+}
+
+
+@workers(1, 2, 4)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("large", [False, True])
+def test_upsampling(mode, large):
+    world, wrong = gridwise.world(), []
+    shape, each = MODES[mode]
+    shape = (4, 64, *shape[2:]) if large else shape
+    others = len(shape) - 3
+    for options in each:
+        for dtype in (torch.float32, torch.float64):
+            for space in ([world.size, *[1] * others], [*[1] * others, world.size]):
+                P_x = world.create_cartesian_topology_partition([1, 1, *space])
+                for infinite in ("x", "cotangent"):
+                    layer = nn.DistributedUpsample(P_x, mode=mode, **options)
+                    x = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+                    sequential = torch.nn.Upsample(mode=mode, **options)
+                    wrong += check(layer, sequential, x, infinite, f"{mode} {options} on {space}, {dtype}")
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,167 @@
+"""Which files of Gridwise a call enters, in order, and how often it switches from one to another.
+
+    python tools/trace_calls.py            the walks of ARCHITECTURE.md, on two workers: one line each
+    python tools/trace_calls.py --files    and the files, in the order in which they are entered first
+
+A reader follows a call from file to file: the number of files is what has to be opened, the number of switches (calls from
+one file into another) how often the page is turned. Worker 0 is traced; threads of its own are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+import gridwise
+from gridwise import checkpoint, nn, tagi
+
+PACKAGE = Path(str(gridwise.__file__)).parent
+
+
+class Walk(NamedTuple):
+    """One call: what it is, the files in the order in which they were entered first, and the switches between files."""
+
+    name: str
+    files: list[str]
+    switches: int
+
+
+class Tracer:
+    """Notes the calls of a body that lead into another file of the package."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, None] = {}
+        self.switches = 0
+        self._last = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(str(PACKAGE)):
+            return
+        file = frame.f_code.co_filename
+        if file != self._last:
+            self.files.setdefault(str(Path(file).relative_to(PACKAGE)))
+            self.switches += bool(self._last)
+            self._last = file
+
+
+@contextmanager
+def traced(name: str, walks: list[Walk]) -> Iterator[None]:
+    tracer = Tracer()
+    sys.setprofile(tracer)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    walks.append(Walk(name, list(tracer.files), tracer.switches))
+
+
+def convolution() -> list[Walk]:
+    """A 3 x 3 convolution of images that are cut along their rows: the call that plans, and one that comes back."""
+    walks: list[Walk] = []
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    layer = nn.DistributedConv2d(P_x, 4, 4, 3, padding=1)
+    x = torch.randn(2, 4, 8, 16, requires_grad=True)
+    with traced("convolution, first call", walks):
+        y = layer(x)
+    y.sum().backward()
+    layer(x).sum().backward()
+    with traced("convolution, forward", walks):
+        y = layer(x)
+    loss = y.sum()
+    with traced("convolution, backward", walks):
+        loss.backward()
+    return walks
+
+
+def parameters(folder: str) -> list[Walk]:
+    """A model of two layers, saved and loaded by both workers."""
+    walks: list[Walk] = []
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 2, 1, 1])
+    model = torch.nn.Sequential(nn.DistributedBatchNorm2d(P_x, 4), nn.DistributedPReLU(P_x, 4))
+    with traced("parameter, save", walks):
+        checkpoint.save(Path(folder) / "state", {"model": model})
+    with traced("parameter, load", walks):
+        checkpoint.load(Path(folder) / "state", into={"model": model})
+    return walks
+
+
+def innovation() -> list[Walk]:
+    """A network on a batch x space grid: one training step after another."""
+    walks: list[Walk] = []
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    layers = (
+        tagi.nn.Conv2d(1, 2, 3, padding=1, in_width=8, in_height=8),
+        tagi.nn.ReLU(),
+        tagi.nn.AvgPool2d(2, 2),
+        tagi.nn.Linear(32, 1),
+    )
+    net = tagi.on_grid(tagi.nn.Sequential(*layers), P_x)
+    x, y = torch.rand(4, 1, 4, 8), torch.rand(2, 1)  # rows of all images; the observations of this worker's samples
+    updater = tagi.nn.OutputUpdater("cpu")
+
+    def step() -> None:
+        net(x)
+        updater.update(net.output_z_buffer, y, torch.full_like(y, 0.1), net.input_delta_z_buffer)
+        net.backward()
+        net.step()
+
+    with traced("innovation, first step", walks):
+        step()
+    step()
+    with traced("innovation, a step", walks):
+        step()
+    return walks
+
+
+def model() -> list[Walk]:
+    """A small network through `distribute`, its first call, and one that comes back."""
+    walks: list[Walk] = []
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, 3),
+    )
+    x = torch.randn(2, 1, 4, 8)
+    with traced("model, distribute", walks):
+        spread = gridwise.distribute(network, P_x)
+    with traced("model, first call", walks):
+        spread(x)
+    spread(x).sum().backward()
+    with traced("model, forward", walks):
+        y = spread(x)
+    loss = y.sum()
+    with traced("model, backward", walks):
+        loss.backward()
+    return walks
+
+
+def every_walk(folder: str) -> list[Walk]:
+    torch.manual_seed(0)
+    return convolution() + parameters(folder) + innovation() + model()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", action="store_true", help="list the files of each walk")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        walks = gridwise.launch(every_walk, folder, workers=2)[0]
+    for walk in walks:
+        print(f"{walk.name:26} {len(walk.files):3} files {walk.switches:6} switches")
+        if given.files:
+            print(*(f"    {file}" for file in walk.files), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gridwise.comm.pool import Pool
+from gridwise.comm.launching.pool import Pool
 
 
 def convolution_step(rounds: int) -> tuple[float, int, float, float]:

@@ -208,7 +208,7 @@ def drop_from_memory(folder: Path) -> None:
 def run(kind: str, amount: int, repeat: int, folder: Path, ways: list[str]) -> dict[str, dict[str, float]]:
     """Seconds, extra MiB and bytes of every way, best of `repeat` rounds; the slowest worker counts."""
     import gridwise
-    from gridwise.checkpoint.reader import number_of_threads
+    from gridwise.checkpoint.reading.reader import number_of_threads
 
     warnings.filterwarnings("ignore", category=UserWarning)
     P = gridwise.world()

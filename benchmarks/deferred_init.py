@@ -23,7 +23,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from gridwise.deferred_init import deferred_init, materialize_module
-from gridwise.deferred_init.streams import Ledger
+from gridwise.deferred_init.random.streams import DrawCounter
 
 GIB = 2**30
 SIZES = {"small": (8000, 512, 14), "full": (32000, 2048, 22)}  # vocabulary, width, layers
@@ -56,15 +56,15 @@ def eighth(dim: int):
 def measure(task: str, size: tuple[int, int, int]) -> dict[str, float]:
     """CPU seconds of a task and the bytes it adds to the peak of this process."""
     advance = 0.0
-    settle = Ledger.settle
+    settle = DrawCounter.settle
 
-    def timed_settle(ledger: Ledger) -> None:
+    def timed_settle(ledger: DrawCounter) -> None:
         nonlocal advance
         begun = time.process_time()
         settle(ledger)
         advance += time.process_time() - begun
 
-    Ledger.settle = timed_settle  # type: ignore[method-assign]
+    DrawCounter.settle = timed_settle  # type: ignore[method-assign]
     torch.manual_seed(0)
     if task.startswith("make"):
         model = deferred_init(Model, *size)

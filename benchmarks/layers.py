@@ -24,7 +24,7 @@ from torch import Tensor
 
 import gridwise
 from gridwise import nn
-from gridwise.comm.pool import Pool
+from gridwise.comm.launching.pool import Pool
 
 Row = tuple[str, float, float, float]
 """Name, our seconds, ours with overlap, the limit's."""

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 import gridwise
-from gridwise.comm.pool import Pool
+from gridwise.comm.launching.pool import Pool
 from layers import measured
 
 Row = tuple[str, float, float, float]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import gridwise
-from gridwise.comm.pool import Pool
+from gridwise.comm.launching.pool import Pool
 from layers_norm import UNet
 
 MIB = 2**20

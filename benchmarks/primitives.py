@@ -21,7 +21,7 @@ from rich.table import Table
 
 import gridwise
 from gridwise import nn
-from gridwise.comm.pool import Pool
+from gridwise.comm.launching.pool import Pool
 
 Row = tuple[str, float, float, str]
 

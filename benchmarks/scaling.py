@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gridwise
-from gridwise.comm.pool import Pool
+from gridwise.comm.launching.pool import Pool
 from layers import measured
 from layers_norm import UNet, step
 

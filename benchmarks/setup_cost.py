@@ -16,7 +16,7 @@ from rich.table import Table
 
 import gridwise
 from gridwise import nn
-from gridwise.comm.counting import Ledger
+from gridwise.comm.transports.counting import Ledger
 from gridwise.grid import Layout
 
 GRIDS = {8: (2, 2, 2), 64: (4, 4, 4), 512: (8, 8, 8), 4096: (16, 16, 16)}

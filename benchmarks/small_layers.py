@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gridwise
-from gridwise.comm.pool import Pool
+from gridwise.comm.launching.pool import Pool
 from layers import both_ways, forward, measured
 
 IMAGE = (1, 8, 16, 32)

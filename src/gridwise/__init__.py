@@ -8,20 +8,21 @@ What is used most stands here. The rest is one import away: `gridwise.nn` (primi
 import importlib
 from types import ModuleType
 
+from . import aliases as aliases
 from . import errors as errors
 from . import grid as grid
 from . import nn as nn
 from . import show as show
-from .comm.find import guard as _guard
-from .comm.launch import launch as launch
+from .comm.launching.find import guard as _guard
+from .comm.launching.launch import launch as launch
 from .models import distribute as distribute
 from .models.random import sequential_random as sequential_random
 from .models.rules import register_rule as register_rule
-from .nn.agreement import agreement as agreement
+from .nn.engine.agreement import agreement as agreement
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
-from .nn.overlap import overlap as overlap
-from .nn.replicas import check_replicas as check_replicas
+from .nn.parameters.replicas import check_replicas as check_replicas
+from .nn.windows.overlap import overlap as overlap
 from .partition import CartesianPartition as CartesianPartition
 from .partition import Partition as Partition
 from .partition import local_slice as local_slice

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .comm.find import begin, current
-from .comm.rollcall import roll_call
-from .comm.transport import Team, Transport
+from .comm.launching.find import begin, current
+from .comm.supervision.matching_calls import roll_call
+from .comm.transports.base import Team, Transport
 from .errors import MismatchError, PartitionError, describe
 from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
 from .grid.grid import unravel
@@ -314,8 +314,8 @@ def world(comm: Any = None) -> Partition:
     Parameters
     ----------
     comm : an mpi4py communicator or a torch.distributed process group to be the world; default: found by how the
-        process was started (see `gridwise.comm.find`). A world that is made over one keeps connections and a small
-        process; `deactivate` it when it is not needed any more.
+        process was started (see `gridwise.comm.launching.find`). A world that is made over one keeps connections and a
+        small process; `deactivate` it when it is not needed any more.
 
     Examples
     --------
@@ -349,14 +349,14 @@ def _transport_over(comm: Any) -> Transport:
     if isinstance(comm, Transport):
         return comm
     if isinstance(comm, torch.distributed.ProcessGroup):
-        from .comm.torchdist import TorchTransport
+        from .comm.transports.torch_distributed import TorchTransport
 
         if comm not in _over:
             _over[comm] = _begun(TorchTransport(comm))
             _over[comm].on_close.append(lambda: _forget_group(comm))
         return _over[comm]
     if hasattr(comm, "Get_rank"):
-        from .comm.mpi import MPITransport, keep_with, kept_with
+        from .comm.transports.mpi import MPITransport, keep_with, kept_with
 
         known = kept_with(comm)
         if known is None:

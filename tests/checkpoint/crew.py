@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridwise.comm.pending import Pending
-from gridwise.comm.transport import Parcel, Team, Transport
+from gridwise.comm.messages.requests import Request
+from gridwise.comm.transports.base import Parcel, Team, Transport
 from gridwise.partition import Partition, world
 
 
@@ -64,7 +64,7 @@ class ThreadTransport(Transport):
         found = self.hub.meeting(team).all_of(self.rank, item)
         return [found[rank] for rank in team]
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
         for peer, x in sends:
             self.hub.box(self.rank, peer).put(x.clone())
         return _Receiving(self, receives)

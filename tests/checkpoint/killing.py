@@ -30,8 +30,8 @@ from torch import Tensor
 
 from gridwise import checkpoint
 from gridwise.checkpoint import disk
-from gridwise.comm.pending import Pending
-from gridwise.comm.transport import Parcel, Team, Transport
+from gridwise.comm.messages.requests import Request
+from gridwise.comm.transports.base import Parcel, Team, Transport
 from gridwise.partition import Partition, world
 
 SPLIT, SAME = (300, 400), (250, 300)
@@ -89,7 +89,7 @@ class StarTransport(Transport):
                 self._send(peer, part)
         return parts
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
         for peer, x in sends:
             self._send(peer, x.numpy().tobytes())
         for peer, x in receives:

@@ -14,8 +14,8 @@ from crew import crew
 from torch import Tensor
 
 from gridwise import checkpoint
-from gridwise.checkpoint import openfile
-from gridwise.checkpoint.openfile import DataFile
+from gridwise.checkpoint.reading import open_file
+from gridwise.checkpoint.reading.open_file import DataFile
 from gridwise.errors import CheckpointDamaged
 from gridwise.grid import Grid, Layout
 from gridwise.partition import Partition
@@ -171,7 +171,7 @@ def test_the_same_whether_the_system_holds_the_file_in_memory(tmp_path: Path, mo
             monkeypatch.setattr(DataFile, "is_in_memory", lambda *_, known=in_memory: known)
             yield
         monkeypatch.setattr(DataFile, "is_in_memory", lambda *_: True)
-        monkeypatch.setattr(openfile, "POPULATE_READ", -1)  # a system that does not know it
+        monkeypatch.setattr(open_file, "POPULATE_READ", -1)  # a system that does not know it
         yield
 
     for _ in ways():

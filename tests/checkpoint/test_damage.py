@@ -16,8 +16,8 @@ from crew import crew, crew_errors
 from torch import Tensor
 
 from gridwise import checkpoint
-from gridwise.checkpoint import reader
-from gridwise.checkpoint.openfile import DataFile
+from gridwise.checkpoint.reading import reader
+from gridwise.checkpoint.reading.open_file import DataFile
 from gridwise.errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from gridwise.partition import Partition
 

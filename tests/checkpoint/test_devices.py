@@ -12,7 +12,7 @@ from crew import crew
 from torch import Tensor, nn
 
 from gridwise import checkpoint
-from gridwise.checkpoint import staging
+from gridwise.checkpoint.writing import staging
 from gridwise.errors import CheckpointDamaged
 from gridwise.partition import Partition, world
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from test_parse import NAME, sealed, sealed_in_lines, tree_of
+from test_manifest_parser import NAME, sealed, sealed_in_lines, tree_of
 
 from gridwise import checkpoint
-from gridwise.checkpoint import parse
-from gridwise.checkpoint.chunks import CHUNK, checksum
-from gridwise.checkpoint.openfile import DataFile
-from gridwise.checkpoint.parse import from_bytes
-from gridwise.checkpoint.tree import is_length
-from gridwise.checkpoint.values import decoded
+from gridwise.checkpoint.format import manifest_parser
+from gridwise.checkpoint.format.chunks import CHUNK, checksum
+from gridwise.checkpoint.format.manifest_parser import from_bytes
+from gridwise.checkpoint.format.values import decoded
+from gridwise.checkpoint.reading.open_file import DataFile
+from gridwise.checkpoint.state.key_tree import is_length
 from gridwise.errors import CheckpointDamaged, CheckpointError
 
 
@@ -161,24 +161,24 @@ def peak_of(call: Any, match: str) -> int:
 
 def test_a_manifest_of_zeros_is_refused_by_its_first_bytes(saved: Path) -> None:
     os.truncate(saved / "manifest.json", 0)
-    os.truncate(saved / "manifest.json", parse.LARGEST_MANIFEST)
+    os.truncate(saved / "manifest.json", manifest_parser.LARGEST_MANIFEST)
     assert peak_of(lambda: checkpoint.load(saved), "does not start like one") < 1 << 20
 
 
 def test_a_manifest_without_an_end_is_refused_by_its_last_bytes(saved: Path) -> None:
-    os.truncate(saved / "manifest.json", parse.LARGEST_MANIFEST)
+    os.truncate(saved / "manifest.json", manifest_parser.LARGEST_MANIFEST)
     assert peak_of(lambda: checkpoint.load(saved), "does not end with its checksum") < 1 << 20
 
 
 def test_a_header_of_zeros_takes_little_memory(saved: Path) -> None:
     """128 MiB of header, all of them a hole in the file."""
     tree = tree_of(saved)
-    size = parse.LARGEST_HEADER + 20
+    size = manifest_parser.LARGEST_HEADER + 20
     file = next(saved.glob("data-*/w0.safetensors"))
     os.truncate(file, 0)
     os.truncate(file, size)
-    tree["files"] = [["w0.safetensors", size, parse.LARGEST_HEADER, "0" * 16]]
-    tree["tensors"] = {"a": ["U8", [20], [[0, parse.LARGEST_HEADER, "0" * 16]]]}
+    tree["files"] = [["w0.safetensors", size, manifest_parser.LARGEST_HEADER, "0" * 16]]
+    tree["tensors"] = {"a": ["U8", [20], [[0, manifest_parser.LARGEST_HEADER, "0" * 16]]]}
     (saved / "manifest.json").write_bytes(sealed(tree))
     assert peak_of(lambda: checkpoint.verify(saved), "header is not the one") < 4 << 20
 
@@ -223,7 +223,7 @@ def test_more_new_memory_than_there_is_is_refused_before_it_is_asked_for(
 ) -> None:
     """A file full of holes costs its writer nothing."""
     sparse(saved, 1 << 12)
-    monkeypatch.setattr("gridwise.checkpoint.memory.largest", lambda: 1 << 31)
+    monkeypatch.setattr("gridwise.checkpoint.reading.available_memory.largest", lambda: 1 << 31)
     asked: list[Any] = []
     real = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: asked.append(size) or real(*size, **options))

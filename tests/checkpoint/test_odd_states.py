@@ -15,8 +15,9 @@ from crew import crew, crew_errors
 
 import gridwise
 from gridwise import checkpoint
-from gridwise.checkpoint import folder, loading, reader
-from gridwise.checkpoint.parse import read_manifest
+from gridwise.checkpoint.format.manifest_parser import read_manifest
+from gridwise.checkpoint.reading import loading, reader
+from gridwise.checkpoint.writing import folder
 from gridwise.errors import CheckpointError, CheckpointMismatch
 from gridwise.partition import Partition
 

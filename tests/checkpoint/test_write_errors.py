@@ -283,6 +283,6 @@ def test_a_reader_is_not_disturbed_by_a_save_that_replaces_what_it_reads(tmp_pat
 @pytest.fixture(autouse=True)
 def _no_save_in_flight() -> Iterator[None]:
     yield
-    from gridwise.checkpoint.talk import in_flight
+    from gridwise.checkpoint.consensus import in_flight
 
     in_flight.clear()

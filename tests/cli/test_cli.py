@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import gridwise
 from gridwise.cli import app, doctor
 from gridwise.cli.run import command_for
-from gridwise.comm.cores import cores
-from gridwise.comm.start import choose, clean, environment_for, mpi_missing, mpiexec
+from gridwise.comm.launching.cores import cores
+from gridwise.comm.launching.start import choose, clean, environment_for, mpi_missing, mpiexec
 
 SCRIPT = """
 import sys

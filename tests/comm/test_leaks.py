@@ -14,8 +14,8 @@ import torch
 
 import gridwise
 from gridwise import nn
-from gridwise.comm.pool import Pool
-from gridwise.comm.start import mpi_missing
+from gridwise.comm.launching.pool import Pool
+from gridwise.comm.launching.start import mpi_missing
 
 TRANSPORTS = ["gloo", pytest.param("mpi", marks=pytest.mark.skipif(mpi_missing() is not None, reason="no MPI"))]
 MEGABYTES = 10

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gridwise.comm import find
-from gridwise.comm.pool import Pool
+from gridwise.comm.launching import find
+from gridwise.comm.launching.pool import Pool
 from gridwise.comm.settings import SWITCHES, is_on, timeout
 from gridwise.errors import PartitionError, TransportError
 

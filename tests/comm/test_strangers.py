@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gridwise.comm.start import clean, mpi_missing
+from gridwise.comm.launching.start import clean, mpi_missing
 
 MARK = "GRIDWISE_TEST_MARK"
 STRANGER = Path(__file__).with_name("stranger.py")

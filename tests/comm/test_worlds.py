@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import gridwise
-from gridwise.comm.find import current
+from gridwise.comm.launching.find import current
 from gridwise.errors import TransportError
 from gridwise.testing import workers
 

@@ -10,14 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gridwise.deferred_init import (
-    deferred_init,
-    filling,
-    materialize_module,
-    materialize_shard,
-    reason_for_whole,
-    streams,
-)
+from gridwise.deferred_init import deferred_init, materialize_module, materialize_shard, reason_for_whole
+from gridwise.deferred_init.random import fills, streams
 from gridwise.errors import PartitionError
 from gridwise.grid import Grid, Layout
 
@@ -74,8 +68,8 @@ def test_random_slices(init: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("scratch", [64, 1 << 20])
 def test_any_size_of_scratch_gives_the_same(scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "SCRATCH", scratch)
-    monkeypatch.setattr(filling, "GAP", scratch // 2)
+    monkeypatch.setattr(fills, "SCRATCH", scratch)
+    monkeypatch.setattr(fills, "GAP", scratch // 2)
     torch.manual_seed(0)
     eager = torch.randn(7, 9, 41)
     torch.manual_seed(0)
@@ -267,22 +261,22 @@ def test_a_block_costs_no_more_than_the_whole(
     eager = getattr(torch.empty(shape), draw)()
     torch.manual_seed(0)
     deferred = deferred_init(lambda: getattr(torch.empty(shape), draw)())
-    assert filling.fills_are_known()  # asked once per process, by drawing
+    assert fills.fills_are_known()  # asked once per process, by drawing
     drawn, starts, stepped = [], [], []
-    real_draw, real_start, real_step = filling.Fill.draw, filling.generator_at, streams.advanced
+    real_draw, real_start, real_step = fills.Fill.draw, fills.generator_at, streams.advanced
 
     def counted_draw(self: Any, out: Tensor, start: int) -> None:
         drawn.append(out.numel())
         real_draw(self, out, start)
 
-    monkeypatch.setattr(filling.Fill, "draw", counted_draw)
-    monkeypatch.setattr(filling, "generator_at", lambda state: starts.append(1) or real_start(state))
+    monkeypatch.setattr(fills.Fill, "draw", counted_draw)
+    monkeypatch.setattr(fills, "generator_at", lambda state: starts.append(1) or real_start(state))
     monkeypatch.setattr(streams, "advanced", lambda state, n: stepped.append(n) or real_step(state, n))
     assert torch.equal(materialize_shard(deferred, slices), eager[slices])
     n = eager.numel()
     assert sum(drawn) <= n + 48 * len(starts)
     assert sum(stepped) <= n
-    assert (len(starts) - 6) * filling.GAP <= 4 * n
+    assert (len(starts) - 6) * fills.GAP <= 4 * n
 
 
 def relative_positions() -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import gridwise
-from gridwise.comm.transport import Transport
+from gridwise.comm.transports.base import Transport
 from gridwise.grid import Grid, Layout
 from gridwise.models.placement import Cut
 from gridwise.models.placing import place
@@ -19,7 +19,7 @@ from gridwise.models.program import Program
 from gridwise.models.random import sequential_random
 from gridwise.models.recording.containers import flatten
 from gridwise.models.recording.record import Like, record
-from gridwise.nn.agreement import agreement
+from gridwise.nn.engine.agreement import agreement
 from gridwise.partition import CartesianPartition
 
 from .threads import on_threads

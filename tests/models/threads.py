@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridwise.comm.transport import Parcel, Team, Transport
+from gridwise.comm.transports.base import Parcel, Team, Transport
 
 PATIENCE = 60.0
 

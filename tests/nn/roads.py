@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from gridwise.nn import pairs, single
+from gridwise.nn.windows import conv_node, max_pool_by_two
 
 
 @contextmanager
 def in_steps():
     """Convolutions of small blocks are made of several nodes of autograd too, as those of large ones are."""
-    large, single.LARGE = single.LARGE, 0
+    large, conv_node.LARGE = conv_node.LARGE, 0
     try:
         yield
     finally:
-        single.LARGE = large
+        conv_node.LARGE = large
 
 
 @contextmanager
 def by_rows():
     """Small blocks are pooled by pairs too, as large ones are."""
-    before, pairs.LEAST = pairs.LEAST, 0
+    before, max_pool_by_two.LEAST = max_pool_by_two.LEAST, 0
     try:
         yield
     finally:
-        pairs.LEAST = before
+        max_pool_by_two.LEAST = before

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 import gridwise
-import gridwise.nn.move
+import gridwise.nn.engine.carrier
 from gridwise import nn
 from gridwise.errors import PartitionError, UnsupportedError
 from gridwise.testing import workers
@@ -58,19 +58,19 @@ def test_hooks_of_the_user_come_before_the_plan():
 @workers(2)
 def test_an_error_between_sending_and_waiting_leaves_the_messages_their_memory():
     P = row(1, 2)
-    layer, put = nn.HaloExchange(P, [(0, 0), (1, 1)]), gridwise.nn.move.put
+    layer, put = nn.HaloExchange(P, [(0, 0), (1, 1)]), gridwise.nn.engine.carrier.put
 
     def fails(*args):
         raise MemoryError
 
     x = torch.full((1, 200), float(P.rank))
     for _ in range(100):
-        gridwise.nn.move.put = fails
+        gridwise.nn.engine.carrier.put = fails
         try:
             with pytest.raises(MemoryError):
                 layer(x)
         finally:
-            gridwise.nn.move.put = put
+            gridwise.nn.engine.carrier.put = put
         assert layer(x)[0, -1 if P.rank == 0 else 0] == 1 - P.rank
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import gridwise
-from gridwise.comm.counting import CountingTransport, Entry, Ledger
-from gridwise.comm.transport import Transport
+from gridwise.comm.transports.base import Transport
+from gridwise.comm.transports.counting import CountingTransport, Entry, Ledger
 from gridwise.deferred_init import deferred_init
 from gridwise.errors import PartitionError
 from gridwise.planning import count

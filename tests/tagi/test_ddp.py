@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import gridwise
+import gridwise.tagi.distributed.replicas as replicas
 import gridwise.tagi.nn as nn
-import gridwise.tagi.nn.replicas as replicas
 from gridwise.errors import GridwiseError, PartitionError, UnsupportedError
 from gridwise.tagi import Classifier, Forecaster, Regressor
 from gridwise.testing import workers

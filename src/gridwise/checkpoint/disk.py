@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import CheckpointBusy
 from ..log import logger
-from .chunks import Memory
+from .format.chunks import Memory
 
 MOST_BUFFERS = 512
 """Buffers in one system call: half of the limit of Linux, all that some systems take."""

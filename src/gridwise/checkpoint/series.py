@@ -14,12 +14,12 @@ from typing import Any
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, describe
 from ..log import logger
 from ..partition import Partition, world
-from .background import Pending, async_save
-from .folder import remove_checkpoint
-from .loading import load
-from .manifest import MANIFEST
-from .saving import save
-from .talk import Talk
+from .consensus import Consensus
+from .format.manifest import MANIFEST
+from .reading.loading import load
+from .writing.background import Pending, async_save
+from .writing.folder import remove_checkpoint
+from .writing.saving import save
 
 _STEP = re.compile(r"step-([0-9]{1,18})")
 
@@ -90,8 +90,8 @@ class Series:
         P = self.P if self.P is not None else world()
         if not P.active:
             return -1
-        talk = Talk(P, "loading from", self.folder)
-        chosen = int(talk.from_root(lambda: str(self._step_to_load(step)).encode()))
+        consensus = Consensus(P, "loading from", self.folder)
+        chosen = int(consensus.from_root(lambda: str(self._step_to_load(step)).encode()))
         try:
             load(self.path(chosen), into, P, cast=cast)
         except CheckpointError as error:

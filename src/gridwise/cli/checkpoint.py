@@ -18,9 +18,9 @@ from rich.table import Table
 
 from ..checkpoint import Manifest, Series, convert, read_manifest, verify
 from ..checkpoint.disk import writing_alone
-from ..checkpoint.folder import leftovers, remove_leftovers
-from ..checkpoint.interchange import is_checkpoint
-from ..checkpoint.reader import Progress as Report
+from ..checkpoint.interchange.formats import is_checkpoint
+from ..checkpoint.reading.reader import Progress as Report
+from ..checkpoint.writing.folder import leftovers, remove_leftovers
 from ..errors import CheckpointError, CheckpointNotFound, describe
 
 app = typer.Typer(help="List, inspect, verify, convert and prune checkpoints.", no_args_is_help=True)

@@ -21,8 +21,8 @@ from rich.table import Table
 
 import gridwise
 import gridwise.testing
-from gridwise.comm import find, malloc, start
-from gridwise.comm.cores import cores
+from gridwise.comm.launching import find, malloc, start
+from gridwise.comm.launching.cores import cores
 
 PACKAGES = (
     "gridwise",

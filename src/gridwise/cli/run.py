@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from ..comm import guardian
-from ..comm.start import choose, environment_for, mpiexec_command
+from ..comm.launching.start import choose, environment_for, mpiexec_command
+from ..comm.supervision import guardian
 from ..errors import GridwiseError
 
 LEAVE_SECONDS = 5.0

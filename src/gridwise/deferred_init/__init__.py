@@ -6,12 +6,14 @@
 
 With the same seed every tensor equals eager construction bit for bit, whatever is made and in whatever order.
 
-    recording      `recording.py` writes a tape (`tape.py`) of what happens to fake tensors; `marking.py` and
-                   `streams.py` note where random operators begin to draw
-    replaying      `replaying.py` runs the part of the tape that is needed; `materializing.py` puts the results in place
-    blocks         `blocks.py` replays on a block alone; `filling.py` makes a block of a random fill; `rounding.py`
+    recording      `recording/recorder.py` writes a tape (`recording/tape.py`) of what happens to fake tensors;
+                   `recording/marking.py` and `random/streams.py` note where random operators begin to draw
+    replaying      `recording/replaying.py` runs the part of the tape that is needed; `materializing.py` puts the
+                   results in place
+    blocks         `blocks.py` replays on a block alone; `random/fills.py` makes a block of a random fill; `rounding.py`
                    knows which operators round a block as they do the whole; `sharding.py` reads slices and layouts
-    the generator  `generator.py` and `jump.py` know the Mersenne Twister, `draws.py` how many numbers an operator takes
+    the generator  `random/generator.py` and `random/jump.py` know the Mersenne Twister, `random/draws.py` how many
+                   numbers an operator takes
 """
 
 from gridwise.deferred_init.api import deferred_init as deferred_init

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from gridwise.deferred_init.blocks import reason_for_whole as block_reason
-from gridwise.deferred_init.filling import Ranges
 from gridwise.deferred_init.materializing import (
     block_for,
     check_ours,
@@ -21,9 +20,10 @@ from gridwise.deferred_init.materializing import (
     uninitialized,
 )
 from gridwise.deferred_init.progress import progress_bar
-from gridwise.deferred_init.recording import RECORDER
+from gridwise.deferred_init.random.fills import Ranges
+from gridwise.deferred_init.random.streams import watched
+from gridwise.deferred_init.recording.recorder import RECORDER
 from gridwise.deferred_init.sharding import Layout, Slices, check_layout, ranges_of, slices_for
-from gridwise.deferred_init.streams import watched
 from gridwise.errors import DeferredInitError, PartitionError, describe
 from gridwise.fake.mode import FakeFactories
 from gridwise.fake.parameters import FakeUninitialized, parameters_of

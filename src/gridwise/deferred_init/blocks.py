@@ -3,7 +3,7 @@
 The tape of the tensor's storage is replayed on the block alone. This is possible when every step that touched it is
 either
 
-    a fill that does not depend on position (constants) or can be cut (`filling.py`),
+    a fill that does not depend on position (constants) or can be cut (`random/fills.py`),
     elementwise, with ingredients of which the same block can be made, and rounded alike (`rounding.py`),
     a write to a part of it (a row, a slice), which then meets the block in a smaller block, or not at all.
 
@@ -20,19 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gridwise.deferred_init.filling import Fill, Ranges, fill_block, fills_are_known
-from gridwise.deferred_init.marking import FACTORIES, FILLS
-from gridwise.deferred_init.recording import literal
-from gridwise.deferred_init.replaying import real, replay, replaying
+from gridwise.deferred_init.random.fills import Fill, Ranges, fill_block, fills_are_known
+from gridwise.deferred_init.recording.marking import FACTORIES, FILLS
+from gridwise.deferred_init.recording.recorder import literal
+from gridwise.deferred_init.recording.replaying import real, replay, replaying
+from gridwise.deferred_init.recording.tape import External, TapeNode, Value
 from gridwise.deferred_init.rounding import keeps_bits
-from gridwise.deferred_init.tape import External, Node, Value
 from gridwise.fake.dispatch import operator
 
 aten = torch.ops.aten
 
 SMALL = 4096  # elements: an ingredient of up to this size is made whole
 
-_CONSTANTS: dict[Any, Callable[[Node], Any]] = {
+_CONSTANTS: dict[Any, Callable[[TapeNode], Any]] = {
     aten.zeros.default: lambda node: 0,
     aten.zeros_like.default: lambda node: 0,
     aten.new_zeros.default: lambda node: 0,
@@ -123,7 +123,7 @@ def _replay_block(value: Value, root: Value, box: Ranges, before: float, session
     return block
 
 
-def _create(node: Node, root: Value, box: Ranges, extents: list[int], session: Session) -> Tensor:
+def _create(node: TapeNode, root: Value, box: Ranges, extents: list[int], session: Session) -> Tensor:
     """The block of a tensor as the node that made it left it."""
     meta, func = root.meta, node.func
     if not all(k != "device" or str(v) == "cpu" for k, v in node.kwargs.items()):
@@ -153,7 +153,7 @@ def _create(node: Node, root: Value, box: Ranges, extents: list[int], session: S
     return made.expand(extents).contiguous()
 
 
-def _write(node: Node, root: Value, box: Ranges, block: Tensor, session: Session) -> None:
+def _write(node: TapeNode, root: Value, box: Ranges, block: Tensor, session: Session) -> None:
     """Let a node that writes in place act on the block of `root` that is at hand."""
     target = node.args[0] if node.args else None
     if type(target) is not Value or target.cell is not root.cell or len(operator(node.func).written) != 1:
@@ -193,7 +193,7 @@ def _write(node: Node, root: Value, box: Ranges, block: Tensor, session: Session
         view.copy_(work)
 
 
-def _fill(node: Node, kind: Any, meta: Tensor) -> Fill:
+def _fill(node: TapeNode, kind: Any, meta: Tensor) -> Fill:
     mark = node.mark
     if mark is None or mark.device is not None or mark.end is None or not fills_are_known():
         raise NeedsWhole(f"{_name(node)} is not known to be cut on this device")
@@ -204,7 +204,7 @@ def _fill(node: Node, kind: Any, meta: Tensor) -> Fill:
     return Fill(kind, meta.numel(), meta.dtype, mark, (low, high))
 
 
-def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: Node, session: Session) -> Any:
+def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: TapeNode, session: Session) -> Any:
     """An argument of an elementwise node, cut to what the block `ranges` of its result needs."""
     if isinstance(arg, list | tuple) and any(type(item) in (Value, External) for item in arg):
         raise NeedsWhole(f"{_name(node)} takes a list of tensors")
@@ -281,5 +281,5 @@ def _broadcast(shape: torch.Size, result: torch.Size, ranges: Ranges) -> Ranges:
     return tuple((0, 1) if n == 1 else ranges[lead + d] for d, n in enumerate(shape))
 
 
-def _name(node: Node) -> str:
+def _name(node: TapeNode) -> str:
     return str(getattr(node.func, "__name__", node.func))

@@ -17,11 +17,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gridwise.deferred_init.blocks import make_block
-from gridwise.deferred_init.filling import Ranges
-from gridwise.deferred_init.recording import RECORDER
-from gridwise.deferred_init.replaying import replay
-from gridwise.deferred_init.streams import ALONE
-from gridwise.deferred_init.tape import Cell, Value
+from gridwise.deferred_init.random.fills import Ranges
+from gridwise.deferred_init.random.streams import ALONE
+from gridwise.deferred_init.recording.recorder import RECORDER
+from gridwise.deferred_init.recording.replaying import replay
+from gridwise.deferred_init.recording.tape import Cell, Value
 from gridwise.errors import DeferredInitError, describe
 from gridwise.fake.geometry import geometry, with_geometry
 from gridwise.fake.parameters import FakeUninitialized

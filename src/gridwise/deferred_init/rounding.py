@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gridwise.deferred_init.tape import External, Node, Value
+from gridwise.deferred_init.recording.tape import External, TapeNode, Value
 
 _MOVES = frozenset({"fill", "zero", "copy", "clone", "_to_copy", "neg", "where", "masked_fill"})
 _EXACT = _MOVES | {
@@ -30,7 +30,7 @@ _FUNCTIONS = frozenset(
 )
 
 
-def keeps_bits(node: Node) -> bool:
+def keeps_bits(node: TapeNode) -> bool:
     """Whether an elementwise node gives each element the same bits, whatever it is computed together with."""
     name = node.func._schema.name.removeprefix("aten::").removesuffix("_")
     tensors = [_meta(item) for item in (*node.args, *node.kwargs.values()) if isinstance(item, Value | External)]

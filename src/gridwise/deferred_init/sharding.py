@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gridwise.deferred_init.filling import Ranges
+from gridwise.deferred_init.random.fills import Ranges
 from gridwise.errors import PartitionError, describe
 
 Slices = Sequence[slice]

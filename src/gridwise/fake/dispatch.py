@@ -37,7 +37,7 @@ _UNDECLARED_WRITES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorSchema:
     """What the schema of an ATen operator says, read once."""
 
     name: str
@@ -50,7 +50,7 @@ class Operator:
 
 
 @cache
-def operator(func: Any) -> Operator:
+def operator(func: Any) -> OperatorSchema:
     schema = func._schema
     written: list[int | str] = []
     for position, argument in enumerate(schema.arguments):
@@ -59,7 +59,7 @@ def operator(func: Any) -> Operator:
     if func in _UNDECLARED_WRITES:
         written = [3, 4]
     returned = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
-    return Operator(
+    return OperatorSchema(
         name=str(func),
         written=tuple(written),
         returns_written=bool(returned) and all(returned),
@@ -122,7 +122,7 @@ class Keeper:
         """The result of an operator that has real tensors only."""
         return func(*args, **kwargs)
 
-    def device_of(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    def device_of(self, op: OperatorSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Where the result lives; raises where eager would."""
         found: torch.device | None = None
         is_scalar = False
@@ -155,7 +155,7 @@ class Keeper:
                 )
             )
 
-    def on_meta(self, func: Any, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_meta(self, func: Any, op: OperatorSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = kwargs.get("out")  # torch resizes it to what it gets
         reshaped = args[0] if op.reshapes else out if isinstance(out, FakeTensor) else None
         if isinstance(reshaped, FakeTensor):
@@ -183,7 +183,7 @@ class Keeper:
             raise NotImplementedError(f"a tensor of layout {result.layout} cannot be pretended")
         return result
 
-    def set_storage(self, op: Operator, fake: Any, source: Any, *geometry: Any) -> Any:
+    def set_storage(self, op: OperatorSchema, fake: Any, source: Any, *geometry: Any) -> Any:
         """`fake.set_(source)`: the fake becomes another name of a storage. `torch.load` makes its tensors so."""
         if not isinstance(fake, FakeTensor):
             self.refuse(op, "would give a real tensor a storage without data")
@@ -233,7 +233,7 @@ class Keeper:
 
     # -- errors
 
-    def refuse(self, op: Operator, why: str, cause: BaseException | None = None) -> NoReturn:
+    def refuse(self, op: OperatorSchema, why: str, cause: BaseException | None = None) -> NoReturn:
         # No NotImplementedError: torch.nn.utils.parametrize takes that for an answer and goes on.
         raise FakeTensorError(
             describe(
@@ -258,20 +258,20 @@ PLAIN = Keeper()
 PLAIN_CUDA = Keeper(fake_cuda=True)
 
 
-def needs_data(func: Any, op: Operator, args: tuple[Any, ...]) -> bool:
+def needs_data(func: Any, op: OperatorSchema, args: tuple[Any, ...]) -> bool:
     """Whether the result, or its shape, depends on values. `tensor[index]` does only where the index is a mask."""
     if func is aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return op.needs_data
 
 
-def written_by(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def written_by(op: OperatorSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an operator writes to."""
     found = [(args[w] if w < len(args) else None) if isinstance(w, int) else kwargs.get(w) for w in op.written]
     return [argument for argument in found if argument is not None]
 
 
-def returned(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def returned(op: OperatorSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator that returns what it wrote to returns."""
     written = written_by(op, args, kwargs)
     return written[0] if len(written) == 1 else tuple(written)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError
-from ..nn.module import Module
-from ..nn.replicas import check_replicas
+from ..nn.engine.module import Module
+from ..nn.parameters.replicas import check_replicas
 from ..partition import Partition
 from .holding import hold
 from .inputs import Inputs, as_tensors

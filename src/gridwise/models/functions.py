@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..nn.agreement import agreement
-from ..nn.operator import prepare
+from ..nn.engine.agreement import agreement
+from ..nn.engine.operator import prepare
 from .movement import CountedOnce, FirstAlone, applied
 from .placement import Cut, Partial, Placement, Replicated, Value
 from .program import Step, execute, free_early

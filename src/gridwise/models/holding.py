@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm.transport import Transport
+from ..comm.transports.base import Transport
 from ..deferred_init import is_deferred, materialize_shard
-from ..nn.parameter import BlockParameter, BlockTensor, Spread
+from ..nn.parameters.blocks import BlockParameter, BlockTensor, Spread
 from ..partition import Partition
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from ..nn.module import outside_of_graphs
+from ..nn.engine.module import outside_of_graphs
 from ..partition import Partition
 from .report import Report
 from .runner import Runner

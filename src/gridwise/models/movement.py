@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ..grid import Grid, Layout, Needs, route
-from ..nn.agreement import key_of
-from ..nn.copy import AllSum
-from ..nn.global_sum import GlobalSum
-from ..nn.move import Move
-from ..nn.operator import Operator, Ticket, apply
-from ..nn.parameter import Shared
+from ..nn.engine.agreement import key_of
+from ..nn.engine.carrier import Move
+from ..nn.engine.copy_and_sum import AllSum
+from ..nn.engine.global_sum import GlobalSum
+from ..nn.engine.operator import Operator, Ticket, apply
+from ..nn.parameters.blocks import Shared
 from .placement import Cut, Partial, Placement, Replicated, Value, Want, Workers, everything
 
 Movement = Callable[[Tensor], Tensor]

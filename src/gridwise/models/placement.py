@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..comm.transport import Team, Transport
+from ..comm.transports.base import Team, Transport
 from ..grid import Grid, Layout, Needs, Shape
 from ..grid.arrange import arranged, layout_with_whole
 

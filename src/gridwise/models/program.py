@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from ..nn.agreement import agreement, key_of
-from ..nn.lending import FULL, LARGE
-from ..nn.operator import Ticket
-from ..nn.parameter import Shared, shared_together
+from ..nn.engine.agreement import agreement, key_of
+from ..nn.engine.operator import Ticket
+from ..nn.parameters.blocks import Shared, shared_together
+from ..nn.parameters.gradient_buckets import FULL, LARGE
 from .placement import Placement, Workers
 from .random import Replay, Stream
 from .recording.recording import Source

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..grid import Box, Shape
-from ..nn.random import GAMMA, draw_key, flat_positions, keep_mask, uniform_numbers
+from ..nn.engine.grid_random import GAMMA, draw_key, flat_positions, keep_mask, uniform_numbers
 from .placement import Workers
 
 AT_ONCE, LAST = 1 << 20, 16

@@ -19,13 +19,23 @@ from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError, describe
 from ..grid import Grid, Layout
-from ..nn.agreement import Ballot, Structure, agree_common, agree_layout, agree_plan, agree_same, is_on, key_of, tell
-from ..nn.mode import agree_mode
-from ..nn.module import problem_with_inference, refuse_transforms
-from ..nn.operator import Operator, Ticket, apply
-from ..nn.overlap import overlaps
-from ..nn.plan import KEPT, Plans
-from ..nn.random import draw_key
+from ..nn.engine.agreement import (
+    Ballot,
+    Structure,
+    agree_common,
+    agree_layout,
+    agree_plan,
+    agree_same,
+    is_on,
+    key_of,
+    tell,
+)
+from ..nn.engine.grid_random import draw_key
+from ..nn.engine.mode import agree_mode
+from ..nn.engine.module import problem_with_inference, refuse_transforms
+from ..nn.engine.operator import Operator, Ticket, apply
+from ..nn.engine.plans import KEPT, LayerPlans
+from ..nn.windows.overlap import overlaps
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound, Inputs
 from .placement import Cut, Placement
@@ -113,7 +123,7 @@ class Runner:
         transport = self.P_x.transport
         key = key or f"#{transport.ordinal(says)}"
         self.ticket = Ticket(key_of(f"{says} {self.P_x.ranks} {key}"), 0)
-        self._plans, self._meet = Plans(), Passed(transport, self.P_x.team, says)
+        self._plans, self._meet = LayerPlans(), Passed(transport, self.P_x.team, says)
         self._states: deque[State] = deque(maxlen=KEPT)
         self._count = 0
         self._last: Run | None = None

@@ -14,15 +14,15 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Grid, whole_numbers
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
-from .all_gather import AllGather
-from .all_sum_reduce import AllSumReduce
-from .broadcast import Broadcast
-from .halo_exchange import HaloExchange
-from .plan import script
-from .primitive import Primitive
-from .reduce_scatter import ReduceScatter
-from .repartition import Repartition
-from .sum_reduce import SumReduce
+from .engine.plans import script
+from .primitives.all_gather import AllGather
+from .primitives.all_sum_reduce import AllSumReduce
+from .primitives.base import Primitive
+from .primitives.broadcast import Broadcast
+from .primitives.halo_exchange import HaloExchange
+from .primitives.reduce_scatter import ReduceScatter
+from .primitives.repartition import Repartition
+from .primitives.sum_reduce import SumReduce
 
 KEPT = 64
 """How many layers are kept for the same workers; those that were not called for longest go first."""

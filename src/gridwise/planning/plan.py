@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm.counting import Ledger
+from ..comm.transports.counting import Ledger
 from ..errors import PartitionError
 from ..grid import Grid, Layout
 from ..models import DistributedModel, distribute
@@ -93,11 +93,12 @@ def plan(
 
 
 def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int] | None = None) -> Ledger:
-    """The ledger of a world of `size` in which each pretended worker has called ``program(P_world)``, one after the other.
+    """The ledger of a world of `size` in which each pretended worker has called ``program(P_world)``, one after the
+    other.
 
     Where a worker asks for what only others hold, the source of a broadcast say, let those run first: `workers` is also
     the order. Give the program's tensors the device "meta", and the ledger the layouts of what its layers get
-    (``P_world.transport.ledger``, see `gridwise.comm.counting`).
+    (``P_world.transport.ledger``, see `gridwise.comm.transports.counting`).
 
     Examples
     --------

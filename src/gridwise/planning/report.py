@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..comm.counting import Entry, Ledger
+from ..comm.transports.counting import Entry, Ledger
 
 FORWARD, BACKWARD = "forward", "backward"
 ADJOINT, GRADIENT = "the adjoint of ", "the gradient of "

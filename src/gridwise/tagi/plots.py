@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PartitionError, UnsupportedError
-from .estimator import Prediction
+from .estimators.estimator import Prediction
 from .metric import calibration
 
 

@@ -19,7 +19,7 @@ import copy
 import torch
 from torch import Tensor
 
-from ..nn.module import Module
+from ..nn.engine.module import Module
 from ..partition import zero_volume_tensor
 from .adjoint import check_adjoint
 from .gradients import check_gradients

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..comm.transport import Transport
+from ..comm.transports.base import Transport
 from ..errors import GridwiseError
 from ..partition import world
 

@@ -28,11 +28,11 @@ import cloudpickle
 import pytest
 import torch
 
-from ..comm.start import mpi_missing
+from ..comm.launching.start import mpi_missing
 from .device import made_on
 
 if TYPE_CHECKING:
-    from ..comm.pool import Pool
+    from ..comm.launching.pool import Pool
 
 MARK = "gridwise_workers"
 POOLS = pytest.StashKey["dict[str, Pool]"]()
@@ -145,7 +145,7 @@ def _setting(item: pytest.Item) -> tuple[str, int] | None:
 
 
 def _pool(config: pytest.Config, transport: str) -> Pool:
-    from ..comm.pool import Pool
+    from ..comm.launching.pool import Pool
 
     pools = config.stash[POOLS]
     if transport not in pools:

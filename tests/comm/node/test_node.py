@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gridwise
+from gridwise.comm.launching.pool import Pool
 from gridwise.comm.node import segment
-from gridwise.comm.pool import Pool
 from gridwise.testing import workers
 
 from .crew import crew

@@ -7,7 +7,7 @@ import torch
 
 import gridwise
 from gridwise import nn
-from gridwise.comm.parcels import chunks
+from gridwise.comm.messages.packing import chunks
 from gridwise.testing import workers
 
 ROWS, COLUMNS = 301, 1027

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...log import logger
-from ..parcels import Views, parts, put
+from ..messages.packing import Views, parts, put
 from .segment import LINE, Segment
 
 SLOT = 1 << 26

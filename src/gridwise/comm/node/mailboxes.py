@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..parcels import Views, chunks, parts, put
+from ..messages.packing import Views, chunks, parts, put
 from . import futex
 from .device_box import SLOT, DeviceBox, Devices
 from .segment import Segment

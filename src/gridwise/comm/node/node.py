@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...log import logger
-from ..cores import cores
+from ..launching.cores import cores
 from ..settings import is_on
 from . import futex
 from .mailboxes import Delivery, Mailboxes, Moves

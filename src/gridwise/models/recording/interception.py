@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedError
-from ...nn.module import Module as DistributedLayer
+from ...nn.engine.module import Module as DistributedLayer
 from .regions import Regions
 from .tracing import current_line
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedError
 from ...grid import Box, Layout
-from ...nn.operator import noted
+from ...nn.engine.operator import noted
 from ..placement import Cut, Placement, Replicated, Value, Want, Workers
 
 Run = Callable[..., Any]

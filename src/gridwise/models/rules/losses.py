@@ -76,7 +76,7 @@ def cross_entropy(call: Call) -> Placed:
         return Placed(Partial(), lambda *tensors: run(*tensors).sum(), wants)
     if by_probability:
         return Placed(Partial(), lambda *tensors: run(*tensors).sum() / samples, wants)
-    from ...nn.copy import AllSum
+    from ...nn.engine.copy_and_sum import AllSum
 
     total = AllSum(call.workers.transport, call.workers.team, f"the number of terms of {call.name}", call.workers.team)
 

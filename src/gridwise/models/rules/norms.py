@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ...grid import Layout
-from ...nn.agreement import key_of
-from ...nn.autocast import dtype_after
-from ...nn.copy import AllSum
-from ...nn.move import HALVES
-from ...nn.operator import Ticket
-from ...nn.standardise import Sets, standardise
+from ...nn.engine.agreement import key_of
+from ...nn.engine.autocast import dtype_after
+from ...nn.engine.carrier import HALVES
+from ...nn.engine.copy_and_sum import AllSum
+from ...nn.engine.operator import Ticket
+from ...nn.layers.standardise import Sets, standardise
 from ..movement import Movement
 from ..placement import Cut, Replicated, Want
 from .call import Call, Placed

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...grid import Layout, Needs
-from ...nn.copy import AllSum
-from ...nn.move import HALVES
+from ...nn.engine.carrier import HALVES
+from ...nn.engine.copy_and_sum import AllSum
 from ..movement import Movement, applied, move_along
 from ..placement import Cut, Partial, Placement, Replicated, Value, with_dims
 from .call import Call, Placed

@@ -16,9 +16,9 @@ from torch import Tensor
 from ... import nn
 from ...grid import Grid, Layout
 from ...grid.arrange import arranged
-from ...nn.agreement import Structure
-from ...nn.parameter import Spread
-from ...nn.windowed import Windowed
+from ...nn.engine.agreement import Structure
+from ...nn.parameters.blocks import Spread
+from ...nn.windows.windowed_layer import WindowedLayer
 from ...partition import CartesianPartition
 from ..placement import SMALL, Cut, Replicated, Value, Want
 from .call import Call, NoRule, Placed, Run
@@ -93,7 +93,7 @@ def by_layer(call: Call, make: Make, space: int, moves: bool = True, weights: Se
     unbatched = x.dim == space + 1
     batched = Layout(Grid(layout.grid.ranks, (1, *layout.grid.shape)), ((0, 1), *layout.cuts)) if unbatched else layout
     shape = (1, *call.result.shape) if unbatched else call.result.shape
-    layer: Windowed = make(CartesianPartition(call.workers.transport, batched.grid))
+    layer: WindowedLayer = make(CartesianPartition(call.workers.transport, batched.grid))
     block = batched.block(call.workers.rank)
     layer._agreed = Structure(block.shape, x.dtype, True, x.device, True)
     layer._says = call.name

@@ -41,11 +41,11 @@ class Applied(torch.nn.Module):
         own = {name: layer._spreads[name].cut(value, self.rank) for name, value in given.items()}
         held = dict(layer._parameters)
         try:
-            layer._lent = own
+            layer._bucketed = own
             layer._parameters.update(own)  # the layer looks at their devices and whether they need a gradient
             return layer(x)
         finally:
-            layer._lent = {}
+            layer._bucketed = {}
             layer._parameters.update(held)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...partition import Partition
-from ..dropout import DistributedDropout
+from ..layers.dropout import DistributedDropout
 from .plainly import shares
 
 

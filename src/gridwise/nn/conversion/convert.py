@@ -26,9 +26,9 @@ import torch
 from ...deferred_init import is_deferred
 from ...errors import PartitionError, UnsupportedError, describe
 from ...partition import Partition
-from ..agreement import key_of
-from ..module import Module
-from ..replicas import check_replicas
+from ..engine.agreement import key_of
+from ..engine.module import Module
+from ..parameters.replicas import check_replicas
 from . import layers
 from .held import hold
 from .inputs import Inputs

@@ -14,14 +14,14 @@ import torch
 from torch.nn import functional as F
 
 from ...partition import Partition
-from ..dropout import (
+from ..layers.dropout import (
     DistributedAlphaDropout,
     DistributedDropout,
     DistributedDropout1d,
     DistributedDropout2d,
     DistributedDropout3d,
 )
-from ..upsampling import KERNELS, DistributedUpsample
+from ..layers.upsampling import KERNELS, DistributedUpsample
 from .state import OnGrid
 from .walk import given
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm.transport import Transport
+from ...comm.transports.base import Transport
 from ...deferred_init import is_deferred, materialize_shard
 from ...partition import Partition
-from ..parameter import BlockParameter, BlockTensor, Spread, holders_of_blocks
+from ..parameters.blocks import BlockParameter, BlockTensor, Spread, holders_of_blocks
 
 
 def hold(model: torch.nn.Module, names: Sequence[str], P: Partition) -> None:

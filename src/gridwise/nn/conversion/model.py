@@ -19,19 +19,19 @@ from torch import Tensor
 
 from ...grid import Layout
 from ...partition import Partition
-from ..agreement import Structure, agree_layout, agree_plan, agreement, is_on, key_of
-from ..dropout import DistributedDropout
-from ..layer import Layer
-from ..lending import Borrower, Loan, borrowers_of, lent, loans_of
-from ..mode import agree_mode, held_by, looks_of, settings_of, without_shapes
-from ..module import Module, outside_of_graphs, problem_with_inference, refuse_transforms
-from ..operator import Operator, Ticket, apply
-from ..overlap import overlaps
-from ..parameter import holders_of_blocks
-from ..plan import KEPT, Plans, Script, script
-from ..repartition import Repartition
-from ..replicas import Replica, agree_replicas, is_due
-from ..windowed import as_batch
+from ..engine.agreement import Structure, agree_layout, agree_plan, agreement, is_on, key_of
+from ..engine.layer import Layer
+from ..engine.mode import agree_mode, held_by, looks_of, settings_of, without_shapes
+from ..engine.module import Module, outside_of_graphs, problem_with_inference, refuse_transforms
+from ..engine.operator import Operator, Ticket, apply
+from ..engine.plans import KEPT, CallScript, LayerPlans, script
+from ..layers.dropout import DistributedDropout
+from ..parameters.blocks import holders_of_blocks
+from ..parameters.gradient_buckets import BucketMember, GradientBucket, bucket_members_of, buckets_in_use, buckets_of
+from ..parameters.replicas import Replica, agree_replicas, is_due
+from ..primitives.repartition import Repartition
+from ..windows.overlap import overlaps
+from ..windows.windowed_layer import as_batch
 from .attended import Attended
 from .inputs import Inputs
 from .moves import Replicated
@@ -59,8 +59,8 @@ class Run:
 
     balance: list[Repartition | None]
     """What brings each input to balanced blocks, where it is not."""
-    loans: list[Loan]
-    script: Script = field(default_factory=Script)
+    buckets: list[GradientBucket]
+    script: CallScript = field(default_factory=CallScript)
 
 
 class DistributedModel(torch.fx.GraphModule):
@@ -100,7 +100,7 @@ class DistributedModel(torch.fx.GraphModule):
         self._says = rehearsal.name
         nth = nth or f"#{P_x.transport.ordinal(self._says)}"
         self._ticket = Ticket(key_of(f"{self._says} {P_x.ranks} {nth}"), 0)
-        self._plans = Plans()
+        self._plans = LayerPlans()
         self._compared: tuple[int, ...] | None = None
         """Which parameters were those whose replicas were compared last; None: to be compared."""
         self._copies = 0
@@ -168,7 +168,7 @@ class DistributedModel(torch.fx.GraphModule):
                     layer.__dict__["_replicas_are_new"] = False
             run = Run(
                 self._balancing(inputs),
-                loans_of(self._borrowers(), self._ticket.key),
+                buckets_of(self._borrowers(), self._ticket.key),
             )
         else:
             assert plan is not None
@@ -176,17 +176,17 @@ class DistributedModel(torch.fx.GraphModule):
         if is_due(ticket.call):
             agree_replicas(transport, team, self._says, self._replicas())
         own = tuple(x if move is None else move(x) for x, move in zip(inputs, run.balance, strict=True))
-        with agreement(is_on() and changed), run.script.running(), lent(run.loans, ticket.call):
+        with agreement(is_on() and changed), run.script.running(), buckets_in_use(run.buckets, ticket.call):
             y = super().__call__(*own)
         if changed:  # kept only now that it went well
             self._plans.add(structure, {"run": run})
         y = self._returns(y) if isinstance(y, dict) else y
         return _mapped(y, lambda t: apply(t, self._meet, self._ticket, True) if t.requires_grad else t)
 
-    def _borrowers(self) -> list[Borrower]:
+    def _borrowers(self) -> list[BucketMember]:
         """Who uses parameters whose gradients are summed: layers, and what the graph does with others."""
         outside = [m.borrower(self) for m in self.modules() if isinstance(m, Replicated)]
-        layers = borrowers_of([m for m in self.modules() if isinstance(m, Layer)])
+        layers = bucket_members_of([m for m in self.modules() if isinstance(m, Layer)])
         return layers + [borrower for borrower in outside if borrower is not None]
 
     def _problem_with_indices(self, inputs: tuple[Tensor, ...]) -> str | None:
@@ -250,7 +250,7 @@ class DistributedModel(torch.fx.GraphModule):
         return moves
 
     def _draw(self) -> None:
-        """Draw random numbers as the workers inside do, or the generators would part (`random`)."""
+        """Draw random numbers as the workers inside do, or the generators would part (`grid_random`)."""
         for node in self.graph.nodes:
             module: Any = self.get_submodule(node.target) if node.op == "call_module" else None
             if isinstance(module, Attended):

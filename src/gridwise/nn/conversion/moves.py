@@ -16,13 +16,13 @@ from torch import Tensor
 from ...errors import PartitionError
 from ...grid import Grid, Interval, Layout, Needs, Shape, route, sliced_need
 from ...partition import Partition
-from ..agreement import agree_layout
-from ..copy import AllSum
-from ..lending import Borrower
-from ..module import Module
-from ..move import HALVES, Move
-from ..operator import apply
-from ..parameter import Shared
+from ..engine.agreement import agree_layout
+from ..engine.carrier import HALVES, Move
+from ..engine.copy_and_sum import AllSum
+from ..engine.module import Module
+from ..engine.operator import apply
+from ..parameters.blocks import Shared
+from ..parameters.gradient_buckets import BucketMember
 
 
 class Aligned(Module):
@@ -220,19 +220,19 @@ class Replicated(Module):
         assert self._transport is not None
         self._name = name
         self._shared = Shared(self._transport, self._team, f"the parameter {name}")
-        self._lent: dict[str, Tensor] = {}
+        self._bucketed: dict[str, Tensor] = {}
 
-    def borrower(self, model: torch.nn.Module) -> Borrower | None:
+    def borrower(self, model: torch.nn.Module) -> BucketMember | None:
         """For the parameter of `model`, if its gradient has to be summed."""
         owner, _, name = self._name.rpartition(".")
         holder = model.get_submodule(owner)
         if len(self._team) == 1 or not getattr(holder, name).requires_grad:
             return None
-        return Borrower(holder, name, self._shared, self._lent, self._says)
+        return BucketMember(holder, name, self._shared, self._bucketed, self._says)
 
     def forward(self, value: Tensor) -> Any:
-        if self._lent:
-            (value,) = self._lent.values()
+        if self._bucketed:
+            (value,) = self._bucketed.values()
             return value
         if not (value.requires_grad and torch.is_grad_enabled()) or len(self._team) == 1:
             return value

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...partition import Partition
-from ..agreement import agree_call, agreement, key_of
+from ..engine.agreement import agree_call, agreement, key_of
 from .state import OnGrid
 from .walk import Node, Walk, name_of
 

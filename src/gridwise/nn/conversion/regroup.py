@@ -19,8 +19,8 @@ from torch import Tensor
 from ...errors import PartitionError
 from ...grid import Grid, Layout, Needs, balanced_cuts, route
 from ...grid.cuts import scaled
-from ..agreement import agree_layout
-from ..move import Move
+from ..engine.agreement import agree_layout
+from ..engine.carrier import Move
 from .moves import Rearranged
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph
 
 from ...partition import Partition
-from ..repartition import Repartition
+from ..primitives.repartition import Repartition
 from . import blocks
 from .inputs import Inputs
 from .state import Extent, OnGrid, State, Symbol, Whole

@@ -1,5 +1,6 @@
 """Layers, networks and updaters of TAGI, under pytagi's names."""
 
+from ..inference.train_step import TrainStep as TrainStep
 from .activation import ClosedFormSoftmax as ClosedFormSoftmax
 from .activation import EvenExp as EvenExp
 from .activation import LeakyReLU as LeakyReLU
@@ -37,4 +38,3 @@ from .resnet_block import ResNetBlock as ResNetBlock
 from .sequential import Sequential as Sequential
 from .slinear import SLinear as SLinear
 from .slstm import SLSTM as SLSTM
-from .train_step import TrainStep as TrainStep

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...errors import PartitionError
-from . import moments
+from ..inference import moments
+from ..inference.moments import Moments
 from .base_layer import BaseLayer
 from .gaussian import Gaussian
-from .moments import Moments
 
 
 class Activation(BaseLayer):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...errors import PartitionError
-from . import moments
+from ..inference import moments
 from .base_layer import BaseLayer
 from .gaussian import Gaussian, Innovation
 from .linear import Linear

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import GridwiseError, PartitionError
+from ..inference.initial_values import frozen
+from ..inference.tracing import is_traced
+from ..inference.update import Change, cap_factor, capped_update
 from .gaussian import Gaussian, Innovation
-from .initial import frozen
-from .tracing import is_traced
-from .update import Change, cap_factor, capped_update
 
 Sums = tuple[Tensor, Tensor]
 

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import PartitionError
+from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer, ones_and_zeros
 from .gaussian import Gaussian, Innovation
-from .tracing import is_traced
 
 
 class BatchNorm2d(ParametricLayer):

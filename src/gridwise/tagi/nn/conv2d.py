@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import PartitionError
+from ..inference.initial_values import gaussian_pair, scale_of
+from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
-from .initial import gaussian_pair, scale_of
-from .tracing import is_traced
-from .windowed import Windowed
+from .windowed import WindowedBaseLayer
 
 Size2 = int | tuple[int, int]
 
@@ -35,7 +35,7 @@ def pair(value: Size2) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-class Conv2d(Windowed, ParametricLayer):
+class Conv2d(WindowedBaseLayer, ParametricLayer):
     """A 2-d convolution with Gaussian kernels.
 
     Parameters

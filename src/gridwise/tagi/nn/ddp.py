@@ -20,9 +20,9 @@ import torch
 
 from ...errors import PartitionError
 from ...partition import world
-from .distributed import Distributed, check_input
+from ..distributed.network import Distributed, check_input
+from ..distributed.replicas import Replicas
 from .gaussian import Gaussian
-from .replicas import Replicas
 from .sequential import Sequential, returned
 
 BACKENDS = ("nccl", "gloo", "mpi")

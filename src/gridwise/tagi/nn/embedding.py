@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import PartitionError
+from ..inference.initial_values import gaussian_pair
+from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
-from .initial import gaussian_pair
-from .tracing import is_traced
 
 
 class Embedding(ParametricLayer):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import PartitionError
+from ..inference.initial_values import gaussian_pair, scale_of
+from ..inference.products import product
+from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
-from .initial import gaussian_pair, scale_of
-from .products import product
-from .tracing import is_traced
 
 
 class Linear(ParametricLayer):

@@ -31,10 +31,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import PartitionError
+from ..inference.initial_values import gaussian_pair, scale_of
+from ..inference.products import product
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
-from .initial import gaussian_pair, scale_of
-from .products import product
 
 _F, _I, _G, _O = range(4)  # the order of the gates in the weights
 _FIRST = (_F, _I, _G, _O, _I, _F, _I, _G, _F, _F)  # which gates the ten products W_q W_r are of:

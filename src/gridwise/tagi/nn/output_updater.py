@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from ...errors import PartitionError
+from ..inference.finite_values import as_observations, as_variances
 from .data_struct import BaseDeltaStates, BaseHiddenStates
-from .finite import as_observations, as_variances
 from .gaussian import Gaussian, Innovation
 
 

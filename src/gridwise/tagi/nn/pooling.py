@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..inference.jumps import ranked
+from ..inference.tracing import is_traced
 from .conv2d import Size2, pair
 from .gaussian import Gaussian, Innovation
-from .jumps import ranked
-from .tracing import is_traced
-from .windowed import Windowed
+from .windowed import WindowedBaseLayer
 
 
-class Pool2d(Windowed):
+class Pool2d(WindowedBaseLayer):
     """Window, stride and padding, and the sizes that follow from them."""
 
     outside = 0.0  # what stands beyond the image

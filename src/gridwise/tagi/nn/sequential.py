@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from ...errors import GridwiseError, PartitionError
-from . import serial
+from .. import parameter_files
+from ..inference.finite_values import as_inputs, as_variances
 from .base_layer import BaseLayer, ParametricLayer
 from .batch_norm import BatchNorm2d
 from .data_struct import BaseDeltaStates, BaseHiddenStates, as_tensor
-from .finite import as_inputs, as_variances
 from .gaussian import Gaussian, Innovation
 from .layer_block import LayerBlock
 from .lstm import LSTM, LSTMStates
@@ -31,7 +31,7 @@ from .slinear import SLinear
 from .slstm import SLSTM
 
 if TYPE_CHECKING:
-    from .replicas import Replicas
+    from ..distributed.replicas import Replicas
 
 Array = np.ndarray | Tensor
 
@@ -282,7 +282,7 @@ class Sequential(LayerBlock):
     # ---- parameters in and out --------------------------------------------------------------------------------------
     def pytagi_state_dict(self) -> dict[str, tuple[list[float], ...]]:
         """{'Linear.0': (mu_w, var_w, mu_b, var_b)} with flat lists, as pytagi's `state_dict()`."""
-        return serial.to_pytagi(self.layers)
+        return parameter_files.to_pytagi(self.layers)
 
     def pytagi_parameters(self) -> list[tuple[list[float], ...]]:
         """[(mu_w, var_w, mu_b, var_b)] in forward order, as pytagi's `parameters()`."""
@@ -290,8 +290,8 @@ class Sequential(LayerBlock):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load torch's form (`Linear.0.mu_w`: tensor) or pytagi's (`Linear.0`: four lists)."""
-        if serial.is_pytagi(state_dict):
-            return serial.from_pytagi(self.layers, state_dict)
+        if parameter_files.is_pytagi(state_dict):
+            return parameter_files.from_pytagi(self.layers, state_dict)
         return super().load_state_dict(state_dict, strict, assign)
 
     def params_from(self, other: Sequential) -> None:
@@ -300,19 +300,19 @@ class Sequential(LayerBlock):
 
     def save(self, filename: str) -> None:
         """Write pytagi's binary file."""
-        serial.save_binary(self.layers, filename)
+        parameter_files.save_binary(self.layers, filename)
 
     def load(self, filename: str) -> None:
         """Read pytagi's binary file."""
-        serial.load_binary(self.layers, filename)
+        parameter_files.load_binary(self.layers, filename)
 
     def save_csv(self, filename: str) -> None:
         """Write `<filename>_1_mw.csv`, `_2_Sw.csv`, `_3_mb.csv` and `_4_Sb.csv`."""
-        serial.save_csv(self.layers, filename)
+        parameter_files.save_csv(self.layers, filename)
 
     def load_csv(self, filename: str) -> None:
         """Read what `save_csv` wrote."""
-        serial.load_csv(self.layers, filename)
+        parameter_files.load_csv(self.layers, filename)
 
     # ---- where it runs, what it is ----------------------------------------------------------------------------------
     def to_device(self, device: str) -> None:

@@ -18,7 +18,8 @@ from .gaussian import Gaussian, Innovation
 
 
 class Halo(Protocol):
-    """How a worker's part of a windowed layer reaches the rows of others (`gridwise.tagi.partitioned`)."""
+    """How a worker's part of a windowed layer reaches the rows of others
+    (`gridwise.tagi.distributed.grid_sequential`)."""
 
     def fetch(self, x: Gaussian) -> Gaussian:
         """Means and variances of all rows that this worker's outputs see, padded; without Jacobians."""
@@ -33,7 +34,7 @@ class Halo(Protocol):
         """The adjoint of `crop`."""
 
 
-class Windowed(BaseLayer):
+class WindowedBaseLayer(BaseLayer):
     """Base of layers whose outputs see windows of the input."""
 
     halo: Halo | None = None

@@ -1,0 +1,82 @@
+"""Modules that have moved, under the documented paths of DistDL's users and of earlier versions: one table.
+
+`gridwise.nn.pooling` is `gridwise.nn.layers.pooling` now. Both names give the same module object, so that a class is one
+class whichever way it was imported or pickled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "gridwise.comm.transport": "gridwise.comm.transports.base",
+    "gridwise.nn.adaptive_pooling": "gridwise.nn.layers.adaptive_pooling",
+    "gridwise.nn.all_gather": "gridwise.nn.primitives.all_gather",
+    "gridwise.nn.all_sum_reduce": "gridwise.nn.primitives.all_sum_reduce",
+    "gridwise.nn.batchnorm": "gridwise.nn.layers.batchnorm",
+    "gridwise.nn.broadcast": "gridwise.nn.primitives.broadcast",
+    "gridwise.nn.conv": "gridwise.nn.layers.conv",
+    "gridwise.nn.conv_transpose": "gridwise.nn.layers.conv_transpose",
+    "gridwise.nn.cross_entropy": "gridwise.nn.layers.cross_entropy",
+    "gridwise.nn.dropout": "gridwise.nn.layers.dropout",
+    "gridwise.nn.full_state_dict": "gridwise.nn.parameters.full_state_dict",
+    "gridwise.nn.halo_exchange": "gridwise.nn.primitives.halo_exchange",
+    "gridwise.nn.instancenorm": "gridwise.nn.layers.instancenorm",
+    "gridwise.nn.linear": "gridwise.nn.layers.linear",
+    "gridwise.nn.loss": "gridwise.nn.layers.loss",
+    "gridwise.nn.module": "gridwise.nn.engine.module",
+    "gridwise.nn.normalization": "gridwise.nn.layers.normalization",
+    "gridwise.nn.padding": "gridwise.nn.layers.padding",
+    "gridwise.nn.parameter": "gridwise.nn.parameters.blocks",
+    "gridwise.nn.pooling": "gridwise.nn.layers.pooling",
+    "gridwise.nn.prelu": "gridwise.nn.layers.prelu",
+    "gridwise.nn.primitive": "gridwise.nn.primitives.base",
+    "gridwise.nn.reduce_scatter": "gridwise.nn.primitives.reduce_scatter",
+    "gridwise.nn.repartition": "gridwise.nn.primitives.repartition",
+    "gridwise.nn.replicas": "gridwise.nn.parameters.replicas",
+    "gridwise.nn.sum_reduce": "gridwise.nn.primitives.sum_reduce",
+    "gridwise.nn.unpooling": "gridwise.nn.layers.unpooling",
+    "gridwise.nn.upsampling": "gridwise.nn.layers.upsampling",
+    "gridwise.nn.whole_tensor": "gridwise.nn.parameters.whole_tensor",
+}
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Finds the modules of the table where they are now. Asked last, when nothing else has the name."""
+
+    def __init__(self) -> None:
+        self._own_specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(MOVED[spec.name])
+        self._own_specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run under its own name. Importing has given it the spec of the old one: take that back."""
+        assert module.__spec__ is not None
+        module.__spec__ = self._own_specs.pop(module.__spec__.name)
+
+
+def moved_modules(package: str) -> Callable[[str], ModuleType]:
+    """A `__getattr__` for a package: those of its modules that have moved, as attributes under their old names."""
+
+    def __getattr__(name: str) -> ModuleType:
+        if f"{package}.{name}" in MOVED:
+            return import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return __getattr__
+
+
+sys.meta_path.append(_Moved())

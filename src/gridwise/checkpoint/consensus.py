@@ -1,0 +1,178 @@
+"""How the workers of a save or a load come to one mind: an error of one is the error of all, with the same text.
+
+Few and small messages: JSON, never pickle. Every step is *try locally, then agree*; nobody raises between two
+agreements, so nobody waits for a worker that has left.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+import torch
+
+from ..comm.transports.base import Team, Transport
+from ..errors import CheckpointError, PartitionError
+from ..partition import Partition, world
+
+Result = TypeVar("Result")
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection while many small lasting objects are made: it would look at all of them, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class InFlight(Protocol):
+    """A save that goes on in the background (see `background`)."""
+
+    consensus: Consensus
+
+    def wait(self) -> None: ...
+
+
+in_flight: dict[tuple[Transport, Team], InFlight] = {}
+"""The one save that each team may have in the background."""
+
+
+class Consensus:
+    """The workers that save or load together, and what they are doing."""
+
+    def __init__(self, P: Partition | None, doing: str, path: Path) -> None:
+        if sys.byteorder != "little":
+            raise CheckpointError(
+                f"{doing} {path}: this machine is {sys.byteorder}-endian, and checkpoints hold the bytes of little-endian "
+                "numbers, as they lie in memory.\n  fix: a little-endian machine; nothing is converted."
+            )
+        self.P = P if P is not None else world()
+        if not self.P.active:
+            raise PartitionError(f"{doing} {path}: this worker is not in {self.P}, only its workers take part.")
+        self.transport = self.P.transport
+        self.team = self.P.team
+        self.rank = self.transport.rank
+        self.place = self.P.rank
+        self.size = self.P.size
+        self.root = self.P.ranks[0]
+        self.what = f"{doing} {path}"
+
+    def settle(self) -> None:
+        """Wait for the save that these workers have in the background, if any, and raise what went wrong with it."""
+        pending = in_flight.get((self.transport, self.team))
+        if pending is not None:
+            pending.wait()
+
+    @property
+    def is_root(self) -> bool:
+        return self.rank == self.root
+
+    def together(
+        self, step: Callable[[], Result], failure: type[CheckpointError] = CheckpointError, tail: str = ""
+    ) -> Result:
+        """Run `step` on every worker, then agree: its result, or the same error on all of them."""
+        result: Result | None = None
+        error = None
+        try:
+            result = step()
+        except Exception as caught:
+            error = caught
+        self.agree(error, failure, tail)
+        return cast(Result, result)
+
+    def on_root(
+        self, step: Callable[[], Result], failure: type[CheckpointError] = CheckpointError, tail: str = ""
+    ) -> Result | None:
+        """Run `step` on the first worker: its result there, None on the others, or the same error on all of them."""
+        return self.together(lambda: step() if self.is_root else None, failure, tail)
+
+    def agree(self, error: Exception | None, failure: type[CheckpointError] = CheckpointError, tail: str = "") -> None:
+        """Return if nobody has an error; else raise the same on all workers."""
+        flag = np.array([error is not None], dtype=np.int64)
+        self.transport.all_max(flag, self.team, self.what)
+        if not flag[0]:
+            return
+        mine = b"" if error is None else json.dumps([_kind_of(error), str(error) or repr(error)]).encode()
+        texts = [json.loads(part) if part else None for part in self.transport.gather_bytes(mine, self.team, self.what)]
+        raise joint_error(self.what, dict(zip(self.team, texts, strict=True)), failure, tail) from error
+
+    def from_root(self, step: Callable[[], bytes]) -> bytes:
+        """The bytes that `step` gives on the first worker, on all; or the same error on all of them."""
+        if self.size == 1:
+            return self.together(step)
+        data, error = b"", None
+        try:
+            data = step() if self.is_root else b""
+        except Exception as caught:
+            error = caught
+        words = np.array([error is not None, len(data)], dtype=np.int64)
+        self.transport.all_max(words, self.team, self.what)
+        if words[0]:
+            self.agree(error)
+        buffer = torch.empty(int(words[1]), dtype=torch.uint8, device="cpu")
+        if data:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self.transport.copy_from(buffer, self.root, self.team, self.what)
+        return data or buffer.numpy().tobytes()
+
+    def gathered_from_others(
+        self, step: Callable[[], bytes], failure: type[CheckpointError] = CheckpointError, tail: str = ""
+    ) -> list[bytes]:
+        """What `step` gives on the other workers, in the partition's order, on the first; or the same error on all."""
+        mine, error = b"", None
+        try:
+            mine = step()
+        except Exception as caught:
+            error = caught
+        words = np.zeros(1 + self.size, dtype=np.int64)  # whether it failed, and how much each has to tell
+        words[0], words[1 + self.place] = error is not None, len(mine)
+        self.transport.all_max(words, self.team, self.what)
+        if words[0]:
+            self.agree(error, failure, tail)
+        if not self.is_root:
+            self.transport.exchange([(self.root, torch.frombuffer(bytearray(mine), dtype=torch.uint8))], [], self.what)
+            return []
+        sizes = words[2:].tolist()
+        buffers = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
+        self.transport.exchange([], list(zip(self.P.ranks[1:], buffers, strict=True)), self.what)
+        return [buffer.numpy().tobytes() for buffer in buffers]
+
+    def say_all(self, message: Any) -> list[Any]:
+        """What each worker said, in the order of the team, on all."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        return [json.loads(part) for part in self.transport.gather_bytes(data, self.team, self.what)]
+
+
+_KINDS = {kind.__name__: kind for kind in CheckpointError.__subclasses__()}
+
+
+def _kind_of(error: Exception) -> str:
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
+
+
+def joint_error(
+    what: str, said: dict[int, list[str] | None], failure: type[CheckpointError], tail: str
+) -> CheckpointError:
+    """One error for all workers: who has which, once if they have the same."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, words in said.items():
+        if words is not None:
+            kind, text = words
+            groups.setdefault((kind, text), []).append(rank)
+    kinds = {_KINDS.get(kind, failure) for kind, _ in groups}
+    lines = []
+    for (_, text), ranks in groups.items():
+        who = "" if len(said) == 1 else f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: "
+        lines.append(f"{what}: {who}{text}")
+    return (kinds.pop() if len(kinds) == 1 else failure)("\n".join(lines) + tail)

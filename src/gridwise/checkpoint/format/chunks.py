@@ -1,0 +1,143 @@
+"""Chunks: the pieces of 1 MiB in which blocks are summed, written and read.
+
+A block is stored row-major and cut into chunks, the last one shorter. Each chunk has a checksum of its own, so a worker
+that needs a part of a block reads and checks the chunks that hold it and nothing else. A chunk is a range of the flat
+index; in the block's own coordinates it is a few boxes:
+
+    block 4 x 5, elements 3..17          . . . X X
+                                         X X X X X        three boxes: end of a row, whole rows, start of a row
+                                         X X X X X
+                                         X X X . .
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from ...grid import Box, Shape
+
+CHUNK = 1 << 20
+"""Bytes of a chunk: a multiple of every element size."""
+
+DIGITS = 16
+"""Hexadecimal digits of one checksum (XXH3, 64 bits)."""
+
+
+Memory: TypeAlias = "ctypes.Array[ctypes.c_ubyte]"
+"""Bytes at an address, without a copy; whose they are must outlive it."""
+
+
+def checksum(data: bytes | bytearray | memoryview | Memory) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def memories(addresses: Sequence[int], sizes: Sequence[int]) -> list[Memory]:
+    """The bytes at each address."""
+    at = {size: (ctypes.c_ubyte * size).from_address for size in set(sizes)}
+    return [at[size](address) for address, size in zip(addresses, sizes, strict=True)]
+
+
+def checksums(data: Sequence[memoryview | Memory]) -> np.ndarray:
+    """As unsigned numbers of 64 bits."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, data), dtype=np.uint64, count=len(data))
+
+
+def sum_at(sums: str, chunk: int) -> int:
+    """The checksum of a chunk, among those of a block."""
+    return int(sums[chunk * DIGITS : (chunk + 1) * DIGITS], 16)
+
+
+def memory_at(address: int, size: int) -> memoryview:
+    """The bytes at an address; whose they are must outlive them."""
+    if size == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+
+def is_plain_memory(x: Tensor) -> bool:
+    """Whether the values lie in host memory as they are to be stored: row-major, and not lazily conjugated or negated."""
+    return x.device.type == "cpu" and x.is_contiguous() and not x.is_conj() and not x.is_neg()
+
+
+def number_of_chunks(nbytes: int) -> int:
+    return -(-nbytes // CHUNK)
+
+
+def boxes_of_range(shape: Shape, start: int, stop: int) -> Iterator[Box]:
+    """The elements ``[start, stop)`` of the flat index as disjoint boxes, in the order of the flat index.
+
+    >>> list(boxes_of_range((4, 5), 3, 10))
+    [Box(start=(0, 3), stop=(1, 5)), Box(start=(1, 0), stop=(2, 5))]
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield Box((), ())
+        return
+    inner = shape[1:]
+    size = math.prod(inner)
+    row, before = divmod(start, size)
+    last, after = divmod(stop, size)
+    if row == last:
+        yield from _in_row(row, inner, before, after)
+        return
+    if before:
+        yield from _in_row(row, inner, before, size)
+        row += 1
+    if row < last:
+        yield Box((row, *(0 for _ in inner)), (last, *inner))
+    if after:
+        yield from _in_row(last, inner, 0, after)
+
+
+def _in_row(row: int, inner: Shape, start: int, stop: int) -> Iterator[Box]:
+    for box in boxes_of_range(inner, start, stop):
+        yield Box((row, *box.start), (row + 1, *box.stop))
+
+
+def chunks_of_memory(data: memoryview) -> Iterator[memoryview]:
+    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
+
+
+def chunks_of(x: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, chunk by chunk; from its own memory where possible, else through one chunk's copy."""
+    if is_plain_memory(x):
+        yield from chunks_of_memory(memory_at(x.data_ptr(), x.nbytes))
+        return
+    per_chunk = CHUNK // x.element_size()
+    for start in range(0, x.numel(), per_chunk):
+        yield _copied(x, start, min(start + per_chunk, x.numel()))
+
+
+def _copied(x: Tensor, start: int, stop: int) -> memoryview:
+    buffer = bytearray((stop - start) * x.element_size())
+    flat = torch.frombuffer(buffer, dtype=x.dtype)
+    done = 0
+    for box in boxes_of_range(tuple(x.shape), start, stop):
+        flat[done : done + box.volume].view(box.shape).copy_(x[box.slices])
+        done += box.volume
+    return memoryview(buffer)
+
+
+def chunk_range(shape: Shape, itemsize: int, wanted: Box) -> Iterator[int]:
+    """The chunks of a block of `shape` that hold elements of `wanted`, a box in the block's coordinates."""
+    if wanted.volume == 0:
+        return
+    per_chunk = CHUNK // itemsize
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    first = sum(a * s for a, s in zip(wanted.start, strides, strict=True))
+    last = sum((b - 1) * s for b, s in zip(wanted.stop, strides, strict=True))
+    total = math.prod(shape)
+    dense = wanted.volume == last - first + 1
+    for chunk in range(first // per_chunk, last // per_chunk + 1):
+        start, stop = chunk * per_chunk, min((chunk + 1) * per_chunk, total)
+        if dense or any(box.intersect(wanted) for box in boxes_of_range(shape, start, stop)):
+            yield chunk

@@ -1,0 +1,347 @@
+"""Read a manifest that may be damaged or hostile: every claim is checked before anything is allocated or opened.
+
+Names cannot leave the folder; sizes, offsets, blocks and checksums must fit one another; the blocks of a file follow one
+another without overlap or gap, and those of a tensor fill it exactly once. So nothing larger than the files themselves
+is ever allocated. Anything that does not fit is a `CheckpointDamaged` that names the file. Deliberate forgery, with
+checksums made to fit, can put other numbers into tensors, but cannot run code or leave these bounds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
+from ...grid import Box, Shape
+from .chunks import DIGITS, checksum, number_of_chunks
+from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
+from .open_inside import open_inside
+from .stored_tensors import StoredTensors
+from .tiling import tiling_problem
+from .values import check_keys
+from .whole_columns import MOST_DIMS, WholeTensors, whole_tensors_of, without_tensors
+
+LARGEST_MANIFEST = 256 << 20
+LARGEST_HEADER = 128 << 20
+
+LARGE_MANIFEST = 1 << 20
+"""Bytes from which on the ends of a manifest are looked at before the rest is read."""
+_END = 256
+
+_HEAD = re.compile(rb'\{\s*"format"\s*:\s*"gridwise-checkpoint"\s*,\s*"format_version"\s*:\s*(\d{1,9})\s*,')
+_TAIL = re.compile(rb'"checksum":"([0-9a-f]{16})"\}\n\Z')
+_ID_LINE = re.compile(rb'\n"id":"([0-9a-f]{32})"')
+_ID = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(r"w[0-9]{1,7}\.safetensors")
+_SUMS = re.compile(r"[0-9a-f]*").fullmatch
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint at `path`, checked."""
+    return from_bytes(read_manifest_bytes(path), path / MANIFEST)
+
+
+def read_manifest_bytes(path: Path) -> bytes:
+    """The bytes of the manifest of the checkpoint at `path`, unchecked."""
+    name = path / MANIFEST
+    try:
+        with open(open_inside(path, MANIFEST), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointNotFound(_nothing_at(path))
+            if status.st_size > LARGEST_MANIFEST:
+                raise CheckpointDamaged(f"{name} has {status.st_size} bytes: more than a manifest may have.")
+            if status.st_size > LARGE_MANIFEST:  # its ends first: a hole in a file costs its writer nothing
+                _check_ends(file.read(_END), os.pread(file.fileno(), _END, status.st_size - _END), name)
+                file.seek(0)
+            return file.read(status.st_size)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise CheckpointNotFound(_nothing_at(path)) from None
+    except OSError as error:
+        kind = CheckpointDamaged if error.errno == errno.ELOOP else CheckpointError
+        raise kind(f"{name} cannot be read: {error}.") from error
+
+
+def _nothing_at(path: Path) -> str:
+    if not path.exists():
+        return f"there is no checkpoint at {path}: nothing exists there."
+    if path.is_dir() and any(path.glob("data-*")):
+        return f"there is no checkpoint at {path}: no {MANIFEST}, only data of a save that was interrupted before its commit."
+    return f"there is no checkpoint at {path}: it has no {MANIFEST}."
+
+
+def from_bytes(data: bytes, name: Path) -> Manifest:
+    """The manifest in `data`; anything that does not fit is a `CheckpointDamaged` naming the file `name`."""
+    check_sum(data, name)
+    try:
+        return _parsed(data)
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(f"{name} is damaged: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
+        raise CheckpointDamaged(f"{name} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def id_of(data: bytes, name: Path) -> str:
+    """The id of the save, without reading all of its manifest; the checksum is checked all the same."""
+    check_sum(data, name)
+    found = likely_id(data)
+    if found is None:
+        raise CheckpointDamaged(f"{name} is damaged: it has no id.")
+    return found
+
+
+def likely_id(data: bytes) -> str | None:
+    """The id that a manifest seems to have; nothing is checked."""
+    found = _ID_LINE.search(data, 0, 1000)
+    return None if found is None else found[1].decode()
+
+
+def check_sum(data: bytes, name: Path) -> None:
+    """Raise unless this is a whole manifest of a version that can be read."""
+    tail = _check_ends(data, data[-_END:], name)
+    found = checksum(memoryview(data)[: len(data) - len(tail[0])])
+    if found != tail[1].decode():
+        raise CheckpointDamaged(f"{name} is damaged: its checksum is {found}, saved was {tail[1].decode()}.")
+
+
+def _check_ends(start: bytes, end: bytes, name: Path) -> re.Match[bytes]:
+    """Raise unless a manifest with this start and this end may be one; the line at its end with the checksum."""
+    head = _HEAD.match(start)
+    if head is None:
+        raise CheckpointDamaged(f"{name} is no manifest of a Gridwise checkpoint: it does not start like one.")
+    if int(head[1]) > FORMAT_VERSION:
+        raise CheckpointDamaged(
+            f"{name} has format_version {int(head[1])}, this Gridwise reads up to {FORMAT_VERSION}.\n"
+            "  fix: a newer Gridwise."
+        )
+    tail = _TAIL.search(end)
+    if tail is None:
+        raise CheckpointDamaged(f"{name} is damaged: it does not end with its checksum (cut short, or edited).")
+    return tail
+
+
+def _parsed(data: bytes) -> Manifest:
+    fast = _parsed_by_lines(data)
+    if fast is not None:
+        return _manifest(*fast)
+    tree = _json(data)
+    files = _files(tree)
+    items = _dict(tree["tensors"], "tensors").items()
+    tensors = {key: _stored_tensor(key, item, files) for key, item in items}
+    return _manifest(tree, files, StoredTensors.spelt_out(tensors))
+
+
+def _parsed_by_lines(data: bytes) -> tuple[dict[str, Any], tuple[StoredFile, ...], StoredTensors] | None:
+    """The manifest with its tensors read line by line; None if it is laid out differently."""
+    apart = without_tensors(data)
+    if apart is None:
+        return None
+    rest, word, lines = apart
+    try:
+        tree = _json(rest)
+        files = _files(tree)
+        found = whole_tensors_of(lines, files)
+        if tree["tensors"] != word or found is None:
+            return None
+        others = {place: _items_of(line) for place, line in found[1].items()}
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, CheckpointDamaged):
+        return None
+    tensors = _with_others(found[0], others, files)
+    return (tree, files, tensors) if tensors.is_unique else None
+
+
+def _items_of(line: str) -> dict[str, Any]:
+    """The tensors in a line: one, if it is one of ours."""
+    items = _json(f"{{{line.removesuffix(',')}}}")
+    _must(items and line.endswith(","), "a line is empty, or not ended by a comma")
+    return items
+
+
+def _json(data: bytes | str) -> dict[str, Any]:
+    return _dict(strict_json(data), "the manifest")
+
+
+def strict_json(data: bytes | str) -> Any:
+    """JSON without names that stand twice, and without numbers that are none."""
+    return json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant, parse_float=_finite)
+
+
+def _with_others(
+    wholes: WholeTensors, lines: dict[int, dict[str, Any]], files: tuple[StoredFile, ...]
+) -> StoredTensors:
+    """All tensors in the order of their lines; `lines` are those, by number, that still have to be looked at."""
+    if not lines:
+        return StoredTensors(wholes, {})
+    others: dict[str, StoredTensor] = {}
+    order: list[str] = []
+    keys = iter(wholes.keys)
+    for place in range(len(wholes.keys) + len(lines)):
+        if place not in lines:
+            order.append(next(keys))
+            continue
+        for key, item in lines[place].items():
+            _must(key not in others, f"the name {key[:100]!r} stands twice")
+            others[key] = _stored_tensor(key, item, files)
+            order.append(key)
+    return StoredTensors(wholes, others, order)
+
+
+def _manifest(tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: StoredTensors) -> Manifest:
+    version = tree["format_version"]
+    _must(type(version) is int and 1 <= version <= FORMAT_VERSION, f"format_version is {version!r}")
+    identity = tree["id"]
+    _must(isinstance(identity, str) and _ID.fullmatch(identity), "`id` must be 32 hexadecimal digits")
+    workers = _natural(tree["workers"], "workers")
+    _must(workers >= 1, "`workers` must be at least 1")
+    _check_bytes(tensors, files)
+    values = _dict(tree["values"], "values")
+    for key in values:
+        _must(key not in tensors, f"{key!r} is both a tensor and a value")
+    per_worker = {key: _natural(count, key) for key, count in _dict(tree["per_worker"], "per_worker").items()}
+    for key, count in per_worker.items():
+        _must(count == workers, f"{key!r} has values of {count} workers, saved were {workers}")
+    for keys in (list(tensors), list(values), list(per_worker)):
+        check_keys(keys, per_worker)
+    return Manifest(
+        identity, workers, files, tensors, values, per_worker, str(tree["written_by"]), str(tree["written_at"]), version
+    )
+
+
+def _files(tree: dict[str, Any]) -> tuple[StoredFile, ...]:
+    files = tuple(_stored_file(item) for item in _list(tree["files"], "files"))
+    _must(len({file.name for file in files}) == len(files), "a data file is listed twice")
+    return files
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twin = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise CheckpointDamaged(f"the name {twin[:100]!r} stands twice.")
+    return result
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_constant(text)
+
+
+def _no_constant(text: str) -> Any:
+    raise CheckpointDamaged(f"{text[:50]} is no number that JSON can hold.")
+
+
+def _must(holds: object, problem: str) -> None:
+    if not holds:
+        raise CheckpointDamaged(f"{problem}.")
+
+
+def _natural(value: Any, what: str) -> int:
+    _must(type(value) is int and 0 <= value < 2**63, f"{what!r} must be a whole number, not {str(value)[:50]!r}")
+    return int(value)
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    _must(isinstance(value, list), f"{what!r} must be a list")
+    return value
+
+
+def _dict(value: Any, what: str) -> dict[str, Any]:
+    _must(isinstance(value, dict), f"{what!r} must be an object")
+    return value
+
+
+def _stored_file(item: Any) -> StoredFile:
+    name, size, header, header_sum = _list(item, "files")
+    _must(isinstance(name, str) and _FILE.fullmatch(name), f"{str(name)[:100]!r} is no name of a data file")
+    _must(_is_sums(header_sum, 1), f"{name}: the checksum of the header must be {DIGITS} hexadecimal digits")
+    file = StoredFile(name, _natural(size, name), _natural(header, name), header_sum)
+    fits = 8 < file.header <= min(file.size, LARGEST_HEADER)
+    _must(fits, f"{name}: a header of {file.header} bytes does not fit {file.size} bytes, or is too large")
+    return file
+
+
+def _is_sums(text: Any, count: int) -> bool:
+    return isinstance(text, str) and len(text) == count * DIGITS and _SUMS(text) is not None
+
+
+def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> StoredTensor:
+    code, extents, blocks = item
+    if not isinstance(code, str) or code not in ITEMSIZE:
+        raise CheckpointDamaged(f"{key!r} has the unknown dtype {str(code)[:50]!r}.")
+    shape = tuple(extents)
+    if len(shape) > MOST_DIMS:
+        raise CheckpointDamaged(f"{key!r} has {len(shape)} dims, at most {MOST_DIMS} are allowed.")
+    for extent in shape:
+        if type(extent) is not int or not 0 <= extent < 2**63:
+            raise CheckpointDamaged(f"{key!r} has the shape {str(extents)[:100]}.")
+    stored = tuple([_stored_block(key, block, shape, ITEMSIZE[code], files) for block in blocks])
+    if not (len(stored) == 1 and stored[0].box is None) and not (0 in shape and not stored):
+        problem = tiling_problem(shape, [block.box or Box.of_shape(shape) for block in stored])
+        _must(problem is None, f"the blocks of {key!r} {problem}")
+    return StoredTensor(code, shape, stored)
+
+
+def _stored_block(key: str, item: Any, shape: Shape, itemsize: int, files: tuple[StoredFile, ...]) -> StoredBlock:
+    box = None
+    if len(item) == 5:
+        file, offset, sums, start, stop = item
+        box = _box(key, start, stop, shape)
+        volume = box.volume
+    else:
+        file, offset, sums = item
+        volume = math.prod(shape)
+    if type(file) is not int or not 0 <= file < len(files):
+        raise CheckpointDamaged(f"{key!r} lies in file number {str(file)[:20]}, there are {len(files)}.")
+    nbytes = volume * itemsize
+    if type(offset) is not int or offset < files[file].header or offset + nbytes > files[file].size:
+        raise CheckpointDamaged(
+            f"{key!r} has {nbytes} bytes at {str(offset)[:50]} of {files[file].name}, which has {files[file].size}."
+        )
+    if type(sums) is not str or len(sums) != DIGITS * number_of_chunks(nbytes) or not _SUMS(sums):
+        raise CheckpointDamaged(f"{key!r} needs {number_of_chunks(nbytes)} checksums of {DIGITS} hexadecimal digits.")
+    return StoredBlock(file, offset, sums, box)
+
+
+def _box(key: str, start: Any, stop: Any, shape: Shape) -> Box:
+    ends = [*_list(start, key), *_list(stop, key)]
+    fits = len(start) == len(stop) == len(shape) and all(type(end) is int for end in ends)
+    fits = fits and all(0 <= a < b <= n for a, b, n in zip(start, stop, shape, strict=True))
+    _must(fits, f"{key!r} has a block {str(start)[:100]} to {str(stop)[:100]} outside its shape {list(shape)}")
+    return Box(tuple(start), tuple(stop))
+
+
+def _check_bytes(tensors: StoredTensors, files: tuple[StoredFile, ...]) -> None:
+    """The blocks of a file follow one another from the end of its header to its end: no overlap, nothing hidden."""
+    wholes = tensors.wholes
+    ranges: list[tuple[int, int, int]] = []
+    names = list(wholes.keys)
+    for key, (code, shape, blocks) in tensors.others.items():
+        for block in blocks:
+            volume = math.prod(shape) if block.box is None else block.box.volume
+            ranges.append((block.file, block.offset, block.offset + volume * ITEMSIZE[code]))
+            names.append(key)
+    others = np.array(ranges, dtype=np.int64).reshape(-1, 3)
+    columns = wholes.files, wholes.starts, wholes.starts + wholes.sizes
+    number, start, stop = (np.concatenate(pair) for pair in zip(columns, others.T, strict=True))
+    order = np.lexsort((stop, start, number))
+    number, start, stop = number[order], start[order], stop[order]
+    firsts = np.flatnonzero(np.diff(number, prepend=-1))
+    due = np.roll(stop, 1)
+    due[firsts] = [files[k].header for k in number[firsts]]
+    for place in np.flatnonzero(start != due)[:1]:
+        key, file = names[order[place]], files[number[place]]
+        _must(False, f"{key!r} starts at byte {start[place]} of {file.name}, where byte {due[place]} comes next")
+    lasts = np.flatnonzero(np.diff(number, append=-1))
+    ends = dict(zip(number[lasts].tolist(), stop[lasts].tolist(), strict=True))
+    for place, file in enumerate(files):
+        end = ends.get(place, file.header)
+        _must(end == file.size, f"{file.name} has {file.size} bytes, its tensors end at {end}")

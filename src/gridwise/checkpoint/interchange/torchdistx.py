@@ -1,0 +1,61 @@
+"""The names that torchdistX's users know: `FileSystemWriter`, `FileSystemReader`, `save_state_dict`, `load_state_dict`.
+
+    fs_writer = cp.FileSystemWriter(path="/checkpoint/")
+    cp.save_state_dict(state_dict=model.state_dict(), storage_writer=fs_writer)
+
+What is written is an ordinary checkpoint of this package.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointMismatch
+from ...partition import world
+from ..reading.loading import load
+from ..writing.saving import save
+
+
+@dataclass(frozen=True)
+class FileSystemWriter:
+    """Saves to the folder `path`."""
+
+    path: str | os.PathLike[str]
+
+    def __post_init__(self) -> None:
+        _check_path(self.path)
+
+
+@dataclass(frozen=True)
+class FileSystemReader:
+    """Loads from the folder `path`."""
+
+    path: str | os.PathLike[str]
+
+    def __post_init__(self) -> None:
+        _check_path(self.path)
+
+
+def save_state_dict(state_dict: dict[str, Any], storage_writer: FileSystemWriter, process_group: Any = None) -> None:
+    """Save a state dict, with ShardedTensor and DTensor values by their shards; every rank calls it.
+
+    `process_group` names the ranks that take part (default: all); anything that `gridwise.world` takes.
+    """
+    if not isinstance(storage_writer, FileSystemWriter):
+        raise CheckpointMismatch(f"`storage_writer` (={storage_writer!r}) must be a FileSystemWriter.")
+    save(Path(storage_writer.path), state_dict, None if process_group is None else world(process_group))
+
+
+def load_state_dict(state_dict: dict[str, Any], storage_reader: FileSystemReader, process_group: Any = None) -> None:
+    """Fill the tensors of a state dict in place from what `save_state_dict` has written, on any number of ranks."""
+    if not isinstance(storage_reader, FileSystemReader):
+        raise CheckpointMismatch(f"`storage_reader` (={storage_reader!r}) must be a FileSystemReader.")
+    load(Path(storage_reader.path), state_dict, None if process_group is None else world(process_group))
+
+
+def _check_path(path: Any) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointMismatch(f"`path` (={path!r}) must be the name of a folder.")

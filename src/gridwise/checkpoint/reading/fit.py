@@ -1,0 +1,172 @@
+"""What a state asks of a checkpoint: looking keys up, and noting which boxes go into which memory.
+
+`restore` walks over the state and asks; nothing is read or changed before its whole plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointDamaged, CheckpointMismatch, describe
+from ...grid import Box
+from ..format.manifest import Manifest, StoredTensor
+from ..format.stored_tensors import StoredTensors
+from ..format.values import decoded, unescaped
+from ..format.whole_columns import WholeTensors
+from ..state.key_tree import KeyNode, find, tree_of
+from ..state.plain_tensors import Plain
+from . import available_memory
+from .shared_memory_targets import overlaps_itself
+from .wanted_chunks import PlainWants, Want
+
+MOST_NAMED = 8
+
+
+@dataclass
+class ReadPlan:
+    """What is to be read, and what is to be done when that lies in place."""
+
+    wants: list[Want] = field(default_factory=list)
+    plain: list[PlainWants] = field(default_factory=list)
+    finish: list[Callable[[], None]] = field(default_factory=list)
+    result: Any = None
+
+
+class Fit:
+    """A checkpoint, asked by worker `rank`, which is number `place` of the `workers` that load."""
+
+    def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
+        self.manifest, self.rank, self.place, self.workers, self.cast = manifest, rank, place, workers, cast
+        self.plan = ReadPlan()
+        self._new_bytes = 0
+
+    # The checkpoint as a tree
+
+    @cached_property
+    def tree(self) -> KeyNode:
+        return tree_of(self.manifest)
+
+    def below(self, key: str) -> KeyNode | None:
+        return find(self.tree, key)
+
+    def everything(self, key: str) -> Any:
+        """New memory for all that was saved below `key`, as it was nested; to be filled by the reading."""
+        found = self.below(key)
+        if found is None:
+            raise self.missing(key)
+        return self.built(found)
+
+    def built(self, node: KeyNode) -> Any:
+        if node.kind is None:
+            return self.leaf(node.key)
+        if node.key in self.manifest.per_worker:
+            counted = range(self.manifest.per_worker[node.key])
+            if node.children.keys() != {f"@{place}" for place in counted}:
+                raise CheckpointDamaged(f"{node.key!r} does not have one value for each worker.")
+            return [self.built(node.children[f"@{place}"]) for place in counted]
+        if node.kind is dict:
+            return {name_of(name, node.key): self.built(child) for name, child in node.children.items()}
+        return node.kind(self.built(child) for child in node.items())
+
+    def leaf(self, key: str) -> Any:
+        return self.new_tensor(key) if key in self.manifest.tensors else decoded(self.manifest.values[key])
+
+    # What is wanted
+
+    def later(self, put: Callable[[Any], Any], value: Any) -> None:
+        self.plan.finish.append(lambda: put(value) and None)
+
+    def stored(self, key: str) -> StoredTensor:
+        stored = self.manifest.tensors.get(key)
+        if stored is None:
+            if key in self.manifest.values:
+                raise CheckpointMismatch(f"{key!r} is a tensor in `into`, but a plain value in the checkpoint.")
+            raise self.missing(key)
+        return stored
+
+    def missing(self, key: str) -> CheckpointMismatch:
+        near = [name for name in (*self.manifest.tensors, *self.manifest.values) if _near(name, key)]
+        return CheckpointMismatch(
+            describe(f"{key!r} is not in the checkpoint.", fix=f"it has {listed(near)}." if near else "")
+        )
+
+    def new_tensor(self, key: str) -> Tensor:
+        stored = self.stored(key)
+        self._new_bytes += stored.nbytes
+        available_memory.check_new(self._new_bytes)
+        target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+        self.want(key, stored, target, None, fresh=True)
+        return target
+
+    def check_fits(self, key: str, stored: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if stored.shape != shape:
+            raise CheckpointMismatch(
+                f"{key!r} has the global shape {list(stored.shape)} in the checkpoint, {list(shape)} in `into`.\n"
+                "  fix: build `into` as what was saved; `gridwise checkpoint show` lists all shapes."
+            )
+        if stored.dtype != dtype and not self.cast:
+            raise CheckpointMismatch(
+                f"{key!r} is {stored.dtype} in the checkpoint, {dtype} in `into`.\n"
+                "  fix: load(..., cast=True) converts, with rounding; or change the dtype of `into`."
+            )
+
+    def want_plain(self, keys: list[str], plain: Plain) -> list[int]:
+        """Note the plain tensors that are stored just as they lie here, small and in one piece; where the others are."""
+        tensors = self.manifest.tensors
+        if not isinstance(tensors, StoredTensors):
+            return list(range(len(keys)))
+        wholes, places = tensors.wholes, tensors.places(keys)
+        columns: tuple[list[Any], ...] = (keys, plain.tensors, plain.addresses)
+        others = _misfits(wholes, places, plain)
+        if others:
+            left_out = set(others)
+            columns = tuple([item for n, item in enumerate(column) if n not in left_out] for column in columns)
+            places = np.delete(places, others)
+        if len(places):
+            where = [column[places] for column in (wholes.files, wholes.starts, wholes.sizes, wholes.sums)]
+            self.plan.plain.append(PlainWants(*columns, *where))  # type: ignore[arg-type]
+        return others
+
+    def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
+        if not target.numel():
+            return
+        if not fresh and overlaps_itself(target):
+            raise CheckpointMismatch(
+                f"{key!r} of `into` is expanded, or strided so that several elements share one place: it cannot be filled.\n"
+                "  fix: give it memory of its own (`.clone()`)."
+            )
+        self.plan.wants.append(Want(key, stored, target, box, fresh))
+
+
+def _misfits(wholes: WholeTensors, places: np.ndarray, plain: Plain) -> list[int]:
+    """Which plain tensors are not stored whole, with the dtype and shape that they have."""
+    if not wholes.keys:
+        return list(range(len(places)))
+    number_of = {(code, shape): number for number, (code, shape, _) in enumerate(plain.kinds)}
+    kinds = zip(wholes.codes, wholes.shapes, strict=True)
+    numbers = np.array([number_of.get(kind, -1) for kind in kinds])[wholes.kinds[places]]
+    return np.flatnonzero((numbers != plain.numbers) | (places < 0)).tolist()
+
+
+def name_of(part: str, key: str) -> str | int:
+    try:
+        return unescaped(part)
+    except ValueError:
+        raise CheckpointDamaged(f"{key!r} holds {part!r}, which is no name.") from None
+
+
+def _near(name: str, key: str) -> bool:
+    last = key.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
+    return name.endswith(last) or name.startswith(key + "/")
+
+
+def listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:MOST_NAMED]))
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > MOST_NAMED else shown or "none"

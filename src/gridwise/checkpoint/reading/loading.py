@@ -1,0 +1,191 @@
+"""Load a checkpoint onto any grid and any number of workers; verify one without loading it.
+
+    manifest    every worker reads it and looks through it; if not all have seen the same, the first hands on its own
+    plan        which boxes this worker needs, and whether they fit; nothing is read yet
+    check       the bytes of these boxes, and only these, against their checksums
+    fill        values into place
+
+Workers meet when they have planned and when they have checked, at once if all have little to check; and at the end. An
+error up to and including the check is raised on all workers, and nothing has been changed on any.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...comm.supervision.matching_calls import key_of, raise_mismatch
+from ...errors import CheckpointError
+from ...partition import Partition
+from ..consensus import Consensus, collector_paused
+from ..format.chunks import checksum
+from ..format.manifest import MANIFEST, Manifest
+from ..format.manifest_parser import from_bytes, likely_id, read_manifest, read_manifest_bytes
+from .fit import ReadPlan
+from .open_file import MissingFile
+from .read_ahead import reading_ahead
+from .reader import Progress, Reader
+from .restore import plan_load
+from .wanted_chunks import all_units, units_of_all
+
+ATTEMPTS = 5
+"""Times that a checkpoint is opened anew when a save replaces it at just that moment."""
+
+SOON = 64 << 20
+"""Bytes of a worker that it checks before it hears of the others: if one of them has an error, that is not much lost."""
+
+
+CHECKED, UNCHECKED, FAILED, REPLACED = range(4)
+"""How a worker has started; the largest of all workers says how they go on."""
+
+
+def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = None, *, cast: bool = False) -> Any:
+    """Fill `into` from the checkpoint at `path`, and return it.
+
+    Parameters
+    ----------
+    path : where the checkpoint was saved, on any number of workers and any grid
+    into : the state to fill, as it was given to `save`, or a part of it: tensors and parameters in place, plain values
+        put back into their dicts. Without it, all that was saved comes back as a nested dict of whole tensors.
+    P : the workers that load together, default `gridwise.world()`. All of them call this; others do nothing.
+    cast : convert tensors whose dtype differs, instead of raising
+
+    Raises
+    ------
+    CheckpointNotFound : nothing is committed there
+    CheckpointMismatch : names, shapes, dtypes or counts do not fit
+    CheckpointDamaged : bytes are not those that were saved; the message names the file and the tensor
+
+    Notes
+    -----
+    Each worker reads the chunks (1 MiB) that hold elements of its own blocks and no others. Nothing is changed, on any
+    worker, before all of them have checked everything that they need.
+
+    Examples
+    --------
+    >>> state = checkpoint.load(path, into={"model": model, "optim": optimiser})
+    """
+    if P is not None and not P.active:
+        return into
+    consensus = Consensus(P, "loading", Path(path))
+    consensus.settle()
+    with collector_paused():
+        return _load(consensus, Path(path), into, cast)
+
+
+def _load(consensus: Consensus, path: Path, into: Any, cast: bool) -> Any:
+    for attempt in range(1, ATTEMPTS + 1):
+        started = _started(consensus, path, into, cast, attempt)
+        if started is not None:
+            break
+    assert started is not None
+    plan, reader, all_checked = started
+    with reader:
+        if not all_checked:
+            consensus.together(partial(_check, reader, plan))
+        consensus.together(
+            partial(_fill, reader, plan), tail="\n  the state may be partly filled: load again before using it."
+        )
+    return plan.result
+
+
+def _started(
+    consensus: Consensus, path: Path, into: Any, cast: bool, attempt: int
+) -> tuple[ReadPlan, Reader, bool] | None:
+    """What is to be done, the open data files, and whether all workers have checked them.
+
+    None if another save has replaced these meanwhile, for any worker.
+    """
+    data = None if attempt == 1 else consensus.from_root(partial(read_manifest_bytes, path))
+    number = 0
+    manifest: Manifest | None = None
+    reader: Reader | None = None
+    error: Exception | None = None
+    try:
+        data = read_manifest_bytes(path) if data is None else data
+        number = int(checksum(data)[1:], 16)
+        with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.place}.safetensors", consensus.size == 1):
+            manifest = from_bytes(data, path / MANIFEST)
+            plan = plan_load(manifest, into, consensus.rank, consensus.place, consensus.size, cast)
+            reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain), consensus.transport.cores)
+            if reader.nbytes <= SOON:
+                _check(reader, plan)
+    except Exception as caught:
+        error = caught
+    replaced = (
+        isinstance(error, MissingFile) and attempt < ATTEMPTS and _id_now(path) not in (None, manifest and manifest.id)
+    )
+    unchecked = reader is None or not reader.is_checked
+    state = REPLACED if replaced else FAILED if error is not None else UNCHECKED if unchecked else CHECKED
+    key = key_of("gridwise.checkpoint.load")
+    words = np.array([key, -key, number, -number, state], dtype=np.int64)  # in the form of `comm.rollcall`
+    try:
+        consensus.transport.all_max(words, consensus.team, consensus.what)
+        if words[0] != -words[1]:
+            raise_mismatch(consensus.transport, consensus.team, consensus.what, key)
+        replaced = words[4] == REPLACED or words[2] != -words[3]
+        if words[4] == FAILED and not replaced:
+            consensus.agree(error)
+        if not replaced:
+            assert reader is not None
+            return plan, reader, words[4] == CHECKED
+    except BaseException:
+        if reader is not None:
+            reader.close()
+        raise
+    if reader is not None:
+        reader.close()
+    return None
+
+
+def _id_now(path: Path) -> str | None:
+    try:
+        return read_manifest(path).id
+    except CheckpointError:
+        return None
+
+
+def _check(reader: Reader, plan: ReadPlan) -> None:
+    if not reader.is_checked:
+        _wait_for_devices(plan)
+        reader.check()
+
+
+def _wait_for_devices(plan: ReadPlan) -> None:
+    """Threads that read fill tensors on devices: not while these are still being used by what was started before."""
+    for device in {want.target.device for want in plan.wants if want.target.is_cuda}:
+        torch.cuda.synchronize(device)
+
+
+def _fill(reader: Reader, plan: ReadPlan) -> None:
+    reader.fill()
+    _wait_for_devices(plan)
+    changed = [want.target for want in plan.wants if not want.fresh]
+    changed += [x for wants in plan.plain for x in wants.targets]
+    if changed:
+        torch.autograd.graph.increment_version(changed)
+    with torch.no_grad():
+        for finish in plan.finish:
+            finish()
+
+
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Manifest:
+    """Check every byte of the checkpoint at `path` against its checksums; return its manifest.
+
+    Raises `CheckpointDamaged`, naming the files and tensors that are wrong. One process does it; no state is needed.
+
+    Examples
+    --------
+    >>> sorted(checkpoint.verify(path).tensors)
+    ['model/bias', 'model/weight']
+    """
+    where = Path(path)
+    manifest = read_manifest(where)
+    with Reader(where, manifest, [all_units(manifest)]) as reader:
+        reader.check(progress)
+    return manifest

@@ -1,0 +1,184 @@
+"""A data file that is open for reading, and whose bytes may be looked at in the system's memory.
+
+Bytes that the system holds in memory already (its page cache) are mapped: checking them then costs no copy. All others
+are read, which is as fast as the disk is, and which reports a broken disk as an error, where touching mapped memory would
+end the process. Whether they are held is asked without waiting (RWF_NOWAIT); a system or file system that does not know
+the question is read. Pages are taken out of the mapping after use, so that it never counts as this process's memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ...errors import CheckpointDamaged
+from ..format.chunks import CHUNK, Memory
+from ..format.data_file import ID_KEY
+from ..format.manifest import StoredFile
+from ..format.open_inside import open_inside
+
+NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+
+preadv2: Any = getattr(ctypes.CDLL(None), "preadv2", None)
+"""The C library's, which takes addresses and sizes as an array: no object is made for each of many places."""
+if preadv2 is not None:
+    preadv2.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int)
+    preadv2.restype = ctypes.c_ssize_t
+
+POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux, which Python has no name for: map these pages now, and raise if that cannot be done."""
+
+PAGE = mmap.PAGESIZE
+
+
+class DataFile:
+    """The data file `path`, after checking its kind, size and header; `key` is a tensor that it holds, for errors."""
+
+    def __init__(self, path: Path, stored: StoredFile, key: str, save_id: str, may_map: bool = True) -> None:
+        self._fd = _opened(path, stored, key, save_id)
+        self._seen = self._last_change()
+        self._mapping: mmap.mmap | None = None
+        if NOWAIT is not None and may_map:
+            with contextlib.suppress(OSError, ValueError):
+                self._mapping = mmap.mmap(self._fd, stored.size, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    def close(self) -> None:
+        if self._mapping is not None:
+            with contextlib.suppress(BufferError):  # the traceback of an error still looks at it: it goes with that
+                self._mapping.close()
+            self._mapping = None
+        os.close(self._fd)
+
+    def has_changed(self) -> bool:
+        """Whether somebody may have written to the file since it was opened."""
+        return self._last_change() != self._seen
+
+    def _last_change(self) -> tuple[int, int, int]:
+        status = os.fstat(self._fd)
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns  # the last cannot be put back
+
+    def read_from_memory(self, offset: int, addresses: np.ndarray, sizes: np.ndarray) -> bool:
+        """Read only what the system holds in memory, to these addresses one after the other; whether that was all."""
+        if NOWAIT is None or preadv2 is None or ctypes.sizeof(ctypes.c_void_p) != addresses.itemsize:
+            return False
+        places = np.stack((addresses, sizes), axis=1)  # an array of `struct iovec`
+        return bool(preadv2(self._fd, places.ctypes.data, len(places), offset, NOWAIT) == sizes.sum())
+
+    def read(self, offset: int, places: Sequence[memoryview | Memory]) -> int:
+        """Read from `offset` on into the places, one after the other; the number of bytes that are not there."""
+        return _read(self._fd, offset, places)
+
+    @contextlib.contextmanager
+    def bytes(self, offset: int, size: int, may_map: bool) -> Iterator[tuple[memoryview, int]]:
+        """The bytes from `offset` on, to be looked at, and how many are not there.
+
+        Another program's write shows in mapped bytes at any time: whoever uses their values must not map them.
+        """
+        start = offset - offset % PAGE
+        length = offset + size - start
+        mapping = self._mapping
+        if may_map and mapping is not None and self.is_in_memory(offset, size):
+            try:
+                mapping.madvise(POPULATE_READ, start, length)
+            except OSError:
+                self._mapping = None  # the reading tells what is wrong, if anything is
+            else:
+                with memoryview(mapping) as everything, everything[offset : offset + size] as view:
+                    yield view, 0
+                mapping.madvise(mmap.MADV_DONTNEED, start, length)
+                return
+        if len(getattr(_own, "buffer", b"")) < size:
+            _own.buffer = memoryview(bytearray(size))
+        view = _own.buffer[:size]
+        yield view, _read(self._fd, offset, [view])
+
+    def is_in_memory(self, offset: int, size: int) -> bool:
+        """Whether the system holds the first and the last of these bytes in memory; if so, probably all."""
+        return is_in_memory(self._fd, offset, size)
+
+
+def is_in_memory(fd: int, offset: int, size: int) -> bool:
+    """Whether the system holds the first and the last of these bytes of an open file in memory."""
+    if NOWAIT is None:
+        return False
+    byte = bytearray(1)
+    try:
+        return all(os.preadv(fd, [byte], at, NOWAIT) == 1 for at in (offset, offset + size - 1))
+    except OSError:
+        return False
+
+
+_own = threading.local()
+
+
+def _read(fd: int, offset: int, places: Sequence[memoryview | Memory]) -> int:
+    """Fill the places from `offset` on; the number of bytes that are not there."""
+    left = places
+    total = sum(map(len, places))
+    while total:
+        done = os.preadv(fd, left, offset)
+        if done == 0:
+            return total
+        total -= done
+        offset += done
+        if total:
+            left = list(left)
+            while done >= len(left[0]):
+                done -= len(left.pop(0))
+            left[0] = memoryview(left[0]).cast("B")[done:]
+    return 0
+
+
+def _opened(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
+    says = f"file {path.parent.name}/{path.name}, tensor {key!r}"
+    try:
+        fd = open_inside(path.parent.parent, path.parent.name, path.name)
+    except FileNotFoundError:
+        raise MissingFile(f"{says}: the file is missing from {path.parent}. Nothing was changed.") from None
+    except OSError as error:
+        raise CheckpointDamaged(f"{says}: cannot be opened: {error}. Nothing was changed.") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointDamaged(f"{says}: this is no regular file. Nothing was changed.")
+        if status.st_size != stored.size:
+            raise CheckpointDamaged(
+                f"{says}: the file has {status.st_size} bytes, saved were {stored.size}. Nothing was changed."
+            )
+        start, found = _header(fd, stored.header)
+        if found != stored.header_sum:
+            hint = "" if f'"{ID_KEY}":"{save_id}"'.encode() in start else ", it belongs to another save"
+            raise CheckpointDamaged(f"{says}: the header is not the one that was saved{hint}. Nothing was changed.")
+    except OSError as error:
+        os.close(fd)
+        raise CheckpointDamaged(f"{says}: cannot be read: {error}. Nothing was changed.") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _header(fd: int, size: int) -> tuple[bytes, str]:
+    """The first bytes of a header of `size` bytes, among them the id, and the checksum of all; not all at a time."""
+    hasher = xxhash.xxh3_64()
+    start = os.pread(fd, min(CHUNK, size), 0)
+    hasher.update(start)
+    done = len(start)
+    while done < size and (piece := os.pread(fd, min(CHUNK, size - done), done)):
+        hasher.update(piece)
+        done += len(piece)
+    return start, hasher.hexdigest() if done == size else ""
+
+
+class MissingFile(CheckpointDamaged):
+    """A data file is not there: removed, or replaced by a newer save while it was being opened."""

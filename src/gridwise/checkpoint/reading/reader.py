@@ -1,0 +1,247 @@
+"""Read blocks of stored tensors into memory: check every byte first, then put it into place.
+
+    wants      this worker's boxes of stored tensors, and the memory they go to
+    units      the chunks that hold them; those that lie side by side, a span, are read together
+    check()    looks at every unit and compares its checksum; nothing of the caller's is changed
+    fill()     reads again, straight into place where that is possible; the files must not have changed meanwhile
+
+Checking a large state before changing any of it means passing over it twice. What lies in the system's memory is looked
+at there by the first pass, without a copy, and copied by the second. What does not, because there is more of it than
+memory, comes from the disk a second time, and is compared a second time. Memory that is new (a deferred parameter, a
+result without `into`) is filled by the first pass. Each thread has memory for one span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from ...comm.launching.cores import cores
+from ...errors import CheckpointDamaged, CheckpointMismatch, describe
+from ..disk import MOST_BUFFERS
+from ..format.chunks import checksums
+from ..format.manifest import Manifest
+from .chunk_reads import TOGETHER, ChunkReads, Span
+from .open_file import DataFile
+from .shared_memory_targets import are_alike, pairs_that_share, shared_ranges
+
+AT_ONCE = 8 << 20
+"""Bytes that are read into place in one call."""
+
+MOST_MAPPED = 64
+"""Files up to which they are mapped: a mapping holds a second descriptor."""
+
+SMALL = 128 << 10
+
+LEAST_THREADS = 2
+"""One waits for the disk while another hashes, even where there is but one core."""
+
+MOST_THREADS = 8
+"""Several read faster than one, from memory as from a disk; with more than a few, it is memory that sets the pace."""
+
+MEMORY = 32 << 20
+"""Bytes that all threads together may allocate or map at a time."""
+
+MOST_NAMED = 8
+
+ENOUGH = 256
+"""Chunks that are wrong, after which nobody looks for more: a forged file may be all wrong, and as large as it likes."""
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were just read."""
+
+
+def number_of_threads(free_cores: int) -> int:
+    """With how many threads a worker reads large tensors that has so many cores for itself."""
+    return max(LEAST_THREADS, min(MOST_THREADS, free_cores))
+
+
+class Reader:
+    """The open data files of a checkpoint, and the units to be read from them; by as many threads as there are cores."""
+
+    def __init__(
+        self, path: Path, manifest: Manifest, units: Sequence[ChunkReads], free_cores: int | None = None
+    ) -> None:
+        self.path = path
+        self.files = manifest.files
+        self.folder = path / manifest.folder
+        self.save_id = manifest.id
+        self.units = ChunkReads.in_order(units)
+        self.nbytes = int(self.units.sizes.sum())
+        self.is_checked = False
+        # Small units are the interpreter's work, of which threads do not get more done.
+        small = self.nbytes <= len(self.units) * SMALL
+        self.threads = 1 if small else number_of_threads(cores() if free_cores is None else free_cores)
+        self.spans = list(self.units.spans(min(TOGETHER, MEMORY // self.threads)))
+        self._open_files: dict[int, DataFile] = {}
+        try:
+            numbers, firsts = np.unique(self.units.files, return_index=True)
+            for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
+                file, key, may_map = self.files[number], self.units.keys[first], len(numbers) <= MOST_MAPPED
+                self._open_files[number] = DataFile(self.folder / file.name, file, key, self.save_id, may_map)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for file in self._open_files.values():
+            file.close()
+        self._open_files.clear()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The two passes
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Compare the checksums of all units; raise `CheckpointDamaged` naming files and tensors."""
+        self._run(self._check_span, self.spans, progress, "Nothing was changed.")
+        self._check_shared()
+        self.is_checked = True
+
+    def _check_shared(self) -> None:
+        for first, second in pairs_that_share(self.units):
+            if not are_alike(self.units, first, second):
+                *offsets, size = shared_ranges(self.units, first, second)
+                found = [bytearray(size), bytearray(size)]
+                for unit, offset, data in zip((first, second), offsets, found, strict=True):
+                    self._open_files[int(self.units.files[unit])].read(offset, [memoryview(data)])
+                if found[0] != found[1]:
+                    raise CheckpointMismatch(
+                        f"{self.units.keys[first]!r} and {self.units.keys[second]!r} share memory in `into`, and were saved "
+                        "with different values.\n  fix: give each of them memory of its own."
+                    )
+
+    def fill(self, progress: Progress | None = None) -> None:
+        """Put the values into place."""
+        left = self.units.have_to_be_put()
+        spans = self._wider([(start, stop) for start, stop in self.spans if left[start:stop].any()])
+        tail = "It was whole when it was checked, and has changed since: what was to be filled now holds a mixture."
+        self._run(self._fill_span, spans, progress, tail)
+        changed = {number for number, file in self._open_files.items() if file.has_changed()}
+        if changed:
+            again = [(start, stop) for start, stop in spans if self.units.files[start] in changed]
+            self._run(self._compare_in_place, again, None, tail)
+
+    def _wider(self, spans: Sequence[Span]) -> list[Span]:
+        """The spans, neighbours taken together where all their bytes go straight into place: fewer, larger reads."""
+        wider: list[Span] = []
+        straight = False
+        for start, stop in spans:
+            goes_on = straight
+            straight = bool(self.units.addresses[start:stop].all())
+            if goes_on and straight and self._adjoins(wider[-1], (start, stop)):
+                wider[-1] = wider[-1][0], stop
+            else:
+                wider.append((start, stop))
+        return wider
+
+    def _adjoins(self, before: Span, span: Span) -> bool:
+        """Whether a span follows another in the same file, and they are not too much together."""
+        if before[1] != span[0] or span[1] - before[0] > MOST_BUFFERS:
+            return False
+        together = self.units.cut((before[0], span[1]))
+        return bool(
+            together.files[0] == together.files[-1]
+            and together.extent == together.sizes.sum()
+            and together.offsets[-1] - together.offsets[0] < AT_ONCE
+        )
+
+    def _run(
+        self,
+        work: Callable[[ChunkReads], list[str]],
+        spans: Sequence[Span],
+        progress: Progress | None,
+        tail: str,
+    ) -> None:
+        problems: list[str] = []
+        next_span = iter(spans)  # shared: whoever is free takes the next one, so the files are read in order
+
+        def take_spans() -> None:
+            for ends in next_span:
+                if len(problems) >= ENOUGH:
+                    return
+                span = self.units.cut(ends)
+                problems.extend(work(span))
+                if progress is not None:
+                    progress(span.extent)
+
+        if self.threads == 1 or len(spans) < 4:
+            take_spans()
+        else:
+            with ThreadPoolExecutor(self.threads, "gridwise-read") as pool:
+                for done in [pool.submit(take_spans) for _ in range(self.threads)]:
+                    done.result()
+        if problems:
+            shown = sorted(set(problems))
+            more = [f"... and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
+            more += ["the rest was not looked at"] if len(problems) >= ENOUGH else []
+            raise CheckpointDamaged(
+                describe(f"the checkpoint {self.path} is damaged. {tail}", [*shown[:MOST_NAMED], *more])
+            )
+
+    def _check_span(self, span: ChunkReads) -> list[str]:
+        if span.fresh.all() and span.go_straight:
+            return self._read_into_place(span, trusted=False)
+        return self._look(span, fresh=True, may_map=not span.fresh.any())
+
+    def _fill_span(self, span: ChunkReads) -> list[str]:
+        if span.go_straight:
+            return self._read_into_place(span, trusted=True)
+        return self._look(span, fresh=False, may_map=False)
+
+    def _read_into_place(self, span: ChunkReads, trusted: bool) -> list[str]:
+        """Read a span to where its units belong; what is wrong, if anything.
+
+        Not compared again (`trusted`) are bytes that were checked before, if the system still holds them in memory.
+        """
+        file, first = self._file_of(span), int(span.offsets[0])
+        if trusted and file.read_from_memory(first, span.addresses, span.sizes):
+            return []
+        places = span.memories()
+        try:
+            missing = file.read(first, places)
+        except OSError as error:
+            return [f"{self._says(span)}: cannot be read: {error}"]
+        return self._compared(span, checksums(places), missing)
+
+    def _compare_in_place(self, span: ChunkReads) -> list[str]:
+        """Compare what a span has put into place; what went through a buffer was compared there."""
+        return self._compared(span, checksums(span.memories()), 0) if span.go_straight else []
+
+    def _look(self, span: ChunkReads, fresh: bool, may_map: bool) -> list[str]:
+        """Look at a span and put into place what goes to new memory (`fresh`), or what does not; what is wrong, if anything."""
+        try:
+            with self._file_of(span).bytes(int(span.offsets[0]), span.extent, may_map) as (data, missing):
+                views = span.views(data)
+                problems = self._compared(span, checksums(views), missing)
+                if not problems:
+                    for place in np.flatnonzero(span.fresh == fresh).tolist():
+                        span.put(place, views[place])
+                return problems
+        except OSError as error:
+            return [f"{self._says(span)}: cannot be read: {error}"]
+
+    def _file_of(self, span: ChunkReads) -> DataFile:
+        return self._open_files[int(span.files[0])]
+
+    def _says(self, span: ChunkReads) -> str:
+        return f"file {self.folder.name}/{self.files[span.files[0]].name}, {span.named()}"
+
+    def _compared(self, span: ChunkReads, found: np.ndarray, missing: int) -> list[str]:
+        if missing:
+            return [f"{self._says(span)}: {missing} bytes are missing"]
+        problems = []
+        for place in np.flatnonzero(found != span.sums).tolist():
+            unit = span.cut((place, place + 1))
+            problems.append(
+                f"{self._says(unit)}: bytes {unit.offsets[0]} to {unit.offsets[0] + unit.sizes[0]} "
+                f"have the checksum {found[place]:016x}, saved was {unit.sums[0]:016x}"
+            )
+        return problems

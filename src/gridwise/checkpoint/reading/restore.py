@@ -1,0 +1,399 @@
+"""Fit a state to a checkpoint: which stored boxes go into which memory, and what is set afterwards.
+
+What `into` asks for must be in the checkpoint, with the same shape and dtype; what the checkpoint has beyond that is left
+alone, except inside a module or an optimiser, where a name too many is an error.
+
+| in `into` | gets |
+|---|---|
+| a tensor, an array, a parameter, a shard | its values, in place: this worker's block of the stored tensor |
+| a module | all its parameters and buffers, in place; deferred ones are made, only the local block, without being initialised |
+| an optimiser | the options of its groups, and the state of each parameter by name |
+| a generator, a scheduler, anything with `load_state_dict` | its state |
+| a dict | each of its keys; a nested dict of plain values only is refilled with all that was saved under it |
+| a list, a tuple with tensors in it | each of its items; there must be as many |
+| any other value | replaced by what was saved under its key |
+
+Nothing is changed while this is worked out. `finish` runs when all bytes are in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
+from operator import setitem
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointMismatch, describe
+from ...log import logger
+from ..format.manifest import Manifest, StoredTensor
+from ..format.values import DEEPEST, joined, joined_all
+from ..state.flatten import (
+    PerWorker,
+    check_array,
+    check_state,
+    has_state,
+    is_plain,
+    names_of_parameters,
+    parameter_names,
+)
+from ..state.local_blocks import (
+    LocalTensor,
+    dtype_of,
+    in_place_of,
+    is_deferred,
+    is_tensor,
+    layout_of,
+    local_tensor,
+    materialize_rest,
+)
+from ..state.plain_tensors import plain_of
+from .fit import Fit, ReadPlan, listed, name_of
+
+SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
+"""Options that schedulers of torch add to groups."""
+
+
+def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int, cast: bool) -> ReadPlan:
+    """How worker `rank`, number `place` of `workers`, fills `into` (None: a new nested dict of everything)."""
+    walk = _StateFitter(manifest, rank, place, workers, cast)
+    if into is None:
+        walk.plan.result = walk.everything("")
+        return walk.plan
+    check_state(into)
+    walk.into = into
+    if isinstance(into, dict):
+        walk.mapping("", into, 0)
+    else:
+        walk.any("", into, lambda _: None, 0)
+    for wants in walk.plan.plain if walk.asked_late else ():
+        if list(map(Tensor.data_ptr, wants.targets)) != wants.addresses:
+            raise CheckpointMismatch("a `state_dict()` in `into` moves the memory of tensors that stand before it.")
+    walk.plan.result = into
+    return walk.plan
+
+
+class _StateFitter(Fit):
+    """One pass over the state that is to be filled."""
+
+    def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
+        super().__init__(manifest, rank, place, workers, cast)
+        self.into: Any = None
+        self.asked_late = False
+        """Whether a `state_dict()` was called when addresses had been noted already."""
+        self._made: dict[int, Tensor] = {}
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        return names_of_parameters(self.into)
+
+    # What is asked for
+
+    def any(self, key: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
+        if depth > DEEPEST:
+            raise CheckpointMismatch(f"{key!r} of `into` is nested deeper than {DEEPEST} levels, or holds itself.")
+        if self.plan.plain and not self.asked_late:
+            self.asked_late = has_state(value)
+        if is_tensor(value):
+            self.tensor(key, value, put)
+        elif isinstance(value, torch.nn.Module):
+            self.module(key, value, depth)
+        elif isinstance(value, torch.optim.Optimizer):
+            self.optimiser(key, value, depth)
+        elif isinstance(value, PerWorker):
+            self.per_worker(key, value, depth)
+        elif isinstance(value, torch.Generator):
+            self.later(value.set_state, self.new_tensor(key))
+        elif isinstance(value, np.ndarray):
+            self.array(key, value, put)
+        elif has_state(value):
+            self.later(value.load_state_dict, _as_before(value.state_dict(), self.everything(key)))
+        elif isinstance(value, dict) and not is_plain(value):
+            self.mapping(key, value, depth)
+        elif isinstance(value, list | tuple) and not is_plain(value):
+            self.items(key, value, put, depth)
+        else:
+            self.later(put, _as_before(value, self.everything(key)))
+
+    def mapping(self, key: str, value: dict[Any, Any], depth: int) -> None:
+        for name, item in self.but_plain(key, value).items():
+            self.any(joined(key, name), item, partial(setitem, value, name), depth + 1)
+
+    def but_plain(self, key: str, items: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Take the plain tensors among the items in one go; the other items."""
+        plain, others = plain_of(items)
+        keys = joined_all(key, plain.names)
+        for place in self.want_plain(keys, plain):
+            self.tensor(keys[place], plain.tensors[place], lambda _: None)
+        return others
+
+    def items(self, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int) -> None:
+        found = self.below(key)
+        length = len(found.children) if found is not None and found.kind in (list, tuple) else None
+        if length != len(value):
+            raise CheckpointMismatch(
+                f"{key!r} has {len(value)} items in `into`, "
+                + ("and is no list in the checkpoint." if length is None else f"{length} in the checkpoint.")
+            )
+        items = list(value)
+        for place, item in enumerate(value):
+            self.any(joined(key, place), item, partial(setitem, items, place), depth + 1)
+        if isinstance(value, list):
+            self.plan.finish.append(lambda: value.__setitem__(slice(None), items))
+        else:
+            self.plan.finish.append(lambda: put(tuple(items)))
+
+    def per_worker(self, key: str, value: PerWorker, depth: int) -> None:
+        count = self.manifest.per_worker.get(key)
+        if count is None:
+            if self.below(key) is None:
+                raise self.missing(key)
+            raise CheckpointMismatch(f"{key!r} is a PerWorker in `into`, but was saved as one value for all workers.")
+        place = self.place
+        if count != self.workers:
+            if value.when_resized == "refuse":
+                raise CheckpointMismatch(
+                    f"{key!r} was saved by {count} workers, one value each, and is loaded by {self.workers}.\n"
+                    "  fix: PerWorker(value, when_resized='keep') leaves every worker what it has, 'wrap' gives worker i that "
+                    "of worker i modulo the saved number."
+                )
+            if value.when_resized == "keep":
+                logger.warning(
+                    "%r was saved by %d workers, here are %d: every worker keeps its own", key, count, self.workers
+                )
+                return
+            place %= count
+        below = f"{key}/@{place}" if key else f"@{place}"
+        self.any(below, value.value, partial(setattr, value, "value"), depth + 1)
+
+    # Tensors
+
+    def tensor(self, key: str, value: Any, put: Callable[[Any], None]) -> None:
+        if is_deferred(value):
+            if id(value) not in self._made:
+                self._made[id(value)] = self.deferred(key, value)
+            made = self._made[id(value)]
+            self.plan.finish.append(lambda: put(in_place_of(value, made)))
+            return
+        stored = self.stored(key)
+        share = local_tensor(value, key, self.rank)
+        if share.shape != stored.shape or share.code != stored.code:  # spelt out for speed: most tensors fit
+            self.check_fits(key, stored, share.shape, dtype_of(value))
+        for part in share.parts:
+            self.want(key, stored, part.data, part.box, fresh=False)
+
+    def array(self, key: str, value: np.ndarray, put: Callable[[Any], None]) -> None:
+        check_array(value, key)
+        stored = self.stored(key)
+        if value.flags.writeable and value.flags.c_contiguous:
+            target = torch.from_numpy(value)
+            self.check_fits(key, stored, tuple(target.shape), target.dtype)
+            self.want(key, stored, target, None, fresh=False)
+        else:
+            self.later(lambda new: put(new.numpy()), self.new_tensor(key))
+
+    def deferred(self, key: str, value: Tensor) -> Tensor:
+        """A real tensor in place of one without memory: only this worker's block, not initialised, to be read into."""
+        stored = self.stored(key)
+        layout = layout_of(value)
+        self.check_fits(key, stored, tuple(value.shape) if layout is None else layout.global_shape, value.dtype)
+        box = None
+        shape = tuple(value.shape)
+        if layout is not None:
+            box = layout.block(self.rank) if self.rank in layout.grid else getattr(value, "block", None)
+            shape = box.shape if box is not None else (0,)
+        device = torch.device("cpu") if value.device.type == "meta" else value.device
+        data = torch.empty(shape, dtype=value.dtype, device=device)
+        if math.prod(shape):
+            self.want(key, stored, data, box, fresh=True)
+        return _like(value, data)
+
+    # Modules and optimisers
+
+    def module(self, key: str, module: torch.nn.Module, depth: int) -> None:
+        names = module.state_dict(keep_vars=True)
+        self.check_names(key, (joined(key, name) for name in names), f"the {type(module).__name__}")
+        own = {id(x) for part in module.modules() for x in (*part._parameters.values(), *part._buffers.values())}
+        copies = [
+            name for name, x in names.items() if id(x) not in own and is_tensor(x) and not name.endswith("_extra_state")
+        ]
+        if copies:
+            raise CheckpointMismatch(
+                f"the {type(module).__name__} at {key or 'the top'!r} gives copies of {listed(copies)} as its state (a "
+                "hook, or a `state_dict` of its own): filling these would not fill the module.\n"
+                "  fix: load without `into`, and hand the result to its `load_state_dict`."
+            )
+        for name, item in self.but_plain(key, names).items():
+            owner, last = module, name
+            if "." in name:
+                way, last = name.rsplit(".", 1)
+                owner = module.get_submodule(way)
+            if last == "_extra_state":
+                self.later(owner.set_extra_state, _as_before(item, self.everything(joined(key, name))))
+            else:
+                self.any(joined(key, name), item, partial(setattr, owner, last), depth + 1)
+        self.plan.finish.append(partial(materialize_rest, module))
+
+    def check_names(self, key: str, wanted: Iterable[str], what: str) -> None:
+        expected = set(wanted)
+        prefix = f"{key}/" if key else ""
+        stored = {name for name in (*self.manifest.tensors, *self.manifest.values) if name.startswith(prefix)}
+        missing = sorted(name for name in expected - stored if self.below(name) is None)
+        extra = sorted(name for name in stored - expected if expected.isdisjoint(_ways_to(name)))
+        if missing or extra:
+            lines = [f"only in `into`: {listed(missing)}"] if missing else []
+            lines += [f"only in the checkpoint: {listed(extra)}"] if extra else []
+            heads = sorted({name.partition("/")[0] for name in extra}) if not key else []
+            below = next((head for head in heads if all(f"{head}/{name}" in stored for name in expected)), None)
+            fix = f"it was saved below {below!r}: load(path, into={{{below!r}: ...}})." if below else ""
+            raise CheckpointMismatch(
+                describe(f"{what} at {key or 'the top'!r} does not fit the checkpoint.", lines, fix)
+            )
+
+    def optimiser(self, key: str, optimiser: torch.optim.Optimizer, depth: int) -> None:
+        names = parameter_names(optimiser, self.names, key or "into")
+        self.check_kind(key, optimiser)
+        saved = self.below(joined(key, "groups"))
+        if saved is None or saved.kind is not dict:
+            raise self.missing(joined(key, "groups"))
+        if len(saved.children) != len(names):
+            raise CheckpointMismatch(
+                f"{key!r}: the {type(optimiser).__name__} has {len(names)} parameter groups, {len(saved.children)} were saved."
+            )
+        for place, (group, group_names) in enumerate(zip(optimiser.param_groups, names, strict=True)):
+            options = self.everything(joined(key, "groups", place))
+            if not isinstance(options, dict):
+                raise self.missing(joined(key, "groups", place, "params"))
+            if options.get("params") != group_names:
+                first, second = set(group_names), set(options.get("params") or ())
+                raise CheckpointMismatch(
+                    describe(
+                        f"{key!r}: group {place} of the {type(optimiser).__name__} has other parameters than were saved.",
+                        [
+                            f"only in `into`: {listed(sorted(first - second))}",
+                            f"only saved: {listed(sorted(second - first))}",
+                        ],
+                        "build the optimiser with the same groups, parameters in the same order.",
+                    )
+                )
+            del options["params"]
+            self.check_options(key, optimiser, options, group)
+            self.later(group.update, options)
+            for name, parameter in zip(group_names, group["params"], strict=True):
+                state = self.state_of(joined(key, "state", name), parameter, optimiser.state.get(parameter, {}), group)
+                self.plan.finish.append(partial(_set_state, optimiser, parameter, state))
+
+    def check_kind(self, key: str, optimiser: torch.optim.Optimizer) -> None:
+        saved, here = self.manifest.values.get(joined(key, "kind")), type(optimiser).__name__
+        if saved is not None and saved != here:
+            raise CheckpointMismatch(
+                f"{key!r}: a {saved!s:.100} was saved, and `into` has a {here}, to which its state means nothing.\n"
+                f"  fix: build a {saved!s:.100}; or load without it, and start the {here} anew."
+            )
+
+    def check_options(
+        self, key: str, optimiser: torch.optim.Optimizer, saved: dict[Any, Any], group: dict[str, Any]
+    ) -> None:
+        """Raise for the options of another kind of optimiser: both sides have some that the other has not.
+
+        One side alone may: versions of torch add options, and so do schedulers.
+        """
+        missing = sorted(optimiser.defaults.keys() - saved.keys())
+        unknown = sorted(map(str, saved.keys() - optimiser.defaults.keys() - group.keys() - SCHEDULED))
+        if missing and unknown:
+            raise CheckpointMismatch(
+                describe(
+                    f"{key!r}: what was saved has options that are none of a {type(optimiser).__name__}.",
+                    [f"only in `into`: {listed(missing)}", f"only saved: {listed(unknown)}"],
+                    "build the optimiser that was saved.",
+                )
+            )
+
+    def state_of(self, key: str, parameter: Tensor, now: Any, group: dict[str, Any]) -> dict[Any, Any]:
+        """The state of one parameter: what is as large as the parameter lies where it lies, the rest is whole."""
+        found = self.below(key)
+        if found is None:
+            return {}
+        if is_deferred(parameter):
+            raise CheckpointMismatch(
+                f"{key!r}: the parameter of this optimiser is deferred, loading puts a real one into its module.\n"
+                "  fix: load the model first, then build the optimiser and load it."
+            )
+        share = local_tensor(parameter, key, self.rank)
+        state: dict[Any, Any] = {}
+        for part_of_key, child in found.children.items():
+            name = name_of(part_of_key, key)
+            stored = self.manifest.tensors.get(child.key)
+            if stored is not None and stored.shape == share.shape:
+                state[name] = self.like_parameter(child.key, stored, parameter, share, now.get(name))
+            else:
+                value = self.built(child)
+                on_device = isinstance(value, Tensor) and (group.get("capturable") or group.get("fused"))
+                state[name] = _On(value, parameter.device) if on_device else value
+        return state
+
+    def like_parameter(
+        self, key: str, stored: StoredTensor, parameter: Tensor, share: LocalTensor, before: Any
+    ) -> Tensor:
+        """Memory that lies as the parameter lies, for the block of a stored tensor; that from before if it fits."""
+        usable = is_tensor(before) and before.shape == parameter.shape and before.dtype == stored.dtype
+        target = before if usable else torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
+        # The state of a split parameter is a plain tensor, that of a DTensor is a DTensor.
+        parts = share.parts if layout_of(parameter) is not None else local_tensor(target, key, self.rank).parts
+        for part in parts:
+            data = target.detach() if layout_of(parameter) is not None else part.data
+            self.want(key, stored, data, part.box, fresh=not usable)
+        return target
+
+
+class _On:
+    """A tensor that is to be moved to a device when it has been read."""
+
+    def __init__(self, value: Tensor, device: torch.device) -> None:
+        self.value, self.device = value, device
+
+
+def _set_state(optimiser: torch.optim.Optimizer, parameter: Tensor, state: dict[Any, Any]) -> None:
+    if not state:
+        optimiser.state.pop(parameter, None)
+        return
+    optimiser.state[parameter] = {
+        name: item.value.to(item.device) if isinstance(item, _On) else item for name, item in state.items()
+    }
+
+
+def _like(value: Tensor, data: Tensor) -> Tensor:
+    """`data` as the kind of tensor that `value` is: a parameter, with its layout and block."""
+    if not isinstance(value, torch.nn.Parameter):
+        return data
+    kind = type(value) if layout_of(value) is not None else torch.nn.Parameter
+    new = kind(data, requires_grad=value.requires_grad)
+    if layout_of(value) is not None:
+        new.layout, new.block = value.layout, getattr(value, "block", None)  # type: ignore[attr-defined]
+    return new
+
+
+def _as_before(before: Any, saved: Any) -> Any:
+    """`saved`, in dicts of the kinds that were there before: a Counter stays a Counter."""
+    if isinstance(before, dict) and isinstance(saved, dict):
+        inner = {name: _as_before(before.get(name), item) for name, item in saved.items()}
+        if type(before) is dict:
+            return inner
+        same = copy.copy(before)
+        same.clear()
+        same.update(inner)
+        return same
+    return saved
+
+
+def _ways_to(key: str) -> Iterator[str]:
+    """The keys that a key lies below."""
+    end = key.rfind("/")
+    while end > 0:
+        yield key[:end]
+        end = key.rfind("/", 0, end)

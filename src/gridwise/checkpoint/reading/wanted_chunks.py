@@ -1,0 +1,124 @@
+"""From wanted boxes to the chunks on the disk that hold them.
+
+want     this worker's box of a stored tensor, and the memory that is to hold it
+unit     one chunk that holds a part of it (`units`)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from ...errors import CheckpointDamaged
+from ...grid import Box, Boxes, Shape
+from ..format.chunks import CHUNK, chunk_range, is_plain_memory, sum_at
+from ..format.manifest import CODES, ITEMSIZE, Manifest, StoredBlock, StoredTensor
+from .chunk_reads import ChunkRead, ChunkReads, Scatter
+
+
+class Want(NamedTuple):
+    """A box (None: the whole) of a stored tensor, and the tensor that is to hold it; `fresh` if nobody uses that yet."""
+
+    key: str
+    stored: StoredTensor
+    target: Tensor
+    box: Box | None
+    fresh: bool
+
+
+class PlainWants(NamedTuple):
+    """Whole plain tensors of at most a chunk, each stored in one, in columns; users have seen their memory."""
+
+    keys: list[str]
+    targets: list[Tensor]
+    addresses: list[int]
+    files: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    sums: np.ndarray
+
+
+def units_of_all(wants: Iterable[Want], plain: Iterable[PlainWants]) -> list[ChunkReads]:
+    """The chunks that hold what is wanted."""
+    units = [ChunkReads.of(unit for want in wants for unit in units_of(want))]
+    for keys, _, addresses, files, offsets, sizes, sums in plain:
+        count = len(keys)
+        goes_to = (np.array(addresses, dtype=np.int64), np.zeros(count, dtype=np.bool_), keys, [None] * count)
+        units.append(ChunkReads(files, offsets, sizes, sums, *goes_to))
+    return [part for part in units if len(part)] or units[:1]
+
+
+def units_of(want: Want) -> Iterable[ChunkRead]:
+    """The chunks that hold what one tensor wants."""
+    stored, target = want.stored, want.target
+    plain = is_plain_memory(target) and CODES[target.dtype] == stored.code
+    if want.box is None and plain and len(stored.blocks) == 1:
+        return _whole_units(want, stored.blocks[0])
+    return _units_of_pieces(want, plain)
+
+
+def _units_of_pieces(want: Want, plain: bool) -> Iterator[ChunkRead]:
+    stored = want.stored
+    box = want.box if want.box is not None else Box.of_shape(stored.shape)
+    boxes = stored.boxes()
+    found = 0
+    for place, common in Boxes.of(enumerate(boxes)).pieces(box):
+        found += common.volume
+        yield from _piece_units(want, stored.blocks[place], boxes[place], common, common.relative_to(box), plain)
+    if found != box.volume:
+        raise CheckpointDamaged(f"{want.key!r}: {found} of the {box.volume} wanted elements are in the checkpoint.")
+
+
+def _whole_units(want: Want, block: StoredBlock) -> list[ChunkRead]:
+    file, offset, sums, _ = block
+    address, nbytes = want.target.data_ptr(), want.target.nbytes
+    units = []
+    for chunk, start in enumerate(range(0, nbytes, CHUNK)):
+        size = min(CHUNK, nbytes - start)
+        found = sum_at(sums, chunk)
+        units.append(ChunkRead(file, offset + start, size, found, address + start, want.fresh, want.key, None))
+    return units
+
+
+def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: Box, plain: bool) -> Iterator[ChunkRead]:
+    itemsize = ITEMSIZE[want.stored.code]
+    shape, inside = box.shape, common.relative_to(box)
+    volume, per_chunk = box.volume, CHUNK // itemsize
+    first, target_first = _flat_start(shape, inside), _flat_start(tuple(want.target.shape), place)
+    in_one_run = plain and first >= 0 and target_first >= 0
+    target = want.target[place.slices]
+    for chunk in chunk_range(shape, itemsize, inside):
+        start, stop = chunk * per_chunk, min((chunk + 1) * per_chunk, volume)
+        address = 0
+        if in_one_run and first <= start and stop <= first + common.volume:
+            address = want.target.data_ptr() + (target_first + start - first) * itemsize
+        scatter = None if address else Scatter(want.stored.dtype, shape, start, stop, inside, target)
+        offset, size = block.offset + start * itemsize, (stop - start) * itemsize
+        yield ChunkRead(block.file, offset, size, sum_at(block.sums, chunk), address, want.fresh, want.key, scatter)
+
+
+def _flat_start(shape: Shape, box: Box) -> int:
+    """Where a box starts in the flat index of `shape`, if it is one run of it; else -1."""
+    dims = list(range(len(shape)))
+    while dims and box.start[dims[-1]] == 0 and box.stop[dims[-1]] == shape[dims[-1]]:
+        dims.pop()
+    if any(box.shape[d] != 1 for d in dims[:-1]):
+        return -1
+    return sum(a * math.prod(shape[d + 1 :]) for d, a in enumerate(box.start))
+
+
+def all_units(manifest: Manifest) -> ChunkReads:
+    """Every chunk of a checkpoint; the bytes go nowhere."""
+    return ChunkReads.of(
+        ChunkRead(
+            block.file, block.offset + start, min(CHUNK, nbytes - start), sum_at(block.sums, chunk), 0, False, key, None
+        )
+        for key, tensor in manifest.tensors.items()
+        for block, box in zip(tensor.blocks, tensor.boxes(), strict=True)
+        for nbytes in [box.volume * ITEMSIZE[tensor.code]]
+        for chunk, start in enumerate(range(0, nbytes, CHUNK))
+    )

@@ -1,0 +1,357 @@
+"""A state as flat keys: modules, optimisers, generators and nested dicts become tensors and plain values with names.
+
+    {"model": net, "optim": adam, "step": 7, "rng": PerWorker(generator)}
+
+    model/conv.weight                        a tensor, with this worker's share of it (`local_tensor`)
+    optim/state/conv.weight/exp_avg          stored by the parameter's name, lies where the parameter lies
+    optim/groups/#0/lr                       a value
+    optim/kind                               its class: the state of one kind means nothing to another
+    step                                     a value
+    rng/@2                                   the tensor of worker 2
+
+Everything here is local to one worker; `saving` compares it over the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointMismatch
+from ...grid import Layout
+from ..format.values import DEEPEST, KEYS, Json, encoded, joined, joined_all, refusal
+from .local_blocks import LocalBlock, LocalTensor, is_deferred, is_tensor, layout_of, local_plain, local_tensor
+from .plain_tensors import Plain, plain_of
+
+RULES = ("refuse", "keep", "wrap")
+
+
+class PerWorker:
+    """A value that each worker has for itself: a generator, the position of a data loader. Not compared over the workers.
+
+    Parameters
+    ----------
+    value : anything that may stand in a state
+    when_resized : what `load` does when the number of workers is not that of the save. 'refuse' raises; 'keep' leaves
+        every worker the value that it has; 'wrap' gives worker i that of worker i modulo the saved number.
+
+    Examples
+    --------
+    >>> checkpoint.save(path, {"model": model, "rng": checkpoint.PerWorker(torch.default_generator)})
+    """
+
+    def __init__(self, value: Any, when_resized: str = "refuse") -> None:
+        if when_resized not in RULES:
+            raise CheckpointMismatch(
+                f"`when_resized` (={when_resized!r}) must be one of {', '.join(map(repr, RULES))}."
+            )
+        self.value = value
+        self.when_resized = when_resized
+
+    def __repr__(self) -> str:
+        return f"PerWorker({self.value!r}, when_resized={self.when_resized!r})"
+
+
+@dataclass
+class Flat:
+    """What this worker has to save.
+
+    `tensors` and `values` must have the same names on all workers, and values the same contents. `own_tensors` and
+    `own_values` are named by those workers only that have them. `per_worker` lists the keys of `PerWorker` values.
+    `workers` is how many there were, where that is not how many save (a conversion). `groups` are tensors that are not
+    spelt out yet.
+    """
+
+    tensors: dict[str, LocalTensor] = field(default_factory=dict)
+    values: dict[str, Json] = field(default_factory=dict)
+    own_tensors: dict[str, LocalTensor] = field(default_factory=dict)
+    own_values: dict[str, Json] = field(default_factory=dict)
+    per_worker: list[str] = field(default_factory=list)
+    workers: int | None = None
+    groups: list[Group] = field(default_factory=list)
+
+    def spell_out(self) -> None:
+        """Turn groups of plain tensors into entries of `tensors` and `own_tensors`."""
+        for prefix, plain, alone in self.groups:
+            shares = zip(joined_all(prefix, plain.names), local_plain(plain, owned=alone), strict=True)
+            (self.own_tensors if alone else self.tensors).update(shares)
+        self.groups.clear()
+
+
+class Group(NamedTuple):
+    """Plain tensors of one dict, of which nobody has yet asked more than their memory; `alone`: inside a `PerWorker`."""
+
+    prefix: str
+    plain: Plain
+    alone: bool
+
+
+def flatten(state: Any, rank: int = 0, place: int = 0, in_groups: bool = False) -> Flat:
+    """The state of the worker with rank `rank` in the world, which is number `place` of those that save.
+
+    With `in_groups`, dicts of plain tensors only are left as groups: enough for a copy, and quickly done.
+    """
+    check_state(state)
+    walk = _StateFlattener(rank, place, state)
+    walk.in_groups = in_groups
+    walk.any("", state, 0)
+    if "" in (*walk.flat.tensors, *walk.flat.values, *walk.flat.per_worker):
+        raise CheckpointMismatch(
+            f"`state` (a {type(state).__name__}) has no dict as its state, so there is no name to store it under.\n"
+            "  fix: put it into a dict, {'name': state}."
+        )
+    if walk.asked_late:
+        _check_places(walk.flat)
+    return walk.flat
+
+
+def _check_places(flat: Flat) -> None:
+    """Raise if a `state_dict()` has moved a tensor whose address was noted before it was called."""
+    parts = [part for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values() for part in x.parts]
+    places = [(part.data, part.address) for part in parts if part.address]
+    places += [pair for group in flat.groups for pair in zip(group.plain.tensors, group.plain.addresses, strict=True)]
+    if any(x.data_ptr() != address for x, address in places):
+        raise CheckpointMismatch(
+            "a `state_dict()` in the state moves the memory of tensors that stand before it in the state.\n"
+            "  fix: call it first, and put what it gives into the state."
+        )
+
+
+def check_state(state: Any) -> None:
+    if not isinstance(state, dict) and not has_state(state):
+        raise CheckpointMismatch(
+            f"`state` (a {type(state).__name__}) must be a dict, a module, an optimiser, or anything else with `state_dict` "
+            "and `load_state_dict`."
+        )
+
+
+def has_state(value: Any) -> bool:
+    """Whether a value gives and takes its state by itself: modules, optimisers, schedulers, scalers, loaders."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def names_of_parameters(state: Any) -> dict[int, str]:
+    """Parameter (by `id`) -> name in its module; with the module's key in front where two modules have the same name."""
+    modules = list(_modules(state, "", 0))
+    relative: dict[str, set[int]] = {}
+    found: dict[int, tuple[str, str]] = {}
+    for prefix, module in modules:
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            relative.setdefault(name, set()).add(id(parameter))
+            found.setdefault(id(parameter), (prefix, name))
+    return {
+        key: name if len(relative[name]) == 1 or not prefix else f"{prefix}.{name}"
+        for key, (prefix, name) in found.items()
+    }
+
+
+def _modules(value: Any, prefix: str, depth: int) -> Iterator[tuple[str, torch.nn.Module]]:
+    if depth > DEEPEST:
+        return
+    if isinstance(value, torch.nn.Module):
+        yield prefix, value
+    elif isinstance(value, PerWorker):
+        yield from _modules(value.value, prefix, depth + 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _modules(item, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from _modules(item, f"{prefix}.{place}" if prefix else str(place), depth + 1)
+
+
+def parameter_names(optimiser: torch.optim.Optimizer, names: Mapping[int, str], key: str) -> list[list[str]]:
+    """Per group, the names of its parameters: from the modules of the state, else those that the optimiser was given."""
+    result = []
+    for group in optimiser.param_groups:
+        given: Sequence[str | None] = group.get("param_names") or [None] * len(group["params"])
+        found = [names.get(id(p), name) for p, name in zip(group["params"], given, strict=True)]
+        if None in found:
+            raise CheckpointMismatch(
+                f"{key!r}: {found.count(None)} parameters of the {type(optimiser).__name__} belong to no module in the state, "
+                "so they have no names, and their state would be stored under none.\n"
+                "  fix: put the module into the same state, or build the optimiser from `module.named_parameters()`."
+            )
+        result.append([str(name) for name in found])
+    flat = [name for group_names in result for name in group_names]
+    twin = next((name for name in flat if flat.count(name) > 1), None) if len(set(flat)) < len(flat) else None
+    if twin is not None:
+        raise CheckpointMismatch(f"{key!r}: two parameters of the {type(optimiser).__name__} are called {twin!r}.")
+    return result
+
+
+class _StateFlattener:
+    """One pass over a state."""
+
+    def __init__(self, rank: int, place: int, state: Any) -> None:
+        self.rank, self.place, self.state = rank, place, state
+        self.flat = Flat()
+        self.in_groups = False
+        self.asked_late = False
+        """Whether a `state_dict()` was called when addresses had been noted already."""
+        self.alone = False
+        """Inside a `PerWorker`: names and values are this worker's own."""
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        return names_of_parameters(self.state)
+
+    def any(self, key: str, value: Any, depth: int) -> None:
+        if not self.asked_late and has_state(value):
+            self.asked_late = bool(self.flat.groups or self.flat.tensors or self.flat.own_tensors)
+        if is_tensor(value):
+            self.tensor(key, value)
+        elif depth > DEEPEST:
+            raise CheckpointMismatch(
+                f"{key!r} is nested deeper than {DEEPEST} levels, or holds itself: it cannot be saved."
+            )
+        elif isinstance(value, torch.nn.Module):
+            self.items(key, value.state_dict(keep_vars=True), depth)
+        elif isinstance(value, torch.optim.Optimizer):
+            self.optimiser(key, value, depth)
+        elif isinstance(value, PerWorker):
+            self.per_worker(key, value, depth)
+        elif isinstance(value, torch.Generator):
+            self.tensor(key, value.get_state())
+        elif isinstance(value, np.ndarray):
+            self.tensor(key, from_numpy(value, key))
+        elif has_state(value):
+            self.any(key, value.state_dict(), depth + 1)
+        elif isinstance(value, dict) and (value or not key):
+            self.dict(key, value, depth)
+        elif isinstance(value, list | tuple) and not is_plain(value):
+            self.value(key, {"$list" if isinstance(value, list) else "$items": len(value)})
+            for place, item in enumerate(value):
+                self.any(joined(key, place), item, depth + 1)
+        else:
+            self.value(key, encoded(value, key))
+
+    def dict(self, key: str, value: dict[Any, Any], depth: int) -> None:
+        if not set(map(type, value)) <= KEYS:
+            raise CheckpointMismatch(refusal(key, value))
+        self.items(key, value, depth)
+
+    def items(self, key: str, items: Mapping[Any, Any], depth: int) -> None:
+        plain, others = plain_of(items)
+        if not others:
+            self.flat.groups.append(Group(key, plain, self.alone))
+            if not self.in_groups:
+                self.flat.spell_out()
+            return
+        # In the order of the items: which of them are plain may differ from worker to worker.
+        shares = local_plain(plain, owned=self.alone)
+        tensors = self.flat.own_tensors if self.alone else self.flat.tensors
+        for name, item in items.items():
+            if name in others:
+                self.any(joined(key, name), item, depth + 1)
+            else:
+                tensors[joined(key, name)] = next(shares)
+
+    def value(self, key: str, value: Json) -> None:
+        (self.flat.own_values if self.alone else self.flat.values)[key] = value
+
+    def tensor(self, key: str, value: Any) -> None:
+        if is_deferred(value):
+            raise CheckpointMismatch(
+                f"{key!r} has no values yet: it is deferred.\n  fix: materialise the module before saving."
+            )
+        if not self.alone:
+            self.flat.tensors[key] = local_tensor(value, key, self.rank)
+            return
+        if layout_of(value) is not None:
+            raise CheckpointMismatch(f"{key!r} is split over the workers and cannot be inside a PerWorker.")
+        share = local_tensor(value, key, self.rank)
+        parts = [LocalBlock(part.box, part.data, True) for part in share.parts]
+        self.flat.own_tensors[key] = LocalTensor(share.code, share.shape, parts)
+
+    def per_worker(self, key: str, value: PerWorker, depth: int) -> None:
+        if self.alone:
+            raise CheckpointMismatch(f"{key!r} is a PerWorker inside a PerWorker: one is enough.")
+        self.flat.per_worker.append(key)
+        self.alone = True
+        self.any(f"{key}/@{self.place}" if key else f"@{self.place}", value.value, depth + 1)
+        self.alone = False
+
+    # Optimisers
+
+    def optimiser(self, key: str, optimiser: torch.optim.Optimizer, depth: int) -> None:
+        names = parameter_names(optimiser, self.names, key or "state")
+        self.value(joined(key, "kind"), type(optimiser).__name__)
+        for place, (group, group_names) in enumerate(zip(optimiser.param_groups, names, strict=True)):
+            at = joined(key, "groups", place)
+            self.value(joined(at, "params"), group_names)
+            for option, item in group.items():
+                if option not in ("params", "param_names"):
+                    self.any(joined(at, option), item, depth + 1)
+            for name, parameter in zip(group_names, group["params"], strict=True):
+                self.state_of(joined(key, "state", name), parameter, optimiser.state.get(parameter, {}), depth)
+
+    def state_of(self, key: str, parameter: Tensor, state: Mapping[str, Any], depth: int) -> None:
+        layout = layout_of(parameter)
+        if layout is None:
+            for name, item in state.items():
+                self.any(joined(key, name), item, depth + 1)
+            return
+        # Only those who hold a part of a split parameter have a state for it: it is their own, not everybody's.
+        share = local_tensor(parameter, key, self.rank)
+        if not share.parts:
+            return
+        first = first_owner(layout) == self.rank
+        for name, item in state.items():
+            at = joined(key, name)
+            if lies_like(item, parameter):
+                (part,) = share.parts
+                like = local_tensor(item, at, self.rank)
+                self.flat.own_tensors[at] = LocalTensor(
+                    like.code, share.shape, [LocalBlock(part.box, item.detach(), part.owned)]
+                )
+            elif isinstance(item, Tensor):
+                like = local_tensor(item, at, self.rank)
+                self.flat.own_tensors[at] = LocalTensor(like.code, like.shape, [LocalBlock(None, item.detach(), first)])
+            elif first:
+                self.flat.own_values[at] = encoded(item, at)
+
+
+def first_owner(layout: Layout) -> int:
+    """The first worker that holds a part of a tensor: it writes what is the same on all of them."""
+    return next((rank for rank, box in layout.blocks() if box.volume), layout.grid.ranks[0])
+
+
+def lies_like(item: Any, parameter: Tensor) -> bool:
+    """Whether a tensor of an optimiser has one value per element of the parameter, and so lies where it lies."""
+    return is_tensor(item) and item.shape == parameter.shape
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value holds no tensor and nothing that has a state of its own."""
+    if depth > DEEPEST:
+        return True  # refused when it is encoded, with the key in the message
+    if isinstance(value, dict):
+        return all(is_plain(item, depth + 1) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(is_plain(item, depth + 1) for item in value)
+    return not (is_tensor(value) or isinstance(value, PerWorker | torch.Generator | np.ndarray) or has_state(value))
+
+
+def check_array(value: np.ndarray, key: str) -> None:
+    """Raise for arrays that are more than their memory."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise CheckpointMismatch(
+            f"{key!r} is a masked array, of which only the data would be kept.\n"
+            "  fix: its `.data` and its `.mask`, two arrays."
+        )
+
+
+def from_numpy(value: np.ndarray, key: str) -> Tensor:
+    check_array(value, key)
+    try:
+        usable = value.flags.writeable and value.flags.c_contiguous
+        return torch.from_numpy(value if usable else value.copy(order="C"))
+    except TypeError as error:
+        raise CheckpointMismatch(f"{key!r} is an array that torch cannot hold: {error}") from None

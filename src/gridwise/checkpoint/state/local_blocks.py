@@ -1,0 +1,191 @@
+"""What a worker holds of a global tensor: the shape of the whole, and the blocks that lie here.
+
+| the tensor | the whole | what lies here |
+|---|---|---|
+| has `.layout` (a `grid.Layout`) | the layout's global shape | the block of this worker in it; if this worker is not in the |
+|                                 |                           | layout's grid, a replica of the box `.block`, or nothing     |
+| ShardedTensor, DTensor of torch | its own global shape      | its local shards                                             |
+| any other                       | its shape                 | everything, the same on all workers                          |
+
+The one question behind saving ("which of this do I write?") and loading ("which of this do I need?").
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointMismatch, describe
+from ...grid import Box, Layout, Shape
+from ..format.manifest import CODES
+from .plain_tensors import TYPES, Plain
+
+try:
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed.tensor import DTensor
+except ImportError:  # a torch that was built without torch.distributed
+    ShardedTensor = DTensor = None  # type: ignore[assignment, misc]
+
+
+class LocalBlock(NamedTuple):
+    """A block that lies here: its box in the whole, its values, and whether it is this worker's to write."""
+
+    box: Box | None
+    """None: the whole tensor."""
+    data: Tensor
+    """The values; of a part with an address, whatever keeps the memory there."""
+    owned: bool
+    address: int = 0
+    """Where the values lie in host memory just as they are stored; 0: not known."""
+    size: int = 0
+    """Bytes there."""
+
+
+class LocalTensor(NamedTuple):
+    """This worker's share of a global tensor; `everywhere` says that all workers hold the whole of it."""
+
+    code: str
+    shape: Shape
+    parts: Sequence[LocalBlock]
+    everywhere: bool = False
+
+
+def local_plain(plain: Plain, owned: bool) -> Iterator[LocalTensor]:
+    """This worker's share of each plain tensor: one part, `owned`, else the same everywhere."""
+    parts = zip(repeat(None), plain.tensors, repeat(owned), plain.addresses, plain.sizes)
+    alone = zip(map(tuple.__new__, repeat(LocalBlock), parts))
+    return map(tuple.__new__, repeat(LocalTensor), zip(plain.codes, plain.shapes, alone, repeat(not owned)))
+
+
+def local_tensor(x: Any, key: str, rank: int) -> LocalTensor:
+    """This worker's share of the tensor `x`, of which `key` is the name."""
+    dtype = dtype_of(x)
+    code = CODES.get(dtype)
+    if code is not None and type(x) in TYPES and x.layout is torch.strided and (x.data_ptr() or not x.numel()):
+        return LocalTensor(
+            code, tuple(x.shape), [LocalBlock(None, x.detach() if x.requires_grad else x, False)], everywhere=True
+        )
+    if code is None:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
+        raise CheckpointMismatch(f"{key!r} has the dtype {dtype}, which cannot be stored.\n  fix: one of {known}.")
+    if DTensor is not None and isinstance(x, DTensor):
+        return _local_dtensor(x, key, code)
+    if _is_sharded(x):
+        return _local_sharded(x, code)
+    layout = layout_of(x)
+    check_dense(x, key)
+    data = x.detach()
+    if layout is None:
+        return LocalTensor(code, tuple(data.shape), [LocalBlock(None, data, False)], everywhere=True)
+    return LocalTensor(code, layout.global_shape, _parts_of_layout(x, data, layout, key, rank))
+
+
+def layout_of(x: Any) -> Layout | None:
+    """The layout that a split tensor carries. Torch's own attribute of that name is no layout of ours."""
+    layout = getattr(x, "layout", None)
+    return layout if isinstance(layout, Layout) else None
+
+
+def _parts_of_layout(x: Tensor, data: Tensor, layout: Layout, key: str, rank: int) -> list[LocalBlock]:
+    owned = rank in layout.grid
+    box = layout.block(rank) if owned else getattr(x, "block", None)
+    if box is None or box.volume == 0:
+        return []
+    if tuple(data.shape) != box.shape:
+        raise CheckpointMismatch(
+            describe(
+                f"{key!r} has a layout that does not fit it: its block here is {list(box.start)} to {list(box.stop)}.",
+                [f"worker {rank}: shape {tuple(data.shape)}, the block has {box.shape}"],
+                "set `.layout` again after changing a parameter's shape.",
+            )
+        )
+    return [LocalBlock(box, data, owned)]
+
+
+def _local_sharded(x: Any, code: str) -> LocalTensor:
+    parts = []
+    for shard in x.local_shards():
+        start = tuple(shard.metadata.shard_offsets)
+        stop = tuple(a + n for a, n in zip(start, shard.metadata.shard_sizes, strict=True))
+        if shard.tensor.numel():
+            parts.append(LocalBlock(Box(start, stop), shard.tensor.detach(), True))
+    return LocalTensor(code, tuple(x.metadata().size), parts)
+
+
+def _local_dtensor(x: Any, key: str, code: str) -> LocalTensor:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(placement.is_partial() for placement in x.placements):
+        raise CheckpointMismatch(f"{key!r} is a DTensor of partial sums: redistribute it to Shard or Replicate first.")
+    shape, start = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    local = x.to_local().detach()
+    if not local.numel() or x.device_mesh.get_coordinate() is None:
+        return LocalTensor(code, tuple(x.shape), [])
+    replicated = [
+        place for place, how in zip(x.device_mesh.get_coordinate(), x.placements, strict=True) if how.is_replicate()
+    ]
+    box = Box(tuple(start), tuple(a + n for a, n in zip(start, shape, strict=True)))
+    return LocalTensor(code, tuple(x.shape), [LocalBlock(box, local, not any(replicated))])
+
+
+def is_tensor(x: object) -> bool:
+    return isinstance(x, Tensor) or _is_sharded(x)
+
+
+def _is_sharded(x: object) -> bool:
+    return ShardedTensor is not None and isinstance(x, ShardedTensor)
+
+
+def dtype_of(x: Any) -> torch.dtype:
+    """The dtype of a tensor; a ShardedTensor itself answers only if it has one local shard."""
+    return x.metadata().tensor_properties.dtype if _is_sharded(x) else x.dtype
+
+
+def check_dense(x: Tensor, key: str) -> None:
+    """Raise for tensors that are no plain array of numbers."""
+    if x.is_quantized or (not is_deferred(x) and _torch_layout(x) is not torch.strided):
+        raise CheckpointMismatch(
+            f"{key!r} is a sparse or quantized tensor, which cannot be stored.\n  fix: save its parts."
+        )
+    if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__ or (x.numel() and not x.data_ptr()):
+        raise CheckpointMismatch(
+            f"{key!r} (a {type(x).__name__}) has no memory of its own: it is fake, its storage was freed, or it is made of "
+            "other tensors.\n  fix: save or load the tensors that it is made of."
+        )
+
+
+def _torch_layout(x: Tensor) -> torch.layout:
+    """What torch says: strided or sparse. A split parameter has hidden it behind its own `.layout`."""
+    return torch.Tensor.layout.__get__(x)  # type: ignore[attr-defined]
+
+
+def is_deferred(x: object) -> bool:
+    """Whether a tensor has no memory yet: on the meta device, or deferred by `gridwise.deferred_init`."""
+    return isinstance(x, Tensor) and not _is_sharded(x) and (x.is_meta or _is_pending(x))
+
+
+def _is_pending(x: Tensor) -> bool:
+    """Whether `gridwise.deferred_init` has deferred this tensor; if nobody has imported it, it has deferred none."""
+    deferring = sys.modules.get("gridwise.deferred_init")
+    return deferring is not None and bool(deferring.is_deferred(x))
+
+
+def in_place_of(x: Tensor, made: Tensor) -> Tensor:
+    """What a deferred tensor is when `made` has taken its place: itself, wherever it is held, if it can be."""
+    if x.is_meta:
+        return made
+    from ...deferred_init.materializing import put_in_place
+
+    return put_in_place(x, made)
+
+
+def materialize_rest(module: torch.nn.Module) -> None:
+    """Make what is still deferred when the state of a module is loaded: what its state does not hold."""
+    deferring = sys.modules.get("gridwise.deferred_init")
+    if deferring is not None and not isinstance(module, torch.jit.ScriptModule):
+        deferring.materialize_module(module, progress=False)

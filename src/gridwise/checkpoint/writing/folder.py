@@ -1,0 +1,137 @@
+"""The folder of a checkpoint: how a save starts, commits, and leaves nothing behind.
+
+    path/
+      manifest.json             the checkpoint: whatever it names is committed, everything else is a left-over
+      data-<id>/w0.safetensors  ...
+      manifest-<id>.tmp         only between the writing of a manifest and its rename
+      .lock                     an empty file that tells writers apart
+
+    start    lock; remove left-overs of interrupted saves; make data-<id>/
+    commit   sync data-<id>/; write and sync manifest-<id>.tmp; rename it to manifest.json; sync the folder
+    finish   remove the data of the checkpoint that was replaced; unlock
+
+A folder cannot be replaced by a rename, one file can: that rename is the commit. A crash before it leaves the old
+checkpoint, a crash after it the new one, whole. Committed files are never modified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
+from .. import disk
+from ..disk import Lock
+from ..format.manifest import MANIFEST
+from ..format.manifest_parser import id_of, read_manifest_bytes
+
+_OURS = re.compile(r"data-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
+
+
+NUMBERS = 1 << 62
+"""The number of a save is drawn from those between 0 and this."""
+
+
+def id_of_save(number: int) -> str:
+    """The id of a save with this number, which one word of a vote can carry: 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(number.to_bytes(8, "little"))
+
+
+class Saving:
+    """A save that has started: it holds the lock of the folder until `commit` or `abandon`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = 1 + secrets.randbelow(NUMBERS - 1)
+        self.id = id_of_save(self.number)
+        self.data = path / f"data-{self.id}"
+        if path.exists() and not path.is_dir():
+            raise CheckpointError(
+                f"{path} is a file: a checkpoint is a folder.\n  fix: another path, or remove the file."
+            )
+        self._made = not path.exists()
+        self.renamed = False
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock(path)
+        try:
+            remove_leftovers(path)
+            disk.make_folder(self.data)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def commit(self, manifest: bytes) -> None:
+        """Make this manifest the checkpoint at the path. When this returns it survives a loss of power."""
+        draft = self.path / f"manifest-{self.id}.tmp"
+        disk.sync_folder(self.data)
+        fd = disk.create(draft)
+        try:
+            disk.write(fd, [memoryview(manifest)])
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+        disk.sync_folder(self.path)  # the data folder and the draft have names that last
+        disk.rename(draft, self.path / MANIFEST)
+        self.renamed = True
+        disk.sync_folder(self.path)
+        if self._made:
+            disk.sync_folder(self.path.parent)
+        remove_leftovers(self.path, keep=self.data.name)
+        self._lock.release()
+
+    def abandon(self) -> None:
+        """Take back what was written, unless it was committed; the previous checkpoint stands."""
+        if not self.renamed:
+            disk.remove(self.data)
+            disk.remove(self.path / f"manifest-{self.id}.tmp")
+        self._lock.release()
+        if self._made:
+            with contextlib.suppress(OSError):
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
+
+
+def committed_folder(path: Path) -> str | None:
+    """The data folder of the committed checkpoint; None if there is none."""
+    try:
+        data = read_manifest_bytes(path)
+    except CheckpointNotFound:
+        return None
+    return f"data-{id_of(data, path / MANIFEST)}"
+
+
+def leftovers(path: Path, keep: str | None = None) -> Iterator[Path]:
+    """What saves that never committed, or that were replaced, have left in a checkpoint's folder."""
+    if keep is None:
+        keep = committed_folder(path)
+    for item in sorted(path.iterdir()):
+        if _OURS.fullmatch(item.name) and item.name != keep:
+            yield item
+
+
+def remove_leftovers(path: Path, keep: str | None = None) -> int:
+    """Remove them, and say how many there were. Whoever calls this holds the lock."""
+    try:
+        found = list(leftovers(path, keep))
+    except CheckpointDamaged:
+        return 0  # which data the damaged manifest names is not known, so all of it stays until the next commit
+    for item in found:
+        disk.remove(item)
+    return len(found)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a whole checkpoint: first it stops being one, then its data goes."""
+    with disk.writing_alone(path):
+        disk.remove(path / MANIFEST)
+        disk.sync_folder(path)
+        remove_leftovers(path, keep="")
+        disk.remove(path / ".lock")
+    with contextlib.suppress(OSError):
+        path.rmdir()

@@ -1,0 +1,175 @@
+"""Save a state: one checkpoint at a path, whole or not at all.
+
+    start      lock, clean up, make the data folder                        first worker
+    agree      the same names, shapes and values on all workers            all
+    write      its own data file, synced; checksums on the way             every worker
+    compare    replicas are equal, blocks fill their tensors               first worker
+    commit     rename of manifest.json                                     first worker
+
+An error anywhere is raised on all workers, and nothing is committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ...comm.supervision.matching_calls import key_of, raise_mismatch
+from ...errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
+from ...partition import Partition
+from ..consensus import Consensus, collector_paused
+from ..format.data_file import write_data_file
+from ..state.flatten import Flat, flatten
+from ..state.same_structure import check_alike, number_of
+from .folder import NUMBERS, Saving, id_of_save
+from .manifest_assembly import assembled
+from .manifest_lines import WorkerLines, worker_lines
+from .write_shares import Shares, blocks_to_write, check_same, shares_of
+
+Copy = TypeVar("Copy")
+
+NOTHING_COMMITTED = "\n  nothing was committed; what was at the path before is untouched."
+
+NOT_SYNCED = "\n  the new checkpoint is in place and whole, but may not survive a loss of power; the old data stays."
+
+
+FAILED = NUMBERS
+"""What a worker that cannot save has in the place where the first one has the save's number."""
+
+
+def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -> None:
+    """Write the state as one checkpoint at `path`, in place of the one that is there.
+
+    Parameters
+    ----------
+    path : a folder; it is made, with its parents, if need be
+    state : a dict (nested as you like) of tensors, modules, optimisers, schedulers, generators, plain values and
+        `PerWorker` values; or one of these objects by itself
+    P : the workers that save together, default `gridwise.world()`. All of them call this; others do nothing.
+
+    Notes
+    -----
+    When it returns, the checkpoint survives a kill and a loss of power. Until then the previous one stands. The tensors
+    are written from their own memory: do not change them meanwhile (see `async_save`).
+
+    Examples
+    --------
+    >>> checkpoint.save(path, {"model": model, "optim": optimiser, "step": 100})
+    """
+    if P is not None and not P.active:
+        return
+    consensus = Consensus(P, "saving", Path(path))
+    consensus.settle()
+    with collector_paused():
+        save_flat(consensus, Path(path), lambda: flatten(state, consensus.rank, consensus.place))
+
+
+def save_flat(consensus: Consensus, path: Path, flattened: Callable[[], Flat]) -> None:
+    """Save what `flattened` gives on each worker."""
+    flat, _, saving, save_id = start(consensus, path, lambda _: (flattened(), None))
+    parts: list[WorkerLines] = []
+
+    def written() -> bytes:
+        parts.append(write_part(path / f"data-{save_id}", save_id, consensus.place, flat, shares, consensus.size))
+        return b"" if consensus.is_root else parts[0].to_bytes()
+
+    try:
+        shares = shares_of(flat.tensors, consensus.size)
+        others = consensus.gathered_from_others(written, CheckpointWriteFailed, NOTHING_COMMITTED)
+        consensus.on_root(lambda: commit(saving, parts[0], others, flat, shares, consensus), CheckpointWriteFailed)
+    except BaseException:
+        if saving is not None:
+            saving.abandon()
+        raise
+
+
+def start(
+    consensus: Consensus, path: Path, prepared: Callable[[bool], tuple[Flat, Copy]], in_groups: bool = False
+) -> tuple[Flat, Copy, Saving | None, str]:
+    """Prepare what is saved and start: that, the first worker's lock, and the save's id, once all workers hold the same.
+
+    With `in_groups`, plain tensors are left in groups if they are on all workers. One meeting tells whether anybody has
+    failed, whether all hold the same, and the id.
+    """
+    ready, saving = None, None
+    failed: Exception | None = None
+    not_started: Exception | None = None
+    key = key_of("gridwise.checkpoint.save")
+    # in the form of `comm.rollcall`; the last says which save it is, or FAILED
+    words = np.array([key, -key, 0, 0, 0], dtype=np.int64)
+    try:
+        ready = prepared(in_groups)
+        number = number_of(ready[0], path) if consensus.size > 1 else 0
+        words[2:4] = number, -number
+    except Exception as caught:
+        failed, words[4] = caught, FAILED
+    if consensus.is_root and failed is None:
+        try:
+            saving = Saving(path)
+            words[4] = saving.number
+        except Exception as caught:
+            not_started = caught
+    try:
+        consensus.transport.all_max(words, consensus.team, consensus.what)
+        if words[0] != -words[1]:
+            raise_mismatch(consensus.transport, consensus.team, consensus.what, key)
+        if words[4] == FAILED:
+            consensus.agree(failed, CheckpointMismatch, NOTHING_COMMITTED)
+        if words[2] != -words[3]:
+            if in_groups:
+                # A tensor may be plain on one worker only, and yet be stored alike: nobody leaves any in a group.
+                ready = consensus.together(lambda: prepared(False), CheckpointMismatch, NOTHING_COMMITTED)
+            assert ready is not None
+            check_alike(consensus, path, ready[0])
+        if not words[4]:
+            consensus.agree(not_started, CheckpointWriteFailed, NOTHING_COMMITTED)
+        assert ready is not None
+        return *ready, saving, id_of_save(int(words[4]))
+    except BaseException:
+        if saving is not None:
+            saving.abandon()
+        raise
+
+
+@torch.no_grad()
+def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Shares, workers: int) -> WorkerLines:
+    """Write this worker's data file, and tell what is in it. No communication: any thread may do it."""
+    blocks = blocks_to_write(flat, shares, place)
+    written = write_data_file(folder / f"w{place}.safetensors", save_id, blocks) if blocks else None
+    return worker_lines(flat, shares, place, workers, written)
+
+
+def commit(
+    saving: Saving | None, own: WorkerLines, others: list[bytes], flat: Flat, shares: Shares, consensus: Consensus
+) -> None:
+    """On the first worker: put its own part and the others' together, check that they are whole and alike, and commit."""
+    assert saving is not None
+    try:
+        parts, number = [own], 0
+        for message in others:
+            number += parts[-1].file is not None
+            parts.append(WorkerLines.from_bytes(message, number))
+        if len(parts) > 1:
+            check_same(shares, [part.same for part in parts], consensus.P.ranks)
+            _check_files_are_here(saving.data, parts)
+        saving.commit(assembled(saving.id, parts, flat, shares, consensus.size))
+    except Exception as error:
+        kind = type(error) if isinstance(error, CheckpointError) else CheckpointWriteFailed
+        raise kind(f"{error}{NOT_SYNCED if saving.renamed else NOTHING_COMMITTED}") from error
+
+
+def _check_files_are_here(folder: Path, parts: list[WorkerLines]) -> None:
+    for place, part in enumerate(parts):
+        if part.file is not None:
+            name, size, *_ = part.file
+            found = (folder / name).stat().st_size if (folder / name).is_file() else None
+            if found != size:
+                raise CheckpointError(
+                    f"worker {place} has written {folder / name} with {size} bytes, the first worker sees {found}.\n"
+                    "  fix: `path` must be on a file system that all workers share."
+                )

@@ -1,0 +1,133 @@
+"""The copy that a save in the background writes from: in memory of our own, which the next save uses again.
+
+What lies in host memory as it is stored is copied by address, without a tensor being made for it, and what lies close
+together in one go (`runs`): of ten thousand small tensors the copy takes as long as their bytes take. The rest goes
+through torch; from a device, into pinned memory, all copies at once, and they are waited for before anybody looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from ctypes import PyDLL, c_size_t, c_void_p
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...comm.transports.base import Transport
+from ..format.chunks import CHUNK
+from ..format.data_file import ALIGNMENT
+from ..state.flatten import Flat, Group
+from ..state.local_blocks import LocalBlock, LocalTensor
+from .coalesce import coalesced
+
+_memory: dict[Transport, Tensor | None] = {}
+"""None: a save is using it."""
+
+memmove = PyDLL(None).memmove
+"""The C library's, called without handing the interpreter to other threads: for a few kilobytes that takes longer."""
+memmove.argtypes, memmove.restype = (c_void_p, c_void_p, c_size_t), None
+
+
+class Staged:
+    """A copy of this worker's part of a state, of the moment at which this is made."""
+
+    @torch.no_grad()
+    def __init__(self, flat: Flat, transport: Transport) -> None:
+        self._flat = flat
+        parts = list(_parts(flat))
+        groups = [group.plain for group in flat.groups]
+        tensors = [*(part.data for part in parts), *chain.from_iterable(plain.tensors for plain in groups)]
+        addresses = _column((part.address for part in parts), *(plain.addresses for plain in groups))
+        sizes = _column((part.size or part.data.nbytes for part in parts), *(plain.sizes for plain in groups))
+        by_address = (addresses != 0) & (sizes <= CHUNK)  # of more, torch copies with several threads
+        runs = coalesced(addresses, sizes, by_address)
+        rooms = -(-runs.sizes // ALIGNMENT) * ALIGNMENT
+        pinned = any(part.data.is_cuda for part in parts if not part.size)
+        self._transport = transport
+        self._memory = _lent(transport, int(rooms.sum()), pinned)
+        places = self._memory.data_ptr() + np.cumsum(rooms) - rooms
+        self._addresses = places[runs.which] + runs.before
+        short = by_address[runs.firsts]
+        columns = [column[short].tolist() for column in (places, runs.starts, runs.sizes)]
+        for to, start, size in zip(*columns, strict=True):
+            memmove(to, start, size)
+        self._copy([tensors[first] for first in runs.firsts[~short].tolist()], places[~short].tolist())
+
+    def _copy(self, tensors: list[Tensor], places: list[int]) -> None:
+        devices = set()
+        for x, to in zip(tensors, places, strict=True):
+            self._place(to, x).copy_(x, non_blocking=True)
+            if x.is_cuda:
+                devices.add(x.device)
+        for device in devices:
+            torch.cuda.synchronize(device)
+
+    def _place(self, address: int, x: Tensor) -> Tensor:
+        """The memory at an address as a tensor like `x`."""
+        start = address - self._memory.data_ptr()
+        return self._memory[start : start + x.nbytes].view(x.dtype).view(x.shape)
+
+    def free(self) -> None:
+        """Let go of the caller's own tensors."""
+        self._flat = Flat()
+
+    def give_back(self) -> None:
+        """Keep the memory for the next save: nobody looks at it any more."""
+        if self._transport in _memory:  # else it was closed meanwhile
+            _memory[self._transport] = self._memory
+
+    def flat(self) -> Flat:
+        """The state, with the copies in the place of its tensors."""
+        addresses = iter(self._addresses.tolist())
+
+        def copied(tensors: dict[str, LocalTensor]) -> dict[str, LocalTensor]:
+            return {
+                key: LocalTensor(x.code, x.shape, self._copies(x.parts, addresses), x.everywhere)
+                for key, x in tensors.items()
+            }
+
+        tensors, own_tensors = copied(self._flat.tensors), copied(self._flat.own_tensors)
+        groups = []
+        for prefix, plain, alone in self._flat.groups:
+            count = len(plain.names)
+            copies = plain._replace(tensors=[self._memory] * count, addresses=list(islice(addresses, count)))
+            groups.append(Group(prefix, copies, alone))
+        flat = replace(self._flat, tensors=tensors, own_tensors=own_tensors, groups=groups)
+        flat.spell_out()
+        return flat
+
+    def _copies(self, parts: Sequence[LocalBlock], addresses: Iterator[int]) -> list[LocalBlock]:
+        copies = []
+        for part, address in zip(parts, addresses, strict=False):
+            size = part.size or part.data.nbytes
+            copies.append(LocalBlock(part.box, self._memory, part.owned, address, size) if size else part)
+        return copies
+
+
+def _column(*numbers: Iterable[int]) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(numbers), dtype=np.int64)
+
+
+def _parts(flat: Flat) -> Iterator[LocalBlock]:
+    return (part for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values() for part in x.parts)
+
+
+def _lent(transport: Transport, size: int, pinned: bool) -> Tensor:
+    """Memory of at least `size`: that of the last save if nobody uses it, else new."""
+    if transport not in _memory:
+        transport.on_close.append(partial(forget, transport))
+    memory = _memory.get(transport)
+    _memory[transport] = None
+    if memory is None or memory.numel() < size or (pinned and not memory.is_pinned()):
+        del memory
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned, device="cpu")
+    return memory
+
+
+def forget(transport: Transport) -> None:
+    """Free the memory that is kept for copies."""
+    _memory.pop(transport, None)

@@ -1,0 +1,121 @@
+"""Who writes what, and do the workers agree? What all workers hold is written once, spread over them.
+
+A tensor that everybody holds is one block, written by the worker with the least to write so far; a large one is cut
+into as many rows of blocks as there are workers. Everybody computes the same answer from the same names and shapes, so
+nothing is asked. That these *are* the same is agreed first (`same_structure`); that the tensors have the same values is
+seen from their checksums when they are written.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from ...errors import CheckpointMismatch, describe
+from ...grid import Box, balanced_cuts
+from ..format.chunks import DIGITS, checksum
+from ..format.data_file import Block, sums_of
+from ..format.manifest import ITEMSIZE
+from ..state.flatten import Flat
+from ..state.local_blocks import LocalBlock, LocalTensor
+from ..state.same_structure import MOST_NAMED, who
+
+CUT_FROM = 8 << 20
+"""Bytes from which on a tensor that everybody holds is cut between the workers."""
+
+Shares = dict[str, list[tuple[int, Box | None]]]
+"""Key -> (writer, box) of every block of a tensor that everybody holds; the writer is a place among the workers."""
+
+
+def shares_of(tensors: dict[str, LocalTensor], workers: int) -> Shares:
+    """Which worker writes which block of the tensors that everybody holds."""
+    everywhere = [(key, x) for key, x in tensors.items() if x.everywhere and 0 not in x.shape]
+    if workers == 1:
+        return {key: [(0, None)] for key, _ in everywhere}
+    loads = [(0, place) for place in range(workers)]
+    shares: Shares = {}
+    for key, x in sorted(everywhere, key=lambda item: -_nbytes(item[1])):
+        if _nbytes(x) >= CUT_FROM and x.shape[0] >= workers:
+            cuts = balanced_cuts(x.shape[0], workers)
+            rest = x.shape[1:]
+            shares[key] = [
+                (place, Box((cuts[place], *(0 for _ in rest)), (cuts[place + 1], *rest))) for place in range(workers)
+            ]
+        else:
+            load, place = heapq.heappop(loads)
+            heapq.heappush(loads, (load + _nbytes(x), place))
+            shares[key] = [(place, None)]
+    return shares
+
+
+def writer_of_whole(blocks: list[tuple[int, Box | None]]) -> int | None:
+    """The worker that writes all of a tensor as one block; None if several do."""
+    writer, box = blocks[0]
+    return writer if box is None else None
+
+
+def _nbytes(x: LocalTensor) -> int:
+    return math.prod(x.shape) * ITEMSIZE[x.code]
+
+
+def blocks_to_write(flat: Flat, shares: Shares, place: int) -> list[Block]:
+    """The blocks that the worker at `place` writes."""
+    blocks = []
+    for tensors in (flat.tensors, flat.own_tensors):
+        for key, x in tensors.items():
+            if x.everywhere:
+                for writer, box in shares.get(key, ()):
+                    if writer == place:
+                        blocks.append(block_of(key, x, x.parts[0], box))
+                continue
+            for part in x.parts:
+                if part.owned and (part.size or part.data.numel()):
+                    blocks.append(block_of(key, x, part, part.box))
+    return blocks
+
+
+def block_of(key: str, x: LocalTensor, part: LocalBlock, box: Box | None) -> Block:
+    """The block `box` (None: the whole) of a tensor; of a whole part, some rows."""
+    code, shape, _, _ = x
+    if box is None:
+        _, data, _, address, size = part
+        return Block(key, code, None, shape, data, address, size or data.nbytes)
+    nbytes = box.volume * ITEMSIZE[code]
+    if part.address:
+        before = box.start[0] * nbytes // box.shape[0] if part.box is None else 0
+        return Block(key, code, box, box.shape, part.data, part.address + before, nbytes)
+    data = part.data[box.start[0] : box.stop[0]] if part.box is None else part.data
+    return Block(key, code, box, box.shape, data, 0, nbytes)
+
+
+def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> str:
+    """For each tensor that everybody holds, one checksum of it as this worker has it; `known` are those just written."""
+    result = []
+    for key, blocks in shares.items():
+        x = flat.tensors[key]
+        texts = [known.get((key, writer)) or sums_of(block_of(key, x, x.parts[0], box)) for writer, box in blocks]
+        result.append(checksum("".join(texts).encode()))
+    return "".join(result)
+
+
+def check_same(shares: Shares, everyone: list[str], ranks: tuple[int, ...]) -> None:
+    """Raise unless the tensors that everybody holds are equal on all workers: unless they say the same `same_sums`."""
+    if len(set(everyone)) == 1:
+        return
+    places = {key: slice(DIGITS * place, DIGITS * (place + 1)) for place, key in enumerate(shares)}
+    wrong = [key for key, place in places.items() if len({sums[place] for sums in everyone}) > 1]
+    lines = []
+    for key in wrong[:MOST_NAMED]:
+        groups: dict[str, list[int]] = {}
+        for rank, sums in zip(ranks, everyone, strict=True):
+            groups.setdefault(sums[places[key]], []).append(rank)
+        lines += [f"{key!r}, checksum {text}: {who(members)}" for text, members in groups.items()]
+    if len(wrong) > MOST_NAMED:
+        lines.append(f"... and {len(wrong) - MOST_NAMED} more tensors")
+    raise CheckpointMismatch(
+        describe(
+            f"{wrong[0]!r} is taken to be the same on all workers, but it is not.",
+            lines,
+            "`checkpoint.PerWorker(value)` keeps one for each worker; `gridwise.nn.Broadcast` makes them equal.",
+        )
+    )

@@ -1,0 +1,10 @@
+"""How processes are found, started and fed.
+
+find                   which transport this process is on, by how it was started
+start, launch          processes on this machine; a function on local workers
+pool, pool_task        workers that are started once and run tasks; one task on its way
+worker, pool_messages  the other end, and what the two say
+message_socket         whole messages over one connection
+packed_calls           a call as bytes, for workers to make
+cores, malloc          how many cores a worker may count on; freed memory stays in the process
+"""

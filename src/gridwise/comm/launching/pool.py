@@ -1,0 +1,191 @@
+"""A pool: worker processes that are started once and run tasks again and again.
+
+    with Pool(4) as pool:
+        ranks = pool.run(lambda: gridwise.world().rank)             # [0, 1, 2, 3]
+        sums = pool.run(train, model, batch, workers=2, timeout=60)  # on the first two, in a world of two
+
+The pool holds one line to each worker. A closed line is a dead worker. The error that a user gets is the cause, not its
+consequences: a death or an exception comes before what the survivors made of it. After a fault that leaves a worker
+dead or stuck all workers are ended, and the next `run` starts fresh ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import selectors
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from ...errors import PartitionError, TransportError, describe
+from ...log import logger
+from .. import settings
+from ..supervision.authenticated_listener import AuthenticatedListener, new_secret
+from ..supervision.network_addresses import LOOPBACK
+from .message_socket import MessageSocket, SocketClosed
+from .packed_calls import count_of, packed_call
+from .pool_messages import Hello, Renew, Stop, Task
+from .pool_task import PoolTask, Settled
+from .start import Crew, choose, environment_for, start
+
+START_SECONDS = 120.0
+STOP_SECONDS = 5.0
+FAILURES = 50
+"""How many tasks may fail over MPI before the workers are started anew: the communicators of a failed world are never
+freed (`MPITransport.abandon`), and a process has about two thousand."""
+
+
+class Pool:
+    """Workers on this machine that run functions together.
+
+    Parameters
+    ----------
+    workers : how many processes.
+    transport : how they talk: 'mpi', 'gloo', or 'auto', which is MPI if it works here and every worker has a core.
+    env : environment variables for the workers, on top of this process's own.
+    """
+
+    def __init__(self, workers: int, transport: str = "auto", env: Mapping[str, str] | None = None) -> None:
+        self.workers = count_of(workers)
+        self.transport = choose(transport, self.workers)
+        self._env = dict(env or {})
+        self._lines: list[MessageSocket] = []
+        self._crew: Crew | None = None
+        self._finalizer: Callable[[], Any] | None = None
+        self._task = 0
+        self._failures = 0
+        self._busy = threading.Lock()
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        workers: int | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on the first `workers` workers, all of them by default; return their results.
+
+        Inside, `gridwise.world()` has that many workers. Raises what a worker raised, with its name and traceback as
+        a note; `WorkerDied` if a worker's process is gone; `CommTimeout` with every worker's stack after `timeout`
+        seconds.
+        """
+        count = self.workers if workers is None else count_of(workers)
+        if count > self.workers:
+            raise PartitionError(f"`workers` (={count}) must be from 1 to {self.workers}, the size of this pool.")
+        call = packed_call(fn, args, kwargs)
+        with self._busy:
+            try:
+                self._crew = self._running()
+                self._task += 1
+                task = Task(self._task, count, list(sys.path), call)
+                return PoolTask(task, self._lines, self._crew, timeout).results()
+            except Settled as settled:
+                self._renew()
+                raise settled.error from None
+            except BaseException:
+                self.kill()
+                raise
+
+    # Life and death
+
+    def _running(self) -> Crew:
+        if self._crew is not None and self._crew.ended() is None:
+            return self._crew
+        self.kill()
+        environment = environment_for(self.workers, self.transport, self._env)
+        settings.check(environment)  # in words here, where it is wrong, and not from a worker
+        secret = new_secret()
+        door = AuthenticatedListener([socket.create_server((LOOPBACK, 0), backlog=1024)], secret)
+        try:
+            environment["GRIDWISE_POOL"] = f"{door.port}:{secret}"
+            command = [sys.executable, "-m", "gridwise.comm.launching.worker"]
+            crew = start(self.workers, self.transport, command, environment)
+            self._finalizer = weakref.finalize(self, crew.kill)
+            self._lines = self._greet(door, crew)
+        finally:
+            door.close()
+        logger.debug("pool of %d workers started over %s", self.workers, self.transport)
+        return crew
+
+    def _greet(self, door: AuthenticatedListener, crew: Crew) -> list[MessageSocket]:
+        """The lines to all workers, once each has said hello; whoever else calls does not hold them up."""
+        lines: dict[int, MessageSocket] = {}
+        deadline = time.monotonic() + START_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(door, selectors.EVENT_READ)
+            while len(lines) < self.workers:
+                for key, _ in selector.select(timeout=0.2):
+                    if key.fileobj is not door:
+                        assert isinstance(key.fileobj, MessageSocket)
+                        selector.unregister(key.fileobj)
+                        with contextlib.suppress(SocketClosed):  # its process has ended: see below
+                            hello: Hello = pickle.loads(key.fileobj.receive())
+                            lines[hello.rank] = key.fileobj
+                            crew.pids.append(hello.pid)
+                            crew.litter.update(hello.litter)
+                for connection in door.admitted():
+                    selector.register(MessageSocket(connection), selectors.EVENT_READ)
+                if len(lines) < self.workers:
+                    self._check_starting(crew, len(lines), deadline)
+        return [lines[rank] for rank in range(self.workers)]
+
+    def _check_starting(self, crew: Crew, arrived: int, deadline: float) -> None:
+        ended = crew.ended()
+        if ended is None and time.monotonic() < deadline:
+            return
+        why = ended or f"only {arrived} were there after {START_SECONDS:.0f} s"
+        raise TransportError(
+            describe(
+                f"{self.workers} workers over {self.transport} could not be started: {why}.",
+                fix="what they printed above tells more; `gridwise doctor` tries each transport by itself.",
+            )
+        )
+
+    def close(self) -> None:
+        """End the workers in good order. The next `run` starts new ones."""
+        self._tell_all(Stop())
+        if self._lines and self._crew is not None:
+            self._crew.wait(STOP_SECONDS)
+        self.kill()
+
+    def _renew(self) -> None:
+        """Let the workers, all of them idle now, free the worlds of a failed task together."""
+        self._failures += 1
+        if self.transport == "mpi" and self._failures == FAILURES:
+            self.close()
+        else:
+            self._tell_all(Renew())
+
+    def _tell_all(self, message: object) -> None:
+        for line in self._lines:
+            with contextlib.suppress(SocketClosed):
+                line.send(pickle.dumps(message))
+
+    def kill(self) -> None:
+        """End the workers now."""
+        if self._finalizer is not None:
+            self._finalizer()
+        for line in self._lines:
+            line.close()
+        self._lines, self._crew, self._finalizer, self._failures = [], None, None, 0
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.kill()
+
+    def __repr__(self) -> str:
+        return f"<pool of {self.workers} workers over {self.transport}, {'started' if self._crew else 'not started'}>"

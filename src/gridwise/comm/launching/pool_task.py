@@ -1,0 +1,147 @@
+"""One task on its way through a pool: what has come back so far, and which error is the cause of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import selectors
+import subprocess
+import time
+from typing import Any
+
+from ...errors import CommTimeout, FaultError, WorkerDied, WorkerFailed, describe
+from ..supervision.finished_workers import FinishedWorkers, deserted
+from .message_socket import MessageSocket, SocketClosed
+from .pool_messages import AskStacks, AskWait, Failure, Overdue, Result, Stacks, Task, Waits
+from .start import Crew, spelt_exit
+
+GRACE_SECONDS = 3.0
+"""After a failure the others get this long to finish or fail too; whoever still waits then would wait for ever."""
+ASK_SECONDS = 1.0
+"""How often those who have not finished are asked what they wait for, from the moment when another has."""
+STACK_SECONDS = 3.0
+"""How long a worker that hangs may take to say where."""
+
+
+class Settled(Exception):
+    """The task failed, but every worker has answered: the pool can go on."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class PoolTask:
+    """A task that is handed to the first workers of a pool, and their answers."""
+
+    def __init__(self, task: Task, lines: list[MessageSocket], crew: Crew, timeout: float | None) -> None:
+        self._task = task
+        self._lines = lines
+        self._crew = crew
+        self._limit = f"{timeout:g} s" if timeout is not None else ""
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._values: dict[int, Any] = {}
+        self._errors: dict[int, BaseException] = {}  # in order of arrival
+        self._stacks: dict[int, str] = {}
+        self._finished = FinishedWorkers()
+        self._deserted: WorkerDied | None = None
+
+    def results(self) -> list[Any]:
+        """Every worker's result, in order. Raises `Settled` if the pool can go on, another error if it cannot."""
+        self._tell(list(range(self._task.workers)), self._task)
+        with selectors.DefaultSelector() as selector:
+            for rank, line in enumerate(self._lines):
+                selector.register(line, selectors.EVENT_READ, rank)
+            while self._missing():
+                ask = time.monotonic() + ASK_SECONDS if self._values else None
+                if self._hear(selector, ask):
+                    continue
+                if self._end is not None and time.monotonic() >= self._end:
+                    raise self._cause() or self._given_up(selector)
+                self._tell(self._missing(), AskWait())
+        cause = self._cause()
+        if cause is not None:
+            raise Settled(cause)
+        return [self._values[rank] for rank in range(self._task.workers)]
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self._task.workers) if rank not in self._values and rank not in self._errors]
+
+    def _tell(self, ranks: list[int], message: object) -> None:
+        for rank in ranks:
+            with contextlib.suppress(SocketClosed):  # a death is found when it is heard from
+                self._lines[rank].send(pickle.dumps(message))
+
+    def _hear(self, selector: selectors.BaseSelector, until: float | None = None) -> bool:
+        """Take in what the workers say; False when nothing came `until` then, or the end of the time."""
+        ends = [end for end in (self._end, until) if end is not None]
+        events = selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None)
+        for key, _ in events:
+            try:
+                self._take(key.data, pickle.loads(self._lines[key.data].receive()))
+            except SocketClosed:
+                # epoll and kqueue report in the order of arrival: the first to close is the one that died by itself
+                raise self._cause(consequences=False) or self._death(key.data) from None
+        return bool(events)
+
+    def _take(self, rank: int, message: object) -> None:
+        if isinstance(message, Result) and message.task == self._task.number:
+            self._values[rank] = pickle.loads(message.value)
+            self._finished.add(rank, message.collectives)
+        elif isinstance(message, Failure) and message.task == self._task.number:
+            if not self._errors:
+                grace = time.monotonic() + GRACE_SECONDS
+                self._end = grace if self._end is None else min(self._end, grace)
+            self._errors[rank] = self._restored(rank, message)
+        elif isinstance(message, Stacks):
+            self._stacks[rank] = message.text
+        elif isinstance(message, Waits) and message.wait is not None and rank in self._missing():
+            by = self._finished.awaited(message.wait)
+            if by is not None and self._deserted is None:
+                self._deserted = deserted(by, self._task.workers, rank, message.wait)
+                self._end = 0.0
+        elif isinstance(message, Overdue):
+            self._limit = f"`GRIDWISE_TIMEOUT` (={message.limit:g}) s of waiting"
+            self._end = 0.0
+
+    # Errors
+
+    def _restored(self, rank: int, failure: Failure) -> BaseException:
+        who = f"worker {rank} of {self._task.workers}"
+        error: BaseException | None = None
+        if failure.exception is not None:
+            with contextlib.suppress(Exception):
+                error = pickle.loads(failure.exception)
+        if error is None:
+            return WorkerFailed(f"{who} failed: {failure.summary}\n\n{failure.stack}")
+        error.add_note(f"\nraised on {who}:\n\n{failure.stack}")
+        return error
+
+    def _cause(self, consequences: bool = True) -> BaseException | None:
+        """The error that came first; what a worker made of another one's end counts only if there is nothing else."""
+        errors = list(self._errors.values())
+        causes = [error for error in errors if type(error) not in (WorkerDied, FaultError)]
+        found = causes or (errors if consequences else [])
+        return found[0] if found else None
+
+    def _death(self, rank: int) -> WorkerDied:
+        how = "its process is gone"
+        if self._crew.direct:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                how = spelt_exit(self._crew.processes[rank].wait(1.0))
+        return WorkerDied(f"worker {rank} of {len(self._lines)} died ({how}) during a task.", (rank,))
+
+    def _given_up(self, selector: selectors.BaseSelector) -> FaultError:
+        """The error of a task that does not come to its end, with what every worker is doing."""
+        stuck, deserted, limit = self._missing(), self._deserted, self._limit
+        self._tell(stuck, AskStacks())
+        self._end = time.monotonic() + STACK_SECONDS
+        while len(self._stacks) < len(stuck) and self._hear(selector):
+            pass
+        done = [f"worker {rank} has finished" for rank in self._values]
+        text = [f"worker {rank} {self._stacks.get(rank, 'does not answer')}" for rank in stuck]
+        if deserted is not None:
+            deserted.add_note(describe("", [*done, *text]))
+            return deserted
+        return CommTimeout(
+            describe(f"a task of {self._task.workers} workers was not done after {limit}.", [*done, *text])
+        )

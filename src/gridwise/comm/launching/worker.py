@@ -1,0 +1,209 @@
+"""A worker of a pool: `python -m gridwise.comm.launching.worker`, started by `pool`, useful to nobody else.
+
+The main thread runs one task after the other; a second thread listens to the pool, answers when it is asked where the
+task stands (a hang), and ends the process when the pool is gone, so that no worker outlives the one who started it.
+For each number of workers that a task is given to, there is a world of its own, made on first use and kept. After a
+task that failed somewhere the worlds are freed and made anew: messages of the failed task may still be under way in
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from ...errors import GridwiseError, PartitionError
+from ...log import logger
+from ..settings import timeout
+from ..supervision.authenticated_listener import connect_authenticated
+from ..supervision.finished_workers import named
+from ..supervision.network_addresses import LOOPBACK
+from ..supervision.watch import leave_all, tick
+from ..transports.base import Transport
+from . import find
+from .message_socket import MessageSocket, SocketClosed
+from .pool_messages import AskStacks, AskWait, Failure, Hello, Overdue, Renew, Result, Stacks, Stop, Task, Waits
+from .start import FOLDER, shared_memory_files
+
+CONNECT_SECONDS = 30.0
+OWN_THREADS = "gridwise "
+"""How the names of our own threads begin: they are left out of the stacks that a user gets to see."""
+
+
+class PoolWorker:
+    """This process, as the pool sees it."""
+
+    def __init__(self, line: MessageSocket) -> None:
+        self._line = line
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._worlds: dict[int, Transport] = {}
+        self._litter: list[str] = []
+        self._uses_mpi = os.environ["GRIDWISE_TRANSPORT"] == "mpi"
+
+    def tell(self, message: object) -> None:
+        self._line.send(pickle.dumps(message))
+
+    def join(self) -> None:
+        """Meet the other workers, and listen to the pool meanwhile."""
+        threading.Thread(target=self._listen, name=f"{OWN_THREADS}pool", daemon=True).start()
+        if self._uses_mpi:
+            from mpi4py import MPI
+
+            self._litter = shared_memory_files()
+            self.tell(Hello(MPI.COMM_WORLD.Get_rank(), os.getpid(), litter=self._litter))
+        else:
+            from torch.distributed import FileStore, init_process_group  # type: ignore[attr-defined]
+
+            from ..transports.torch_distributed import TIMEOUT
+
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            # a file that no other user can reach: torch's store on a port lets everybody in
+            store = FileStore(str(Path(os.environ[FOLDER]) / "store"), size)
+            store.set_timeout(TIMEOUT)
+            init_process_group("gloo", store=store, rank=rank, world_size=size)
+            self.tell(Hello(rank, os.getpid()))
+
+    def serve(self) -> None:
+        """Run tasks until the pool says stop."""
+        while not isinstance(message := self._inbox.get(), Stop):
+            if isinstance(message, Task):
+                answer = self._run(message)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                self.tell(answer)
+            elif isinstance(message, Renew):
+                self._free_worlds()
+        leave_all()  # the end below runs no exit functions, and a world that a task left open would report a death
+        if self._uses_mpi:
+            from mpi4py import MPI
+
+            MPI.Finalize()
+        os._exit(0)
+
+    def _listen(self) -> None:
+        limit = timeout()
+        try:
+            while True:
+                try:
+                    message = pickle.loads(self._line.receive(tick(limit)))
+                except TimeoutError:
+                    waiting = find.waiting()
+                    if waiting is not None and time.monotonic() - waiting.since > limit:
+                        self.tell(Overdue(limit))
+                    continue
+                if isinstance(message, AskStacks):
+                    self.tell(Stacks(stacks()))
+                elif isinstance(message, AskWait):
+                    waiting = find.waiting()
+                    self.tell(Waits(waiting.described() if waiting else None))
+                else:
+                    self._inbox.put(message)
+        except SocketClosed:
+            leave_all()
+            for path in self._litter:
+                Path(path).unlink(missing_ok=True)
+            os._exit(1)
+
+    def _run(self, task: Task) -> Result | Failure:
+        sys.path.extend(entry for entry in task.path if entry not in sys.path)
+        try:
+            world = self._world(task.workers)
+            find.use(world)
+            function, args, kwargs = cloudpickle.loads(task.call)
+            value = function(*args, **kwargs)
+            try:
+                return Result(task.number, cloudpickle.dumps(value), named(world.collectives))
+            except Exception as error:
+                raise PartitionError(
+                    f"the result of {getattr(function, '__name__', function)!s} is a {type(value).__name__}, which "
+                    "cannot be pickled.\n  fix: return tensors, numbers, or other things that can."
+                ) from error
+        except BaseException as error:
+            return _failure(task, error)
+        finally:
+            find.use(None)
+
+    def _free_worlds(self) -> None:
+        """Free the worlds, the small ones first: all workers of each do so at this moment, in the same order."""
+        while self._worlds:
+            world = self._worlds.pop(min(self._worlds))
+            try:
+                world.abandon()
+            except Exception as error:
+                logger.debug("%r could not be freed: %r", world, error)
+
+    def _world(self, workers: int) -> Transport:
+        if workers not in self._worlds:
+            self._worlds[workers] = find.begin(self._new_world(workers), watched=False)
+        return self._worlds[workers]
+
+    def _new_world(self, workers: int) -> Transport:
+        if self._uses_mpi:
+            from mpi4py import MPI
+
+            from ..transports.mpi import MPITransport
+
+            everyone = MPI.COMM_WORLD.Get_group()
+            group = everyone.Incl(list(range(workers)))
+            comm = MPI.COMM_WORLD.Create_group(group, tag=workers)
+            transport = MPITransport(comm)  # has a duplicate of its own
+            for made in (comm, group, everyone):
+                made.Free()
+            return transport
+        from ..transports.torch_distributed import TorchTransport
+
+        return TorchTransport(ranks=range(workers))
+
+
+def _failure(task: Task, error: BaseException) -> Failure:
+    # the first frame is that of `_run`
+    shown = error.__traceback__.tb_next if error.__traceback__ else None
+    stack = "".join(traceback.format_exception(type(error), error, shown))
+    try:
+        data = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        data = None
+    return Failure(task.number, "".join(traceback.format_exception_only(error)).strip(), stack, data)
+
+
+def stacks() -> str:
+    """What every thread of the user is doing at this moment, and what the worker waits for."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    waiting = find.waiting()
+    parts = [f"waits for {waiting.what} with workers {tuple(waiting.team)}" if waiting else "waits for no other worker"]
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, "a thread of a library")
+        if not name.startswith(OWN_THREADS):
+            frames = traceback.extract_stack(frame)
+            ours = [i for i, entry in enumerate(frames) if entry.filename == __file__]
+            shown = traceback.format_list(frames[ours[-1] + 1 if ours else 0 :])
+            parts.append(f"  {name}:\n" + "".join(shown).rstrip())
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Serve the pool whose address is in `GRIDWISE_POOL`."""
+    port, secret = os.environ.pop("GRIDWISE_POOL").split(":")
+    worker = PoolWorker(MessageSocket(connect_authenticated([LOOPBACK], int(port), secret, CONNECT_SECONDS)))
+    worker.join()
+    worker.serve()
+
+
+if __name__ == "__main__":
+    # under its own name, so that what it pickles is known to the pool
+    from gridwise.comm.launching.worker import main as serve
+
+    try:
+        serve()
+    except GridwiseError as error:
+        sys.exit(str(error))

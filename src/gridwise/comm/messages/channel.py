@@ -1,0 +1,73 @@
+"""A small exchange that is made again and again: its buffers are made once, and what a library needs to know of them.
+
+    for part, view in zip(channel.outgoing, ...): part.copy_(view)
+    channel.exchange()                  or channel.begin(), something else, and wait() for what that has returned
+    for part, view in zip(channel.incoming, ...): view.copy_(part)
+
+The messages are those of `Transport.move`: the parts for one peer one after the other, in one message. A peer need not know
+which of the two the other end uses. On the host only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..supervision.waiting import Guarded, Waiting
+from ..transports.base import Parcel, Transport
+from .requests import NOTHING, Request, UnderWay
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+class Channel:
+    """Parts of the given shapes to and from peers, of one dtype."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        what: str,
+        sends: Sequence[tuple[int, Shapes]],
+        receives: Sequence[tuple[int, Shapes]],
+        dtype: torch.dtype,
+    ) -> None:
+        self._transport = transport
+        with torch.inference_mode(False):  # they outlive the call that needs them first
+            out, self.outgoing = _buffers(sends, dtype)
+            into, self.incoming = _buffers(receives, dtype)
+        self._parcels = out, into  # kept: a library may know them by their addresses alone
+        peers = [peer for peer, _ in receives] or [peer for peer, _ in sends]
+        self._waiting = Waiting(transport, what, peers)
+        self._post = transport.poster(out, into) if peers else None
+
+    def exchange(self) -> None:
+        """Send what is in `outgoing`, and return when `incoming` has arrived."""
+        self._transport.finish_left_over()
+        if self._post is not None:
+            with self._waiting:
+                self._post().wait()
+
+    def begin(self) -> Request:
+        """Start that, for a caller who does something else before it waits, and who may fail at that."""
+        self._transport.finish_left_over()
+        if self._post is None:
+            return NOTHING
+        with self._waiting:
+            return UnderWay(Guarded(self._post(), self._waiting), self._transport.left_over)
+
+    def __deepcopy__(self, memo: dict) -> Channel:
+        return self  # with a layer that makes plans of its own
+
+
+def _buffers(messages: Sequence[tuple[int, Shapes]], dtype: torch.dtype) -> tuple[list[Parcel], list[Tensor]]:
+    """A buffer for each peer, and the parts of all of them."""
+    parcels, views = [], list[Tensor]()
+    for peer, shapes in messages:
+        buffer = torch.empty(sum(map(prod, shapes)), dtype=dtype, device="cpu")
+        parcels.append((peer, buffer))
+        shares = buffer.split([prod(shape) for shape in shapes])
+        views += [share.view(shape) for share, shape in zip(shares, shapes, strict=True)]
+    return parcels, views

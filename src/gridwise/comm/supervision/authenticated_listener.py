@@ -1,0 +1,204 @@
+"""A door: a listening port through which only those come who know the job's secret.
+
+    caller                                                        door
+                                                            <-    n, 32 random bytes
+    m, 32 random bytes; HMAC(secret, "caller", n, m)        ->
+                                                            <-    HMAC(secret, "door", n, m)
+
+Neither side says the secret, and each proves that it knows it: who has taken over the port of a door that is gone
+learns nothing, and is not listened to. From somebody who has yet to prove it the door takes these 64 bytes and nothing
+else. It looks at all callers side by side, gives each `PROOF_SECONDS`, and holds no more than `STRANGERS` at a time: in
+a flood the oldest go first, and `connect_authenticated` tries again.
+
+Imports nothing but Python's own modules: `hub` runs without Gridwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+NONCE = 32
+PROOF = hashlib.sha256().digest_size
+PROOF_SECONDS = 5.0
+STRANGERS = 64
+KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""A machine that lost its power closes nothing: after half a minute its connections count as closed. The kernel answers for
+a process that is busy, so a long computation is not mistaken for a death."""
+
+
+def new_secret() -> str:
+    """What only the processes of one job know."""
+    return secrets.token_hex(32)
+
+
+@dataclass
+class _Stranger:
+    """Somebody who has called, and has yet to prove that it belongs to the job."""
+
+    challenge: bytes
+    deadline: float
+    said: bytearray = field(default_factory=bytearray)
+
+
+class AuthenticatedListener:
+    """Listening sockets, and those who have called and are not in yet."""
+
+    def __init__(self, listening: Sequence[socket.socket], secret: str) -> None:
+        self._secret = secret.encode()
+        self._listening = list(listening)
+        self._strangers: dict[socket.socket, _Stranger] = {}  # the oldest first
+        self._selector = selectors.DefaultSelector()
+        for each in self._listening:
+            each.setblocking(False)
+            self._selector.register(each, selectors.EVENT_READ)
+
+    @property
+    def port(self) -> int:
+        return int(self._listening[0].getsockname()[1])
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when somebody calls or speaks, for `select`."""
+        return self._selector.fileno()
+
+    def patience(self) -> float | None:
+        """In how many seconds `admitted` should be called, though nothing is heard; None: not before."""
+        if not self._strangers:
+            return None
+        return max(0.0, next(iter(self._strangers.values())).deadline - time.monotonic())
+
+    def admitted(self) -> list[socket.socket]:
+        """Those who have proved by now that they know the secret, and have heard that the door does. Never waits."""
+        found = []
+        for key, _ in self._selector.select(0):
+            assert isinstance(key.fileobj, socket.socket)
+            if key.fileobj in self._listening:
+                self._accept(key.fileobj)
+            elif key.fileobj in self._strangers and self._hear(key.fileobj):
+                found.append(key.fileobj)
+        now = time.monotonic()
+        for caller in [caller for caller, stranger in self._strangers.items() if stranger.deadline < now]:
+            self._turn_away(caller)
+        return found
+
+    def close(self) -> None:
+        """Take no more calls, and turn away who is not in yet."""
+        for caller in list(self._strangers):
+            self._turn_away(caller)
+        for each in self._listening:
+            each.close()
+        self._selector.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(STRANGERS):
+            try:
+                caller, _ = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptor is left
+                if not self._strangers:
+                    time.sleep(0.05)
+                    return
+                self._turn_away(next(iter(self._strangers)))
+                continue
+            if len(self._strangers) == STRANGERS:
+                self._turn_away(next(iter(self._strangers)))
+            stranger = _Stranger(secrets.token_bytes(NONCE), time.monotonic() + PROOF_SECONDS)
+            try:
+                caller.setblocking(False)
+                caller.send(stranger.challenge)
+                self._selector.register(caller, selectors.EVENT_READ)
+                self._strangers[caller] = stranger
+            except OSError:
+                caller.close()
+
+    def _hear(self, caller: socket.socket) -> bool:
+        """Whether what the caller has said is the proof; whoever says something else is turned away."""
+        stranger = self._strangers[caller]
+        try:
+            said = caller.recv(NONCE + PROOF - len(stranger.said))
+        except BlockingIOError:
+            return False
+        except OSError:
+            said = b""
+        stranger.said += said
+        if said and len(stranger.said) < NONCE + PROOF:
+            return False
+        number, proof = bytes(stranger.said[:NONCE]), bytes(stranger.said[NONCE:])
+        if said and hmac.compare_digest(proof, _proof(self._secret, b"caller", stranger.challenge, number)):
+            with contextlib.suppress(OSError):
+                caller.send(_proof(self._secret, b"door", stranger.challenge, number))
+                self._selector.unregister(caller)
+                del self._strangers[caller]
+                caller.setblocking(True)
+                keep_alive(caller)
+                return True
+        self._turn_away(caller)
+        return False
+
+    def _turn_away(self, caller: socket.socket) -> None:
+        self._strangers.pop(caller, None)
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            self._selector.unregister(caller)
+        caller.close()
+
+
+def connect_authenticated(hosts: Sequence[str], port: int, secret: str, seconds: float) -> socket.socket:
+    """A connection through the door at one of `hosts`, tried in turn. Raises `OSError` when there is none after `seconds`."""
+    deadline = time.monotonic() + seconds
+    problem: OSError = TimeoutError(f"no door was found at {', '.join(hosts)}, port {port}")
+    while time.monotonic() < deadline:
+        for host in hosts:
+            try:
+                limit = min(PROOF_SECONDS, max(0.1, deadline - time.monotonic()))
+                return _through(socket.create_connection((host, port), timeout=limit), secret.encode())
+            except OSError as error:
+                problem = error
+        time.sleep(0.1)
+    raise problem
+
+
+def _through(connection: socket.socket, secret: bytes) -> socket.socket:
+    try:
+        number, deadline = secrets.token_bytes(NONCE), time.monotonic() + PROOF_SECONDS
+        challenge = _exactly(connection, NONCE, deadline)
+        connection.sendall(number + _proof(secret, b"caller", challenge, number))
+        if not hmac.compare_digest(_exactly(connection, PROOF, deadline), _proof(secret, b"door", challenge, number)):
+            raise ConnectionError("who answers there does not belong to this job")
+        connection.settimeout(None)
+        keep_alive(connection)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _exactly(connection: socket.socket, length: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < length:
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        part = connection.recv(length - len(data))
+        if not part:
+            raise ConnectionError("turned away")
+        data += part
+    return data
+
+
+def _proof(secret: bytes, who: bytes, challenge: bytes, number: bytes) -> bytes:
+    return hmac.digest(secret, who + challenge + number, "sha256")
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Notice within a minute when the machine at the other end is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

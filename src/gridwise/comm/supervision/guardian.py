@@ -1,0 +1,129 @@
+"""Nothing outlives the one who started it: a small process that ends the processes of a job when their launcher is gone.
+
+Workers cannot see to that themselves: while MPI starts, nothing else runs in them, and mpiexec gives each of its processes
+a session of its own and passes no death on. So every process of a job has the job's name in its environment (`JOB`), as all
+of their children do, and a guardian beside the launcher looks for it when the launcher has died, by whatever signal. It
+watches the process, not the thread that has started it: a notebook's thread may end. Files that only the dead could have
+removed go too: shared memory of MPICH, and the folder where workers meet.
+
+Without /proc (on macOS) `ps` shows the environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from . import bare_process
+
+JOB = "GRIDWISE_JOB"
+LOOK_SECONDS = 0.3
+PROC = Path("/proc")
+
+
+def new_name() -> str:
+    """A name for a job: no secret, but not used twice."""
+    return secrets.token_hex(8)
+
+
+def guard(job: str, folder: str = "", patience: float = 0.0) -> subprocess.Popen[bytes]:
+    """Start the guardian of a job whose launcher this process is, or becomes; `release` it when the job has ended."""
+    environment = {name: value for name, value in os.environ.items() if name != JOB}  # of a job that starts another
+    return subprocess.Popen(
+        bare_process.command("guardian", str(os.getpid()), job, folder, str(patience)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def release(guardian: subprocess.Popen[bytes]) -> None:
+    """Tell a guardian that its job has ended in good order."""
+    assert guardian.stdin is not None
+    with contextlib.suppress(OSError):
+        guardian.stdin.write(b".")
+        guardian.stdin.close()
+    guardian.wait()
+
+
+def main(arguments: list[str]) -> None:
+    """Wait until process `launcher` is gone, or lets go; then end what is left of `job`."""
+    launcher, job, folder, patience = int(arguments[0]), arguments[1], arguments[2], float(arguments[3])
+    released = _wait(launcher)
+    if not released:
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and members(job):
+            time.sleep(LOOK_SECONDS)
+        end(job)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(launcher: int) -> bool:
+    """Whether the launcher has let go; False when it has died. This process is its child."""
+    hears = True
+    while os.getppid() == launcher:
+        if not hears:
+            time.sleep(LOOK_SECONDS)
+        elif select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+            said = os.read(sys.stdin.fileno(), 1)
+            if said:
+                return True
+            hears = False
+    return False
+
+
+def end(job: str) -> None:
+    """End all processes of a job but this one, and remove the shared memory that MPICH has left there."""
+    files: set[str] = set()
+    quiet = 0
+    while quiet < 3:  # some may be starting others at this moment
+        found = [pid for pid in members(job) if pid != os.getpid()]
+        quiet = 0 if found else quiet + 1
+        for pid in found:
+            files |= shared_memory_of(pid)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    for path in files:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def members(job: str) -> list[int]:
+    """The processes that have the job's name in their environment."""
+    mark = f"{JOB}={job}".encode()
+    if not PROC.exists():
+        return _listed(mark.decode())
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # another user's, or gone
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def _listed(mark: str) -> list[int]:
+    listing = subprocess.run(["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in listing.splitlines() if mark in line.split()[1:]]
+
+
+def shared_memory_of(pid: int) -> set[str]:
+    """The files of a process's shared memory for MPICH, which removes them at its end, but not when it is killed."""
+    with contextlib.suppress(OSError):
+        lines = (PROC / str(pid) / "maps").read_text().splitlines()
+        paths = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/mpich" in line}
+        return {path for path in paths if os.path.exists(path)}
+    return set()

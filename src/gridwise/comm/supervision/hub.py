@@ -1,0 +1,213 @@
+"""The hub: a small process that holds one connection to every worker, and tells all of them who died.
+
+It is a process of its own because a launcher that sees one worker die kills the others within a millisecond: a thread
+in one of them lost that race in 3 of 10 trials, and nobody said who had died. The hub is in no launcher's list, says it
+when all are gone, and ends when the last connection closes. Worker 0 starts it (see `watch`) without Gridwise (see
+`bare_process`), so it is there in 0.1 s and needs 17 MB. Only workers come in: they know the job's secret (see `door`).
+
+Both sides say one JSON object per line, of at most `LONGEST` bytes.
+
+    worker -> hub   hello    rank, process, host, litter
+                    failed   text               an exception that nobody caught
+                    overdue  what, team, since  it has waited longer than GRIDWISE_TIMEOUT
+                    deserted by, text           it waits for a worker that has finished
+                    state    what, team, since  (the answer to ask; no `what` if it does not wait)
+                    goodbye  collectives        it ends in good order, after so many collectives of each team
+    hub -> worker   welcome                     from here on its death is noticed
+                    ask
+                    finished collectives        per worker
+                    news     kind, text, workers   kind = died | failed | timeout; the first one is the cause
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import selectors
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from .authenticated_listener import AuthenticatedListener
+
+ANSWER_SECONDS = 2.0
+LONELY_SECONDS = 60.0
+SEND_SECONDS = 5.0
+LONGEST = 1 << 24
+Message = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Connection:
+    """A worker; `rank` is None until it has said hello."""
+
+    socket: socket.socket
+    rank: int | None = None
+    name: str = ""
+    has_left: bool = False
+    received: bytearray = field(default_factory=bytearray)
+
+    def send(self, message: Message) -> None:
+        try:
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return  # its end of file comes next
+
+
+class Hub:
+    """Who is there, who has left, and what the workers have been told."""
+
+    def __init__(self, door: AuthenticatedListener, size: int, timeout: float, speaks: bool) -> None:
+        self.door = door
+        self.size = size
+        self.timeout = timeout
+        self.speaks = speaks
+        self.workers: dict[int, Connection] = {}
+        self.expected = size
+        self.verdict: Message | None = None
+        self.litter: set[str] = set()
+        self.finished: dict[int, dict[str, int]] = {}
+        self.states: dict[int, Message] = {}
+        self.asked: tuple[float, Message] | None = None
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(door, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        deadline = time.monotonic() + LONELY_SECONDS
+        while self.workers or (self.expected and not self.verdict and time.monotonic() < deadline):
+            # epoll and kqueue report in the order of arrival: the first to close is the one that died by itself
+            for key, _ in self.selector.select(self._patience()):
+                if key.fileobj is not self.door:
+                    self._hear(key.data)
+            self._open()  # after the known ones; those who called and said nothing are turned away here, too
+            if self.asked and (len(self.states) == len(self.workers) or time.monotonic() > self.asked[0]):
+                self._judge_timeout(self.asked[1])
+        if self.verdict:
+            for path in self.litter:  # of workers that could not remove it themselves
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+    def _patience(self) -> float | None:
+        limits = [self.door.patience(), None if self.workers else 1.0]
+        if self.asked:
+            limits.append(max(0.0, self.asked[0] - time.monotonic()))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _open(self) -> None:
+        for connected in self.door.admitted():
+            connected.settimeout(SEND_SECONDS)  # for sending only: reading follows the selector
+            self.selector.register(connected, selectors.EVENT_READ, Connection(connected))
+
+    def _hear(self, caller: Connection) -> None:
+        try:
+            data = caller.socket.recv(65536)
+        except OSError:
+            data = b""
+        if not data or len(caller.received) > LONGEST:
+            self._hang_up(caller)
+            return
+        caller.received += data
+        *lines, caller.received = caller.received.split(b"\n")
+        try:
+            for line in lines:
+                self._take(caller, json.loads(line))
+        except Exception:  # whatever one of them says, the others are served
+            self._hang_up(caller)
+
+    def _take(self, caller: Connection, message: Message) -> None:
+        say = message["say"]
+        if caller.rank is None:
+            if say != "hello" or message["rank"] in self.workers:
+                raise ValueError("not a worker's first words")
+            self.expected -= 1
+            caller.rank = message["rank"]
+            caller.name = f"worker {caller.rank} of {self.size} (process {message['process']} on {message['host']})"
+            self.workers[message["rank"]] = caller
+            if message["host"] == socket.gethostname():
+                self.litter.update(message["litter"])
+            caller.send({"say": "welcome"})
+            if self.finished:  # before this one was here
+                caller.send({"say": "finished", "collectives": self.finished})
+            if self.verdict:
+                caller.send(self.verdict)
+        elif say == "failed":
+            self._judge("failed", f"worker {caller.rank} of {self.size} failed: {message['text']}", [caller.rank])
+        elif say == "goodbye":
+            caller.has_left = True
+            self.finished[caller.rank] = message["collectives"]
+            self._tell_all({"say": "finished", "collectives": {caller.rank: message["collectives"]}})
+        elif say == "state":
+            self.states[caller.rank] = message
+        elif say == "overdue" and not self.asked and not self.verdict:
+            self.asked = (time.monotonic() + ANSWER_SECONDS, {**message, "rank": caller.rank})
+            self.states.clear()
+            self._tell_all({"say": "ask"})
+        elif say == "deserted":
+            self._judge("died", message["text"], [message["by"]], aloud=True)
+
+    def _hang_up(self, caller: Connection) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(caller.socket)
+        caller.socket.close()
+        if caller.rank is None or self.workers.pop(caller.rank, None) is None:
+            return
+        if not caller.has_left:
+            text = f"{caller.name} died: it was killed, or its machine was lost"
+            self._judge("died", text, [caller.rank], aloud=True)
+
+    def _judge(self, kind: str, text: str, workers: list[int], aloud: bool = False) -> None:
+        """Tell everyone the first bad news; what follows from it is not news."""
+        if self.verdict:
+            return
+        self.verdict = {"say": "news", "kind": kind, "text": text, "workers": workers}
+        if aloud and self.speaks:
+            with contextlib.suppress(OSError):
+                print(f"\ngridwise: {text}\ngridwise: all workers are ended", file=sys.stderr, flush=True)
+        self._tell_all(self.verdict)
+
+    def _judge_timeout(self, overdue: Message) -> None:
+        self.asked = None
+        limit = f"longer than `GRIDWISE_TIMEOUT` (={self.timeout:g})"
+        text = [f"worker {overdue['rank']} of {self.size} {waits(overdue)}, {limit}"]
+        missing = []
+        for rank in overdue["team"]:
+            state = self.states.get(rank, {})
+            if state.get("what") != overdue["what"]:
+                missing.append(rank)
+                text.append(f"  worker {rank} {self._whereabouts(rank, state)}")
+        if not missing:
+            text.append(f"  workers {tuple(overdue['team'])} are all there: the data or the network is slow")
+        text.append("  fix: let every worker call the same operators in the same order, or allow more time")
+        self._judge("timeout", "\n".join(text), missing, aloud=True)
+
+    def _whereabouts(self, rank: int, state: Message) -> str:
+        if rank in self.finished:
+            return "has finished"
+        if rank not in self.states:
+            return "does not answer"
+        if "what" not in state:
+            return "is not there: it waits for nobody, so it computes or went another way"
+        return waits(state)
+
+    def _tell_all(self, message: Message) -> None:
+        for worker in list(self.workers.values()):
+            worker.send(message)
+
+
+def waits(message: Message) -> str:
+    """What a worker waits for, in words."""
+    return f"has waited {message['since']:.0f} s for {message['what']} with workers {tuple(message['team'])}"
+
+
+def main(descriptors: list[str]) -> None:
+    """Serve at the listening sockets of these descriptors; the settings and the secret come by standard input."""
+    settings = json.loads(sys.stdin.readline())
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each worker
+    door = AuthenticatedListener([socket.socket(fileno=int(number)) for number in descriptors], settings.pop("secret"))
+    Hub(door, **settings).run()

@@ -1,0 +1,75 @@
+"""Do all workers of a team make the same call? One all-reduce of five integers tells, or lets all of them raise one error.
+
+The vote is that of layers (`nn.agreement`): the maximum of ``[h, -h, ...]``, with h = which call, is -h again in its second
+place if all have the same h. So a worker that waits in a barrier, or for data of its partition, while others call a layer is
+told so, and they too: messages of different lengths would meet otherwise, at which libraries end the process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+import numpy as np
+import xxhash
+
+from ...errors import MismatchError, describe
+from ..transports.base import Team, Transport
+
+SHOWN = 8
+"""How many workers an error lists before it says how many more there are."""
+
+
+def key_of(text: str) -> int:
+    """A number below 2**62 that stands for a text, the same in every process."""
+    return xxhash.xxh3_64_intdigest(text.encode()) >> 2
+
+
+def roll_call(transport: Transport, team: Team, what: str, kind: str) -> None:
+    """Return when all workers of the team have come for the same `kind` of call; if some have not, all raise."""
+    if len(team) > 1:
+        key = key_of(kind)
+        votes = np.array([key, -key, 0, 0, 0], dtype=np.int64)
+        transport.all_max(votes, team, what)
+        if votes[0] != -votes[1]:
+            raise_mismatch(transport, team, what, key)
+
+
+def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoReturn:
+    """The error of workers whose votes have shown that they called different things; all of them come here."""
+    raise MismatchError(
+        describe(
+            "the workers called different operators, or the same ones in another order.",
+            _who_called(transport, team, what, key),
+            "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
+        )
+    )
+
+
+def _who_called(transport: Transport, team: Team, what: str, key: int) -> list[str]:
+    """What each worker called; where the words are the same, a letter tells equal layers, or calls of one, apart."""
+    lines = tell(transport, team, f"called {what}")
+    if len(lines) > 1:
+        return lines
+    keys = [int(part) for part in transport.gather_bytes(str(key).encode(), team, "the text of an error")]
+    letter = chr(ord("A") + min(list(dict.fromkeys(keys)).index(key), 25))
+    return tell(transport, team, f"called {what}: layer, call or direction {letter} of those with this name")
+
+
+def tell(transport: Transport, team: Team, line: str | None) -> list[str]:
+    """What each worker has to say, those with the same words together, at most a screenful."""
+    parts = transport.gather_bytes(json.dumps(line).encode(), team, "the text of an error")
+    said: dict[str, list[int]] = {}
+    for rank, part in zip(team, parts, strict=True):
+        words = json.loads(part)
+        if words is not None:
+            said.setdefault(words, []).append(rank)
+    lines = [f"{_workers(ranks)}: {words}" for words, ranks in said.items()]
+    return lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
+
+
+def _workers(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:SHOWN]))
+    return f"workers {shown}{', ...' if len(ranks) > SHOWN else ''}"

@@ -1,0 +1,300 @@
+"""Watching over the other workers, so that nobody waits for the dead.
+
+    worker 0 ---+
+    worker 1 ---+--- hub (a small process beside worker 0)
+    worker 2 ---+
+
+Every worker holds one connection to the hub. Death is a closed connection without a goodbye, not silence: a long
+computation is not dead. The hub tells all who died, or who failed with what; each worker then breaks its transport's
+connections (`cut`), so that whoever waits, on whomever, returns with an error, and `explain` turns that into one that
+names the worker. MPI's waits cannot be broken: there the hub says it on standard error and the job is aborted. Gloo's can,
+but for messages that it has lost sight of: a worker that still waits `STUCK_SECONDS` later says why, and ends itself.
+
+A worker that has waited longer than `GRIDWISE_TIMEOUT` seconds (1800) says so; the hub asks everyone what they wait
+for, and all who wait raise `CommTimeout` with the names of those who are missing.
+
+Only workers of the job come in (see `door`): the secret goes from worker 0 to the others over the transport. The hub
+listens at the address that the job uses. Should it die, every worker says so, and looks after its own waits from then on:
+those that last longer than `GRIDWISE_TIMEOUT` still end, without a name.
+
+On the way of a tensor there is nothing of this: a thread sleeps until the hub speaks, and looks at the clock now and
+then.
+`GRIDWISE_WATCH=off` does without.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from ...errors import CommTimeout, GridwiseError, WorkerDied
+from ...log import logger
+from ..launching import cores
+from ..launching.start import shared_memory_files
+from ..settings import is_on, timeout
+from ..transports.base import Transport
+from . import bare_process, hub, network_addresses, original_stderr
+from .authenticated_listener import connect_authenticated, new_secret
+from .finished_workers import SAME_CALLS, FinishedWorkers, Wait, deserted, named
+from .waiting import Waiting
+
+NEWS_SECONDS = 3.0
+"""How long an error of the library waits for the news that explain it."""
+DESERTED_SECONDS = 5.0
+"""How long a wait for a worker that has finished may last: functions that run at its exit may still come to it."""
+STUCK_SECONDS = 10.0
+"""How long a wait may last after the connections were cut: longer, and nothing will end it."""
+CONNECT_SECONDS = 20.0
+LONGEST_TEXT = 100_000
+"""Letters of an exception that the others get to read."""
+
+GIVEN_UP = "gridwise: this worker is ended, since the library that it waits in never returns"
+
+_open: set[Watch] = set()
+"""Those of this process that have not said goodbye."""
+
+
+def _hang_up() -> None:
+    """In a forked child: it must not hold the connections open when its parent dies."""
+    for each in _open:
+        each._socket.close()
+
+
+os.register_at_fork(after_in_child=_hang_up)
+
+
+def leave_all() -> None:
+    """Say goodbye in every world of this process: for a process that ends without running exit functions."""
+    for each in list(_open):
+        each.leave()
+
+
+def tick(limit: float) -> float:
+    """How often to look at the clock, in seconds, when a wait may last `limit`."""
+    return min(60.0, max(1.0, limit / 10))
+
+
+def watch(transport: Transport) -> Watch | None:
+    """Start watching over the workers of a transport. Collective. None if there is nobody else, or nothing to reach."""
+    if transport.size == 1 or not is_on("GRIDWISE_WATCH"):
+        return None
+    what = "the start of the watch"
+    everyone = transport.gather_bytes(cores.described(), transport.everyone, what)
+    transport.cores = cores.share(everyone, transport.rank)
+    places = transport.gather_bytes(network_addresses.described(), transport.everyone, what)
+    process, address = _start_hub(transport, places) if transport.rank == 0 else (None, b"")
+    address = transport.gather_bytes(address, transport.everyone, what)[0]
+    try:
+        connection = connect_authenticated(**json.loads(address), seconds=CONNECT_SECONDS)
+    except OSError as error:
+        logger.warning("the watch beside worker 0 cannot be reached: deaths will not be named (%s)", error)
+        return None
+    found = Watch(transport, connection, process)
+    if not found.welcomed.wait(CONNECT_SECONDS):
+        logger.warning("the watch does not answer: deaths may not be named")
+    transport.watch = found
+    transport.on_close.append(found.leave)
+    return found
+
+
+def _start_hub(transport: Transport, places: list[bytes]) -> tuple[int, bytes]:
+    """Start the hub; return its process, and where it is with the secret of those who may come in."""
+    secret = new_secret()
+    settings = {"size": transport.size, "secret": secret, "timeout": timeout(), "speaks": not transport.can_be_cut}
+    hosts = network_addresses.addresses_for(places, transport.addresses())
+    with contextlib.ExitStack() as opened:
+        doors = [opened.enter_context(door) for door in network_addresses.listen(hosts)]
+        descriptors = [door.fileno() for door in doors]
+        # all other descriptors are closed there: a launcher must see those of a dead worker close
+        process = subprocess.Popen(
+            bare_process.command("hub", *map(str, descriptors)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=original_stderr.descriptor(),
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(json.dumps(settings).encode() + b"\n")
+        process.returncode = 0  # it outlives this process on purpose, which Popen would warn about
+        address = {"hosts": hosts, "port": doors[0].getsockname()[1], "secret": secret}
+        return process.pid, json.dumps(address).encode()
+
+
+class Watch:
+    """This worker's connection to the hub, and what it has heard."""
+
+    def __init__(self, transport: Transport, connection: socket.socket, hub_process: int | None) -> None:
+        self._transport = transport
+        self._hub_process = hub_process
+        self._socket = connection
+        self._timeout = timeout()
+        self._tick = tick(self._timeout)
+        self._process = os.getpid()
+        self._told = threading.Condition()
+        self._verdict: hub.Message | None = None
+        self._finished = FinishedWorkers()
+        self._complained: Waiting | None = None
+        self._left = False
+        self.welcomed = threading.Event()
+        host, litter = socket.gethostname(), shared_memory_files()
+        self._say("hello", rank=transport.rank, process=self._process, host=host, litter=litter)
+        threading.Thread(target=self._listen, name="gridwise watch", daemon=True).start()
+        _open.add(self)
+        atexit.register(self.leave)
+
+    def explain(self, error: Exception) -> GridwiseError | None:
+        """The error that names the worker that died or failed, if that is why `error` was raised."""
+        waiting = self._transport.waiting
+        team = waiting.team if waiting else ()
+        with self._told:
+            self._told.wait_for(lambda: self._verdict is not None or bool(self._finished.among(team)), NEWS_SECONDS)
+            verdict, gone = self._verdict, self._finished.among(team)
+        me = f"worker {self._transport.rank} of {self._transport.size}"
+        while_ = f" while {me} waited for {waiting.what} with workers {tuple(waiting.team)}" if waiting else ""
+        if verdict is None:
+            if not gone:
+                return None
+            text = f"worker {gone[0]} of {self._transport.size} has finished{while_}\n  fix: {SAME_CALLS}"
+            return WorkerDied(text, (gone[0],))
+        if verdict["kind"] == "timeout":
+            return CommTimeout(verdict["text"])
+        return WorkerDied(f"{verdict['text']}\n {while_}" if while_ else verdict["text"], tuple(verdict["workers"]))
+
+    def announce(self, text: str) -> None:
+        """Tell the others that this worker ends with an exception."""
+        self._left = True
+        _open.discard(self)
+        self._say("failed", text=text[:LONGEST_TEXT])
+
+    def leave(self) -> None:
+        """Say goodbye: this worker ends in good order."""
+        if not self._left and os.getpid() == self._process:
+            self._left = True
+            _open.discard(self)
+            atexit.unregister(self.leave)
+            self._say("goodbye", collectives=named(self._transport.collectives))
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def _say(self, say: str, **message: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps({"say": say, **message}).encode() + b"\n")
+
+    # The thread
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        received = b""
+        while True:
+            if poll.poll(1000 * (1.0 if self._finished.since else self._tick)):
+                try:
+                    data = self._socket.recv(65536)
+                except OSError:
+                    data = b""
+                if not data:
+                    self._socket.close()
+                    self._go_on_alone()
+                    if self._hub_process is not None:
+                        with contextlib.suppress(ChildProcessError):
+                            os.waitpid(self._hub_process, 0)
+                    return
+                *lines, received = (received + data).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+            self._look_at_the_clock()
+
+    def _take(self, message: hub.Message) -> None:
+        if message["say"] == "welcome":
+            self.welcomed.set()
+        elif message["say"] == "ask":
+            waiting = self._transport.waiting
+            self._say("state", **(_spelt(waiting.described()) if waiting else {}))
+        elif message["say"] == "finished":
+            with self._told:
+                for rank, collectives in message["collectives"].items():
+                    self._finished.add(int(rank), collectives)
+                self._told.notify_all()
+        elif message["say"] == "news":
+            with self._told:
+                self._verdict = message
+                self._told.notify_all()
+            if self._transport.can_be_cut:
+                self._transport.cut()
+                self._end_if_stuck()
+            elif message["kind"] != "failed":  # who failed prints its traceback, and aborts itself
+                self._end_all(message["workers"] if message["kind"] == "died" else [])
+
+    def _end_all(self, gone: list[int]) -> None:
+        """Abort the job, if none of the workers before this one has done so."""
+        time.sleep(1.0 * len(set(range(self._transport.rank)) - set(gone)))
+        self._transport.abort()
+
+    def _end_if_stuck(self) -> None:
+        """Return when this worker leaves; if it goes on waiting, though all its connections were cut, end it."""
+        cut = time.monotonic()
+        while not self._left:
+            time.sleep(1.0)
+            waiting = self._transport.waiting
+            if waiting is not None and time.monotonic() - max(waiting.since, cut) > STUCK_SECONDS:
+                self._say_where_it_waits(self.explain(RuntimeError()))
+                self._transport.abort()
+
+    def _say_where_it_waits(self, error: GridwiseError | None) -> None:
+        stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident or 0))
+        lines = [
+            "Traceback (most recent call last):\n",
+            *stack,
+            f"gridwise: {type(error).__name__}: {error}\n",
+            GIVEN_UP,
+        ]
+        original_stderr.say("".join(lines))
+
+    def _look_at_the_clock(self) -> None:
+        waiting = self._transport.waiting
+        if waiting is None or waiting is self._complained or self._verdict is not None:
+            return
+        wait = waiting.described()
+        by = self._finished.awaited(wait, DESERTED_SECONDS)
+        if wait.seconds > self._timeout:
+            self._complained = waiting
+            self._say("overdue", **_spelt(wait))
+        elif by is not None:
+            self._complained = waiting
+            text = str(deserted(by, self._transport.size, self._transport.rank, wait))
+            self._say("deserted", by=by, text=text)
+
+    def _go_on_alone(self) -> None:
+        """The hub is gone. If that is no part of an ordinary end, say so, and end waits that last too long from here."""
+        if self._left or self._verdict is not None:
+            return
+        logger.error(
+            "the watch over the workers has ended before they have: deaths will no longer be named. Waits longer than "
+            "`GRIDWISE_TIMEOUT` (=%g) s still end.",
+            self._timeout,
+        )
+        while not self._left:
+            time.sleep(self._tick)
+            waiting = self._transport.waiting
+            if waiting is not None and not self._left and waiting.described().seconds > self._timeout:
+                text = f"worker {self._transport.rank} of {self._transport.size} {waiting.described()}, longer than "
+                text += f"`GRIDWISE_TIMEOUT` (={self._timeout:g}); the watch, which would say who is missing, has ended"
+                if not self._transport.can_be_cut:
+                    original_stderr.say(f"\ngridwise: {text}\ngridwise: all workers are ended")
+                self._take({"say": "news", "kind": "timeout", "text": text, "workers": []})
+
+
+def _spelt(wait: Wait) -> dict[str, Any]:
+    return {"what": wait.what, "team": wait.team, "since": wait.seconds}

@@ -1,0 +1,150 @@
+"""MPI through mpi4py: the fast way between workers on CPUs.
+
+Buffers are handed over by address, which costs a few microseconds less than NumPy and twenty less than DLPack, and works
+for every dtype. Groups are communicators made by `Create_group`, which only their members enter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from ...log import logger
+from ..messages.requests import Request
+from ..node import NodeError, find_node
+from .base import Parcel, Team, Transport
+
+TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+}
+TAG = 7
+LARGE = 1 << 18
+"""Bytes from which a message or a sum between workers of one machine takes its memory; below, MPI itself is as fast."""
+KEPT = MPI.Comm.Create_keyval()
+"""Under which a communicator keeps its transport: with the communicator it goes, on all workers alike. A handle would be
+given to another one, on some workers sooner than on others."""
+
+
+def kept_with(comm: MPI.Comm) -> MPITransport | None:
+    """The open transport that was made over this communicator before; the same answer on all of its workers."""
+    found: Any = comm.Get_attr(KEPT)
+    return found if isinstance(found, MPITransport) and not found.is_closed else None
+
+
+def keep_with(comm: MPI.Comm, transport: MPITransport) -> None:
+    """Let `kept_with` find the transport."""
+    comm.Set_attr(KEPT, transport)
+
+
+def memory(x: Tensor) -> MPI.buffer:
+    """The bytes of a contiguous host tensor, without a copy."""
+    return MPI.buffer.fromaddress(x.data_ptr(), x.nbytes)
+
+
+@dataclass(slots=True)
+class _Requests:
+    requests: list[MPI.Request]
+    parcels: object
+    """Kept alive until the messages have gone."""
+
+    def wait(self) -> None:
+        MPI.Request.Waitall(self.requests)
+        self.parcels = None
+
+
+class MPITransport(Transport):
+    """The workers of an mpi4py communicator, COMM_WORLD unless another is given."""
+
+    name = "mpi"
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        self._world = (comm if comm is not None else MPI.COMM_WORLD).Dup()
+        super().__init__(self._world.Get_rank(), self._world.Get_size())
+        self._comms: dict[Team, MPI.Intracomm] = {self.everyone: self._world}
+        self._group = self._world.Get_group()
+        self.node = find_node(self, LARGE)
+
+    def comm_of(self, team: Team) -> MPI.Intracomm:
+        """The communicator of a team; made on first use, by its members together."""
+        comm = self._comms.get(team)
+        if comm is None:
+            group = self._group.Incl(list(team))
+            comm = self._comms[team] = self._world.Create_group(group, tag=TAG)
+            group.Free()
+            logger.debug("group of workers %s made", team)
+        return comm
+
+    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+        world = self._world
+        requests = [world.Irecv(memory(x), peer, TAG) for peer, x in receives]
+        requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]
+        return _Requests(requests, (sends, receives))
+
+    def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Request]:
+        world = self._world
+        out, into = [(memory(x), peer) for peer, x in sends], [(memory(x), peer) for peer, x in receives]
+
+        def post() -> Request:
+            requests = [world.Irecv(buffer, peer, TAG) for buffer, peer in into]
+            requests += [world.Isend(buffer, peer, TAG) for buffer, peer in out]
+            return _Requests(requests, None)
+
+        return post
+
+    def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
+        if x.dtype == total.dtype and x.is_contiguous() and x is not total and x.numel():
+            kind = TYPES[x.dtype]
+            self.comm_of(team).Allreduce([memory(x), kind], [memory(total), kind], MPI.SUM)
+        else:
+            super()._all_sum_into(total, x, team)
+
+    def _all_sum(self, x: Tensor, team: Team) -> None:
+        if x.numel():
+            self.comm_of(team).Allreduce(MPI.IN_PLACE, [memory(x), TYPES[x.dtype]], MPI.SUM)
+
+    def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
+        buffer = [memory(x), TYPES[x.dtype]]
+        if self.rank == root:
+            self.comm_of(team).Reduce(MPI.IN_PLACE, buffer, MPI.SUM, team.index(root))
+        else:
+            self.comm_of(team).Reduce(buffer, None, MPI.SUM, team.index(root))
+
+    def _copy_from(self, x: Tensor, root: int, team: Team) -> None:
+        self.comm_of(team).Bcast([memory(x), MPI.BYTE], team.index(root))
+
+    def _all_max(self, values: np.ndarray, team: Team) -> None:
+        self.comm_of(team).Allreduce(MPI.IN_PLACE, values, MPI.MAX)
+
+    def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]:
+        everything = bytearray(sum(sizes))
+        self.comm_of(team).Allgatherv([data, MPI.BYTE], [everything, sizes, MPI.BYTE])
+        ends = np.cumsum(sizes)
+        return [bytes(everything[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+    def _is_fault(self, error: Exception) -> bool:
+        return isinstance(error, MPI.Exception | NodeError)
+
+    def abort(self, code: int = 1) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._world.Abort(code)
+
+    def _abandon(self) -> None:
+        # The communicators stay: MPI gives the number of a freed one to the next, which would get its messages.
+        self.node = None
+
+    def _close(self) -> None:
+        self._abandon()
+        for team in sorted(self._comms):  # freeing is collective: in one order on all workers
+            self._comms.pop(team).Free()
+        self._group.Free()

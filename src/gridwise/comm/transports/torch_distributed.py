@@ -1,0 +1,281 @@
+"""torch.distributed: gloo, which works everywhere, and nccl for CUDA tensors.
+
+A process group that the user has already made is used and never destroyed. All traffic runs over groups of our own,
+made by their members only and named by them: `new_group` would name a group after the number of groups this process has
+made, which differs from worker to worker as soon as some are members of more teams than others, and then they wait for
+one another under different names. On the host it always goes through gloo; CUDA tensors go through nccl when it is
+there and each worker has a device of its own, else they are staged through the host.
+
+Gloo leaves a worker waiting when somebody further down the line dies. `cut` therefore ends the connections that belong
+to our groups, and the one to the store through which groups are made: whoever waits on them, here or at the other end,
+returns with an error. What is half sent gloo then loses sight of (see `open_sockets`), and nothing ends the wait for
+it. So what is under way between the living gets a moment to arrive. A collective, which gloo carries out in a thread of
+its own, is waited for in slices of time, and given up after a cut. A wait for a message between two cannot be left: the
+watch ends the process.
+
+Those threads must be gone before Python is: one that lets go of a tensor while the interpreter ends brings the process
+down ("terminate called without an active exception"), or hangs it. So a transport that is still open is closed at exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import itertools
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from ...log import logger
+from ..messages import wire_dtypes
+from ..messages.requests import NOTHING, Request
+from ..node import find_node
+from ..supervision import open_sockets
+from ..supervision.open_sockets import OpenSocket
+from .base import Parcel, Team, Transport
+
+TIMEOUT = timedelta(days=7)
+"""Of the groups themselves: the watch ends a wait earlier, with a better message."""
+
+FINISH_SECONDS = 1.0
+"""How long messages under way between living workers may take to arrive before they are cut off; no new ones are sent."""
+
+LAST_SECONDS = 3.0
+"""How long sums that nobody has waited for may take to end at exit."""
+
+SLICE = timedelta(seconds=1)
+"""How long gloo is waited for before it is asked whether the connections were cut. Its collectives go on meanwhile."""
+
+_worlds: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+"""How many transports were made over the same workers: they do so together, so they count alike."""
+
+
+@dataclass
+class _Messages:
+    works: list[dist.Work]
+    tensors: list[Tensor]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        self.tensors.clear()
+
+
+@dataclass
+class _Collective:
+    transport: TorchTransport
+    work: dist.Work
+    tensor: Tensor
+
+    def wait(self) -> None:
+        if self.tensor.is_cuda:
+            self.work.wait()  # without a limit of time, which would make the host wait for the device
+        else:
+            self.transport._finish(self.work)
+        self.transport._posted.discard(self.work)
+
+
+class TorchTransport(Transport):
+    """The workers of a torch.distributed process group, the default one unless another is given."""
+
+    can_be_cut = True
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, owns_world: bool = False, ranks: Sequence[int] | None = None
+    ) -> None:
+        self._ranks = list(ranks) if ranks is not None else dist.get_process_group_ranks(group or dist.group.WORLD)
+        super().__init__(self._ranks.index(dist.get_rank()), len(self._ranks))
+        self._name = f"gridwise {next(_worlds[tuple(self._ranks)])} of {_spelt(self._ranks)}"
+        self._owns_world = owns_world
+        self._sockets: set[OpenSocket] = set()
+        self._before: set[OpenSocket] | None = None
+        self._is_ending = self._is_cut = False
+        self._posted: set[dist.Work] = set()
+        self._groups: dict[tuple[str, Team], dist.ProcessGroup] = {}
+        self.carries_cuda = _has_own_device() and dist.is_nccl_available()
+        self.name = "gloo+nccl" if self.carries_cuda else "gloo"
+        for backend in ("gloo", "nccl") if self.carries_cuda else ("gloo",):
+            self.group_of(self.everyone, backend)  # here all are together; messages between a few of them come later
+        self.node = find_node(self, 0)
+        atexit.register(self._close_at_exit)
+
+    def group_of(self, team: Team, backend: str = "gloo") -> dist.ProcessGroup:
+        """The process group of a team; made on first use, by its members together."""
+        if self._is_ending:
+            raise RuntimeError("the connections of this worker are being cut")
+        group = self._groups.get((backend, team))
+        if group is None:
+            self._before = open_sockets.connections()
+            try:
+                group = _make_group(f"{self._name}: {backend} {_spelt(team)}", [self._ranks[i] for i in team], backend)
+                self._sockets |= open_sockets.connections() - self._before
+            finally:
+                self._before = None
+            self._groups[backend, team] = group
+            logger.debug("%s group of workers %s made", backend, team)
+        return group
+
+    def _for(self, x: Tensor, team: Team) -> dist.ProcessGroup:
+        return self.group_of(team, "nccl" if x.is_cuda else "gloo")
+
+    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+        group = self._for((*sends, *receives)[0][1], self.everyone)
+        moves = [dist.P2POp(dist.irecv, wire_dtypes.as_bytes(x), self._ranks[peer], group) for peer, x in receives]
+        moves += [dist.P2POp(dist.isend, wire_dtypes.as_bytes(x), self._ranks[peer], group) for peer, x in sends]
+        return _Messages(dist.batch_isend_irecv(moves), [x for _, x in (*receives, *sends)])
+
+    def _all_sum(self, x: Tensor, team: Team) -> None:
+        if x.numel():
+            self._finish(dist.all_reduce(x, group=self._for(x, team), async_op=not x.is_cuda))
+
+    def _post_sum(self, x: Tensor, team: Team) -> Request:
+        if not x.numel():
+            return NOTHING
+        work = dist.all_reduce(x, group=self._for(x, team), async_op=True)
+        self._posted = {work, *(one for one in self._posted if not one.is_completed())}
+        return _Collective(self, work, x)
+
+    def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
+        if x.numel():
+            self._finish(dist.reduce(x, self._ranks[root], group=self._for(x, team), async_op=not x.is_cuda))
+
+    def _copy_from(self, x: Tensor, root: int, team: Team) -> None:
+        if x.numel():
+            x, group = wire_dtypes.as_bytes(x), self._for(x, team)
+            self._finish(dist.broadcast(x, self._ranks[root], group=group, async_op=not x.is_cuda))
+
+    def _all_max(self, values: np.ndarray, team: Team) -> None:
+        x, group = torch.from_numpy(values), self.group_of(team)
+        self._finish(dist.all_reduce(x, dist.ReduceOp.MAX, group=group, async_op=True))
+
+    def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]:
+        longest = max(sizes)
+        mine = torch.zeros(longest, dtype=torch.uint8, device="cpu")
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else mine[:0]
+        parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in team]
+        self._finish(dist.all_gather(parts, mine, group=self.group_of(team), async_op=True))
+        return [part.numpy().tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
+
+    def _finish(self, work: dist.Work | None) -> None:
+        """Wait for a collective of gloo; None is one of nccl, in its place among what the device has to do."""
+        while work is not None:
+            try:
+                work.wait(SLICE)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises what gloo has raised
+                    return
+                if self._is_cut:
+                    raise
+            except BaseException:  # an interrupt
+                self._posted.add(work)
+                raise
+
+    def cut(self) -> None:
+        self._is_ending = True
+        if self.node is not None:
+            self.node.cut()
+        self._never_free()
+        time.sleep(FINISH_SECONDS)
+        self._is_cut = True
+        open_sockets.cut(self._ours())
+
+    def _ours(self) -> set[OpenSocket]:
+        """The connections of our groups, of one that is being made at this moment, and that to the store."""
+        open_now = open_sockets.connections()
+        ours = self._sockets & open_now
+        if self._before is not None:
+            ours |= open_now - self._before
+        port = _store_port()
+        return ours | {c for c in open_now if c.peer_port == port}
+
+    def addresses(self) -> list[str]:
+        return sorted({here[0] for c in self._sockets if isinstance(here := c.here, tuple)})
+
+    def abort(self, code: int = 1) -> None:
+        open_sockets.shut(self._ours())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _close_at_exit(self) -> None:
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._is_busy() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self.refuses or self._is_ending or self._is_busy():
+            return  # in a forked child, or with messages that gloo waits for in vain
+        self.close()
+
+    def _is_busy(self) -> bool:
+        return not all(work.is_completed() for work in self._posted)
+
+    def _abandon(self) -> None:
+        if self._is_busy():
+            self._never_free()
+        open_sockets.shut(self._sockets & open_sockets.connections())
+        self._close()
+
+    def _never_free(self) -> None:
+        """Keep the groups for ever: freeing one waits for its collectives, and gloo may have lost those under way."""
+        for group in list(self._groups.values()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+    def _close(self) -> None:
+        self.node = None
+        atexit.unregister(self._close_at_exit)
+        if self._is_ending:
+            self._never_free()
+        for group in self._groups.values():
+            dist.destroy_process_group(group)
+        self._groups.clear()
+        self._sockets.clear()
+        if self._owns_world and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def start_torch() -> TorchTransport:
+    """The default process group if there is one, else a new one from the environment that torchrun has set."""
+    owns = not dist.is_initialized()
+    if owns:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    return TorchTransport(owns_world=owns)
+
+
+def _has_own_device() -> bool:
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    return torch.cuda.is_available() and torch.cuda.device_count() >= local_size
+
+
+def _make_group(name: str, ranks: list[int], backend: str) -> dist.ProcessGroup:
+    """`new_group` for the members only, under a name of our choice."""
+    group, _ = c10d._new_process_group_helper(
+        len(ranks), ranks.index(dist.get_rank()), ranks, dist.Backend(backend), c10d._get_default_store(),
+        c10d.GroupName(name), timeout=TIMEOUT,
+    )  # fmt: skip
+    c10d._world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}
+    return group
+
+
+def _spelt(ranks: Sequence[int]) -> str:
+    """Many ranks in few letters, the same on every worker."""
+    text = ",".join(map(str, ranks))
+    return text if len(text) < 60 else f"{len(ranks)} workers {hashlib.sha1(text.encode()).hexdigest()}"
+
+
+def _store_port() -> int:
+    store = c10d._get_default_store() if dist.is_initialized() else None
+    while isinstance(store, c10d.PrefixStore):
+        store = store.underlying_store
+    return getattr(store, "port", -1)

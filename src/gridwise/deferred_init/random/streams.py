@@ -1,0 +1,196 @@
+"""Places in the streams of random numbers, and the generators that move along them while nothing is drawn.
+
+A *stream* is everything a generator would draw from some state on. A *mark* is a place in it where an operator began
+to draw, so that the operator can be run again at any time, in any order, with the same numbers. While recording, the
+default CPU generator stands still and a `DrawCounter` counts what would have been drawn; `settle` moves the generator
+to where eager construction would have left it. Whoever asks the generator for its state inside a constructor
+(`torch.get_rng_state`, `fork_rng`, `torch.manual_seed`, ...) goes through `WatchedGenerator`, which settles first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gridwise.deferred_init.random.draws import Kind, counts_are_known, taken
+from gridwise.deferred_init.random.generator import (
+    advanced,
+    generator_at,
+    has_sample,
+    is_seeded,
+    with_sample_of,
+    without_sample,
+)
+from gridwise.errors import DeferredInitError, describe
+
+DEFAULT: torch.Generator = (
+    torch._C.default_generator
+)  # the generator itself, also while `torch.default_generator` is watched
+ALONE = threading.RLock()  # held by whoever looks at the default generator or moves it: threads may materialise at once
+AT_START = -1  # the left-over normal sample is the one that the stream's first state holds
+
+
+class Stream:
+    """All draws from one state on."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.start = start
+        self._known = [(0, start)] * 2  # where the last drawing began and where it ended: states that cost no work
+
+    def first_sample(self) -> int | None:
+        return AT_START if has_sample(self.start) else None
+
+    def state_at(self, draws: int, sample_at: int | None) -> Tensor:
+        """The generator's state after `draws` draws, with the normal sample that the pair at `sample_at` left over."""
+        if draws == 0 and sample_at == self.first_sample():
+            return self.start
+        state = self.words_at(draws)
+        if sample_at is None:
+            return without_sample(state)
+        return with_sample_of(state, self.start if sample_at == AT_START else self._after_pair(sample_at))
+
+    def words_at(self, draws: int) -> Tensor:
+        known, state = max(
+            (place for place in self._known if place[0] <= draws), key=lambda place: place[0], default=(0, self.start)
+        )
+        state = advanced(state, draws - known)
+        self._known[0] = (draws, state)
+        return state
+
+    def _after_pair(self, draws: int) -> Tensor:
+        pair = generator_at(without_sample(advanced(self.start, draws)))
+        torch.empty(1, dtype=torch.float64, device="cpu").normal_(generator=pair)
+        return pair.get_state()
+
+    def reached(self, draws: int, state: Tensor) -> None:
+        """Remember a state that somebody's drawing led to."""
+        self._known[1] = (draws, state)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where an operator began to draw; `end` where it is known how far it got."""
+
+    stream: Stream
+    draws: int
+    sample_at: int | None
+    end: int | None = None
+    device: torch.device | None = None  # None: the CPU
+
+    def state(self) -> Tensor:
+        if self.device is not None:
+            return self.stream.start
+        return self.stream.state_at(self.draws, self.sample_at)
+
+
+class DrawCounter:
+    """Counts the draws of a generator that stands still."""
+
+    def __init__(self, generator: torch.Generator = DEFAULT) -> None:
+        self.generator = generator
+        self._open(generator.get_state())
+
+    def _open(self, state: Tensor) -> None:
+        self.stream = Stream(state)
+        self.draws = 0
+        self.sample_at = self.stream.first_sample()
+
+    def take(self, kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> Mark | None:
+        """Book the draws of an operator; None, and the generator settled, where their number is not known."""
+        with ALONE:
+            self.meet_others()
+        count = taken(kind, n, dtype, contiguous, self.sample_at is not None) if counts_are_known() else None
+        if count is None:
+            self.settle()
+            return None
+        mark = Mark(self.stream, self.draws, self.sample_at, self.draws + count.draws)
+        if count.left_over is not None:
+            self.sample_at = self.draws + count.left_over
+        elif not count.keeps_sample:
+            self.sample_at = None
+        self.draws += count.draws
+        return mark
+
+    def meet_others(self) -> None:
+        """Go on from where somebody else has put the generator. One who drew has got numbers that are booked already."""
+        state = self.generator.get_state()
+        if torch.equal(state, self.stream.start):
+            return
+        lost, self.draws = self.draws, 0
+        self._open(state)
+        if lost and not is_seeded(state):
+            raise DeferredInitError(
+                describe(
+                    f"deferred_init: another thread, or code with its own reference to the default generator, moved it "
+                    f"while {lost} draws of this thread were counted and not yet drawn: the values would not be those of "
+                    "eager construction.",
+                    fix="build the model in one thread; ask torch.default_generator for the generator where it is used.",
+                )
+            )
+
+    def settle(self) -> None:
+        """Move the generator to where drawing would have brought it."""
+        with ALONE, _disable_current_modes():  # a constructor may have asked, with recording on
+            self.meet_others()
+            if self.draws or self.sample_at != self.stream.first_sample():
+                state = self.stream.state_at(self.draws, self.sample_at)
+                self.generator.set_state(state)
+                self._open(state)
+
+
+class WatchedGenerator(torch.Generator):
+    """Stands in for `torch.default_generator` while recording: the true generator, settled before every use."""
+
+    ledger: DrawCounter
+
+    def get_state(self) -> Tensor:
+        return self._settled().get_state()
+
+    def set_state(self, state: Tensor) -> None:  # type: ignore[override]
+        self._settled().set_state(state)
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        return self._settled().manual_seed(seed)
+
+    def seed(self) -> int:
+        return self._settled().seed()
+
+    def initial_seed(self) -> int:
+        return DEFAULT.initial_seed()
+
+    def clone_state(self) -> torch.Generator:
+        return self._settled().clone_state()
+
+    def _settled(self) -> torch.Generator:
+        self.ledger.settle()
+        return DEFAULT
+
+
+WATCHER = WatchedGenerator()
+
+
+@contextmanager
+def watched(ledger: DrawCounter) -> Iterator[None]:
+    """Put `WATCHER` where Python code finds the default generator."""
+    WATCHER.ledger = ledger
+    torch.random.default_generator = torch.default_generator = WATCHER  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.random.default_generator = torch.default_generator = DEFAULT  # type: ignore[attr-defined]
+
+
+def generator_for(argument: torch.Generator | None, device: torch.device) -> torch.Generator:
+    """The generator that an operator on `device` draws from."""
+    if argument is not None:  # torch wraps it anew for every operator, so go by its address
+        return DEFAULT if argument._cdata in (DEFAULT._cdata, WATCHER._cdata) else argument  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        torch.cuda.init()
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return DEFAULT

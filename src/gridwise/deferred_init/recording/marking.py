@@ -1,0 +1,93 @@
+"""Marks for random operators: where in its generator's stream each one begins, and the generator moved past it.
+
+Operators whose draws are counted (`random/draws.py`) cost nothing: the ledger books them. Every other one, and every
+one on CUDA, takes the slow way that is right for all of them: it runs once for its generator's sake, and its result is
+thrown away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gridwise.deferred_init.random.draws import Kind
+from gridwise.deferred_init.random.streams import DEFAULT, DrawCounter, Mark, Stream, generator_for
+from gridwise.deferred_init.recording.replaying import replay, replaying, run_at
+from gridwise.deferred_init.recording.tape import TapeNode
+from gridwise.fake.dispatch import tensors_in
+from gridwise.fake.tensor import FakeTensor
+
+aten = torch.ops.aten
+
+FILLS: dict[Any, Kind] = {
+    aten.uniform_.default: "uniform",
+    aten.normal_.default: "normal",
+}
+FACTORIES: dict[Any, Kind] = {
+    aten.rand.default: "uniform",
+    aten.rand.generator: "uniform",
+    aten.randn.default: "normal",
+    aten.randn.generator: "normal",
+    aten.rand_like.default: "uniform",
+    aten.randn_like.default: "normal",
+    aten.randperm.default: "permutation",
+    aten.randperm.generator: "permutation",
+}
+OVERWRITES = {
+    *FILLS,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+    aten.zero_.default,
+    aten.copy_.default,
+    aten.random_.default,
+    aten.random_.to,
+    getattr(aten.random_, "from"),
+    aten.bernoulli_.float,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.cauchy_.default,
+    aten.log_normal_.default,
+}  # what was in the first argument before does not matter
+
+
+def mark_for(
+    node: TapeNode, args: Any, kwargs: dict[str, Any], drawn: Any, device: torch.device, ledger: DrawCounter | None
+) -> Mark:
+    """The mark of a random operator that gives, or fills, the meta tensor `drawn`."""
+    source = generator_for(kwargs.get("generator"), device)
+    kind = FILLS.get(node.func) or FACTORIES.get(node.func)
+    lazily = ledger if source is DEFAULT else None
+    if kind is not None and source.device.type == "cpu":
+        counter = lazily or DrawCounter(source)
+        mark = counter.take(kind, drawn.numel(), drawn.dtype, drawn.is_contiguous())
+        if mark is not None:
+            if lazily is None:
+                counter.settle()
+            return mark
+    if lazily is not None:
+        lazily.settle()
+    return _mark_by_drawing(node, args, kwargs, source, device)
+
+
+def _mark_by_drawing(node: TapeNode, args: Any, kwargs: dict[str, Any], source: torch.Generator, device: Any) -> Mark:
+    stream = Stream(source.get_state())
+    on_cpu = source.device.type == "cpu"
+    mark = Mark(stream, 0, stream.first_sample() if on_cpu else None, None, None if on_cpu else source.device)
+    filled = args[0] if node.func in OVERWRITES else kwargs.get("out")  # only its geometry matters
+    read = [t for t in tensors_in(args) if isinstance(t, FakeTensor) and t is not filled]
+    reals = replay([t.value for t in read])
+    given = {name: _stand_in(item, filled, [], device) for name, item in kwargs.items() if name != "generator"}
+    with replaying():
+        after = run_at(mark, node.func, [_stand_in(a, filled, reals, device) for a in args], given)[1]
+    source.set_state(after)
+    return mark
+
+
+def _stand_in(item: Any, filled: Any, reals: list[Tensor], device: torch.device) -> Any:
+    if isinstance(item, FakeTensor):
+        if item is filled:
+            return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
+        return reals.pop(0)
+    return type(item)(_stand_in(i, filled, reals, device) for i in item) if isinstance(item, list | tuple) else item

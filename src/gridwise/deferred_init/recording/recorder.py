@@ -1,0 +1,309 @@
+"""Recording: the keeper whose fakes remember what was done to them.
+
+Every operator below autograd arrives in `Recorder.run`, inside `deferred_init` and after it: a cast of the finished
+model is recorded like its construction. The operator runs on meta tensors; a node with its arguments is written;
+random ones get a mark. Where data is asked for (`item()`, `tolist()`, a shape that depends on values) the arguments
+are replayed at once and the operator runs for real.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from gridwise.deferred_init.random.streams import DrawCounter, generator_for
+from gridwise.deferred_init.recording.marking import FILLS, OVERWRITES, mark_for
+from gridwise.deferred_init.recording.replaying import replay
+from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Value
+from gridwise.errors import DeferredInitError, describe
+from gridwise.fake.dispatch import (
+    SETS,
+    Keeper,
+    OperatorSchema,
+    check_fill,
+    needs_data,
+    operator,
+    returned,
+    tensors_in,
+    written_by,
+)
+from gridwise.fake.geometry import Geometry, geometry, storage_copy, with_geometry, without_data
+from gridwise.fake.tensor import FakeTensor, make_fake
+
+aten = torch.ops.aten
+
+
+class Recorder(Keeper):
+    """Makes the fakes of `deferred_init` and writes down what happens to them."""
+
+    pretends_devices = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger: DrawCounter | None = None  # while `deferred_init` runs
+        self._lent: dict[int, FakeTensor] = {}  # storages of others, by address, while it runs
+
+    def begin(self) -> DrawCounter:
+        self.ledger = DrawCounter()
+        return self.ledger
+
+    def end(self) -> None:
+        ledger, self.ledger = self.ledger, None
+        self._lent.clear()
+        if ledger is not None:
+            ledger.settle()
+
+    def new(self, meta: Tensor, device: torch.device, func: Any, args: Any, kwargs: Any) -> FakeTensor:
+        return self.new_cell(func, args, meta, device, {"dtype": meta.dtype, "device": device})
+
+    def fill(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`run` for the fills: nothing to learn from the meta kernel, and most of what constructors do."""
+        fake = args[0]
+        if not isinstance(fake, FakeTensor) or fake.keeper is not self or not fake.meta.is_floating_point():
+            return NotImplemented
+        check_fill(func, args)
+        value: Value = fake.value
+        self.check_unmade(value.cell, func)
+        node = TapeNode(func, (value, *args[1:]), {})
+        if func in FILLS:
+            node.mark = mark_for(node, args, kwargs, fake.meta, fake.device, self.ledger)
+        node.overwrites = not value.cell.resized and (value.is_whole or _fills_storage(fake.meta))
+        value.cell.writes.append(node)
+        return fake
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        op = operator(func)
+        if func in SETS:
+            return self.set_storage(op, *args)
+        if needs_data(func, op, args):
+            return self.run_for_real(func, op, args, kwargs)
+        self.check_company(op, args, kwargs)
+        device = self.device_of(op, args, kwargs)
+        sizes = _storage_sizes(op, args, kwargs) if op.reshapes or "out" in kwargs else []
+        try:
+            result = self.on_meta(func, op, args, kwargs)
+        except NotImplementedError as error:  # no meta kernel
+            if op.written:
+                self.refuse(op, "writes in place and has no meta kernel in this torch, so it cannot be recorded", error)
+            return self.run_for_real(func, op, args, kwargs)
+        node_args = tuple([record(a) if isinstance(a, Tensor | list | tuple) else a for a in args])
+        node_kwargs = {k: record(v) for k, v in kwargs.items()} if kwargs else kwargs
+        if op.has_device:
+            node_kwargs = self.pinned(node_kwargs, args, result, device)
+        node = TapeNode(func, node_args, node_kwargs)
+        if op.random:
+            if "generator" in node_kwargs:
+                node.kwargs = {**node_kwargs, "generator": None}  # replayed by the default one, from the mark
+            drawn = args[0].meta if func in FILLS else result
+            node.mark = mark_for(node, args, kwargs, drawn, device, self.ledger)
+        for fake, nbytes in sizes:
+            if fake.meta.untyped_storage().nbytes() != nbytes:
+                fake.value.cell.resized = True
+        if op.written:
+            self.note_writes(func, op, args, kwargs, node)
+            if op.returns_written:
+                return returned(op, args, kwargs)
+        return self.remember(result, device, args, kwargs, node)
+
+    def run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator(func).random and self.ledger is not None:
+            self.ledger.settle()
+            if kwargs.get("generator") is not None:
+                kwargs = {**kwargs, "generator": generator_for(kwargs["generator"], torch.device("cpu"))}
+        return func(*args, **kwargs)
+
+    def pinned(self, kwargs: dict[str, Any], args: Any, result: Any, device: torch.device) -> dict[str, Any]:
+        """Arguments with the defaults of this moment written out: a replay must not depend on when it happens."""
+        if isinstance(result, Tensor) and not (args and isinstance(args[0], Tensor)):
+            return {**kwargs, "dtype": result.dtype, "device": device}
+        return kwargs
+
+    # -- the record
+
+    def remember(self, result: Any, device: torch.device, args: Any, kwargs: Any, node: TapeNode) -> Any:
+        """Fakes for what an operator gave, each with its value."""
+        if not isinstance(result, Tensor | list | tuple):
+            return result
+        cells: dict[int, Cell] = {
+            t.meta.untyped_storage()._cdata: t.value.cell for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)
+        }
+
+        def one(item: Any) -> Any:
+            if isinstance(item, list | tuple):
+                return type(item)([one(i) for i in item])
+            if not isinstance(item, Tensor):
+                node.outputs.append(None)
+                return item
+            storage = item.untyped_storage()._cdata
+            cell = cells.get(storage)
+            if cell is None:
+                cell = cells[storage] = Cell()
+                cell.writes.append(node)
+            value = Value(cell, node, item)
+            node.outputs.append(value)
+            return make_fake(self, item, device, value)
+
+        return one(result)
+
+    def note_writes(self, func: Any, op: OperatorSchema, args: Any, kwargs: Any, node: TapeNode) -> None:
+        for fake in tensors_in(written_by(op, args, kwargs)):
+            assert isinstance(fake, FakeTensor)  # `on_meta` refuses real ones
+            self.check_unmade(fake.value.cell, func)
+            fake.value.cell.writes.append(node)
+        if func in OVERWRITES and not args[0].value.cell.resized and _fills_storage(args[0].meta):
+            node.overwrites = True
+
+    # -- data
+
+    def run_for_real(self, func: Any, op: OperatorSchema, args: Any, kwargs: Any) -> Any:
+        self.check_company(op, args, kwargs)
+        reals = replay([t.value for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)])
+
+        def real(item: Any) -> Any:
+            if isinstance(item, FakeTensor):
+                return reals.pop(0)
+            return type(item)(real(i) for i in item) if isinstance(item, list | tuple) else item
+
+        with torch.no_grad():
+            result = self.run_real(func, tuple(real(a) for a in args), {k: real(v) for k, v in kwargs.items()})
+        return self.constants(result)
+
+    def constants(self, result: Any) -> Any:
+        if isinstance(result, Tensor):
+            return self.constant(result) if result.layout == torch.strided else result
+        return type(result)(self.constants(r) for r in result) if isinstance(result, list | tuple) else result
+
+    def constant(self, real: Tensor) -> FakeTensor:
+        return self.new_cell(literal, (External.of(real),), without_data(real), real.device)
+
+    def lent(self, real: Tensor) -> FakeTensor:
+        known = self._lent.get(real.untyped_storage()._cdata)
+        if known is None:
+            kept = External(real, real._version, None)
+            known = self.new_cell(literal, (kept,), without_data(real), real.device)
+            if self.ledger is not None:
+                self._lent[real.untyped_storage()._cdata] = known
+        return known if geometry(known.meta) == geometry(real) else self.restride(known, geometry(real))
+
+    def read(self, fake: FakeTensor, asked: str) -> Tensor:
+        return replay([fake.value])[0].detach()
+
+    # -- storages
+
+    def new_cell(
+        self, func: Any, args: tuple[Any, ...], meta: Tensor, device: torch.device, kwargs: dict[str, Any] | None = None
+    ) -> FakeTensor:
+        node = TapeNode(func, args, kwargs or {})
+        cell = Cell()
+        cell.writes.append(node)
+        value = Value(cell, node, meta, is_whole=func is aten.empty.memory_format)
+        node.outputs.append(value)
+        return make_fake(self, meta, device, value)
+
+    def copy_storage(self, fake: FakeTensor) -> FakeTensor:
+        return self.new_cell(storage_copy, (fake.value,), storage_copy(fake.meta), fake.given_device)
+
+    def restride(self, whole: FakeTensor, target: Geometry) -> FakeTensor:
+        meta = with_geometry(whole.meta, target)
+        node = TapeNode(with_geometry, (whole.value, target), {})
+        value = Value(whole.value.cell, node, meta)
+        node.outputs.append(value)
+        return make_fake(self, meta, whole.given_device, value)
+
+    def part_from_aliases(self, fake: FakeTensor) -> None:
+        super().part_from_aliases(fake)
+        node = TapeNode(aten.detach.default, (fake.value,), {})
+        fake.value = Value(fake.value.cell, node, fake.meta)
+        node.outputs.append(fake.value)
+
+    # -- errors
+
+    def check_unmade(self, cell: Cell, func: Any) -> None:
+        if cell.made is not None:
+            raise DeferredInitError(
+                describe(
+                    f"{func}{self.place()} would write to a deferred tensor whose storage is real already.",
+                    fix="materialise this view of it too, then write.",
+                )
+            )
+
+    def check_company(self, op: OperatorSchema, args: Any, kwargs: Any) -> None:
+        """Refuse what cannot be replayed: other people's fakes, and real tensors once construction is over."""
+        for tensor in tensors_in(args, kwargs):
+            if isinstance(tensor, FakeTensor):
+                if tensor.keeper is not self:
+                    raise DeferredInitError(
+                        describe(
+                            f"{op.name}{self.place()} got a fake tensor of size {tuple(tensor.shape)} that was not "
+                            f"constructed in a deferred-init context.",
+                            fix="make it inside the function that deferred_init runs.",
+                        )
+                    )
+            elif self.ledger is None and tensor.dim() > 0:  # a number is no data: `weight[0] = 1` fills with a tensor
+                raise DeferredInitError(
+                    describe(
+                        f"{op.name}{self.place()} got a deferred tensor together with a real one of size "
+                        f"{tuple(tensor.shape)}: a deferred tensor has no data yet.",
+                        fix="call gridwise.deferred_init.materialize_module (or materialize_tensor) first; "
+                        "load_state_dict(state, assign=True) needs no values and may come before.",
+                    )
+                )
+            elif tensor.is_inference():
+                raise DeferredInitError(
+                    describe(
+                        f"{op.name}{self.place()} got an inference-mode tensor: whether it changes cannot be followed.",
+                        fix="clone it outside torch.inference_mode().",
+                    )
+                )
+
+    def refuse(self, op: OperatorSchema, why: str, cause: BaseException | None = None) -> NoReturn:
+        raise DeferredInitError(
+            describe(
+                f"deferred_init: {op.name}{self.place()} {why}.",
+                fix="build this part outside deferred_init, or with operators that torch knows on the meta device.",
+            )
+        ) from cause
+
+
+RECORDER = Recorder()  # tapes need no owner, so one recorder serves all
+
+
+def record(arg: Any) -> Any:
+    """What stands for an argument on the tape."""
+    if isinstance(arg, FakeTensor):
+        return arg.value
+    if isinstance(arg, Tensor):
+        return External.of(arg)
+    if isinstance(arg, list | tuple):
+        return [record(item) for item in arg]
+    return arg
+
+
+def literal(tensor: Tensor) -> Tensor:
+    """What a constant such as `torch.tensor([1.0])` is on the tape."""
+    return storage_copy(tensor)
+
+
+def _storage_sizes(op: OperatorSchema, args: Any, kwargs: Any) -> list[tuple[FakeTensor, int]]:
+    """What an operator writes to, each with the bytes of its storage."""
+    written = [fake for fake in tensors_in(written_by(op, args, kwargs)) if isinstance(fake, FakeTensor)]
+    return [(fake, fake.meta.untyped_storage().nbytes()) for fake in written]
+
+
+def _fills_storage(meta: Tensor) -> bool:
+    return (
+        meta.is_contiguous() or _is_dense(meta.stride(), meta.shape)
+    ) and meta.numel() * meta.element_size() == meta.untyped_storage().nbytes()
+
+
+@cache
+def _is_dense(stride: tuple[int, ...], shape: torch.Size) -> bool:
+    expected = 1
+    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,166 @@
+"""Replaying: run the part of the tape that some values need, in the order of recording, on real tensors.
+
+    content(cell, t)   the nodes that wrote to the cell before t, back to the last one that overwrote all of it
+    value              the node that made it, and so on through its arguments, each with its content at that node's time
+
+The nodes run once each, in order of time, so in-place operators and views meet the storages as they were. Random ones
+start from their mark. Whatever is not asked for is dropped after its last use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gridwise.deferred_init.random.generator import generator_at
+from gridwise.deferred_init.random.streams import ALONE, DEFAULT, Mark
+from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Value, values_in
+from gridwise.fake.geometry import geometry, on_storage
+
+
+def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[TapeNode]:
+    """Every node that must run to have these values as they were at a time, with the `given` ones there, in order."""
+    filled = {value.cell for value in given}  # storages that need no filling any more
+    chosen: set[TapeNode] = set()
+    seen: set[tuple[Cell, float]] = set()
+    waiting: list[tuple[Value, float]] = [(value, before) for value in values if value not in given]
+    nodes: list[TapeNode] = []
+
+    def choose(node: TapeNode) -> None:
+        if node not in chosen:
+            chosen.add(node)
+            nodes.append(node)
+
+    while waiting or nodes:
+        if nodes:
+            node = nodes.pop()
+            arguments = values_in(node.args) + values_in(node.kwargs.values())
+            made_here = {output.cell for output in node.outputs if output is not None}
+            for position, value in enumerate(arguments):
+                # a view looks at no data, and an overwrite not at what it overwrites
+                blind = value.cell in made_here or (node.overwrites and position == 0)
+                if value not in given:
+                    waiting.append((value, -math.inf if blind else node.time))
+            continue
+        value, time = waiting.pop()
+        choose(value.node)
+        if time > 0 and value.cell not in filled and (value.cell, time) not in seen:
+            seen.add((value.cell, time))
+            for write in reversed(value.cell.writes):
+                if write.time < time:
+                    choose(write)
+                    if write.overwrites:
+                        break
+    return sorted(chosen, key=lambda node: node.time)
+
+
+@contextmanager
+def replaying() -> Iterator[None]:
+    """One thread at a time, no modes and no autocast."""
+    with ALONE, _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
+        yield
+
+
+def replay(
+    values: Sequence[Value],
+    given: dict[Value, Tensor] | None = None,
+    before: float = math.inf,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Tensor]:
+    """The real tensors of these values. `given` holds those that exist already."""
+    env: dict[Value, Tensor] = dict(given or {})
+    nodes = nodes_for(values, env, before)
+    uses = Counter(v for node in nodes for v in values_in(node.args) + values_in(node.kwargs.values()))
+    uses.update(values)
+    with replaying():
+        for done, node in enumerate(nodes):
+            _run(node, env)
+            for value in values_in(node.args) + values_in(node.kwargs.values()):
+                uses[value] -= 1
+                if not uses[value]:
+                    env.pop(value, None)
+            if progress is not None:
+                progress(done + 1, len(nodes))
+    return [env[value] for value in values]
+
+
+def _run(node: TapeNode, env: dict[Value, Tensor]) -> None:
+    args = real(node.args, env)
+    kwargs = {k: real(v, env) for k, v in node.kwargs.items()} if node.kwargs else {}
+    with torch.set_grad_enabled(node.grad_enabled), _default_dtype(node.default_dtype):
+        result = node.func(*args, **kwargs) if node.mark is None else run_at(node.mark, node.func, args, kwargs)[0]
+        results = iter(_flat(result))
+        for output in node.outputs:
+            made = next(results)
+            if output is not None:
+                env[output] = _as_recorded(made, output) if output.cell.writes[0] is node else made
+
+
+def _as_recorded(made: Tensor, output: Value) -> Tensor:
+    """A new tensor with the strides that its views were recorded with: torch lays some results, those of FFTs say, out
+    otherwise than its meta kernels tell."""
+    meta = output.meta
+    if made.stride() == meta.stride() and made.storage_offset() == meta.storage_offset():
+        return made
+    storage = torch.UntypedStorage(meta.untyped_storage().nbytes(), device=made.device)
+    return on_storage(storage, geometry(meta)).copy_(made)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def run_at(mark: Mark, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
+    """The result of a random operator run from its mark, and the generator's state after it. Torch's own generators are
+    left as they were; where the operator takes another one they are not even touched."""
+    if mark.device is None and _takes_generator(func):
+        own = generator_at(mark.state())
+        return func(*args, **{**kwargs, "generator": own}), _noted(mark, own.get_state())
+    generator = DEFAULT if mark.device is None else torch.cuda.default_generators[mark.device.index]
+    before = generator.get_state()
+    generator.set_state(mark.state())
+    try:
+        return func(*args, **kwargs), _noted(mark, generator.get_state())
+    finally:
+        generator.set_state(before)
+
+
+def _noted(mark: Mark, after: Tensor) -> Tensor:
+    if mark.end is not None:
+        mark.stream.reached(mark.end, after)
+    return after
+
+
+@cache
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
+
+
+def real(arg: Any, env: dict[Value, Tensor]) -> Any:
+    if type(arg) is Value:
+        return env[arg]
+    if type(arg) is External:
+        return arg.checked()
+    if isinstance(arg, tuple | list):
+        return type(arg)([real(item, env) for item in arg]) if type(arg) in (tuple, list) else arg
+    return arg
+
+
+def _flat(result: Any) -> list[Any]:
+    if isinstance(result, list | tuple):
+        return [leaf for item in result for leaf in _flat(item)]
+    return [result]

@@ -1,0 +1,71 @@
+"""Arguments of layers: where a partition is needed, where a number belongs, and what DistDL has in another place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from ...errors import PartitionError, describe
+from ...partition import Partition
+
+
+def need_partition(layer: str, name: str, given: object, axes: int | None = None) -> None:
+    """Raise unless `given` is a partition, and on a grid of its own where a tensor has `axes` dims, more than one."""
+    in_a_row = axes is not None and axes > 1 and type(given) is Partition and given.dim == 1
+    if isinstance(given, Partition) and not in_a_row:
+        return
+    has = f"workers {given.ranks} in a row" if isinstance(given, Partition) else repr(given)
+    shape = "shape" if axes is None else f"[{', '.join('1' * axes)}]"
+    raise PartitionError(
+        describe(
+            f"{layer}: `{name}` (={has}) must be a partition on a grid{'' if axes is None else f' of {axes} axes'}.",
+            fix=f"{name} = gridwise.world().create_cartesian_topology_partition({shape}), with an extent above 1 for each "
+            "dim that is cut.",
+        )
+    )
+
+
+def refuse_partitions(layer: str, arguments: Mapping[str, object], call: str) -> None:
+    """Raise where a partition is given for another argument: DistDL has its partitions first, torch its numbers."""
+    wrong = [name for name, value in arguments.items() if isinstance(value, Partition)]
+    if wrong:
+        are = "is a partition" if len(wrong) == 1 else "are partitions"
+        names = " and ".join(f"`{name}`" for name in wrong)
+        raise PartitionError(
+            describe(
+                f"{layer}: {names} {are}, where a number belongs: `P_y` and `P_w` are keyword-only here.",
+                fix=f"{layer}({call}, P_y=P_y, P_w=P_w).",
+            )
+        )
+
+
+def need_first_partition(layer: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise unless a layer whose first argument is `P_x` gets a partition there, before the others are counted."""
+    names = layer.__init__.__code__.co_varnames  # type: ignore[misc]
+    given = args[0] if args else kwargs.get("P_x")
+    if names[1:2] != ("P_x",) or isinstance(given, Partition):
+        return
+    has = f" (={given!r})" if args or "P_x" in kwargs else ", which is missing,"
+    raise PartitionError(
+        describe(
+            f"{layer.__name__}: `P_x`{has} must be a partition: it comes before torch's own arguments.",
+            fix="P_x = gridwise.world().create_cartesian_topology_partition([...]), with one extent for each dim of the input, "
+            f"and then {layer.__name__}(P_x, ...).",
+        )
+    )
+
+
+def problem_with_sizes(dims: int, **sizes: object) -> str | None:
+    """What is wrong with arguments that are one whole number, or one for each dim of space."""
+    for name, given in sizes.items():
+        each = given if isinstance(given, Sequence) and not isinstance(given, str) else [given] * dims
+        if len(each) == dims and all(isinstance(number, Integral) for number in each):
+            continue
+        problem = f"`{name}` (={given!r}) must be a whole number, or {dims} of them"
+        if isinstance(given, str):
+            problem += (
+                f"\n  fix: padding_mode={given!r} by its name: arguments are in torch's order, where it comes last"
+            )
+        return problem
+    return None

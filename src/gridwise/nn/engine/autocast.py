@@ -1,0 +1,35 @@
+"""What autocast does to the dtypes of a layer: asked of torch itself, since devices differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .carrier import HALVES
+
+
+def autocasts() -> bool:
+    """Whether torch's autocast is on here, for any device that matters."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def dtype_of_products(x: Tensor) -> torch.dtype:
+    """The dtype in which torch computes a product of `x` at this place: autocast may lower it."""
+    if not x.is_floating_point():
+        return x.dtype
+    one = x.detach().new_zeros(1, 1)
+    return F.linear(one, one).dtype
+
+
+def dtype_after(function: Callable[[Tensor], Tensor], x: Tensor) -> torch.dtype:
+    """The dtype of what `function` makes of tensors like `x`: autocast may let it raise half precision.
+
+    `function` is called with a tensor ``(1, 1, 1, ...)`` of as many dims as `x`, or not at all.
+    """
+    if x.dtype not in HALVES or not autocasts():
+        return x.dtype
+    with torch.no_grad():
+        return function(x.new_zeros((1,) * x.dim())).dtype

@@ -1,0 +1,195 @@
+"""The operator behind every movement of blocks: carry out one worker's part of a route.
+
+    forward  y = A x     each worker gets the box it needs, copied piece by piece from the blocks of its owners
+    adjoint  x = A' y    the same pieces go back, and what arrives at one place is added
+    bytes    what the route sends, once; one message per peer
+
+The result is made without filling it first, and local pieces are copied while messages are on their way; how pieces are
+packed is the transport's business (`comm.parcels`). Small messages have buffers of their own, for every call
+(`comm.channel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ...comm.messages.channel import Channel
+from ...comm.messages.packing import put
+from ...comm.transports.base import Team, Transport
+from ...grid import Box, Piece, Route
+from .operator import Operator
+
+NOWHERE = Box((), ())
+HALVES = (torch.float16, torch.bfloat16)
+SMALL = 1 << 17
+"""How many bytes may go and come in messages with buffers of their own."""
+
+
+class Place:
+    """A box of a tensor of known shape, as the fewest `narrow` calls: cheaper than slicing every dim."""
+
+    __slots__ = ("cuts", "shape")
+
+    def __init__(self, box: Box, within: Box) -> None:
+        self.shape = box.shape
+        full = enumerate(zip(box.start, box.shape, within.shape, strict=True))
+        self.cuts = [(d, start, length) for d, (start, length, extent) in full if length != extent]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for d, start, length in self.cuts:
+            x = x.narrow(d, start, length)
+        return x
+
+
+Margins = tuple[tuple[int, int], ...]
+"""Per dim, how many rows before and after."""
+Placed = tuple[int, list[Place]]
+"""A peer and the places in the local tensor that make up its message."""
+
+
+class Traffic:
+    """The messages of a movement, each time that it is made: from places of one tensor to places of another."""
+
+    def __init__(self, transport: Transport, what: str, sends: Sequence[Placed], receives: Sequence[Placed]) -> None:
+        self.transport, self.what, self.sends, self.receives = transport, what, sends, receives
+        self.leaving = [place for _, places in sends for place in places]
+        self.arriving = [place for _, places in receives for place in places]
+        self._volume = sum(prod(place.shape) for place in (*self.leaving, *self.arriving))
+        self._channels: dict[torch.dtype, Channel] = {}
+
+    def carry(self, x: Tensor, y: Tensor, kept: Sequence[tuple[Place, Place]], add: bool) -> None:
+        """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
+        arrived = self.exchanged(x)
+        if arrived is not None:
+            for source, target in kept:
+                put(target(y), source(x), add)
+            for place, part in zip(self.arriving, arrived, strict=True):
+                put(place(y), part, add)
+            return
+        pending = self.transport.move(
+            [(peer, [place(x) for place in places]) for peer, places in self.sends],
+            [(peer, [place(y) for place in places]) for peer, places in self.receives],
+            x.dtype,
+            self.what,
+            add,
+        )
+        try:
+            for source, target in kept:
+                put(target(y), source(x), add)
+        finally:  # whatever happens here: peers still write to the memory of these messages
+            pending.wait()
+
+    def exchanged(self, x: Tensor) -> list[Tensor] | None:
+        """What has arrived for the places of `x` that were sent, until the next call; None if that is not small."""
+        channel = self.loaded(x)
+        if channel is None:
+            return None
+        channel.exchange()
+        return channel.incoming
+
+    def loaded(self, x: Tensor) -> Channel | None:
+        """The channel, with the places of `x` that are to be sent; None if these messages are not small."""
+        channel = self.channel(x)
+        if channel is not None:
+            for part, place in zip(channel.outgoing, self.leaving, strict=True):
+                part.copy_(place(x))
+        return channel
+
+    def channel(self, like: Tensor) -> Channel | None:
+        """For messages of one dtype on the host; None if they are not small."""
+        if not like.is_cpu or self._volume * like.itemsize > SMALL:
+            return None
+        channel = self._channels.get(like.dtype)
+        if channel is None:
+            sends, receives = (
+                [(peer, [place.shape for place in places]) for peer, places in messages]
+                for messages in (self.sends, self.receives)
+            )
+            channel = self._channels[like.dtype] = Channel(self.transport, self.what, sends, receives, like.dtype)
+        return channel
+
+
+class Move(Operator):
+    """Copy from blocks to needs along a route.
+
+    `nothing` makes what a worker without a result returns for its input, a zero-volume tensor. The result has `margins`
+    around what is needed, left as they are.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        team: Team,
+        name: str,
+        plan: Route,
+        nothing: Callable[[Tensor], Tensor],
+        margins: Margins = (),
+    ) -> None:
+        super().__init__(transport, team, name)
+        self.plan = plan
+        self.nothing = nothing
+        own, need = plan.owned or NOWHERE, plan.needed or NOWHERE
+        margins = margins or ((0, 0),) * len(need.shape)
+        self.shape = tuple(n + before + after for n, (before, after) in zip(need.shape, margins, strict=True))
+        self.is_identity = plan.is_identity and not any(map(any, margins))
+        room, shift = Box.of_shape(self.shape), tuple(before for before, _ in margins)
+
+        def target(piece: Piece) -> Place:
+            return Place(piece.target.shifted(shift), room)
+
+        self.sends: list[Placed] = [(m.peer, [Place(p.source, own) for p in m.pieces]) for m in plan.sends]
+        self.receives: list[Placed] = [(m.peer, [target(p) for p in m.pieces]) for m in plan.receives]
+        self.kept = [(Place(p.source, own), target(p)) for p in plan.kept]
+        self.keeps_all = len(plan.kept) == 1 and plan.kept[0].source.shape == own.shape
+        self.traffic = Traffic(transport, name, self.sends, self.receives)
+
+    @cached_property
+    def adjoint(self) -> MoveBack:
+        return MoveBack(self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.is_identity:
+            return x.clone(memory_format=torch.contiguous_format)
+        if self.plan.needed is None:
+            y = self.nothing(x)
+        else:
+            y = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        self.traffic.carry(x, y, self.kept, add=False)
+        return y
+
+
+class MoveBack(Operator):
+    """The adjoint of `Move`: send the pieces back and add."""
+
+    def __init__(self, forth: Move) -> None:
+        super().__init__(forth.transport, forth.team, f"the adjoint of {forth.name}")
+        self.forth = forth
+        self.traffic = Traffic(forth.transport, self.name, forth.receives, forth.sends)
+
+    @property
+    def adjoint(self) -> Move:
+        return self.forth
+
+    def __call__(self, y: Tensor) -> Tensor:
+        plan, forth = self.forth.plan, self.forth
+        if forth.is_identity:
+            return y.clone(memory_format=torch.contiguous_format)
+        kept = [(target, source) for source, target in forth.kept]
+        if plan.owned is None:
+            x = forth.nothing(y)
+        elif plan.exact:
+            x = torch.empty(plan.owned.shape, dtype=y.dtype, device=y.device)
+        else:
+            total = torch.float32 if y.dtype in HALVES else y.dtype
+            x = torch.empty(plan.owned.shape, dtype=total, device=y.device)
+            if forth.keeps_all:
+                x.copy_(kept.pop()[0](y))
+            else:
+                x.zero_()
+        self.traffic.carry(y, x, kept, add=not plan.exact)
+        return x if x.dtype == y.dtype else x.to(y.dtype)

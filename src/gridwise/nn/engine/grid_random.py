@@ -1,0 +1,82 @@
+"""Random numbers that do not depend on the grid: a function of a key and the global index of an element.
+
+    bits(key, i) = mix(key + (i + 1) g)         g = 2^64 / golden ratio, arithmetic modulo 2^64
+
+`mix` is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014): three shifts and two multiplications, which torch runs
+on any device. A worker computes the bits of its block only, and they are those that one worker would compute. The key
+of a call is one number that every worker draws from torch's generator; the largest counts, so workers whose generators
+have parted still agree. Seeding torch therefore seeds these numbers, and what restores torch's generator (resuming a
+run, recomputing a checkpointed activation) restores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...comm.transports.base import Team, Transport
+from ...grid import Box, Shape
+
+GAMMA = 0x9E3779B97F4A7C15
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+ROWS_AT_ONCE = 1 << 16
+"""How many elements are mixed at a time: few enough to stay in the cache through all the steps."""
+
+
+def draw_key(transport: Transport, team: Team, what: str) -> int:
+    """One number from torch's generator, the same on the whole team. A worker outside the team draws one too."""
+    drawn = np.array([int(torch.empty((), dtype=torch.int64, device="cpu").random_())], dtype=np.int64)
+    if transport.rank in team:
+        transport.all_max(drawn, team, what)
+    return int(drawn[0])
+
+
+def keep_mask(key: int, drop: float, shape: Shape, block: Box, device: torch.device) -> Tensor:
+    """Which elements of a block are kept, each dropped with probability `drop`, by their index in the global `shape`."""
+    threshold = min(int(drop * 2**64), 2**64 - 1) - 2**63  # compared as signed integers
+    row = _offsets(shape[-1:], block.start[-1:], block.stop[-1:], device)
+    lead = _offsets(shape[:-1], block.start[:-1], block.stop[:-1], device) * shape[-1]
+    keep = torch.empty(lead.numel(), row.numel(), dtype=torch.bool, device=device)
+    step = max(1, ROWS_AT_ONCE // max(1, row.numel()))
+    for start in range(0, lead.numel(), step):
+        bits = lead[start : start + step, None] + row
+        torch.ge(_mixed(bits, key), threshold, out=keep[start : start + step])
+    return keep.view(block.shape)
+
+
+def flat_positions(shape: Sequence[int], block: Box) -> Tensor:
+    """The row-major positions of a block's elements in a tensor of `shape`, in order."""
+    return _offsets(tuple(shape), block.start, block.stop, torch.device("cpu"))
+
+
+def _offsets(shape: Shape, start: Shape, stop: Shape, device: torch.device) -> Tensor:
+    """The row-major positions of a block's elements, in order, flat."""
+    positions = torch.zeros(1, dtype=torch.int64, device=device)
+    for extent, first, last in zip(shape, start, stop, strict=True):
+        positions = (positions[:, None] * extent + torch.arange(first, last, device=device)).view(-1)
+    return positions
+
+
+def _mixed(z: Tensor, key: int) -> Tensor:
+    """The bits of the elements numbered `z`, which is overwritten."""
+    z.add_(1).mul_(_signed(GAMMA)).add_(_signed(key))
+    for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
+        high = (z >> shift).bitwise_and_((1 << (64 - shift)) - 1)  # torch's shift keeps the sign, this one must not
+        z.bitwise_xor_(high)
+        if factor is not None:
+            z.mul_(_signed(factor))
+    return z
+
+
+def _signed(value: int) -> int:
+    value &= 2**64 - 1
+    return value - 2**64 if value >= 2**63 else value
+
+
+def uniform_numbers(key: int, shape: Shape, block: Box, device: torch.device) -> Tensor:
+    """Numbers in [0, 1) for the elements of a block, by their index in the global `shape`: 53 bits each, as float64."""
+    bits = _mixed(_offsets(shape, block.start, block.stop, device), key)
+    return ((bits >> 11).bitwise_and_((1 << 53) - 1)).double().mul_(2.0**-53).view(block.shape)

@@ -1,0 +1,348 @@
+"""The base of distributed layers with parameters: torch's own layer is built, cut into blocks, saved and loaded.
+
+    layer = torch.nn.Conv2d(...)            on every worker, from one agreed state of the random generator
+    block = layer.weight[my block]          all that is kept
+
+So names, initial values and global shapes are torch's, whatever the grid, and every worker's generator, also outside
+the grid, has moved as that of a sequential program. `load_state_dict` takes the torch layer's state (global
+tensors, of which each worker takes its block) as well as the worker's own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from ...comm.transports.base import Team, Transport
+from ...deferred_init import is_deferred, materialize_shard
+from ...errors import GridwiseError, MismatchError, PartitionError, UnsupportedError, describe
+from ...partition import Partition
+from ..parameters import saved_blocks
+from ..parameters.blocks import BlockParameter, BlockTensor, Make, Shared, Spread, holders_of_blocks, shared_together
+from ..parameters.replicas import Replica
+from .agreement import key_of, tell
+from .mode import Held, held_by
+from .module import Module
+from .operator import Ticket, apply
+
+
+class Layer(Module):
+    """A distributed layer with parameters, buffers, or both, in blocks.
+
+    A subclass names its partitions (`_takes_part`), then calls `_build`. In `forward` it asks for `_parameter(name)`.
+    """
+
+    _keeps_plans = True
+    _fixed: ClassVar[tuple[str, ...]] = ("P_x", "P_y", "P_w")
+    _required: ClassVar[tuple[str, ...]] = ()
+    """Parameters that torch's layer cannot do without; the others may be set to None."""
+
+    P_x: Partition
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spreads: dict[str, Spread] = {}
+        self._block_shapes: dict[str, torch.Size] = {}
+        self._shared: dict[str, tuple[Shared, int]] = {}
+        self._bucketed: dict[str, Tensor] = {}
+        self._absent: frozenset[str] = frozenset()
+        """Parameters and buffers of torch's layer that this one was constructed without."""
+
+    def _build(
+        self,
+        make: Make,
+        spreads: Callable[[torch.nn.Module], Mapping[str, Spread]],
+        device: torch.device | str | None = None,
+        problem: str | None = None,
+    ) -> torch.nn.Module:
+        """Build torch's layer with `make` and keep this worker's blocks of its parameters and buffers.
+
+        Returns the layer on the meta device, for its attributes. `problem` is what the caller knows to be wrong: it, or
+        what torch refuses, is raised on all workers of the layer.
+        """
+        template: torch.nn.Module | None = None
+        if problem is None:
+            try:
+                template = make("meta")
+            except (ValueError, TypeError, RuntimeError) as error:
+                problem = str(error)
+        assert self._transport is not None
+        try:
+            agree_build(self._transport, self._team, self._says, problem, device)
+        except GridwiseError:
+            self._transport.uncount(self._counted_as)
+            raise
+        assert template is not None
+        whole, where = make(device), spreads(template)
+        for name, value in whole.named_parameters():
+            self._hold(name, value.data, where[name], torch.nn.Parameter)
+        for name, buffer in whole.named_buffers():
+            self._hold(name, buffer, where[name], Tensor)
+        for name in (name for name, value in template._parameters.items() if value is None):
+            self.register_parameter(name, None)
+        for name in (name for name, value in template._buffers.items() if value is None):
+            self.register_buffer(name, None)
+        self._absent = frozenset({*self._parameters, *self._buffers} - {*self._spreads})
+        return template
+
+    def _hold(self, name: str, value: Tensor, spread: Spread, kind: type[Tensor]) -> None:
+        """Keep this worker's block of a global value, as a parameter or as a buffer."""
+        assert self._transport is not None
+        transport, block = self._transport, spread.cut(value, self._transport.rank).clone()
+        self._spreads[name], self._block_shapes[name] = spread, block.shape
+        holders_of_blocks[self] = transport
+        if kind is torch.nn.Parameter:
+            self.register_parameter(name, BlockParameter(block, value.dtype.is_floating_point or value.is_complex()))
+        else:
+            self.register_buffer(name, block)
+        self._label()
+        if transport.rank in spread.holders and len(sharers := spread.sharers(transport.rank)) > 1:
+            title = f"{name} of {self._says}"
+            key = key_of(f"{self._ticket.key} {name}")
+            self._shared[name] = (Shared(transport, sharers, title), key)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Torch's, also where a parameter is assigned: what takes the place of a block has its shape."""
+        if param is not None and (problem := self._problem_with_shape(name, param)):
+            raise PartitionError(f"{self._says}: {problem}")
+        super().register_parameter(name, param)
+
+    def _problem_with_state(self, input: tuple) -> str | None:
+        held: dict[str, Tensor | None] = {**self._parameters, **self._buffers}
+        x = next((x for x in input if isinstance(x, Tensor)), None) if self._brings_blocks else None
+        for name in self._spreads:
+            value = held.get(name)
+            if value is None:
+                if name in held and name in self._required:
+                    return f"`{name}` is None"
+            elif problem := self._problem_with_shape(name, value):
+                return problem
+            elif x is not None and value.device != x.device:
+                return f"got a tensor on {x.device} while `{name}` is on {value.device}"
+        given = next((name for name in self._absent if held.get(name) is not None), None)
+        if given is not None:
+            return f"has a `{given}` that it was constructed without\n  fix: construct it with one, and load that"
+        return None
+
+    def _refuse_state(self) -> None:
+        for name, spread in self._spreads.items():
+            if spread.layout.grid.size > 1 and name not in self._parameters and name not in self._buffers:
+                raise UnsupportedError(
+                    f"{self._says}: `{name}` is cut over the workers, and something computes it from its block alone (a "
+                    "parametrization, spectral or weight norm, pruning).\n  fix: apply that to layers whose parameters are "
+                    "whole."
+                )
+
+    @property
+    def _brings_blocks(self) -> bool:
+        """Whether this worker holds a part of the input; others may bring a tensor of any kind."""
+        return bool(self.P_x.active)
+
+    def _problem_with_shape(self, name: str, value: Tensor) -> str | None:
+        wanted = self._block_shapes.get(name, value.shape)
+        if value.shape == wanted:
+            return None
+        return (
+            f"`{name}` has shape {tuple(value.shape)}, where this worker holds a block of shape {tuple(wanted)}\n"
+            "  fix: load_state_dict() takes the global tensor, and each worker its block of it"
+        )
+
+    def _rename(self, text: str) -> None:
+        super()._rename(text)
+        if self._transport is not None:
+            holders_of_blocks[self] = self._transport
+        self._shared = {
+            name: (shared, key_of(f"{self._ticket.key} {name}")) for name, (shared, _) in self._shared.items()
+        }
+
+    def _weight_and_bias(self) -> tuple[Any, Tensor | None]:
+        """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
+        held, weight, bias = self._shared, self._parameters.get("weight"), self._parameters.get("bias")
+        together = "weight" in held and "bias" in held and torch.is_grad_enabled() and not self._bucketed
+        if not together or weight is None or bias is None:  # something may compute them
+            return self._parameter("weight"), self._parameter("bias")
+        (operator, key), (other, _) = held["weight"], held["bias"]
+        alike = weight.requires_grad and bias.requires_grad and weight.dtype == bias.dtype
+        if not alike or operator.team != other.team:
+            return self._parameter("weight"), self._parameter("bias")
+        both = shared_together((weight, bias), operator, Ticket(key, self._ticket.call))
+        return both[0], both[1]
+
+    def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[Shared, int] | None]]:
+        """Both, and how the caller has to sum their gradients; None for those that a model sums."""
+        lent, shared = self._bucketed, self._shared
+        weight = lent["weight"] if "weight" in lent else self._block("weight")
+        bias = lent["bias"] if "bias" in lent else self._block("bias")
+        return weight, bias, [None if name in lent else shared.get(name) for name in ("weight", "bias")]
+
+    def _block(self, name: str) -> Tensor | None:
+        """A parameter as it is, or what something computes of a whole one; None without one."""
+        held = self._parameters
+        return held[name] if name in held else getattr(self, name)
+
+    def _parameter(self, name: str) -> Any:
+        """A parameter for use in `forward`, or None: its gradient is summed over its sharers on the way back."""
+        if name in self._bucketed:
+            return self._bucketed[name]
+        value = self._block(name)
+        if value is None or name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
+            return value
+        operator, key = self._shared[name]
+        return apply(value, operator, Ticket(key, self._ticket.call), True)
+
+    def _mode(self) -> Hashable:
+        return self.training, None if self._read_settings is None else self._read_settings(self)
+
+    def _held(self) -> Held:
+        names, looks = held_by(self)
+        for name, part in self._modules.items():  # parametrizations
+            for own, module in part.named_modules(prefix=name) if part is not None else ():
+                inner, more = held_by(module)
+                names, looks = (*names, *(f"{own}.{each}" for each in inner)), looks + more
+        return names, looks
+
+    def _replicas(self) -> list[Replica]:
+        held: dict[str, Tensor | None] = {**self._parameters, **self._buffers}
+        found = [Replica(n, v, self._spreads[n]) for n in self._spreads if (v := held.get(n)) is not None]
+        if lost := [spread for name, spread in self._spreads.items() if name not in held]:
+            grid = lost[0].holders  # something computes it from what it has put here; whole, or it is refused
+            others = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+            more = [(name, value) for name, value in others.items() if name not in self._spreads]
+            found += [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in more]
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self._parameters or name in self._buffers:
+            self.__dict__["_replicas_are_new"] = True
+
+    def _try_dtypes(self, call: Callable[[Callable[..., Any]], Tensor]) -> None:
+        """Raise what torch raises to an input and parameters of these dtypes: of no part, some workers would not notice.
+
+        `call` is given a function that makes a small tensor ``(*shape)`` like another, and None of None.
+        """
+
+        def one(like: Tensor | None, *shape: int) -> Tensor | None:
+            return None if like is None else torch.ones(shape, dtype=like.dtype, device=like.device)
+
+        try:
+            with torch.no_grad():
+                call(one)
+        except RuntimeError as error:
+            raise PartitionError(f"{self._says}: {error}") from None
+
+    def _bucket_members(self) -> list[tuple[str, Shared]]:
+        """The parameters for which `forward` asks `_parameter`, if they need a gradient and are shared
+        (`gradient_buckets`)."""
+        needed = {name for name, value in self._parameters.items() if value is not None and value.requires_grad}
+        return [(name, operator) for name, (operator, _) in self._shared.items() if name in needed]
+
+    # Conversion, saving and loading
+
+    def _label(self) -> None:
+        """Make every held tensor a labelled one, after whatever may have replaced it."""
+        assert self._transport is not None
+        for name, spread in self._spreads.items():
+            value: Any = self._parameters.get(name, self._buffers.get(name))
+            if value is None:  # set to None, or computed by something
+                continue
+            if name in self._parameters:
+                if not isinstance(value, BlockParameter):
+                    value = self._parameters[name] = BlockParameter(value.data, value.requires_grad)
+            elif not isinstance(value, BlockTensor):
+                value = self._buffers[name] = value.as_subclass(BlockTensor)
+            spread.label(value, self._transport)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
+        super()._apply(fn, recurse)
+        self._label()
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        assert self._transport is not None
+        for name, spread in self._spreads.items():
+            value = destination.get(prefix + name)
+            if value is not None and not isinstance(value, BlockParameter | BlockTensor):
+                value = destination[prefix + name] = value.as_subclass(BlockTensor)
+                spread.label(value, self._transport)
+        saved_blocks.note(destination, prefix, self._spreads, self._transport.rank)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
+    ) -> None:
+        assert self._transport is not None
+        mine, rank = dict(state_dict), self._transport.rank
+        saved = local_metadata.get(saved_blocks.KEY, {})
+        for name, spread in self._spreads.items():
+            value = mine.get(prefix + name)
+            if not isinstance(value, Tensor):
+                continue
+            if is_deferred(value):
+                mine[prefix + name] = _block_of_deferred(value, spread, rank)
+                continue
+            saved_blocks.check(prefix + name, value, saved.get(name), spread, rank)
+            if value.shape == spread.shape != self._block_shapes[name]:
+                mine[prefix + name] = spread.cut(value, rank)
+        super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
+        self._label()
+        self.__dict__["_replicas_are_new"] = True
+
+
+def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:
+    """This worker's block of a tensor that is not made yet: made alone, bit for bit that of the whole."""
+    box = spread.block(rank)
+    slices = box.slices if box is not None else (slice(0, 0),) * min(value.dim(), 1)
+    return materialize_shard(value, slices).detach()
+
+
+def agree_build(
+    transport: Transport, team: Team, says: str, problem: str | None, device: torch.device | str | None = None
+) -> None:
+    """Agree that all workers of a layer build it, and from which state of the random generators: the first worker's.
+
+    Workers whose generators differ from it are set to it, and all warn. A problem of any worker is raised on all.
+    """
+    if transport.rank not in team or len(team) == 1:
+        if problem is not None:
+            raise PartitionError(f"{says}: {problem}")
+        return
+    generators = _generators(device)
+    states = [generator.get_state() for generator in generators]
+    key, drawn = key_of(says), xxhash.xxh3_64_intdigest(torch.cat(states).numpy().tobytes()) >> 2
+    votes = np.array([key, -key, drawn, -drawn, problem is not None], dtype=np.int64)
+    what = f"the construction of {says}"
+    transport.all_max(votes, team, what)
+    if votes[0] != -votes[1]:
+        raise MismatchError(
+            describe(
+                "the workers construct different layers, or the same ones in another order.",
+                tell(transport, team, f"constructs {says}"),
+                "construct the same layers with the same arguments in the same order on all workers.",
+            )
+        )
+    if votes[4]:
+        raise PartitionError(describe(f"{says} cannot be constructed.", tell(transport, team, problem)))
+    if votes[2] != -votes[3]:
+        for generator, state in zip(generators, states, strict=True):
+            transport.copy_from(state, team[0], team, what)
+            generator.set_state(state)
+        warnings.warn(
+            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of "
+            f"worker {team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
+            stacklevel=4,
+        )
+
+
+def _generators(device: torch.device | str | None) -> list[torch.Generator]:
+    place = torch.get_default_device() if device is None else torch.device(device)
+    if place.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if place.index is None else place.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]

@@ -1,0 +1,111 @@
+"""What decides what a call does besides its inputs, and has to be the same on all workers: the mode of a layer or model."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...comm.supervision.matching_calls import tell
+from ...comm.transports.base import Team, Transport
+from ...errors import PartitionError, describe
+from ..parameters.replicas import checks_every
+from ..windows.overlap import overlaps
+from .agreement import Ballot, is_on, key_of
+from .autocast import autocasts
+
+SHOWN = 6
+"""How many differences an error lists before it says how many more there are."""
+
+
+Held = tuple[tuple[str, ...], tuple[Any, ...]]
+"""Names of parameters and buffers, and of each its dtype, device, shape and requires_grad, or None."""
+NOTHING_HELD: Held = ((), ())
+_look_of = operator.attrgetter("dtype", "device", "shape", "requires_grad")
+
+
+def held_by(module: torch.nn.Module) -> Held:
+    """What the parameters and buffers of a layer are; no device is asked for a number."""
+    found: dict[str, Tensor | None] = {**module._parameters, **module._buffers}
+    return tuple(found), looks_of(found.values())
+
+
+def looks_of(values: Iterable[Tensor | None]) -> tuple[Any, ...]:
+    """The dtype, device, shape and requires_grad of each."""
+    return tuple([None if value is None else _look_of(value) for value in values])
+
+
+def settings_of(module: torch.nn.Module) -> Hashable:
+    """The settings of a layer of ours; of torch's, what decides about its buffers."""
+    read = getattr(type(module), "_read_settings", None)
+    return module.__dict__.get("track_running_stats") if read is None else read(module)
+
+
+def without_shapes(held: Held) -> Hashable:
+    """The part of it that is the same on all workers: blocks differ in shape, and devices in their number.
+
+    Whether a parameter needs a gradient matters where autograd records.
+    """
+    (names, looks), records = held, torch.is_grad_enabled()
+    return names, tuple(look and (look[0], look[1].type, records and look[3]) for look in looks)
+
+
+def agree_mode(
+    transport: Transport, team: Team, what: str, mode: Hashable, module: torch.nn.Module, new: bool = False
+) -> bool:
+    """Whether any worker has `new` replicas. Raises on all unless they have the same `mode`, which is that of `module`."""
+    if not is_on() or len(team) == 1:
+        return False
+    ballot = Ballot()
+    place, any_new = ballot.equal(key_of(repr((mode, checks_every())))), ballot.any(new)
+    ballot.count(transport, team, what)
+    if ballot.read(place) is None:
+        fix = (
+            "set attributes and parameters, call train(), eval(), requires_grad_() and to(), and enter no_grad, autocast "
+            "and overlap, on all alike."
+        )
+        asked = f"{what} is not in the same mode on all workers."
+        raise PartitionError(describe(asked, _differences(transport, team, mode, module), fix))
+    return bool(ballot.read(any_new))
+
+
+def _differences(transport: Transport, team: Team, mode: Hashable, module: torch.nn.Module) -> list[str]:
+    """What each worker has that others have not."""
+    own = _settings(module)
+    every = [
+        json.loads(part) for part in transport.gather_bytes(json.dumps(own).encode(), team, "the text of an error")
+    ]
+    names = dict.fromkeys(name for each in every for name in each)
+    differ = [name for name in names if len({each.get(name) for each in every}) > 1]
+    told = [f"{name}: {own.get(name, 'absent')}" for name in differ[:SHOWN]]
+    more = [f"and {len(differ) - SHOWN} more"] if len(differ) > SHOWN else []
+    return tell(transport, team, ", ".join(told + more) or str(mode))
+
+
+def _settings(module: torch.nn.Module) -> dict[str, str]:
+    """All that a mode is made of, in words."""
+    settings = {
+        "autograd": "on" if torch.is_grad_enabled() else "off",
+        "autocast": "on" if autocasts() else "off",
+        "overlap": "on" if overlaps() else "off",
+        "GRIDWISE_CHECK_REPLICAS": str(checks_every()),
+    }
+    for name, part in module.named_modules():
+        settings[name or "itself"] = "train()" if part.training else "eval()"
+        for own in (*getattr(part, "_settings", ()), "track_running_stats"):
+            if own in part.__dict__:
+                settings[f"{name}.{own}".lstrip(".")] = repr(part.__dict__[own])
+        for own, value in (*part._parameters.items(), *part._buffers.items()):
+            settings[f"{name}.{own}".lstrip(".")] = _words(value)
+    return settings
+
+
+def _words(value: Tensor | None) -> str:
+    if value is None:
+        return "None"
+    frozen = ", frozen" if isinstance(value, torch.nn.Parameter) and not value.requires_grad else ""
+    return f"{value.dtype}{'' if value.device.type == 'cpu' else f' on {value.device.type}'}{frozen}"

@@ -1,0 +1,349 @@
+"""The base of every distributed layer: set up at the first call, and again when the structure of the input changes.
+
+    call ──► a plan at hand? ──► agreed with all workers: the same everywhere? ──► if not: teardown, setup ──► forward
+
+A layer learns shapes only when it is called, so planning happens then: once, however many equal calls follow. The names
+are those that DistDL's subclassers override. What is new is the agreement in the middle: a change that leaves this
+worker's block as it was is noticed all the same, and all workers plan anew together (`agreement`). Layers of this package
+also keep their plans for inputs that come back (`plan`).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils.hooks import RemovableHandle
+
+from ...comm.transports.base import Team, Transport
+from ...errors import PartitionError, UnsupportedError
+from ...grid import union_of
+from ...partition import Partition
+from ..parameters.replicas import Replica, agree_replicas, is_due
+from .agreement import Structure, agree_common, agree_plan, is_on, key_of
+from .arguments import need_first_partition
+from .mode import NOTHING_HELD, Held, agree_mode, without_shapes
+from .operator import Operator, Ticket, apply
+from .plans import LayerPlan, LayerPlans, script
+
+_CONTRACT = frozenset(
+    {"_distdl_module_setup", "_distdl_module_teardown", "_distdl_input_changed", "_distdl_module_requires_reset"}
+)
+
+
+class Module(torch.nn.Module):
+    """A layer that lives on several workers.
+
+    A subclass overrides `_distdl_module_setup` (and, if it holds anything, `_distdl_module_teardown`), and names the
+    partitions whose workers take part, with `_takes_part`; without any, changes are noticed on each worker alone.
+
+    Examples
+    --------
+    >>> class Doubled(gridwise.nn.Module):
+    ...     def _distdl_module_setup(self, input):
+    ...         self.factor = torch.full_like(input[0], 2.0)
+    ...     def forward(self, x):
+    ...         return self.factor * x
+    >>> Doubled()(torch.ones(3))
+    tensor([2., 2., 2.])
+    """
+
+    _keeps_plans: ClassVar[bool] = False
+    """Whether set-up only assigns attributes, so that they may be put back when an input of that structure comes back.
+
+    A class that overrides the contract below has to say so itself.
+    """
+    _settings: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a call reads and that may be set at any time, as torch's may: on all workers alike."""
+    _fixed: ClassVar[tuple[str, ...]] = ()
+    """Attributes that decide what this worker holds: setting them to anything else raises."""
+    _read_settings: ClassVar[Any] = None
+    """A function that reads them of a layer, if there are any."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
+        return super().__new__(cls)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._read_settings = operator.attrgetter(*cls._settings) if cls._settings else None
+        if "forward" in cls.__dict__:
+            cls.forward = _planned_for(cls.forward)
+        foreign = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
+        if foreign and "_keeps_plans" not in cls.__dict__ and not _CONTRACT.isdisjoint(cls.__dict__):
+            cls._keeps_plans = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._distdl_is_setup = False
+        self._plans = LayerPlans()
+        self._assigned: set[str] | None = None
+        self._transport: Transport | None = None
+        self._team: Team = ()
+        self._is_outside = False
+        """Whether this worker is in none of the layer's partitions."""
+        self._ticket = Ticket(key_of(type(self).__name__), 0)
+        self._says = type(self).__name__
+        self._copies = 0
+        self._replicas_are_new = True
+        """Whether replicas have not been compared since they were made, loaded or assigned."""
+        self._is_called = False
+        """Whether a call is under way, and what it needs is set up."""
+        self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if torch.compiler.is_compiling():
+                return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
+            return super().__call__(*args, **kwargs)
+        finally:
+            self.__dict__["_is_called"] = False
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Torch's; the layer's own hook stays the last, so that it plans for what the others make of the input."""
+        handle = super().register_forward_pre_hook(*args, **kwargs)
+        if "_own_hook" in self.__dict__:
+            self._forward_pre_hooks[self._own_hook] = self._forward_pre_hooks.pop(self._own_hook)
+        return handle
+
+    def _takes_part(self, *partitions: Partition, signature: str = "") -> None:
+        """Name the partitions of this layer; `signature` tells it from others of its class (its arguments)."""
+        transport = partitions[0].transport
+        self._transport = transport
+        self._team = union_of([partition.grid for partition in partitions])
+        self._is_outside = transport.rank not in self._team
+        grids = " -> ".join(f"{partition.shape} of {_short(partition.ranks)}" for partition in partitions)
+        self._says = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
+        text = self._counted_as = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
+        self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
+
+    def __deepcopy__(self, memo: dict) -> Module:
+        """A layer of its own, which no worker can take for the original; made on all workers of it, like any other."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        self.__dict__["_copies"] = self._copies + 1
+        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        twin._rename(f"copy {self._copies} of {self._ticket.key}")
+        return twin
+
+    def _rename(self, text: str) -> None:
+        """Be known to the other workers by another text."""
+        self.__dict__.update(_ticket=Ticket(key_of(text), 0), _copies=0, _replicas_are_new=True)
+
+    # The contract that subclassers know
+
+    @staticmethod
+    def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
+        """Set the layer up if it has to be: registered as a pre-forward hook."""
+        refuse_transforms(self, self._says, input)
+        if not self._is_outside:
+            self._agree_and_take_up(input)
+        self.__dict__["_is_called"] = True
+
+    def _agree_and_take_up(self, input: tuple) -> None:
+        """Be set up for this input, as all workers of the layer at this moment."""
+        model = script()
+        if model is not None and model.is_complete and self._keeps_plans:
+            self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
+            self._take_up(model.next(self, input))
+            return
+        problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
+        plan = self._plan_at_hand(input) if problem is None else None
+        if plan is None and problem is None:
+            problem = self._problem_with_state(input)
+        number = plan.number if plan is not None else 0
+        if self._transport is not None:
+            ticket = self._ticket.called_again()
+            number = agree_plan(self._transport, self._team, self._says, ticket.number, number, problem)
+            self.__dict__["_ticket"] = ticket  # a call counts when all have joined it
+        elif problem is not None:
+            raise ValueError(f"{self._says}: {problem}")
+        if plan is None or not number:
+            plan = self._common_plan(input) or self._set_up(input)
+        if self._transport is not None and is_due(self._ticket.call):
+            agree_replicas(self._transport, self._team, self._says, self._replicas())
+        self._take_up(plan)
+        if model is not None and self._keeps_plans:
+            model.note(self, plan, input)
+
+    def _plan_at_hand(self, input: tuple) -> LayerPlan | None:
+        """The plan that this worker would take for the input, if it has one."""
+        if is_on() and self._replicas_are_new:
+            return None  # they are compared at set-up
+        if self._keeps_plans and is_on() and not self._was_reset:
+            return self._plans.find(self._structure_of(input))
+        return None if self._distdl_module_requires_reset(input) else self._plans.current
+
+    @property
+    def _was_reset(self) -> bool:
+        """Whether somebody has told the layer to set itself up again, by `_distdl_is_setup`."""
+        return self._plans.current is not None and not self._distdl_is_setup
+
+    def _common_plan(self, input: tuple) -> LayerPlan | None:
+        """A kept plan that fits on all workers, of those that are not the newest on some."""
+        if not (self._keeps_plans and is_on() and self._plans.count > 1) or self._transport is None:
+            return None
+        anew = self._was_reset or self._replicas_are_new
+        candidates = self._plans.candidates(() if anew else self._structure_of(input))
+        number = agree_common(self._transport, self._team, self._says, candidates)
+        return self._plans.take(number) if number else None
+
+    def _set_up(self, input: tuple) -> LayerPlan:
+        if self._distdl_is_setup:
+            self._distdl_is_setup = False
+            self._distdl_module_teardown(input)
+        self._plans.count += 1
+        self._plans.current = None
+        if self._transport is not None and (mode := self._mode()) is not None:
+            new, mode = self._replicas_are_new, (mode, without_shapes(self._held()))
+            new = agree_mode(self._transport, self._team, self._says, mode, self, new)
+            self._refuse_state()
+            if new:
+                agree_replicas(self._transport, self._team, self._says, self._replicas())
+        if is_on():
+            self.__dict__["_replicas_are_new"] = False
+        self._assigned = names = set[str]()
+        try:
+            self._distdl_module_setup(input)
+            assigned = {name: self.__dict__[name] for name in names if name in self.__dict__}
+        finally:
+            self.__dict__["_assigned"] = None
+        keep = self._keeps_plans and len(assigned) == len(names)
+        return self._plans.add(self._structure_of(input), assigned, keep)
+
+    def _take_up(self, plan: LayerPlan) -> None:
+        """Be as after the set-up that made `plan`."""
+        if plan is not self._plans.current:
+            self.__dict__.update(plan.assigned)
+            self._plans.current = plan
+            self._distdl_is_setup = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_assigned") is not None:
+            self._assigned.add(name)  # type: ignore[union-attr]
+        elif name in self._settings and isinstance(value, list):
+            value = tuple(value)  # what is changed inside of a list would go unnoticed
+        elif name in self._fixed and self.__dict__.get(name, value) != value:
+            raise PartitionError(
+                f"{self._says}: `{name}` (={self.__dict__[name]!r}) cannot be set to {value!r}: what each worker holds "
+                "depends on it.\n  fix: construct another layer."
+            )
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._settings or name in self._fixed:
+            raise PartitionError(f"{self._says}: `{name}` cannot be deleted.")
+        super().__delattr__(name)
+
+    def _distdl_module_requires_reset(self, input: tuple) -> bool:
+        """Whether the layer has to be set up (again) for this input, as far as this worker can see."""
+        return not self._distdl_is_setup or bool(self._distdl_input_changed(input))
+
+    def _distdl_input_changed(self, input: tuple) -> bool:
+        """Whether shape, dtype, device or requires_grad differ from those at the last set-up, on this worker."""
+        current = self._plans.current
+        return current is None or current.structure != self._structure_of(input)
+
+    def _structure_of(self, input: tuple) -> Hashable:
+        """All that a plan depends on, as far as this worker can see."""
+        return tuple([Structure.of(x) for x in input if isinstance(x, Tensor)]), self._mode(), self._held()
+
+    def _mode(self) -> Hashable:
+        """What must be the same on all workers besides the structure of the input; None if nothing must."""
+        return None if self._read_settings is None else self._read_settings(self)
+
+    def _held(self) -> Held:
+        """What the parameters and buffers are, as `held_by`, where a plan depends on it."""
+        return NOTHING_HELD
+
+    def _replicas(self) -> list[Replica]:
+        """The values that several workers hold alike."""
+        return []
+
+    def _distdl_module_setup(self, input: tuple) -> None:
+        """Plan for an input of this structure. All workers of the layer enter together."""
+
+    def _distdl_module_teardown(self, input: tuple) -> None:
+        """Drop the plan."""
+
+    def _problem_with(self, input: tuple) -> str | None:
+        """What is wrong with the input on this worker; said by all workers before anything is sent."""
+        return None
+
+    def _problem_with_state(self, input: tuple) -> str | None:
+        """What is wrong with parameters and buffers on this worker; asked before a set-up, and said by all workers."""
+        return None
+
+    def _refuse_state(self) -> None:
+        """Raise what all workers have to refuse of parameters and buffers, on which they have agreed."""
+
+    # For layers that apply operators
+
+    def _move(self, x: Tensor, operator: Operator, records: bool, step: int = 0) -> Tensor:
+        """``operator(x)``; `step` tells the operators of one call apart, so that none can pass for another."""
+        ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
+        return apply(x, operator, ticket, records)
+
+
+def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward`, also where it is called by its name, past `__call__` and its hooks."""
+
+    @functools.wraps(forward)
+    def planned(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if self._is_called:
+            return forward(self, *args, **kwargs)
+        try:
+            self._distdl_forward_pre_hook(self, args)
+            return forward(self, *args, **kwargs)
+        finally:
+            self.__dict__["_is_called"] = False
+
+    return planned
+
+
+def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[Any]) -> str | None:
+    """Inference tensors, where torch has to keep them for the gradients of parameters: it would refuse on some workers only."""
+    if not any(isinstance(x, Tensor) and x.is_inference() for x in input) or not torch.is_grad_enabled():
+        return None
+    if not any(p is not None and p.requires_grad for p in parameters):
+        return None
+    return (
+        "got an inference tensor while its parameters need gradients\n  fix: clone the tensor outside of inference_mode"
+    )
+
+
+def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) -> None:
+    """Raise where somebody differentiates forward or transforms the call: messages follow neither.
+
+    That is a matter of the program, which is the same on all workers, and under a transform nothing can be agreed on: nor
+    can a parameter be read that it has wrapped, whatever the input is.
+    """
+    if peek_interpreter_stack() is not None:
+        raise UnsupportedError(
+            f"{says} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
+        )
+    if forward_ad._current_level < 0:
+        return
+    tensors = [x for x in (*input, *module.parameters(), *module.buffers()) if isinstance(x, Tensor)]
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise UnsupportedError(f"{says} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")
+
+
+def outside_of_graphs(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A clean graph break under torch.compile: messages are no tensor code."""
+    return torch.compiler.disable(call)(*args, **kwargs)
+
+
+# What `torch.compiler.disable` sets when it decorates; decorating would import the compiler, seconds for every worker.
+outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _short(ranks: tuple[int, ...]) -> str:
+    return str(ranks) if len(ranks) <= 8 else f"({ranks[0]}, ..., {ranks[-1]})"

@@ -1,0 +1,195 @@
+"""Adaptive pooling on batch x channel x space grids.
+
+    output i of m sees the inputs [floor(i n / m), ceil((i + 1) n / m))       n, m, i global
+
+Torch's kernel restarts these coordinates on a block, so it is called on runs of outputs for which that makes no
+difference (`grid.adaptive_runs`): the whole block where m divides n, single outputs at worst.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
+from ...partition import Partition
+from ..windows.windowed_layer import Rows, Share, WindowedLayer, empty_output
+from .pooling import global_indices
+
+AVG_POOL: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+MAX_POOL: dict[int, Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
+
+AdaptiveSize = int | None | tuple[int | None, ...]
+Run = tuple[Interval, Interval]
+"""Outputs, and the inputs that they see, both relative to this worker's."""
+
+
+class AdaptivePool(WindowedLayer):
+    """What all adaptive pooling layers do; see `DistributedAdaptiveAvgPool2d`."""
+
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        super().__init__(P_x)
+        self._takes_part(P_x, signature=template.extra_repr())
+        self._imitates(template)
+        self._runs: list[list[Run]] = []
+        self._extents: Shape = ()
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        assert self._transport is not None
+        target = Layout.balanced(source.grid, shape)
+        batch, channels, *space = target.cuts
+        self._extents = source.global_shape[2:]
+        rows = [
+            [Rows(adaptive_need(outputs, extent, cuts[-1])) for outputs in pairwise(cuts)]
+            for cuts, extent in zip(space, self._extents, strict=True)
+        ]
+        blocks = list(pairwise(batch)), list(pairwise(channels))
+        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows)
+        block = target.block(self._transport.rank)
+        self._share = Share(block, fetch, mine)
+        self._runs = [
+            [
+                ((run[0] - outputs[0], run[1] - outputs[0]), (need[0] - line.hull[0], need[1] - line.hull[0]))
+                for run in adaptive_runs(outputs, extent, size)
+                for need in [adaptive_need(run, extent, size)]
+            ]
+            for outputs, line, extent, size in zip(
+                zip(block.start[2:], block.stop[2:], strict=True), mine, self._extents, shape[2:], strict=True
+            )
+        ]
+
+    def _by_runs(self, x: Tensor, pool: Any) -> list[tuple[Tensor, ...]]:
+        """What `pool(inputs, sizes, starts)` returns for each combination of runs, in row-major order."""
+        parts = []
+        for runs in product(*self._runs):
+            inputs = x
+            for d, (_, (start, stop)) in enumerate(runs, 2):
+                inputs = inputs.narrow(d, start, stop - start)
+            sizes = tuple(stop - start for (start, stop), _ in runs)
+            parts.append(pool(inputs, sizes, tuple(start for _, (start, _) in runs)))
+        return parts
+
+    def _put_together(self, parts: list[Tensor]) -> Tensor:
+        """Concatenate the parts of all runs, the last dim first."""
+        for d in reversed(range(self.dims)):
+            n = len(self._runs[d])
+            if n > 1:
+                parts = [torch.cat(parts[i : i + n], 2 + d) for i in range(0, len(parts), n)]
+        return parts[0]
+
+
+class AdaptiveAvgPool(AdaptivePool):
+    """What all adaptive average pooling layers do."""
+
+    _settings = ("output_size",)
+
+    def __init__(self, P_x: Partition, output_size: AdaptiveSize, *, buffer_manager: object = None) -> None:
+        layers: dict[int, Any] = {
+            1: torch.nn.AdaptiveAvgPool1d,
+            2: torch.nn.AdaptiveAvgPool2d,
+            3: torch.nn.AdaptiveAvgPool3d,
+        }
+        super().__init__(P_x, layers[self.dims](output_size))
+
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        seen = self._seen(x)
+        assert share.outputs is not None
+        if not share.outputs.volume:
+            return empty_output(share.outputs.shape, seen.x)
+
+        def pool(part: Tensor, sizes: Shape, _: Shape) -> tuple[Tensor]:
+            return (AVG_POOL[self.dims](part, sizes),)
+
+        return seen.computed(lambda x, _: self._put_together([y for (y,) in self._by_runs(x, pool)]))
+
+
+class AdaptiveMaxPool(AdaptivePool):
+    """What all adaptive maximum pooling layers do."""
+
+    return_indices: bool
+    _settings = ("output_size", "return_indices")
+
+    def __init__(
+        self, P_x: Partition, output_size: AdaptiveSize, return_indices: bool = False, *, buffer_manager: object = None
+    ) -> None:
+        layers: dict[int, Any] = {
+            1: torch.nn.AdaptiveMaxPool1d,
+            2: torch.nn.AdaptiveMaxPool2d,
+            3: torch.nn.AdaptiveMaxPool3d,
+        }
+        super().__init__(P_x, layers[self.dims](output_size, return_indices))
+
+    def _local(self, x: Tensor, share: Share) -> Any:
+        seen = self._seen(x)
+        assert share.outputs is not None
+        x = seen.x
+        if not share.outputs.volume:
+            y = empty_output(share.outputs.shape, x)
+            return (y, torch.empty(y.shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
+        origin = tuple(line.hull[0] for line in share.rows)
+
+        def pool(part: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
+            y, indices = MAX_POOL[self.dims](part, sizes, return_indices=True)
+            if not self.return_indices:
+                return (y,)
+            at = tuple(a + b for a, b in zip(origin, starts, strict=True))
+            return y, global_indices(indices, tuple(part.shape[2:]), at, self._extents)
+
+        def pooled(x: Tensor, _: Shape) -> tuple[Tensor, ...]:
+            return tuple(self._put_together(list(parts)) for parts in zip(*self._by_runs(x, pool), strict=True))
+
+        results = seen.computed(pooled)
+        return results if self.return_indices else results[0]
+
+
+class DistributedAdaptiveAvgPool1d(AdaptiveAvgPool):
+    """`torch.nn.AdaptiveAvgPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`."""
+
+    dims = 1
+
+
+class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):
+    """`torch.nn.AdaptiveAvgPool2d` on a grid: equal to it for every size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    output_size : the global output's, as in torch; None keeps the input's extent of a dim
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveAvgPool2d(P_x, (3, None))(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 3, 8])
+    """
+
+    dims = 2
+
+
+class DistributedAdaptiveAvgPool3d(AdaptiveAvgPool):
+    """`torch.nn.AdaptiveAvgPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`."""
+
+    dims = 3
+
+
+class DistributedAdaptiveMaxPool1d(AdaptiveMaxPool):
+    """`torch.nn.AdaptiveMaxPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global."""
+
+    dims = 1
+
+
+class DistributedAdaptiveMaxPool2d(AdaptiveMaxPool):
+    """`torch.nn.AdaptiveMaxPool2d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global."""
+
+    dims = 2
+
+
+class DistributedAdaptiveMaxPool3d(AdaptiveMaxPool):
+    """`torch.nn.AdaptiveMaxPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global."""
+
+    dims = 3

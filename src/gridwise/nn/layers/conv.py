@@ -1,0 +1,150 @@
+"""Convolutions: torch's, on a grid. The classes that users see; `conv_base` has what they do.
+
+    only P_x given            `DistributedFeatureConv{1,2,3}d`
+    P_y and P_w, no space cut `DistributedChannelConv{1,2,3}d`
+    P_y and P_w, space cut    `DistributedGeneralConv{1,2,3}d`
+
+`DistributedConv{1,2,3}d` is the name to use: it makes an instance of the family that its partitions ask for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import PartitionError
+from ...partition import Partition
+from ..engine.arguments import need_first_partition
+from .conv_base import Conv
+
+
+class DistributedConv1d(Conv):
+    """`torch.nn.Conv1d` on a grid; see `DistributedConv2d`."""
+
+    dims = 1
+
+    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv1d:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
+        return object.__new__(_family_of(cls, P_y, P_w))
+
+
+class DistributedConv2d(Conv):
+    """`torch.nn.Conv2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    in_channels, ..., padding_mode : as in torch; `padding_mode` is that of the *global* tensor
+    P_y : the partition of the output, (1, p_co, height, width); with `P_w` only
+    P_w : the partition of the work, (p_co, p_ci, height, width): both kinds of channels and space may be cut
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Notes
+    -----
+    Without `P_w` the output lies on `P_x` in balanced blocks, its channels cut along axis 1, and each worker holds the
+    weight for its output channels. The input may come in any blocks. A worker without a part of the input passes a
+    zero-volume tensor; one without a part of the output gets one.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConv2d(P_x, 3, 8, kernel_size=3, padding=1, padding_mode="circular")
+    >>> layer(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 8, 16, 16])
+    """
+
+    dims = 2
+
+    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv2d:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
+        return object.__new__(_family_of(cls, P_y, P_w))
+
+
+class DistributedConv3d(Conv):
+    """`torch.nn.Conv3d` on a grid; see `DistributedConv2d`."""
+
+    dims = 3
+
+    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv3d:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
+        return object.__new__(_family_of(cls, P_y, P_w))
+
+
+class DistributedFeatureConv1d(DistributedConv1d):
+    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`."""
+
+    splits_sums = False
+
+
+class DistributedFeatureConv2d(DistributedConv2d):
+    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`."""
+
+    splits_sums = False
+
+
+class DistributedFeatureConv3d(DistributedConv3d):
+    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`."""
+
+    splits_sums = False
+
+
+class DistributedChannelConv1d(DistributedConv1d):
+    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`."""
+
+    splits_sums = True
+
+
+class DistributedChannelConv2d(DistributedConv2d):
+    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`."""
+
+    splits_sums = True
+
+
+class DistributedChannelConv3d(DistributedConv3d):
+    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`."""
+
+    splits_sums = True
+
+
+class DistributedGeneralConv1d(DistributedConv1d):
+    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`."""
+
+    splits_sums = True
+
+
+class DistributedGeneralConv2d(DistributedConv2d):
+    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`."""
+
+    splits_sums = True
+
+
+class DistributedGeneralConv3d(DistributedConv3d):
+    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`."""
+
+    splits_sums = True
+
+
+FAMILIES: dict[type[Conv], tuple[type[Conv], type[Conv], type[Conv]]] = {
+    DistributedConv1d: (DistributedFeatureConv1d, DistributedChannelConv1d, DistributedGeneralConv1d),
+    DistributedConv2d: (DistributedFeatureConv2d, DistributedChannelConv2d, DistributedGeneralConv2d),
+    DistributedConv3d: (DistributedFeatureConv3d, DistributedChannelConv3d, DistributedGeneralConv3d),
+}
+
+
+def _family_of(cls: type[Conv], P_y: Partition | None, P_w: Partition | None) -> Any:
+    """The class to make an instance of: `cls` itself unless it leaves the family open."""
+    if cls not in FAMILIES:
+        return cls
+    feature, channel, general = FAMILIES[cls]
+    if P_y is None and P_w is None:
+        return feature
+    if P_y is None or P_w is None:
+        missing = "P_y" if P_y is None else "P_w"
+        raise PartitionError(
+            f"{cls.__name__}: `{missing}` is missing: give `P_x` alone, or `P_x`, `P_y` and `P_w`.\n"
+            "  fix: `P_y` is where the output goes, (1, p_co, *space), and `P_w` who computes, (p_co, p_ci, *space)."
+        )
+    return channel if all(extent == 1 for extent in P_w.shape[2:]) else general

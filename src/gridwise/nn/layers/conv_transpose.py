@@ -1,0 +1,325 @@
+"""Transposed convolutions on batch x channel x space grids.
+
+    full[s i + d k] += w[k] x[i]        y = full[p : p + outputs]
+
+Outputs [o0, o1) see the inputs [a, b) of `grid.transposed_need`. From these torch makes the rows s a, ... of `full`, of
+which o0 + p, ... are wanted. Its own padding q and output padding r cut these rows out exactly in most cases:
+
+    rows before o0 + p to drop     j = o0 + p - s a                               =  q
+    rows to drop at the end        s (b - a - 1) + d (k - 1) + 1 - j - (o1 - o0)  =  q - r,   0 <= r < max(s, d)
+
+What is left over is cropped, or padded with the bias alone, where no input reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import PartitionError, describe
+from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
+from ...partition import Partition
+from ..engine.agreement import Ballot, key_of, tell
+from ..engine.arguments import problem_with_sizes
+from ..engine.autocast import autocasts
+from ..parameters.blocks import Spread
+from ..windows.conv_node import ConvNode, in_one_call, is_small
+from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
+
+SEQUENTIAL: dict[int, Any] = {
+    1: torch.nn.ConvTranspose1d,
+    2: torch.nn.ConvTranspose2d,
+    3: torch.nn.ConvTranspose3d,
+}
+FUNCTION: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the outputs of one dim are cut out: by torch, and by `crop` rows (negative: padded) before and after."""
+
+    padding: int
+    output_padding: int
+    crop: Interval
+
+
+def cut_out(drop: Interval, stride: int, dilation: int) -> Cut:
+    """How to drop so many rows before and after; rows that no input reaches count as negative.
+
+    >>> cut_out((1, 0), stride=2, dilation=1), cut_out((1, 3), stride=1, dilation=1)
+    (Cut(padding=1, output_padding=1, crop=(0, 0)), Cut(padding=1, output_padding=0, crop=(0, 2)))
+    """
+    before, after = drop
+    most = max(stride, dilation) - 1
+    padding = min(max(before, 0), max(after, 0) + most)  # more would drop rows at the end that are wanted
+    missing = min(max(padding - after, 0), most)
+    return Cut(padding, missing, (before - padding, after - padding + missing))
+
+
+class ConvTranspose(WindowedLayer):
+    """What all transposed convolutions do; see `DistributedConvTranspose2d` for the arguments."""
+
+    in_channels: int
+    out_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    _settings = ("stride", "padding", "output_padding", "dilation", "padding_mode")
+    _fixed = (*WindowedLayer._fixed, "in_channels", "out_channels", "kernel_size", "groups")
+    _required = ("weight",)
+
+    def __init__(
+        self,
+        P_x: Partition,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "zeros",
+        *,
+        buffer_manager: object = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(P_x)
+        arguments = (
+            in_channels, out_channels, kernel_size, stride, padding,
+            output_padding, groups, bias, dilation, padding_mode,
+        )  # fmt: skip
+        self._takes_part(P_x, signature=", ".join(map(repr, arguments)))
+
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
+
+        sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+        problem = problem_with_sizes(self.dims, **sizes, output_padding=output_padding, dilation=dilation)
+        self._imitates(self._build(make, self._spreads_of, device, problem))
+        self._channels: Interval = (0, 0)
+        self._cuts: tuple[Cut, ...] = ()
+        self._asked: Asked = None
+        self._single: ConvNode | None = None
+
+    def __call__(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
+        """The layer's output; `output_size` is that of the *global* output, as torch takes it.
+
+        It is given as an argument in place: what all workers agree on before a call sees these only.
+        """
+        return super().__call__(x) if output_size is None else super().__call__(x, output_size)
+
+    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+        """The weight (in, out / groups, *kernel) is cut along out without groups, along in where groups stay whole."""
+        workers, whole = self._grid_x.shape[1], (None,) * self.dims
+        axes: tuple[int | None, ...] = (None, None)
+        if template.groups == 1:
+            axes = (None, 1)
+        elif template.groups % workers == 0:
+            axes = (1, None)
+        weight = Spread(self._grid_x, (*axes, *whole), tuple(template.weight.shape))
+        return {"weight": weight, "bias": Spread(self._grid_x, (1,), (template.out_channels,))}
+
+    # Planning
+
+    def _mode(self) -> Hashable:
+        return super()._mode(), autocasts()
+
+    def _problem_with(self, input: tuple) -> str | None:
+        if len(input) == 2 and not _is_size(input[1]):
+            return f"needs whole numbers as `output_size`, got {input[1]!r}"
+        return super()._problem_with(input[:1] if len(input) == 2 else input)
+
+    def _structure_of(self, input: tuple) -> Hashable:
+        return super()._structure_of(input), _asked(input)
+
+    def _distdl_module_setup(self, input: tuple) -> None:
+        assert self._transport is not None
+        self._asked = asked = _asked(input)
+        ballot = Ballot()
+        vote = ballot.equal(key_of(repr(asked)))
+        ballot.count(self._transport, self._team, self._says)
+        if ballot.read(vote) is None:
+            told = tell(self._transport, self._team, f"output_size={asked}")
+            fix = "ask for the size of the global output, on all workers alike."
+            raise PartitionError(describe(f"{self._says}: the workers ask for different `output_size`.", told, fix))
+        super()._distdl_module_setup(input[:1])
+
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        self._need_channels(shape[1], self.in_channels)
+        self._try_convolution(dtype, FUNCTION[self.dims])
+        template, asked = self._template, self._asked
+        if asked is None:
+            return super()._shape_by_torch(shape, dtype)
+        plain = template.forward
+        template.forward = lambda x: plain(x, list(asked))
+        try:
+            return super()._shape_by_torch(shape, dtype)
+        finally:
+            del template.forward
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        assert self._transport is not None
+        if 0 in shape[2:]:
+            raise PartitionError(
+                f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
+            )
+        self._stride, self._dilation = self._each(self.stride), self._each(self.dilation)
+        paddings = self._each(self.output_padding) if self._asked is None else ()
+        for extra, stride, dilation in zip(paddings, self._stride, self._dilation, strict=False):
+            if extra >= max(stride, dilation):
+                raise PartitionError(
+                    f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
+                    f"dilation (={dilation})."
+                )
+        rank, target = self._transport.rank, Layout.balanced(source.grid, shape)
+        batch, channels, *space = target.cuts
+        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
+        per_group = self.in_channels // self.groups
+        touched = [groups_of(outputs, self.out_channels // self.groups) for outputs in pairwise(channels)]
+        inputs = [(first * per_group, last * per_group) for first, last in touched]
+        fetch, mine = self._fetch_rows(source, source.grid, list(pairwise(batch)), inputs, rows)
+        outputs = target.block(rank)
+        self._channels = (outputs.start[1], outputs.stop[1])
+        self._cuts = tuple(
+            self._cut(d, (outputs.start[2 + d], outputs.stop[2 + d]), line.hull) for d, line in enumerate(mine)
+        )
+        self._share = Share(outputs, fetch, mine)
+        self._single = self._single_node(source, target, rows)
+
+    def _single_node(self, source: Layout, target: Layout, rows: Sequence[Sequence[Rows]]) -> ConvNode | None:
+        """How to do without nodes for each step; None for large blocks, and where one call of torch is not enough."""
+        assert self._transport is not None
+        assert self._share is not None
+        assert self._agreed is not None
+        dtype = self._agreed.dtype
+        if not in_one_call(source, target.global_shape, dtype, self.groups) or not is_small(source, dtype):
+            return None
+        for d, (cuts, line) in enumerate(zip(target.cuts[2:], rows, strict=True)):
+            for outputs, need in zip(pairwise(cuts), line, strict=True):
+                if need.hull[0] == need.hull[1] or min(self._cut(d, outputs, need.hull).crop) < 0:
+                    return None
+        padding, extra = (tuple(cut.padding for cut in self._cuts), tuple(cut.output_padding for cut in self._cuts))
+        crops = self._crops if any(self._crops) else ()
+        arguments = self._stride, padding, self._dilation, self.groups, extra, crops
+        return ConvNode(self._transport, self._team, self._says, self._share.fetch, *arguments)
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        window = self.kernel_size[d], self._stride[d], self._each(self.padding)[d], self._dilation[d]
+        return [Rows(transposed_need(outputs, *window, extent)) for outputs in pairwise(cuts)]
+
+    def _cut(self, d: int, outputs: Interval, inputs: Interval) -> Cut:
+        stride, dilation = self._stride[d], self._dilation[d]
+        before = outputs[0] + self._each(self.padding)[d] - stride * inputs[0]
+        made = stride * (inputs[1] - inputs[0] - 1) + dilation * (self.kernel_size[d] - 1) + 1
+        return cut_out((before, made - before - (outputs[1] - outputs[0])), stride, dilation)
+
+    # Calling
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
+        return super().forward(x)
+
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        if self._single is not None:
+            assert self._agreed is not None
+            weight, bias, sums = self._raw_weight_and_bias()
+            return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
+        weight, bias = self._weight_and_bias()
+        seen = self._seen(x)
+        x = seen.x
+        assert share.outputs is not None
+        if not share.outputs.volume:
+            return empty_output(share.outputs.shape, x, weight, bias)
+        if not x.numel():  # no input reaches these outputs: they are the bias
+            y = empty_output(share.outputs.shape, x, weight)
+            return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
+        pads = any(n < 0 for n in self._crops)
+        y = seen.computed(lambda x, _: self._in_groups(x, weight, None if pads else bias))
+        if any(self._crops):
+            y = F.pad(y, [-n for n in self._crops])
+        return y + bias.view(-1, *(1,) * self.dims) if pads and bias is not None else y
+
+    @property
+    def _crops(self) -> tuple[int, ...]:
+        """The rows to drop of what torch makes, as `pad` takes them."""
+        return tuple(n for cut in reversed(self._cuts) for n in cut.crop)
+
+    def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """One call of torch for whole groups, one for each part of a group at the block's ends."""
+        convolve = FUNCTION[self.dims]
+        padding = tuple(cut.padding for cut in self._cuts)
+        extra = tuple(cut.output_padding for cut in self._cuts)
+        per_group, per_input = self.out_channels // self.groups, self.in_channels // self.groups
+        base = groups_of(self._channels, per_group)[0]
+        held = self._spreads["weight"]
+        runs, parts = group_runs(self._channels, per_group), []
+        for (a, b), (first, last) in runs:
+            seen, some, kernel = x, bias, weight
+            if len(runs) > 1:
+                seen = x.narrow(1, (first - base) * per_input, (last - first) * per_input)
+                some = None if bias is None else bias[a - self._channels[0] : b - self._channels[0]]
+            if held.axes[:2] == (None, None):
+                kernel = weight[first * per_input : last * per_input]
+                kernel = kernel[:, a - first * per_group : b - first * per_group] if last - first == 1 else kernel
+            parts.append(convolve(seen, kernel, some, self._stride, padding, extra, last - first, self._dilation))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+Asked = tuple[int, ...] | None
+"""The output size that a call asked for."""
+
+
+def _asked(input: tuple) -> Asked:
+    return tuple(int(n) for n in input[1]) if len(input) == 2 and input[1] is not None else None
+
+
+def _is_size(value: Any) -> bool:
+    return value is None or (isinstance(value, Sequence) and all(isinstance(n, int) for n in value))
+
+
+class DistributedConvTranspose1d(ConvTranspose):
+    """`torch.nn.ConvTranspose1d` on a grid; see `DistributedConvTranspose2d`."""
+
+    dims = 1
+
+
+class DistributedConvTranspose2d(ConvTranspose):
+    """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    in_channels, ..., padding_mode : as in torch
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConvTranspose2d(P_x, 8, 3, kernel_size=3, stride=2, padding=1, output_padding=1)
+    >>> layer(torch.ones(2, 8, 4, 4)).shape
+    torch.Size([2, 3, 8, 8])
+    >>> layer(torch.ones(2, 8, 4, 4), output_size=(7, 8)).shape
+    torch.Size([2, 3, 7, 8])
+    """
+
+    dims = 2
+
+
+class DistributedConvTranspose3d(ConvTranspose):
+    """`torch.nn.ConvTranspose3d` on a grid; see `DistributedConvTranspose2d`."""
+
+    dims = 3

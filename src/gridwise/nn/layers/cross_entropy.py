@@ -1,0 +1,260 @@
+"""Losses over classes, the class dim cut over workers too.
+
+    loss(n) = w_t (log sum_c exp x_c - x_t)        t = target of sample n, w = weight of its class
+
+With the classes on several workers, the sum of exponentials is an all-sum along the class axis, after everybody has
+subtracted the agreed largest logit (a constant: it changes no value and carries no gradient). The worker that owns class
+t adds ``-w_t x_t``; the first worker along the class axis adds ``w_t log sum``: partial losses whose sum is the loss.
+Where the class dim is whole, torch's own fused kernel is called.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import PartitionError
+from ...partition import Partition
+from ..engine.agreement import agree_call
+from ..engine.all_max import all_max
+from ..engine.carrier import HALVES
+from ..engine.copy_and_sum import AllSum
+from ..engine.plans import LayerPlan
+from .loss import DistributedLoss, _no_part, _shape_of
+
+
+class DistributedCrossEntropyLoss(DistributedLoss):
+    """`torch.nn.CrossEntropyLoss` of logits on `P_x`: class indices or class probabilities as targets.
+
+    Parameters
+    ----------
+    P_x : the partition of the logits ``(batch, class, *space)``, or ``(class,)``; any axis may be longer than 1
+    weight : one weight for each class of the global tensor, on every worker
+
+    Class indices have the blocks of the logits without the class dim: workers that differ only along the class axis pass
+    the same targets. With ``reduction='none'`` and a cut class dim, the first worker along the class axis gets the losses
+    of its samples and the others a zero-volume tensor, so that the sum over workers counts each once.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> gridwise.nn.DistributedCrossEntropyLoss(P_x)(torch.zeros(2, 4), torch.tensor([0, 3]))
+    tensor(1.3863)
+    """
+
+    weight: Tensor | None
+    _settings = ("reduction", "ignore_index", "label_smoothing")
+    is_normalised = False
+    """Whether the input is logarithms of probabilities already."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        _check_smoothing(label_smoothing)
+        arguments = f"weight={_shape_of(weight)}, ignore_index={ignore_index}, label_smoothing={label_smoothing}"
+        super().__init__(P_x, size_average, reduce, reduction, arguments)
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.class_dim = min(1, P_x.dim - 1)
+        self._splits_classes = P_x.shape[self.class_dim] > 1
+
+    # Set-up and checks
+
+    def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
+        super()._distdl_module_setup(input)
+        _check_smoothing(self.label_smoothing)
+        assert self._transport is not None
+        assert self._layout is not None
+        self._block = self._layout.block(self._transport.rank)
+        if self.weight is not None and self.weight.shape != (self._classes,):
+            raise PartitionError(
+                f"{self._says}: `weight` of shape {tuple(self.weight.shape)} needs one entry for each of "
+                f"{self._classes} classes.\n  fix: give the weights of all classes, on every worker."
+            )
+        team = self.P_x.grid.team_along(self._transport.rank, (self.class_dim,))
+        self._class_team = tuple(sorted(team))
+        self._is_first = self._transport.rank == team[0]
+        if self._splits_classes:  # the number of classes was not known when the targets were looked at first
+            problem = self._problem_with_values(input[1], self._classes)
+            agree_call(self._transport, self._team, self._says, self._ticket.number, False, problem)
+
+    @property
+    def _classes(self) -> int:
+        assert self._layout is not None
+        return self._layout.global_shape[self.class_dim]
+
+    def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
+        if x.dim() != self.P_x.dim:
+            return None  # the agreement on the layout says so
+        samples = x.shape[: self.class_dim] + x.shape[self.class_dim + 1 :]
+        if target.is_floating_point() and not self.is_normalised:
+            if self.ignore_index >= 0:
+                return f"needs class indices as targets with `ignore_index` (={self.ignore_index}), got {target.dtype}"
+            return super()._problem_with_target(x, target)
+        if target.dtype not in (torch.int64, torch.uint8):
+            other = "" if self.is_normalised else ", or class probabilities"
+            return f"needs class indices of dtype int64{other}, got {target.dtype}"
+        if target.shape != samples:
+            shapes = f"of shape {tuple(samples)} for an input of shape {tuple(x.shape)}, got {tuple(target.shape)}"
+            return f"needs a target {shapes}"
+        if not self._splits_classes:
+            return self._problem_with_values(target, x.shape[self.class_dim])
+        plan = self._plan_at_hand((x, target))  # that of an input with other classes may be in use still
+        return None if plan is None else self._problem_with_values(target, self._classes_of(plan))
+
+    def _common_plan(self, input: tuple) -> LayerPlan | None:
+        plan = super()._common_plan(input)
+        if plan is not None and self._splits_classes:  # another one than the targets were looked at for
+            assert self._transport is not None
+            problem = self._problem_with_values(input[1], self._classes_of(plan))
+            agree_call(self._transport, self._team, self._says, self._ticket.number, False, problem)
+        return plan
+
+    def _classes_of(self, plan: LayerPlan) -> int:
+        classes: int = plan.assigned["_layout"].global_shape[self.class_dim]
+        return classes
+
+    def _problem_with_values(self, target: Tensor, classes: int) -> str | None:
+        if target.is_floating_point() or not target.numel() or target.is_meta:
+            return None
+        low, high = (int(end) for end in torch.aminmax(target))
+        if low >= 0 and high < classes:
+            return None
+        wrong = target[((target < 0) | (target >= classes)) & (target != self.ignore_index)]
+        return (
+            f"needs targets from 0 to {classes - 1} or `ignore_index`, got {int(wrong[0])}" if wrong.numel() else None
+        )
+
+    # The loss
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if self._is_outside:
+            return _no_part(input, self.reduction)
+        if not self._splits_classes and self.reduction == "none":
+            return self._whole(input, target, "none")
+        if self._splits_classes:
+            terms = self._partial(input.float() if input.dtype in HALVES else input, target)
+            if self.reduction == "none":
+                assert self._transport is not None
+                sum_terms = AllSum(self._transport, self._team, self._says, self._class_team)
+                losses = self._move(terms, sum_terms, self._records, step=1).to(_result_dtype(input))
+                return losses if self._is_first else losses.flatten()[:0]
+            partial = terms.sum()
+        elif input.dtype in HALVES:
+            partial = self._whole(input, target, "none").sum(dtype=torch.float32)
+        else:
+            partial = self._whole(input, target, "sum")
+        if self.reduction == "sum":
+            return self._over_workers(partial).to(_result_dtype(input))
+        if target.is_floating_point():
+            total = self._over_workers(partial)
+            return (total / (math.prod(self._shape) / max(self._classes, 1))).to(_result_dtype(input))
+        loss, weights = self._over_workers(torch.stack([partial, self._weights_of(target, partial.dtype)])).unbind()
+        return (loss / weights).to(_result_dtype(input))
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        assert self._layout is not None
+        return self._layout.global_shape
+
+    def _whole(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
+        """The loss of this worker's samples, all their classes being here."""
+        arguments: dict[str, Any] = {} if target.is_floating_point() else {"ignore_index": self.ignore_index}
+        return F.cross_entropy(
+            input, target, self.weight, reduction=reduction, label_smoothing=self.label_smoothing, **arguments
+        )
+
+    def _weights_of(self, target: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum of the weights of this worker's samples, 0 where another worker counts them: what 'mean' divides by."""
+        if self._splits_classes and not self._is_first:
+            return torch.zeros((), dtype=dtype, device=target.device)
+        valid = target != self.ignore_index
+        if self.weight is None:
+            return valid.sum().to(dtype)
+        return self.weight[target[valid].long()].sum(dtype=dtype)
+
+    def _partial(self, input: Tensor, target: Tensor) -> Tensor:
+        """This worker's share of each sample's loss, the classes being cut."""
+        dim = self.class_dim
+        mine = slice(self._block.start[dim], self._block.stop[dim])
+        weight = None if self.weight is None else self.weight[mine].view([-1] + [1] * (input.dim() - dim - 1))
+        shifted, log_sum = self._normalised(input)
+        if target.is_floating_point():
+            if self.label_smoothing:
+                target = target * (1 - self.label_smoothing) + self.label_smoothing / self._classes
+            terms = (log_sum.unsqueeze(dim) - shifted) * target
+            return (terms if weight is None else terms * weight).sum(dim)
+        ignored = target == self.ignore_index
+        index = target.long().masked_fill(ignored, 0)
+        here = (index >= mine.start) & (index < mine.stop) & ~ignored
+        local = (index - mine.start).masked_fill(~here, 0).unsqueeze(dim)
+        picked = shifted.gather(dim, local).squeeze(dim) if input.shape[dim] else shifted.sum(dim)  # 0
+        losses = torch.where(here, -picked, torch.zeros_like(picked))
+        # Counted by the first worker along the class axis; the others stay in its graph, and so in its backward.
+        counted = torch.full_like(ignored, self._is_first)
+        losses = losses + torch.where(counted & ~ignored, log_sum, 0)
+        if self.weight is not None:
+            losses = losses * self.weight[index]
+        if not self.label_smoothing:
+            return losses
+        smooth = -(shifted if weight is None else shifted * weight).sum(dim)
+        smooth = smooth + torch.where(
+            counted, log_sum * (self._classes if self.weight is None else self.weight.sum()), 0
+        )
+        smooth = smooth.masked_fill(ignored, 0)
+        return (1 - self.label_smoothing) * losses + self.label_smoothing / self._classes * smooth
+
+    def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits minus their agreed largest one, and the logarithm of the sum of their exponentials."""
+        assert self._transport is not None
+        dim = self.class_dim
+        samples = input.shape[:dim] + input.shape[dim + 1 :]
+        largest = input.detach().amax(dim) if input.shape[dim] else input.new_full(samples, -math.inf)
+        shifted = input - all_max(largest, self._transport, self._class_team, self._says).unsqueeze(dim)
+        whole = AllSum(self._transport, self._team, self._says, self._class_team)
+        return shifted, self._move(shifted.exp().sum(dim), whole, self._records, step=2).log()
+
+
+class DistributedNLLLoss(DistributedCrossEntropyLoss):
+    """`torch.nn.NLLLoss` of log-probabilities on `P_x`; arguments and targets as for `DistributedCrossEntropyLoss`."""
+
+    is_normalised = True
+
+    def __init__(
+        self,
+        P_x: Partition,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(P_x, weight, size_average, ignore_index, reduce, reduction)
+
+    def _whole(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
+        return F.nll_loss(input, target, self.weight, ignore_index=self.ignore_index, reduction=reduction)
+
+    def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        return input, torch.zeros_like(input.detach().sum(self.class_dim))
+
+
+def _check_smoothing(label_smoothing: float) -> None:
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise PartitionError(f"`label_smoothing` (={label_smoothing}) must lie between 0 and 1.")
+
+
+def _result_dtype(input: Tensor) -> torch.dtype:
+    """That of torch's loss: float32 for half precision under autocast, else the input's."""
+    lifted = input.dtype in HALVES and torch.is_autocast_enabled(input.device.type)
+    return torch.float32 if lifted else input.dtype

@@ -1,0 +1,147 @@
+"""Dropout whose mask does not depend on the grid.
+
+    y = x m / (1 - p),   m(i) = 0 with probability p, from the global index i alone (`grid_random`)
+
+The mask of a model on one worker is that of the same model on any grid, block by block, so runs can be compared between
+grids. Channel dropout numbers the channels of the global batch. No tensor is moved; per call one integer is agreed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from ...errors import PartitionError
+from ...grid import Box, Layout
+from ...partition import Partition
+from ..engine.agreement import agree_layout
+from ..engine.grid_random import draw_key, keep_mask
+from ..engine.module import Module
+
+
+class DistributedDropout(Module):
+    """`torch.nn.Dropout` of tensors on `P_x`, with the same mask on every grid.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> gridwise.nn.DistributedDropout(P_x, p=0.0)(torch.ones(1, 2))
+    tensor([[1., 1.]])
+    """
+
+    _keeps_plans = True
+    _settings = ("p", "inplace")
+    _fixed = ("P_x",)
+
+    def __init__(self, P_x: Partition, p: float = 0.5, inplace: bool = False) -> None:
+        super().__init__()
+        _check_probability(p)
+        self.P_x, self.p, self.inplace = P_x, p, inplace
+        self._layout: Layout | None = None
+        self._takes_part(P_x, signature=f"p={p}")
+
+    def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
+        assert self._transport is not None
+        _check_probability(self.p)
+        self._layout, _ = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+
+    def _mode(self) -> Hashable:
+        return self.training, super()._mode()
+
+    def _mask_dims(self, dim: int) -> int:
+        """How many leading dims have their own mask; it is the same along the others."""
+        return dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        assert self._transport is not None
+        key = draw_key(self._transport, self._team, self._says)
+        if self._is_outside:
+            return x.clone()
+        return self._drop(x, self._kept(x, key))
+
+    def _kept(self, x: Tensor, key: int) -> Tensor:
+        """Whether each element is kept, broadcastable to `x`."""
+        assert self._transport is not None
+        assert self._layout is not None
+        block, shape, own = (
+            self._layout.block(self._transport.rank),
+            self._layout.global_shape,
+            self._mask_dims(x.dim()),
+        )
+        keep = keep_mask(key, self.p, shape[:own], Box(block.start[:own], block.stop[:own]), x.device)
+        return keep.view(*keep.shape, *(1,) * (x.dim() - own))
+
+    def _drop(self, x: Tensor, keep: Tensor) -> Tensor:
+        scaled = keep.to(x.dtype) * (1 / (1 - self.p) if self.p < 1 else 0.0)
+        return x.mul_(scaled) if self.inplace else x * scaled
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, inplace={self.inplace}"
+
+
+def _check_probability(p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise PartitionError(f"`p` (={p}) must be a probability, between 0 and 1.")
+
+
+class _ChannelDropout(DistributedDropout):
+    """Whole channels are dropped: the mask has the batch and the channel dim only."""
+
+    space: int
+
+    def _mask_dims(self, dim: int) -> int:
+        return 1 if dim == self.space + 1 else 2
+
+    def _problem_with(self, input: tuple) -> str | None:
+        dims = input[0].dim() if input and isinstance(input[0], Tensor) else None
+        if dims not in (self.space + 1, self.space + 2):
+            return f"needs a tensor of {self.space + 1} or {self.space + 2} dims, got {dims}"
+        return None
+
+
+class DistributedDropout1d(_ChannelDropout):
+    """`torch.nn.Dropout1d` of tensors ``(batch, channel, length)`` or ``(channel, length)`` on `P_x`."""
+
+    space = 1
+
+
+class DistributedDropout2d(_ChannelDropout):
+    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``."""
+
+    space = 2
+
+    def _mask_dims(self, dim: int) -> int:
+        return 2  # torch reads three dims so, with a warning that this may change
+
+
+class DistributedDropout3d(_ChannelDropout):
+    """`torch.nn.Dropout3d` of tensors ``(batch, channel, *space)`` or ``(channel, *space)`` on `P_x`."""
+
+    space = 3
+
+
+class DistributedAlphaDropout(DistributedDropout):
+    """`torch.nn.AlphaDropout` of tensors on `P_x`: what is dropped becomes the negative saturation of SELU, and mean and
+    variance are kept."""
+
+    def _drop(self, x: Tensor, keep: Tensor) -> Tensor:
+        alpha = 1.7580993408473766
+        if self.p == 1:
+            return x.mul_(0) if self.inplace else x * 0
+        a = 1 / math.sqrt((alpha * alpha * self.p + 1) * (1 - self.p))
+        noise = keep.to(x.dtype)
+        shift = (noise - 1) * (alpha * a) + alpha * a * self.p
+        noise = noise * a
+        return x.mul_(noise).add_(shift) if self.inplace else torch.addcmul(shift, x, noise)
+
+
+class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
+    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time."""
+
+    def _mask_dims(self, dim: int) -> int:
+        return min(2, dim)

@@ -1,0 +1,209 @@
+"""Instance norm over a grid of batch, channel and space: one mean and variance for each sample and channel.
+
+    y = w (x - mean) / sqrt(var + eps) + b          mean, var over the workers that hold a part of the plane's space
+
+A row of `standardise` is one channel of one sample. Running statistics follow the mean over the samples, which takes one
+more sum along the batch axis, of two numbers per channel.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import PartitionError
+from ...grid import Grid
+from ...partition import Partition
+from ..engine.agreement import agree_layout, agree_unbatched
+from ..engine.carrier import HALVES
+from ..engine.copy_and_sum import AllSum
+from ..parameters.blocks import Spread
+from .batchnorm import check_cut_like_parameters, problem_with_half_of_statistics, without_bias
+from .normalization import SampleNorm
+
+
+class InstanceNorm(SampleNorm):
+    """What all instance norms do; see `DistributedInstanceNorm2d` for the arguments."""
+
+    dims: ClassVar[int]
+    """How many dims of space, after batch and channels."""
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    _settings = ("eps", "momentum", "affine", "track_running_stats")
+    _fixed = (*SampleNorm._fixed, "num_features")
+
+    def __init__(
+        self,
+        P_x: Partition,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.P_x, self.num_features, self.eps, self.momentum = P_x, num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        self._takes_part(P_x, signature=self.extra_repr())
+        lacking = self.dims + 2 - P_x.dim
+        problem = None
+        if lacking not in (0, 1):
+            problem = (
+                f"needs a partition of {self.dims + 2} axes (batch, channel, space), or {self.dims + 1} without the batch, "
+                f"got {P_x.shape}"
+            )
+        self._grid = P_x.grid if lacking != 1 else Grid(P_x.ranks, (1, *P_x.shape))
+        self._unbatched = False
+
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            layer = torch.nn.InstanceNorm1d(
+                num_features, eps, momentum or 0.0, affine, track_running_stats, device, dtype
+            )
+            return layer if bias else without_bias(layer)
+
+        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
+            names = ("weight", "bias", "running_mean", "running_var")
+            along_channels = Spread(self._grid, (1,), (num_features,))
+            return {**dict.fromkeys(names, along_channels), "num_batches_tracked": Spread(self._grid, (), ())}
+
+        self._build(make, spreads, device, problem)
+
+    # Planning
+
+    def _problem_with(self, input: tuple) -> str | None:
+        if len(input) != 1 or not isinstance(input[0], Tensor):
+            return f"needs one tensor as its positional argument, got {len(input)} argument(s)"
+        x = input[0]
+        if not x.is_floating_point():
+            return f"normalises floating-point tensors only, got {x.dtype}"
+        if x.dim() not in (self.dims + 1, self.dims + 2):
+            return f"needs a block of {self.dims + 2} dims, or {self.dims + 1} without the batch, got {tuple(x.shape)}"
+        if x.dim() == self.dims + 1 and self._grid.shape[0] > 1:
+            return (
+                f"got a block of shape {tuple(x.shape)} without a batch, but the grid cuts the batch: {self.P_x.shape}"
+            )
+        return None
+
+    def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
+        assert self._transport is not None
+        transport, x = self._transport, input[0]
+        self._unbatched = agree_unbatched(transport, self._team, self._says, x.dim() == self.dims + 1)
+        layout, self._agreed = agree_layout(
+            transport, self._team, self._says, self._grid, x.unsqueeze(0) if self._unbatched else x
+        )
+        channels = layout.global_shape[1]
+        values = tuple(map(self._block, ("weight", "bias")))
+        self._try_dtypes(lambda one: F.instance_norm(one(x, 1, 1, 2), None, None, *(one(value, 1) for value in values)))
+        if self.affine or any(value is not None for value in (*values, self.running_mean)):
+            check_cut_like_parameters(self._says, layout, 1, self.num_features)
+        elif channels != self.num_features:
+            warnings.warn(
+                f"{self._says}: the global input has {channels} channels, not {self.num_features}; without `affine` "
+                "that number is not used.",
+                stacklevel=2,
+            )
+        self._samples, self._elements = layout.global_shape[0], math.prod(layout.global_shape[2:])
+        self._sets = self._sets_over(layout, range(2, layout.grid.dim), self._elements)
+        along_batch = tuple(sorted(layout.grid.team_along(transport.rank, (0,))))
+        self._over_samples = AllSum(transport, self._team, f"the running statistics of {self._says}", along_batch)
+
+    def _problem_with_state(self, input: tuple) -> str | None:
+        if self.track_running_stats and not self.training and self.running_mean is None:
+            return "has no running statistics to normalise by, in eval() with `track_running_stats` (=True)"
+        return super()._problem_with_state(input) or problem_with_half_of_statistics(self)
+
+    # Calling
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_outside:
+            return x.clone()
+        y = x.unsqueeze(0) if self._unbatched else x
+        uses_batch = self.training or not self.track_running_stats or self.running_mean is None
+        y = self._by_batch(y) if uses_batch else self._by_running(y)
+        return (y.squeeze(0) if self._unbatched else y).to(x.dtype)
+
+    def _by_batch(self, x: Tensor) -> Tensor:
+        """Normalised by the statistics of each plane of `x`, which the running ones follow."""
+        if self._elements == 1:
+            raise PartitionError(f"{self._says}: expected more than 1 spatial element when training, got 1.")
+        values = x.float() if x.dtype in HALVES else x
+        if not self._samples * self._elements:
+            return self._of_nothing(values)
+        rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
+        statistics = self._sets.moments(rows)
+        self._track(*(s.view(x.shape[:2]) for s in statistics))
+        weight, bias = self._affine(values.dtype)
+        weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
+        return self._normalised(rows, weight, bias, self._sets, statistics).view(x.shape)
+
+    def _by_running(self, x: Tensor) -> Tensor:
+        if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
+            return self._of_nothing(x)
+        weight, bias = self._affine(None)
+        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
+
+    def _of_nothing(self, x: Tensor) -> Tensor:
+        weight, bias = self._affine(x.dtype)
+        along = (-1, *(1,) * self.dims)
+        y = x.clone() if weight is None else x * weight.view(along)
+        return y if bias is None else y + bias.view(along)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        """Let the running statistics follow those of this batch, on average over its samples."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        momentum, corrected = self.momentum or 0.0, self._elements / (self._elements - 1)
+        totals = self._over_samples(torch.stack([mean.sum(0), var.sum(0) * corrected]) / self._samples)
+        self.running_mean.mul_(1 - momentum).add_(totals[0], alpha=momentum)
+        self.running_var.mul_(1 - momentum).add_(totals[1], alpha=momentum)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+
+class DistributedInstanceNorm1d(InstanceNorm):
+    """`torch.nn.InstanceNorm1d` on a grid; see `DistributedInstanceNorm2d`."""
+
+    dims = 1
+
+
+class DistributedInstanceNorm2d(InstanceNorm):
+    """`torch.nn.InstanceNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`, or without the batch.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output; every axis may be longer than 1
+    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
+
+    Notes
+    -----
+    No activation is moved: forward and backward exchange a few numbers per sample and channel (`standardise`).
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedInstanceNorm2d(P_x, 3)(torch.ones(2, 3, 4, 4)).abs().max() < 1e-6
+    tensor(True)
+    """
+
+    dims = 2
+
+
+class DistributedInstanceNorm3d(InstanceNorm):
+    """`torch.nn.InstanceNorm3d` on a grid; see `DistributedInstanceNorm2d`."""
+
+    dims = 3

@@ -1,0 +1,223 @@
+"""Layer norm and group norm over partitioned dims.
+
+    layer norm      a set = all elements of the normalised dims, at one place of the leading dims
+    group norm      a set = the elements of one group of channels of one sample
+
+Statistics and gradients are those of `standardise`. A group whose channels lie on several workers is a set of rows on
+each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import PartitionError
+from ...grid import Layout
+from ...partition import Partition
+from ..engine.agreement import Structure, agree_layout
+from ..engine.autocast import dtype_after
+from ..engine.carrier import HALVES
+from ..engine.layer import Layer
+from ..parameters.blocks import Spread
+from .batchnorm import check_cut_like_parameters, without_bias
+from .standardise import Sets, standardise
+
+
+class SampleNorm(Layer):
+    """What the norms share whose statistics are those of single samples."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    P_x: Partition
+
+    def _agree(self, x: Tensor) -> Layout:
+        assert self._transport is not None
+        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, x)
+        self._agreed: Structure = agreed
+        return layout
+
+    def _sets_over(self, layout: Layout, axes: Sequence[int], count: int) -> Sets:
+        assert self._transport is not None
+        members = tuple(sorted(layout.grid.team_along(self._transport.rank, axes)))
+        return Sets(self._transport, self._team, self._says, members, count)
+
+    def _normalised(
+        self,
+        rows: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        sets: Sets,
+        statistics: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        wants = any(p is not None and p.requires_grad for p in (weight, bias))
+        records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
+        statistics = statistics or sets.moments(rows)
+        return standardise(rows, weight, bias, statistics, self.eps, sets, self._ticket, records)
+
+    def _affine(self, dtype: torch.dtype | None) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias for use in `forward`, in that dtype; None: in their own."""
+        weight, bias = self._weight_and_bias()
+        if dtype is None:
+            return weight, bias
+        return None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+class DistributedLayerNorm(SampleNorm):
+    """`torch.nn.LayerNorm` of tensors on `P_x`, any dim of which may be cut.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output
+    normalized_shape, eps, elementwise_affine, bias, device, dtype : as in torch; the last dims of the global tensor
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> gridwise.nn.DistributedLayerNorm(P_x, 2)(torch.tensor([[-1.0, 1.0]])).sign().detach()
+    tensor([[-1.,  1.]])
+    """
+
+    _settings = ("eps",)
+    _fixed = (*Layer._fixed, "normalized_shape")
+
+    def __init__(
+        self,
+        P_x: Partition,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
+        self.P_x, self.normalized_shape, self.eps, self.elementwise_affine = P_x, shape, eps, elementwise_affine
+        self._takes_part(P_x, signature=f"{shape}, eps={eps}, elementwise_affine={elementwise_affine}, bias={bias}")
+        self._lead = P_x.dim - len(shape)
+
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            return torch.nn.LayerNorm(shape, eps, elementwise_affine, bias, device, dtype)
+
+        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
+            over = Spread(P_x.grid, tuple(range(self._lead, P_x.dim)), shape)
+            return {"weight": over, "bias": over}
+
+        problem = f"normalises {len(shape)} dims, the partition has {P_x.dim} axes" if self._lead < 0 else None
+        self._build(make, spreads, device, problem)
+
+    def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
+        layout = self._agree(input[0])
+        self._try_dtypes(
+            lambda one: F.layer_norm(one(input[0], 2, 1), (1,), *(one(self._block(n), 1) for n in ("weight", "bias")))
+        )
+        for d, extent in enumerate(self.normalized_shape, start=self._lead):
+            check_cut_like_parameters(self._says, layout, d, extent)
+        self._sets = self._sets_over(layout, range(self._lead, layout.grid.dim), math.prod(self.normalized_shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_outside:
+            return x.clone()
+        values = x.float() if x.dtype in HALVES else x
+        rows = values.reshape(1, math.prod(x.shape[: self._lead]), math.prod(x.shape[self._lead :]))
+        y = self._normalised(rows, None, None, self._sets).view(x.shape)
+        weight, bias = self._affine(values.dtype)
+        if weight is not None:
+            y = y * weight if bias is None else torch.addcmul(bias, y, weight)
+        elif bias is not None:
+            y = y + bias
+        return y.to(dtype_after(lambda one: F.layer_norm(one, (1,)), x))
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class DistributedGroupNorm(SampleNorm):
+    """`torch.nn.GroupNorm` of tensors ``(batch, channel, *space)`` on `P_x`; a group may lie on several workers.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output; every axis may be longer than 1
+    num_groups, num_channels, eps, affine, device, dtype, bias : as in torch; channels of the global tensor
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedGroupNorm(P_x, 2, 4)(torch.ones(1, 4, 3)).abs().max() < 1e-6
+    tensor(True)
+    """
+
+    _settings = ("eps", "num_groups")
+    _fixed = (*Layer._fixed, "num_channels")
+
+    def __init__(
+        self,
+        P_x: Partition,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.P_x, self.num_groups, self.num_channels = P_x, num_groups, num_channels
+        self.eps, self.affine = eps, affine
+        self._takes_part(P_x, signature=self.extra_repr())
+
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            layer = torch.nn.GroupNorm(num_groups, num_channels, eps, affine, device, dtype)
+            return layer if bias else without_bias(layer)
+
+        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
+            return dict.fromkeys(("weight", "bias"), Spread(P_x.grid, (1,), (num_channels,)))
+
+        problem = f"needs a partition of at least 2 axes, got {P_x.shape}" if P_x.dim < 2 else None
+        self._build(make, spreads, device, problem)
+
+    def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
+        layout = self._agree(input[0])
+        self._try_dtypes(
+            lambda one: F.group_norm(one(input[0], 1, 2), 1, *(one(self._block(n), 2) for n in ("weight", "bias")))
+        )
+        if not isinstance(self.num_groups, int) or self.num_groups < 1 or self.num_channels % self.num_groups:
+            raise PartitionError(
+                f"{self._says}: `num_groups` (={self.num_groups}) must divide the {self.num_channels} channels."
+            )
+        check_cut_like_parameters(self._says, layout, 1, self.num_channels)
+        assert self._transport is not None
+        block = layout.block(self._transport.rank)
+        in_group = self.num_channels // self.num_groups
+        self._sets = self._sets_over(layout, range(1, layout.grid.dim), in_group * math.prod(layout.global_shape[2:]))
+        if self._sets.count * layout.global_shape[0] == 1:  # what torch refuses: it counts the samples too
+            raise PartitionError(f"{self._says}: expected more than 1 value per group, got 1.")
+        samples, groups = torch.meshgrid(
+            torch.arange(block.shape[0], device="cpu"),
+            torch.arange(block.start[1], block.stop[1], device="cpu") // in_group,
+            indexing="ij",
+        )
+        self._sets.of_row = (samples * self.num_groups + groups).flatten().to(input[0].device)
+        self._sets.total = block.shape[0] * self.num_groups
+        self._sets.run = in_group if block.shape[1] == self.num_channels and block.volume else 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_outside:
+            return x.clone()
+        values = x.float() if x.dtype in HALVES else x
+        rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
+        weight, bias = self._affine(values.dtype)
+        if x.shape[0] != 1:
+            weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
+        y = self._normalised(rows, weight, bias, self._sets).view(x.shape)
+        return y.to(dtype_after(lambda one: torch.group_norm(one, 1), x))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

@@ -1,0 +1,202 @@
+"""Padding layers on batch x channel x space grids: the *global* tensor is padded, and its blocks are balanced anew.
+
+    output o of a dim is the input o - before        outside [0, n): the constant, the mirrored, nearest or opposite row
+
+A constant fills the margins of the movement, circular padding is a matter of its route, and reflection and replication
+are done locally on the rows that they need. A negative padding crops, where torch allows it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...errors import PartitionError, UnsupportedError
+from ...grid import Cuts, Layout, Shape, hull_then_pad
+from ...partition import Partition
+from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
+
+
+class Pad(WindowedLayer):
+    """What all padding layers do; see `DistributedZeroPad2d`."""
+
+    mode: ClassVar[str]
+    _fresh_gradients = False  # what is fetched may be the output itself
+    sequential: ClassVar[Any]
+    padding: tuple[int, ...]
+    value: float = 0.0
+    _settings: ClassVar[tuple[str, ...]] = ("padding",)
+
+    def __init__(self, P_x: Partition, padding: Size, *value: float) -> None:
+        super().__init__(P_x)
+        template = self.sequential(padding, *value)
+        self._takes_part(P_x, signature=template.extra_repr())
+        self._imitates(template)
+        self._pad_mode = self.mode
+        self._refuse_negative()
+
+    def _refuse_negative(self) -> None:
+        if self.mode == "circular" and min(self.padding) < 0:
+            raise UnsupportedError(
+                f"{self._says}: negative circular padding is not offered: torch crops first, and wraps what is left.\n"
+                "  fix: crop the tensor before, and pad by what is positive."
+            )
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        assert self._transport is not None
+        self._refuse_negative()
+        if len(self.padding) > 2 * self.dims:
+            raise PartitionError(
+                f"{self._says}: `padding` (={self.padding}) reaches beyond the {self.dims} dims of space."
+            )
+        target = Layout.balanced(source.grid, shape)
+        batch, channels, *space = target.cuts
+        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
+        blocks = list(pairwise(batch)), list(pairwise(channels))
+        wraps = self.mode == "circular"
+        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, wrap=wraps, fill=self.value)
+        self._share = Share(target.block(self._transport.rank), fetch, mine)
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        at = 2 * (self.dims - 1 - d)  # torch lists the last dim first, and may leave out the others
+        before = self.padding[at] if at < len(self.padding) else 0
+        needs = [(first - before, last - before) for first, last in pairwise(cuts)]
+        if self.mode == "circular":
+            return [Rows(need) for need in needs]
+        return [Rows.padded(hull_then_pad(need, extent, self.mode), self.mode == "constant") for need in needs]
+
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        seen = self._seen(x)
+        assert share.outputs is not None
+        x = seen.x
+        if not share.outputs.volume:
+            return empty_output(share.outputs.shape, x)
+        padded = any(any(line.pad) for line in share.rows)
+        moved = share.fetch is not None and not share.fetch.is_identity
+        return seen.computed(lambda x, _: x.contiguous() if padded or moved else x.clone())
+
+
+class ConstantPad(Pad):
+    """What all layers that pad with one value do."""
+
+    mode = "constant"
+    _settings = ("padding", "value")
+
+    def __init__(self, P_x: Partition, padding: Size, value: float, *, buffer_manager: object = None) -> None:
+        super().__init__(P_x, padding, value)
+
+
+class ImagePad(Pad):
+    """What all layers do that take the padding alone."""
+
+    def __init__(self, P_x: Partition, padding: Size, *, buffer_manager: object = None) -> None:
+        super().__init__(P_x, padding)
+
+
+class DistributedConstantPad1d(ConstantPad):
+    """`torch.nn.ConstantPad1d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential = 1, torch.nn.ConstantPad1d
+
+
+class DistributedConstantPad2d(ConstantPad):
+    """`torch.nn.ConstantPad2d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential = 2, torch.nn.ConstantPad2d
+
+
+class DistributedConstantPad3d(ConstantPad):
+    """`torch.nn.ConstantPad3d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential = 3, torch.nn.ConstantPad3d
+
+
+class DistributedZeroPad1d(ImagePad):
+    """`torch.nn.ZeroPad1d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
+    _settings = ("padding", "value")
+
+
+class DistributedZeroPad2d(ImagePad):
+    """`torch.nn.ZeroPad2d` on a grid: equal to it for every padding, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    padding : of the global tensor; a number, or (left, right, top, bottom) as in torch
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedZeroPad2d(P_x, (1, 1, 2, 0))(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 10, 10])
+    """
+
+    dims, sequential, mode = 2, torch.nn.ZeroPad2d, "constant"
+    _settings = ("padding", "value")
+
+
+class DistributedZeroPad3d(ImagePad):
+    """`torch.nn.ZeroPad3d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 3, torch.nn.ZeroPad3d, "constant"
+    _settings = ("padding", "value")
+
+
+class DistributedReflectionPad1d(ImagePad):
+    """`torch.nn.ReflectionPad1d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 1, torch.nn.ReflectionPad1d, "reflect"
+
+
+class DistributedReflectionPad2d(ImagePad):
+    """`torch.nn.ReflectionPad2d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 2, torch.nn.ReflectionPad2d, "reflect"
+
+
+class DistributedReflectionPad3d(ImagePad):
+    """`torch.nn.ReflectionPad3d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 3, torch.nn.ReflectionPad3d, "reflect"
+
+
+class DistributedReplicationPad1d(ImagePad):
+    """`torch.nn.ReplicationPad1d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 1, torch.nn.ReplicationPad1d, "replicate"
+
+
+class DistributedReplicationPad2d(ImagePad):
+    """`torch.nn.ReplicationPad2d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 2, torch.nn.ReplicationPad2d, "replicate"
+
+
+class DistributedReplicationPad3d(ImagePad):
+    """`torch.nn.ReplicationPad3d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 3, torch.nn.ReplicationPad3d, "replicate"
+
+
+class DistributedCircularPad1d(ImagePad):
+    """`torch.nn.CircularPad1d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 1, torch.nn.CircularPad1d, "circular"
+
+
+class DistributedCircularPad2d(ImagePad):
+    """`torch.nn.CircularPad2d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 2, torch.nn.CircularPad2d, "circular"
+
+
+class DistributedCircularPad3d(ImagePad):
+    """`torch.nn.CircularPad3d` on a grid; see `DistributedZeroPad2d`."""
+
+    dims, sequential, mode = 3, torch.nn.CircularPad3d, "circular"

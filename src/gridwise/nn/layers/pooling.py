@@ -1,0 +1,329 @@
+"""Pooling on batch x channel x space grids, every argument as in torch.
+
+    max    y[o] = max of x over the window of o        the first largest, so gradients and indices are torch's
+    avg    y[o] = sum of x over the window / divisor   the divisor counts the window's rows by *global* index
+
+A window at a seam is an ordinary window: its worker has fetched all of it. Only at the edges of the global tensor are
+there rows that do not exist. Torch pads those before the first row itself, and outputs too many are cropped; those
+after the last are filled in (0, or -inf, which never wins). With `ceil_mode` or without `count_include_pad`, an average
+over an edge has another divisor than torch would find on a block, so sums are made and divided by our own counts.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import PartitionError
+from ...grid import Box, Cuts, Interval, Layout, Shape, hull_then_pad, window_need
+from ...partition import Partition
+from ..engine.carrier import HALVES
+from ..mixins import PoolingMixin
+from ..windows.fetch import memory_format_of
+from ..windows.max_pool_by_two import max_of_pairs, takes
+from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output, windows_of
+
+MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+
+class DistributedPoolingBase(PoolingMixin, WindowedLayer):
+    """What all pooling layers do: fetch the windows of the own outputs, and pool them with torch.
+
+    The output lies on `P_x` in balanced blocks; the input may come in any blocks.
+    """
+
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        super().__init__(P_x)
+        self._takes_part(P_x, signature=template.extra_repr())
+        self._imitates(template)
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        assert self._transport is not None
+        layer = self._sequential
+        stride = layer.kernel_size if layer.stride is None else layer.stride
+        sizes = layer.kernel_size, stride, layer.padding, getattr(layer, "dilation", 1)
+        self._window = tuple(self._each(size) for size in sizes)
+        target = Layout.balanced(source.grid, shape)
+        batch, channels, *space = target.cuts
+        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
+        fill = _least(self._agreed.dtype) if self._fills_with_least and self._agreed else 0.0
+        blocks = list(pairwise(batch)), list(pairwise(channels))
+        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, fill=fill)
+        kernel, stride, _, dilation = self._window
+        windows = windows_of(mine, kernel, stride, dilation) if mine and self._in_parts else None
+        self._share = Share(target.block(self._transport.rank), fetch, mine, windows)
+        self._extents = source.global_shape[2:]
+
+    _fills_with_least = False
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether outputs can be made in parts and put together."""
+        return not getattr(self, "return_indices", False)
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        kernel, stride, padding, dilation = (values[d] for values in self._window)
+        lines = []
+        for outputs in pairwise(cuts):
+            need = hull_then_pad(window_need(outputs, kernel, stride, padding, dilation), extent, "constant")
+            if need.hull[1] - need.hull[0] < self._least_rows(d):
+                lines.append(Rows.padded(need, by_margin=True))
+            else:
+                lines.append(Rows(need.hull, margin=(0, max(0, need.after - need.before)), native=need.before))
+        return lines
+
+    def _least_rows(self, d: int) -> int:
+        """How many rows torch wants to see, besides those that it pads."""
+        return 1
+
+    def _local(self, x: Tensor, share: Share) -> Any:
+        seen = self._seen(x)
+        assert share.outputs is not None
+        if not share.outputs.volume:
+            return self._empty(share.outputs.shape, seen.x)
+        native = tuple(line.native for line in share.rows)
+        return self._finished(seen.computed(self._pooled, native), seen.x, share)
+
+    def _empty(self, shape: Shape, x: Tensor) -> Any:
+        return empty_output(shape, x)
+
+    @abstractmethod
+    def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Any:
+        """What torch makes of windows of `x`."""
+
+    @abstractmethod
+    def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
+        """This worker's outputs, from what torch has made of `x`."""
+
+
+class MaxPool(DistributedPoolingBase):
+    """What all maximum pooling layers do; see `DistributedMaxPool2d` for the arguments."""
+
+    return_indices: bool
+    _settings = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
+    _fills_with_least = True
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
+        layer: Any = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}[self.dims]
+        super().__init__(P_x, layer(kernel_size, stride, padding, dilation, return_indices, ceil_mode))
+
+    def _empty(self, shape: Shape, x: Tensor) -> Any:
+        y = empty_output(shape, x)
+        return (y, torch.empty(shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        kernel, stride, padding, dilation = (values[d] for values in self._window)
+        for start in range(-padding, 0, stride):
+            first = start % dilation
+            if (start + padding) // stride < cuts[-1] and not first < min(extent, start + dilation * (kernel - 1) + 1):
+                raise PartitionError(
+                    f"{self._says}: dim {2 + d} of extent {extent} has a window without any input (it starts at {start} "
+                    f"with {kernel} rows at distance {dilation}): its maximum is undefined.\n"
+                    "  fix: less padding or dilation."
+                )
+        return super()._rows(d, cuts, extent)
+
+    def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Any:
+        kernel, stride, _, dilation = self._window
+        if {*kernel, *stride} == {2} and {*dilation} == {1} and not (any(padding) or self.return_indices) and takes(x):
+            return max_of_pairs(x, self.dims)
+        return MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
+
+    def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
+        assert share.outputs is not None
+        if not self.return_indices:
+            return cropped(y, share.outputs)
+        starts = tuple(line.hull[0] for line in share.rows)
+        indices = global_indices(cropped(y[1], share.outputs), x.shape[2:], starts, self._extents)
+        return cropped(y[0], share.outputs), indices
+
+
+class AvgPool(DistributedPoolingBase):
+    """What all average pooling layers do; see `DistributedAvgPool2d` for the arguments."""
+
+    count_include_pad: bool
+    _settings: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        super()._plan(source, shape)
+        assert self._share is not None
+        assert self._share.outputs is not None
+        block = self._share.outputs
+        counts = [self._counts(d, (block.start[2 + d], block.stop[2 + d])) for d in range(self.dims)]
+        override = getattr(self._sequential, "divisor_override", None)
+        self._divisor = override or math.prod(line[0] if line else 1 for line in counts)
+        self._divisors: Tensor | None = None
+        if override is None and any(len(set(line)) > 1 for line in counts):
+            self._divisor, self._divisors = 1, torch.ones((), dtype=torch.float64, device="cpu")
+            for line in counts:
+                self._divisors = self._divisors.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64, device="cpu")
+
+    def _least_rows(self, d: int) -> int:
+        return self._window[0][d] if self.dims == 3 else 1  # avg_pool3d refuses less than its kernel, padded or not
+
+    def _counts(self, d: int, outputs: Interval) -> list[int]:
+        """How many rows of dim `d` count in each output's average: those of the tensor, or of the padded tensor."""
+        kernel, stride, padding, _ = (values[d] for values in self._window)
+        low, high = (-padding, self._extents[d] + padding) if self.count_include_pad else (0, self._extents[d])
+        starts = [stride * o - padding for o in range(*outputs)]
+        return [min(start + kernel, high) - max(start, low) for start in starts]
+
+    def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
+        kernel, stride, _, _ = self._window
+        if self._divisors is not None and x.dtype in HALVES:
+            x = x.float()  # the sum of a window is rounded once, after the division
+        if self.dims == 1:  # torch's 1-d average has no divisor to set
+            x = x.unsqueeze(2)
+            return _averaged(x, (1, *kernel), (1, *stride), (0, *padding), self._divisor).squeeze(2)
+        if self.dims == 2:
+            return _averaged(x, kernel, stride, padding, self._divisor)
+        return F.avg_pool3d(x, kernel, stride, padding, divisor_override=self._divisor)
+
+    def _finished(self, y: Any, x: Tensor, share: Share) -> Tensor:
+        assert share.outputs is not None
+        y = cropped(y, share.outputs)
+        if self._divisors is None:
+            return y
+        whole = None if y.dtype.is_floating_point else "trunc"
+        return torch.div(y, self._divisors.to(y), rounding_mode=whole).to(x.dtype)
+
+
+def cropped(y: Tensor, outputs: Box) -> Tensor:
+    """The outputs wanted, without those that torch makes beyond them where it pads both ends alike."""
+    if y.shape == outputs.shape:
+        return y
+    for d, n in enumerate(outputs.shape[2:], 2):
+        y = y.narrow(d, 0, n)
+    return y.contiguous()
+
+
+def _averaged(x: Tensor, kernel: Shape, stride: Shape, padding: Shape, divisor: int) -> Tensor:
+    """`F.avg_pool2d`; on CUDA of memory in the usual order, because torch's gradient for channels last is wrong there."""
+    form = memory_format_of(x)
+    if x.is_cuda:
+        x = x.contiguous().flatten().view(x.shape)  # of a single channel, strides alone look like channels last
+    y = F.avg_pool2d(x, kernel, stride, padding, divisor_override=divisor)
+    return y.contiguous(memory_format=form) if x.is_cuda else y
+
+
+def global_indices(flat: Tensor, local: Shape, starts: Shape, extents: Shape) -> Tensor:
+    """Flat indices into a block of shape `local` at `starts`, as flat indices into the global tensor."""
+    total, scale = torch.zeros_like(flat), 1
+    for size, start, extent in zip(reversed(local), reversed(starts), reversed(extents), strict=True):
+        total = total + (flat % size + start) * scale
+        flat, scale = flat // size, scale * extent
+    return total
+
+
+def _least(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+class DistributedMaxPool1d(MaxPool):
+    """`torch.nn.MaxPool1d` on a grid; see `DistributedMaxPool2d`."""
+
+    dims = 1
+
+
+class DistributedMaxPool2d(MaxPool):
+    """`torch.nn.MaxPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, ..., ceil_mode : as in torch; `stride` is `kernel_size` unless given
+    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedMaxPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
+
+    dims = 2
+
+
+class DistributedMaxPool3d(MaxPool):
+    """`torch.nn.MaxPool3d` on a grid; see `DistributedMaxPool2d`."""
+
+    dims = 3
+
+
+class DistributedAvgPool1d(AvgPool):
+    """`torch.nn.AvgPool1d` on a grid; see `DistributedAvgPool2d`. There is no `divisor_override`, as in torch."""
+
+    dims = 1
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
+        layer: Any = torch.nn.AvgPool1d
+        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
+
+
+class DistributedAvgPool2d(AvgPool):
+    """`torch.nn.AvgPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, ..., divisor_override : as in torch; `stride` is `kernel_size` unless given
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAvgPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
+
+    dims = 2
+    _settings = (*AvgPool._settings, "divisor_override")
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
+        layer: Any = {2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}[self.dims]
+        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override))
+
+
+class DistributedAvgPool3d(DistributedAvgPool2d):
+    """`torch.nn.AvgPool3d` on a grid; see `DistributedAvgPool2d`."""
+
+    dims = 3

@@ -1,0 +1,74 @@
+"""PReLU on a grid: max(0, x) + a min(0, x), with one a for all, or one for each channel, cut like the channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...grid import Layout
+from ...partition import Partition
+from ..engine.agreement import agree_layout
+from ..engine.layer import Layer
+from ..parameters.blocks import Spread
+from .batchnorm import check_cut_like_parameters
+
+
+class DistributedPReLU(Layer):
+    """`torch.nn.PReLU` of tensors ``(batch, channel, ...)`` on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output; every axis may be longer than 1
+    num_parameters, init, device, dtype : as in torch; channels of the global tensor
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> gridwise.nn.DistributedPReLU(P_x, init=0.5)(torch.tensor([[-2.0, 2.0]])).detach()
+    tensor([[-1.,  2.]])
+    """
+
+    weight: Tensor
+    _fixed = (*Layer._fixed, "num_parameters")
+    _required = ("weight",)
+
+    def __init__(
+        self,
+        P_x: Partition,
+        num_parameters: int = 1,
+        init: float = 0.25,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.P_x, self.num_parameters, self.init = P_x, num_parameters, init
+        self._takes_part(P_x, signature=f"{num_parameters}, {init}")
+        along = 1 if num_parameters > 1 and P_x.dim > 1 else None
+
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            return torch.nn.PReLU(num_parameters, init, device, dtype)
+
+        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
+            return {"weight": Spread(P_x.grid, (along,), (num_parameters,))}
+
+        few = num_parameters > 1 and P_x.dim < 2
+        self._build(make, spreads, device, f"needs a partition of at least 2 axes, got {P_x.shape}" if few else None)
+
+    def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
+        assert self._transport is not None
+        layout: Layout = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])[0]
+        self._try_dtypes(lambda one: F.prelu(one(input[0], 1, 1), one(self._block("weight"), 1)))
+        if self.num_parameters > 1:
+            check_cut_like_parameters(self._says, layout, 1, self.num_parameters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_outside:
+            return x.clone()
+        weight = self._parameter("weight")
+        if not x.numel():  # connected to its parameter all the same: others wait for its part in the sum
+            return x * weight.sum()
+        return F.prelu(x, weight)
+
+    def extra_repr(self) -> str:
+        return f"num_parameters={self.num_parameters}"

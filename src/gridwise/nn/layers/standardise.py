@@ -1,0 +1,317 @@
+"""Mean and variance over workers, and the normalisation by them: what batch, layer and group norm have in common.
+
+A tensor ``(n, row, ...)`` has *rows* along dim 1. Each row belongs to a *set*, whose other elements are rows here and on
+the workers of a team. With k over the parts of a set, n_k elements each,
+
+    mean = sum_k n_k mean_k / n
+    var  = sum_k n_k (var_k + (mean_k - mean)^2) / n            never E[x^2] - E[x]^2, which cancels
+
+    y    = w (x - mean) r + b,                   r = 1 / sqrt(var + eps)
+    dx   = r (w dy - m1 - (x - mean) r m2),      m1 = sum(w dy) / n,   m2 = sum(w dy (x - mean) r) / n
+
+Whatever the size of the tensor, backward sends two numbers per set. Forward sends three for every worker of a small team
+(n_k / n, mean_k, var_k: all of it, in one message), and one twice in a larger one. The sums are torch's own kernels for
+local norms; what is left to do with a few numbers per set, NumPy does in a fraction of the time that torch takes to call
+a kernel. Under `create_graph` the gradient is taken of the same formulas, written in differentiable operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...comm.transports.base import Team, Transport
+from ..engine.copy_and_sum import AllSum
+from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
+
+FEW = 8
+"""The largest team whose members' statistics go into one message; its size grows with the team."""
+MANY = 1 << 14
+"""The most sets of all members that go into one."""
+
+SharedValue = Callable[[Tensor], Tensor]
+"""What makes a parameter one whose gradient is summed over those who hold it."""
+Numbers = Tensor | np.ndarray
+"""Statistics, a few for each row or set: NumPy's where they are few and on the host. The formulas are the same."""
+
+
+def numbers_of(x: Tensor) -> Numbers:
+    """A detached tensor of statistics for arithmetic: in the same memory, as NumPy sees it, where that is faster."""
+    is_plain = type(x) is Tensor and x.is_cpu and x.dtype in (torch.float32, torch.float64)
+    return x.numpy() if is_plain and x.numel() <= MANY else x
+
+
+def tensor_of(numbers: Numbers) -> Tensor:
+    return torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else numbers
+
+
+def _zeros(like: Numbers, *shape: int) -> Numbers:
+    return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
+
+
+@dataclass
+class Sets:
+    """Which rows make up a set, and with whom."""
+
+    transport: Transport
+    team: Team
+    """The layer's workers, who enter backward together."""
+    name: str
+    members: Team
+    """The workers among whom the sets are spread."""
+    count: int
+    """How many elements a set has in all."""
+    of_row: Tensor | None = None
+    """The set of each row here; None: each row is one."""
+    total: int = 0
+    """How many sets there are here, where `of_row` is given."""
+    run: int = 0
+    """How many rows each set has, where all have as many, one after the other; else 0."""
+
+    @property
+    def merges(self) -> bool:
+        """Whether a set may have any rows here."""
+        return self.of_row is not None and not self.run
+
+    def numbers(self, x: Tensor) -> Any:
+        """`numbers_of`; torch's where rows have to be merged."""
+        return x if self.merges else numbers_of(x)
+
+    def fold(self, rows: Any) -> Any:
+        """Sum the rows (last dim) of each set."""
+        if self.of_row is None:
+            return rows
+        if self.run:
+            return rows.reshape(*rows.shape[:-1], self.total, self.run).sum(-1)
+        return rows.new_zeros(*rows.shape[:-1], self.total).index_add(-1, self.of_row, rows)
+
+    def unfold(self, sets: Any) -> Any:
+        """Give each row the value of its set."""
+        if self.of_row is None:
+            return sets
+        if isinstance(sets, np.ndarray) and self.run:
+            return sets.repeat(self.run, -1)
+        return sets.index_select(-1, self.of_row)
+
+    @property
+    def all_sum(self) -> AllSum:
+        return AllSum(self.transport, self.team, self.name, self.members)
+
+    def summed(self, numbers: Any) -> Any:
+        """The sum over the members of what each has; in the same memory, where that is NumPy's."""
+        if len(self.members) == 1:
+            return numbers
+        if isinstance(numbers, np.ndarray):
+            self.transport.sum_few(numbers, self.members, self.name)
+            return numbers
+        return self.transport.all_sum(numbers, self.members, self.name)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (not corrected) of every set; no gradient."""
+        if self.run:  # all rows of a set as one
+            x = x.reshape(len(x), self.total, -1)
+        rows = x.shape[1]
+        share = x.numel() / max(1, rows) / max(1, self.count)  # of a set, in each of its rows
+        sets = rows if self.of_row is None else self.total
+        with np.errstate(all="ignore"):  # as torch: nan and inf come out, and nobody is warned
+            mean, var = row_moments(x.detach(), self.numbers) if x.numel() else (x.new_zeros(rows),) * 2
+            if len(self.members) > FEW or len(self.members) * sets > MANY:
+                fold, unfold = (self.fold, self.unfold) if self.merges else (_same, _same)
+                whole = self.summed(fold(mean * share))
+                spread = self.summed(fold((var + (mean - unfold(whole)) ** 2) * share))
+                return tensor_of(whole), tensor_of(spread)
+            shares: Any = share
+            if self.merges:
+                shares, mean, var = self._merged(share, mean, var)
+            table = _zeros(mean, len(self.members), 3, len(mean))
+            for place, values in enumerate((shares, mean, var)):
+                table[self.members.index(self.transport.rank), place] = values
+            table = self.summed(table)
+            parts, means, variances = table[:, 0], table[:, 1], table[:, 2]
+            whole = (parts * means).sum(0)
+            return tensor_of(whole), tensor_of((parts * (variances + (means - whole) ** 2)).sum(0))
+
+    def _merged(self, share: float, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The share, mean and variance of the rows here, put together for each set."""
+        total = self.fold(mean.new_full((len(mean),), share))
+        safe = total.clamp(min=torch.finfo(total.dtype).tiny)  # of a set without any row here
+        middle = self.fold(mean * share) / safe
+        return total, middle, self.fold((var + (mean - self.unfold(middle)).square()) * share) / safe
+
+
+def _same(rows: Any) -> Any:
+    return rows
+
+
+def row_moments(x: Tensor, numbers: Callable[[Tensor], Any]) -> tuple[Any, Any]:
+    """Mean and variance of the rows of ``(n, row, ...)``, by the kernel of group norm: one group for each n and row.
+
+    It makes one careful pass, four times faster than the kernel of batch norm. Its results for each n are merged.
+    """
+    samples, rows = x.shape[:2]
+    x = x.contiguous()  # of channels last it would take E[x^2] - E[x]^2
+    elements = x.numel() // (samples * rows)
+    _, *found = torch.native_group_norm(x, None, None, samples, rows, elements, rows, 0.0)
+    mean, scale = (numbers(each).reshape(samples, rows) for each in found)
+    var = scale**-2
+    if samples == 1:
+        return mean[0], var[0]
+    whole = mean.mean(0)
+    return whole, (var + (mean - whole) ** 2).mean(0)
+
+
+def by_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
+    """The rows of ``(n, row, ...)`` normalised by a mean and a variance for each, scaled and shifted; no gradient."""
+    if not x.numel():  # on which torch's kernels for CUDA fail, or end the process
+        return torch.empty_like(x)
+    return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
+
+
+class Standardised(torch.autograd.Function):
+    """Normalise rows by the given statistics of their sets, and scale and shift them by `weight` and `bias` of the row.
+
+    With `shared`, the rows are the sets and `weight` and `bias` are parameters that all members of a set hold: their
+    gradients are returned complete, summed over the members, since backward needs these sums anyway.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        anchor: Tensor | None,
+        statistics: tuple[Tensor, Tensor],
+        eps: float,
+        sets: Sets,
+        ticket: Ticket,
+        shared: SharedValue | None,
+    ) -> Tensor:
+        mean, var = map(sets.unfold, statistics)
+        prepare(ctx, x, weight, bias)
+        ctx.mean, ctx.var, ctx.eps, ctx.sets, ctx.ticket, ctx.shared = mean, var, eps, sets, ticket, shared
+        return by_statistics(x, weight, bias, mean, var, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        sets, mean, var = ctx.sets, ctx.mean, ctx.var
+        if torch.is_grad_enabled():
+            x, weight, bias, _ = ctx.saved_tensors
+            found = differentiable(x, weight, bias, dy, ctx.eps, sets, ctx.ticket, ctx.shared)
+            return *found, *(None,) * 6
+        name, ticket = f"the adjoint of {sets.name}", ctx.ticket.differentiated()
+        x, weight, bias = meet(ctx, sets.transport, sets.team, name, ticket)
+        if x.is_cuda and x.numel():
+            r = (var + ctx.eps).rsqrt()
+            plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)
+            aligned = aligned * r
+        elif x.numel():
+            _, aligned, plain = torch.ops.aten.native_batch_norm_backward.default(
+                dy, x, None, mean, var, None, None, False, ctx.eps, [False, True, True]
+            )
+        else:  # which torch's kernel divides by
+            aligned = plain = torch.zeros_like(mean)
+        with np.errstate(all="ignore"):
+            sums, slopes = _pulled(sets, plain, aligned, weight, var, ctx.eps, ctx.shared is not None)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            m1, m2, slope = slopes
+            dx = by_statistics(x, m2, m1, mean, var, ctx.eps)
+            dx.addcmul_(dy, slope.view(1, -1, *(1,) * (x.dim() - 2)))
+        plain, aligned = sums
+        needs_weight, needs_bias = ctx.needs_input_grad[1:3]
+        return dx, aligned if needs_weight else None, plain if needs_bias else None, *(None,) * 6
+
+
+def _pulled(
+    sets: Sets, plain: Tensor, aligned: Tensor, weight: Tensor | None, var: Tensor, eps: float, shared: bool
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The sums of dy and of dy (x - mean) r, for each row; and for each row -r m1, -r m2 and w r.
+
+    With `shared` the sums are those over all members, else of this worker.
+    """
+    few = sets.numbers(var)
+    sums: Any = np.empty((2, len(few)), few.dtype) if isinstance(few, np.ndarray) else few.new_empty(2, len(few))
+    sums[0], sums[1] = sets.numbers(plain), sets.numbers(aligned)
+    if shared:
+        sums = sets.summed(sums)
+    scale = 1.0 if weight is None else sets.numbers(weight.detach().as_subclass(Tensor))
+    r = (few + eps) ** -0.5
+    slope = scale * r
+    if shared:
+        m1, m2 = sums * (slope / -sets.count)
+    else:
+        m1, m2 = sets.unfold(sets.summed(sets.fold(sums * scale))) * (r / -sets.count)
+    return [tensor_of(each) for each in sums], [tensor_of(each) for each in (m1, m2, slope)]
+
+
+def standardised(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    sets: Sets,
+    ticket: Ticket,
+    shared: SharedValue | None,
+) -> Tensor:
+    """What `Standardised` computes, statistics included, in differentiable operators: gradients of gradients use it."""
+    others = (0, *range(2, x.dim()))
+    records = torch.is_grad_enabled()
+
+    def whole(rows: Tensor, step: int) -> Tensor:
+        own = Ticket(ticket.key + step, ticket.call, ticket.depth)
+        return apply(sets.fold(rows), sets.all_sum, own, records) / sets.count
+
+    def along(rows: Tensor) -> Tensor:
+        return rows.view(1, -1, *(1,) * (x.dim() - 2))
+
+    apart = x - along(sets.unfold(whole(x.sum(others), 1)))
+    var = whole(apart.square().sum(others), 2)
+    y = apart * along(sets.unfold((var + eps).rsqrt()))
+    if weight is not None:
+        y = y * along(weight if shared is None else shared(weight))
+    if bias is not None:
+        y = y + along(bias if shared is None else shared(bias))
+    return y
+
+
+def differentiable(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    dy: Tensor,
+    eps: float,
+    sets: Sets,
+    ticket: Ticket,
+    shared: SharedValue | None,
+) -> list[Tensor | None]:
+    """Gradients of x, weight and bias that can be differentiated again: those of `standardised`."""
+    source = x if x.requires_grad else x.detach().requires_grad_()  # to take part in the others' adjoints
+    y = standardised(source, weight, bias, eps, sets, ticket, shared)
+    wanted = [t for t in (weight, bias) if t is not None and t.requires_grad]
+    of_x, *found = torch.autograd.grad(y, [source, *wanted], dy, create_graph=True)
+    others = [found.pop(0) if t is not None and t.requires_grad else None for t in (weight, bias)]
+    return [of_x if x.requires_grad else None, *others]
+
+
+def standardise(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistics: tuple[Tensor, Tensor],
+    eps: float,
+    sets: Sets,
+    ticket: Ticket,
+    records: bool,
+    shared: SharedValue | None = None,
+) -> Tensor:
+    """Normalise ``x`` by `statistics`, recorded by autograd on all workers of the sets if `records`."""
+    anchor = anchor_unless(not records or any(t is not None and t.requires_grad for t in (x, weight, bias)))
+    return Standardised.apply(x, weight, bias, anchor, statistics, eps, sets, ticket, shared)

@@ -1,0 +1,236 @@
+"""Upsampling and downsampling on a grid: each worker interpolates its block of the global output.
+
+The sources of each output row are `taps`, counted from the edge of the *global* tensor; a kernel called on a block would
+count from the block's edge, and be wrong. Their range over a worker's outputs is what it needs: one movement fetches it.
+Then ATen's kernel makes the outputs, where it is right in every dim:
+
+    whole      the dim is not cut
+    shifted    the ratio of rows is a power of two, and the block starts where a row of the output and one of the input start
+               together, a little before the first row that is wanted; that is cropped
+
+Elsewhere rows are selected and mixed by their global indices, dim by dim. A dim is never left to the kernel as it is beside
+others that were mixed: it weighs each row with 1 and again with 0, and zero times infinity is nan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import PartitionError, UnsupportedError
+from ...grid import Interval, Layout, Needs, balanced_cuts, route
+from ...partition import Partition
+from ..engine.agreement import agree_layout
+from ..engine.autocast import dtype_after
+from ..engine.carrier import HALVES, Move
+from ..engine.module import Module
+from ..windows.fetch import memory_format_of
+from ..windows.interpolation import NEAREST, InterpolationWeights, cubic_weights, linear_weights, nearest_weights
+
+LINEAR = {
+    "linear": ("upsample_linear1d", "", ""),
+    "bilinear": ("", "upsample_bilinear2d", ""),
+    "trilinear": ("", "", "upsample_trilinear3d"),
+}
+CUBIC = {"bicubic": ("", "upsample_bicubic2d", "")}
+KERNELS = NEAREST | LINEAR | CUBIC
+
+
+@dataclass(frozen=True)
+class Dim:
+    """How one worker makes its rows of one dim: fetch `need`, and mix rows by `taps`, which count from its first.
+
+    Or let the kernel make `made` rows with `scale` and drop the first `extra`; 0 `made` where it would be wrong.
+    """
+
+    need: Interval
+    taps: InterpolationWeights
+    made: int = 0
+    scale: float | None = None
+    extra: int = 0
+
+
+def shifted(outputs: Interval, taps: InterpolationWeights, ratio: float, device: torch.device) -> Dim:
+    """Rows `outputs` by the kernel on a block, for a `ratio` of input to output rows that is a power of two."""
+    start, stop = outputs
+    period = max(1, int(1 / ratio))
+    first, last = taps.need(outputs)
+    at = start - start % period
+    while at > 0 and int(at * ratio) > first:  # the kernel would take its first row for the tensor's
+        at -= period
+    origin = int(at * ratio)
+    return Dim((origin, last), taps.cut(outputs, origin, device), stop - at, 1 / ratio, start - at)
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in KERNELS:
+        raise UnsupportedError(f"`mode` (={mode!r}) is not offered.\n  fix: one of {', '.join(map(repr, KERNELS))}.")
+
+
+class DistributedUpsample(Module):
+    """`torch.nn.Upsample` of tensors ``(batch, channel, *space)`` on `P_x`, up or down.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output; every axis may be longer than 1
+    size, scale_factor, mode, align_corners, recompute_scale_factor : as in `torch.nn.Upsample`; `size` is that of the
+        global output. Modes: nearest, nearest-exact, linear, bilinear, trilinear, bicubic.
+
+    Notes
+    -----
+    Forward: fetch the rows that the own outputs need, interpolate. Adjoint: by autograd, the fetched rows' cotangents go
+    back to their owners and are added. Bytes: the fetched rows. The output is balanced along space.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedUpsample(P_x, scale_factor=2)(torch.tensor([[[1.0, 2.0]]]))
+    tensor([[[1., 1., 2., 2.]]])
+    """
+
+    _keeps_plans = True
+    _settings = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+    _fixed = ("P_x",)
+
+    def __init__(
+        self,
+        P_x: Partition,
+        size: int | Sequence[int] | None = None,
+        scale_factor: float | Sequence[float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+    ) -> None:
+        super().__init__()
+        _check_mode(mode)
+        self.P_x, self.mode, self.align_corners = P_x, mode, align_corners
+        self.size = tuple(size) if isinstance(size, Sequence) else size
+        self.scale_factor = tuple(map(float, scale_factor)) if isinstance(scale_factor, Sequence) else scale_factor
+        self.recompute_scale_factor = recompute_scale_factor
+        self._takes_part(P_x, signature=self.extra_repr())
+
+    def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
+        assert self._transport is not None
+        _check_mode(self.mode)
+        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+        self._plan(layout, self._output_shape(layout.global_shape), input[0])
+        self._records = agreed.requires_grad
+
+    def _plan(self, layout: Layout, shape: Sequence[int], x: Tensor) -> None:
+        """For an input in blocks `layout`, of the dtype and on the device of `x`. Nothing is sent."""
+        assert self._transport is not None
+        me = self._transport.rank
+        cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
+        self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
+        # torch's bicubic kernel for CUDA copies where all extents stay as they are, whatever the scale; that for CPUs does not
+        copies = x.is_cuda and self.mode in CUBIC and shape[2:] == layout.global_shape[2:]
+        scales = [1.0 if copies else self._scale(d) for d in range(2, len(shape))]
+        plans = [self._planned(*dim, x) for dim in zip(layout.cuts[2:], cuts, scales, strict=True)]
+        own = Needs.of_layout(layout)
+        rows = tuple(tuple(dim.need for dim in line) for line in plans)
+        needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
+        self._fetch = None
+        if needs.intervals != own.intervals:
+            self._fetch = Move(self._transport, self._team, self._says, route(layout, needs, me), torch.clone)
+        index = layout.grid.index_of(me)
+        self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
+        self._block = self.layout.block(me)
+        self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
+
+    def _planned(self, cuts: Sequence[int], target: Sequence[int], scale: float | None, x: Tensor) -> list[Dim]:
+        """For each place along the axis, how its rows are made."""
+        n_in, n_out = cuts[-1], target[-1]
+        # ATen's backward takes these for copies (and doublings), its forward does not: its gradient is wrong.
+        taken = {n_in, 2 * n_in} if self.mode in NEAREST else {n_in} if self.mode in CUBIC else set()
+        disagrees = scale is not None and n_out in taken and scale * n_in != n_out
+        if self.mode in NEAREST:
+            taps = nearest_weights(self.mode, n_in, n_out, scale, x)
+        else:
+            find = linear_weights if self.mode in LINEAR else cubic_weights
+            taps = find(n_in, n_out, scale, bool(self.align_corners), x.dtype)
+        if len(target) == 2 and not disagrees:
+            return [Dim((0, n_in), taps.cut((0, n_out), 0, x.device), n_out, scale)]
+        ratio = 1 / scale if scale else n_in / max(1, n_out)
+        shifts = math.frexp(ratio)[0] == 0.5 and not self.align_corners
+        return [self._at_place(outputs, taps, ratio if shifts else None, x) for outputs in pairwise(target)]
+
+    def _at_place(self, outputs: Interval, taps: InterpolationWeights, ratio: float | None, x: Tensor) -> Dim:
+        if ratio is not None and outputs[0] < outputs[1]:
+            dim = shifted(outputs, taps, ratio, x.device)
+            if dim.made != dim.need[1] - dim.need[0]:  # ATen's linear kernel copies when it is to make as many rows
+                return dim
+        need = taps.need(outputs)
+        return Dim(need, taps.cut(outputs, need[0], x.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_outside:
+            return x.clone()
+        return self._interpolated(x)
+
+    def _interpolated(self, x: Tensor) -> Tensor:
+        """This worker's block of the output."""
+        if self._fetch is not None:
+            y = self._move(x, self._fetch, self._records)
+        else:
+            y = x.detach().requires_grad_() if self._records and not x.requires_grad else x
+        made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
+        if not self._block.volume:
+            return y.sum(dtype=made).expand(self._block.shape)
+        y = self._by_kernel(y) if all(dim.made for dim in self._local) else self._by_rows(y)
+        return y.to(made).contiguous(memory_format=memory_format_of(x))
+
+    def _by_kernel(self, y: Tensor) -> Tensor:
+        corners = () if self.mode in NEAREST else (bool(self.align_corners),)
+        y = self._kernel(y, [dim.made for dim in self._local], *corners, *(dim.scale for dim in self._local))
+        for d, dim in enumerate(self._local, 2):
+            if dim.extra:
+                y = y.narrow(d, dim.extra, dim.made - dim.extra)
+        return y
+
+    def _by_rows(self, y: Tensor) -> Tensor:
+        y = y.float() if y.dtype in HALVES and self.mode not in NEAREST else y
+        for d, dim in reversed([*enumerate(self._local, 2)]):  # the dim whose rows are short while there are few
+            y = dim.taps.take(y, d)
+        return y
+
+    def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The global output's shape, and torch's own refusal of arguments that do not fit."""
+        try:
+            y = F.interpolate(
+                torch.empty((max(1, shape[0]), *shape[1:]), device="meta"),  # an empty batch is no problem, but there
+                self.size,
+                self.scale_factor,
+                "bilinear" if self.mode in CUBIC else self.mode,  # the same shape, found much sooner
+                self.align_corners,
+                self.recompute_scale_factor,
+            )
+        except (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+            raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)}: {error}") from error
+        if 0 in (*shape[1:], *y.shape[2:]):  # which torch refuses, on devices that compute
+            raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)} would be empty.")
+        return (shape[0], *y.shape[1:])
+
+    def _scale(self, d: int) -> float | None:
+        """The factor that torch's kernel would be given for a dim."""
+        factor = None if self.recompute_scale_factor else self.scale_factor
+        return float(factor[d - 2]) if isinstance(factor, tuple) else factor
+
+    def _problem_with(self, input: tuple) -> str | None:
+        if len(input) != 1 or not isinstance(input[0], Tensor):
+            return f"needs one tensor as its positional argument, got {len(input)} argument(s)"
+        x = input[0]
+        if not x.is_floating_point() and (self.mode not in NEAREST or x.dtype != torch.uint8):
+            return f"interpolates floating-point tensors only in mode {self.mode!r}, got {x.dtype}"
+        return None
+
+    def extra_repr(self) -> str:
+        given = [f"size={self.size}" if self.scale_factor is None else f"scale_factor={self.scale_factor}"]
+        given += [f"mode={self.mode!r}"]
+        given += [] if self.align_corners is None else [f"align_corners={self.align_corners}"]
+        return ", ".join(given + ([] if not self.recompute_scale_factor else ["recompute_scale_factor=True"]))

@@ -1,0 +1,198 @@
+"""Parameters on a grid: this worker's block of the global parameter, who else holds it, and how its gradient is summed.
+
+    holders   a grid of workers, say (batch, channel, space)
+    axes      which axis of it cuts which dim of the parameter: for a convolution's weight, dim 0 along axis 1
+    sharers   the workers that differ only along the other axes: they hold the same block
+
+    forward   w_j = w          every sharer has the block already: the identity, nothing is copied or sent
+    adjoint   g   = sum_j g_j  the gradients of all sharers, summed, on each of them
+    bytes     2 (p-1)/p of the block per worker and backward pass, p = number of sharers
+
+The sum is a node of the graph and acts on the gradient of this backward pass, never on `.grad`: accumulation, retained
+graphs and `autograd.grad` see complete gradients. A parameter and its gradient are *one* value with p copies: what is
+computed from them on every sharer counts once, and the adjoint of the sum is the identity again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ...comm.transports.base import Team, Transport
+from ...grid import Box, Grid, Layout, Shape
+from ..engine.operator import Operator, Ticket, apply, meet, prepare
+
+holders_of_blocks: WeakKeyDictionary[torch.nn.Module, Transport] = WeakKeyDictionary()
+"""The modules that hold parameters in blocks, by their `_spreads`: whose gradient is a tensor? (`utils.clip_grad_norm`)"""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where a parameter of `shape` lies: its dim d is cut along axis ``axes[d]`` of `holders`, or whole for None."""
+
+    holders: Grid
+    axes: tuple[int | None, ...]
+    shape: Shape
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The blocks on their owners, the first holder of each; one grid axis per dim of the parameter."""
+        extents = [1 if axis is None else self.holders.shape[axis] for axis in self.axes]
+        owners = []
+        for index in product(*map(range, extents)):
+            at = {axis: i for axis, i in zip(self.axes, index, strict=True) if axis is not None}
+            owners.append(self.holders.rank_at([at.get(axis, 0) for axis in range(self.holders.dim)]))
+        return Layout.balanced(Grid(tuple(owners), tuple(extents)), self.shape)
+
+    def block(self, rank: int) -> Box | None:
+        """What `rank` holds, in global indices; None if it is no holder."""
+        if rank not in self.holders:
+            return None
+        index = self.holders.index_of(rank)
+        return self.layout.block_at(tuple(0 if axis is None else index[axis] for axis in self.axes))
+
+    def sharers(self, rank: int) -> Team:
+        """The workers that hold the same block as `rank`, itself included."""
+        free = [axis for axis in range(self.holders.dim) if axis not in self.axes]
+        return tuple(sorted(self.holders.team_along(rank, free)))
+
+    def cut(self, value: Tensor, rank: int) -> Tensor:
+        """This worker's block of the global `value`, zero-volume for a worker that holds none."""
+        box = self.block(rank)
+        if box is None:
+            return value[:0] if value.dim() else value  # a scalar, such as a count of batches, is everywhere
+        return value[box.slices]
+
+    def label(self, tensor: BlockTensor | BlockParameter, transport: Transport) -> None:
+        """Tell the tensor what it is a block of. A parameter that all workers of the world hold whole has no layout."""
+        everywhere = self.layout.grid.size == 1 and self.holders.size == transport.size
+        tensor.layout = None if everywhere else self.layout
+        tensor.block = None if everywhere else self.block(transport.rank)
+
+
+class BlockTensor(Tensor):
+    """A tensor that knows which block of a global one it is: what `state_dict()` of a distributed layer holds.
+
+    Attributes
+    ----------
+    layout : the blocks of the global tensor on their owners; None if every worker of the world holds all of it. It
+        stands where torch says `torch.strided`, which these tensors always are.
+    block : the part that this worker holds, in global indices; on a worker that is not in ``layout.grid`` it is a copy.
+        None if there is no layout, or if the worker holds no part.
+    """
+
+    layout: Layout | None = None  # type: ignore[assignment]
+    block: Box | None = None
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict) -> BlockTensor:
+        return memo.setdefault(id(self), labelled(self.detach().clone().as_subclass(BlockTensor), self))
+
+
+class BlockParameter(torch.nn.Parameter):
+    """A worker's block of a global parameter; `layout` and `block` as in `BlockTensor`, kept by `.to()` and `deepcopy`.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> weight = gridwise.nn.DistributedConv2d(P_x, 1, 4, kernel_size=3).weight
+    >>> weight.shape, weight.layout
+    (torch.Size([4, 1, 3, 3]), None)
+    """
+
+    layout: Layout | None = None  # type: ignore[assignment]
+    block: Box | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return torch.nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict) -> BlockParameter:
+        return memo.setdefault(id(self), labelled(BlockParameter(self.data.clone(), self.requires_grad), self))
+
+
+Labelled = TypeVar("Labelled", BlockTensor, BlockParameter)
+
+
+def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
+    """`tensor` with the layout and the block of another."""
+    tensor.layout, tensor.block = like.layout, like.block
+    return tensor
+
+
+class Shared(Operator):
+    """A block that its team holds alike: the identity, whose adjoint is the sum over the team."""
+
+    @cached_property
+    def adjoint(self) -> SummedGradient:
+        return SummedGradient(self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x  # autograd makes an alias of it
+
+
+class SummedGradient(Operator):
+    """The adjoint of `Shared`."""
+
+    def __init__(self, forth: Shared) -> None:
+        super().__init__(forth.transport, forth.team, f"the gradient of {forth.name}")
+        self.forth = forth
+
+    @property
+    def adjoint(self) -> Shared:
+        return self.forth
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        return self.transport.all_sum(gradient, self.team, self.name)
+
+
+class _Together(torch.autograd.Function):
+    """Several blocks of the same sharers as themselves; on the way back their gradients are summed in one message.
+
+    A block that no worker has used gets no gradient, as in torch: the message says how many workers used each.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, operator: Shared, ticket: Ticket, *blocks: Tensor) -> tuple[Tensor, ...]:
+        ctx.operator, ctx.ticket = operator, ticket
+        prepare(ctx)
+        ctx.likes = [(block.shape, block.dtype, block.device) for block in blocks]
+        ctx.set_materialize_grads(False)
+        return blocks
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        operator, ticket = ctx.operator, ctx.ticket.differentiated()
+        meet(ctx, operator.transport, operator.team, operator.name, ticket)
+        parts = []
+        for gradient, (shape, dtype, device) in zip(gradients, ctx.likes, strict=True):
+            if gradient is None:
+                gradient = torch.zeros((), dtype=dtype, device=device).expand(shape)
+            parts.append(gradient.reshape(-1))
+        if len(parts) == 1:  # large perhaps: nothing is put beside it
+            total = apply(parts[0], operator.adjoint, ticket, torch.is_grad_enabled())
+            return None, None, total.view(ctx.likes[0][0])
+        used = torch.tensor([float(g is not None) for g in gradients], dtype=parts[0].dtype, device=parts[0].device)
+        total = apply(torch.cat([*parts, used]), operator.adjoint, ticket, torch.is_grad_enabled())
+        *sums, counts = torch.split_with_sizes(total, [*[part.numel() for part in parts], len(gradients)])
+        uses = used.new_ones(len(gradients), device="cpu") if counts.is_meta else counts  # meta tensors cannot tell
+        found = zip(sums, uses.tolist(), ctx.likes, strict=True)
+        return None, None, *(part.view(like[0]) if count else None for part, count, like in found)
+
+
+def shared_together(blocks: Sequence[Tensor], operator: Shared, ticket: Ticket) -> tuple[Tensor, ...]:
+    """The blocks, of one dtype, with the sum of their gradients over the sharers recorded as one node."""
+    return _Together.apply(operator, ticket, *blocks)
+
+
+Make = Callable[[torch.device | str | None], torch.nn.Module]
+"""Builds the sequential torch layer on a device."""

@@ -1,0 +1,141 @@
+"""Do the workers that hold the same block hold the same numbers?
+
+Replicas start equal and get equal gradients, so they stay equal, unless a script changes some of them. Each block is
+hashed; the hashes are compared among the holders. `check_replicas` does so on request, for a whole model. Layers and models
+do so for what they hold when they are first called, when their parameters were loaded or assigned since, and in every n-th
+call with ``GRIDWISE_CHECK_REPLICAS=n``: only then do they read parameters, and wait for the device that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from ...comm.settings import count
+from ...comm.transports.base import Team, Transport
+from ...errors import MismatchError, PartitionError, describe
+from ...partition import Partition, world
+from ..engine.agreement import NOTHING, key_of, tell
+from .blocks import Spread
+
+FIX = "build models from one seed on all workers (torch.manual_seed), change parameters alike, load the same state."
+
+_every = count("GRIDWISE_CHECK_REPLICAS")
+
+
+def checks_every() -> int:
+    """Replicas are compared in every so many calls; 0: in none but the first, and after loading and assigning."""
+    return _every
+
+
+def is_due(call: int) -> bool:
+    """Whether they are in this call of a layer or model."""
+    return _every > 0 and call % _every == 0
+
+
+class Replica(NamedTuple):
+    """A value that workers hold, in blocks that others may hold too."""
+
+    name: str
+    value: Tensor
+    spread: Spread
+
+
+def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequence[Replica]) -> None:
+    """Raise on all workers of `team` unless those who hold the same block hold the same bits: one all-reduce.
+
+    All workers name the same values in the same order. Each block has its place in the message, and minus it.
+    """
+    shared = [each for each in replicas if each.spread.holders.size > each.spread.layout.grid.size]
+    if not shared or len(team) == 1:
+        return
+    names: list[str] = []
+    own: dict[int, int] = {}
+    for name, value, spread in shared:
+        if transport.rank in spread.holders:
+            own[len(names) + _place(spread, transport.rank)] = _digest(value)
+        names += [name] * spread.layout.grid.size
+    votes = np.full((2, len(names)), NOTHING, dtype=np.int64)
+    for place, digest in own.items():
+        votes[:, place] = digest, -digest
+    flat = votes.reshape(-1)
+    transport.all_max(flat, team, f"the comparison of replicas of {what}")
+    high, low = flat.reshape(2, -1)
+    wrong = np.flatnonzero((high != NOTHING) & (high != -low)).tolist()
+    if wrong:
+        mine = [f"{names[place]} has checksum {own[place]:016x}" for place in wrong if place in own]
+        told = tell(transport, team, "; ".join(mine) or None)
+        differing = ", ".join(f"`{name}`" for name in dict.fromkeys(names[place] for place in wrong))
+        raise PartitionError(describe(f"{what}: workers hold different replicas of {differing}.", told, FIX))
+
+
+def _place(spread: Spread, rank: int) -> int:
+    """Which of the blocks of a value `rank` holds, counted as their owners are."""
+    index, grid = spread.holders.index_of(rank), spread.layout.grid
+    return grid.ranks.index(grid.rank_at([0 if axis is None else index[axis] for axis in spread.axes]))
+
+
+def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
+    """Raise `PartitionError` on all workers, naming parameters and workers, unless all replicas are equal bit by bit.
+
+    Parameters and buffers are compared. Those of layers that are not distributed count as held by every worker of `P`.
+
+    Parameters
+    ----------
+    model : the model, on every worker of `P`
+    P : the workers that train it; default: the world
+
+    Examples
+    --------
+    >>> gridwise.check_replicas(torch.nn.Linear(2, 2))
+    """
+    partition = P or world()
+    transport, everyone = partition.transport, partition.team
+    found = list(_held(model, transport, everyone))
+    names = key_of(" ".join(name for name, _, _ in found))
+    votes = np.array([names, -names], dtype=np.int64)
+    transport.all_max(votes, everyone, "check_replicas")
+    if votes[0] != -votes[1]:
+        raise MismatchError("check_replicas: the workers hold models whose parameters have different names.")
+    by_team: dict[Team, list[tuple[str, int]]] = {}
+    for name, value, holders in found:
+        if transport.rank in holders and len(holders) > 1:
+            by_team.setdefault(holders, []).append((name, _digest(value)))
+    differing: list[str] = []
+    for team in sorted(by_team):  # one order on all workers, so nobody waits in a circle
+        digests = np.array([digest for _, digest in by_team[team]], dtype=np.int64)
+        highest, lowest = digests.copy(), -digests
+        transport.all_max(highest, team, "check_replicas")
+        transport.all_max(lowest, team, "check_replicas")
+        for (name, digest), same in zip(by_team[team], highest == -lowest, strict=True):
+            if not same:
+                differing.append(f"{name} has checksum {digest:016x}")
+    votes = np.array([bool(differing)], dtype=np.int64)
+    transport.all_max(votes, everyone, "check_replicas")
+    if votes[0]:
+        told = tell(transport, everyone, "; ".join(differing) or None)
+        raise PartitionError(describe("check_replicas: workers hold different replicas of a parameter.", told, FIX))
+
+
+def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Iterator[tuple[str, Tensor, Team]]:
+    """Name, value and holders of every parameter and buffer."""
+    for prefix, module in model.named_modules():
+        own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
+        for name, value in own:
+            spread = getattr(module, "_spreads", {}).get(name.rpartition(".")[2])
+            if spread is None:
+                yield name, value, everyone
+            else:
+                yield name, value, spread.sharers(transport.rank) if transport.rank in spread.holders else ()
+
+
+def _digest(value: Tensor) -> int:
+    if value.is_meta:  # without numbers
+        return key_of(f"{tuple(value.shape)} {value.dtype}")
+    data = value.detach().as_subclass(Tensor).cpu().contiguous().view(-1)
+    return xxhash.xxh3_64_intdigest(data.view(torch.uint8).numpy().data) >> 2

@@ -1,0 +1,64 @@
+"""What a state dict says of the blocks in it, so that a block which was saved is not taken for another.
+
+    state._metadata["conv"]["blocks"]["weight"]  =  {"shape": (8, 3, 3, 3), "start": (4, 0, 0, 0), "stop": (8, 3, 3, 3),
+                                                     "worker": 1}
+
+Numbers and tuples beside the versions that torch keeps there: pickled and copied with the state, and read by `torch.load`
+with `weights_only=True`, where Gridwise is not installed too. Whole tensors have no entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import PartitionError, describe
+from ...grid import Box
+from .blocks import BlockParameter, BlockTensor, Spread
+
+KEY = "blocks"
+
+
+def note(state: dict[str, Any], prefix: str, spreads: Mapping[str, Spread], rank: int) -> None:
+    """Write into the metadata of `state` which of a layer's tensors are blocks, and of what."""
+    metadata = getattr(state, "_metadata", {}).get(prefix[:-1], {})
+    blocks = {}
+    for name, spread in spreads.items():
+        box = spread.block(rank)
+        if prefix + name not in state or box == Box.of_shape(spread.shape):
+            continue
+        start, stop = (None, None) if box is None else (box.start, box.stop)
+        blocks[name] = {"shape": spread.shape, "start": start, "stop": stop, "worker": rank}
+    if blocks:
+        metadata[KEY] = blocks
+
+
+def check(name: str, value: Tensor, saved: Mapping[str, Any] | None, spread: Spread, rank: int) -> None:
+    """Raise if `value` is a block, by its label or by what was `saved` of it, and not that of worker `rank`."""
+    mine = spread.block(rank)
+    if isinstance(value, BlockTensor | BlockParameter) and value.layout is not None:
+        shape, box, owner = value.layout.global_shape, value.block, ""
+    elif saved is not None:
+        shape, owner = tuple(saved["shape"]), f", saved by worker {saved['worker']}"
+        box = None if saved["start"] is None else Box(tuple(saved["start"]), tuple(saved["stop"]))
+        if value.numel() if box is None else tuple(value.shape) != box.shape:
+            return  # something else has been put in its place: a whole tensor, perhaps
+    else:
+        return
+    if box != mine or shape != spread.shape:
+        raise PartitionError(
+            describe(
+                f"{name} in this state dict is {_part(box)} of a tensor of shape {shape}{owner}; worker {rank} holds "
+                f"{_part(mine)} of one of shape {spread.shape}.",
+                fix="save and load with gridwise.checkpoint, or save gridwise.nn.full_state_dict(model), which loads on any "
+                "grid and into the torch model.",
+            )
+        )
+
+
+def _part(box: Box | None) -> str:
+    if box is None:
+        return "no part"
+    return f"the block [{', '.join(f'{a}:{b}' for a, b in zip(box.start, box.stop, strict=True))}]"

@@ -1,0 +1,55 @@
+"""What the primitives share: a layer that is one linear operator, planned at set-up."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...comm.messages.wire_dtypes import SUMMED_AS
+from ...partition import zero_volume_tensor
+from ..engine.agreement import Structure
+from ..engine.module import Module
+from ..engine.operator import Operator, is_dense
+
+
+class Primitive(Module):
+    """A layer that applies one operator. A subclass plans it in `_distdl_module_setup` and hands it to `_plan`."""
+
+    sums = False
+    """Whether forward or backward adds numbers of different workers over the wire."""
+    preserve_batch = False
+
+    _keeps_plans = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operator: Operator | None = None
+        self._agreed: Structure | None = None
+
+    def _plan(self, operator: Operator, agreed: Structure) -> None:
+        self._operator, self._agreed = operator, agreed
+
+    def _distdl_module_teardown(self, input: tuple[Tensor, ...]) -> None:
+        self._operator = self._agreed = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_outside:
+            return x.clone()
+        assert self._operator is not None
+        assert self._agreed is not None
+        x = self._agreed.brought(x)
+        return self._move(x, self._operator, self._agreed.requires_grad)
+
+    def _nothing(self, x: Tensor) -> Tensor:
+        """The zero-volume result of a worker that gets no part."""
+        batch = x.shape[0] if self.preserve_batch and x.dim() else None
+        return zero_volume_tensor(batch, dtype=x.dtype, device=x.device)
+
+    def _problem_with(self, input: tuple[Tensor, ...]) -> str | None:
+        if len(input) != 1 or not isinstance(input[0], Tensor):
+            return f"needs one tensor as its positional argument, got {', '.join(type(x).__name__ for x in input) or 'none'}"
+        x = input[0]
+        if not is_dense(x) or x.is_quantized or x.is_nested:
+            return f"needs a dense tensor, got {x.layout}{', quantized' if x.is_quantized else ''}"
+        if self.sums and x.dtype not in SUMMED_AS and not x.is_complex():
+            return f"cannot sum tensors of dtype {x.dtype}"
+        return None

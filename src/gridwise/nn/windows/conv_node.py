@@ -1,0 +1,174 @@
+"""A convolution as a single node of autograd: what it fetches, convolves, sends home and sums, in one place.
+
+    forward    fetch ──► convolve
+    backward   agree ──► gradients, by torch ──► those of halos go home ──► those of weight and bias summed in one
+               message
+
+Nodes for each of these steps (`fetch`, torch's own, `blocks`) would each cost tens of microseconds, and some of them an
+agreement with the other workers. That counts where blocks are small. Large ones, what takes several calls of torch, and
+torch's own padding are made of steps, and so are gradients of gradients.
+
+All workers of a layer take this road, or none does: that follows from what they have agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...comm.transports.base import Team, Transport
+from ...grid import Layout, Shape
+from ..engine.autocast import autocasts
+from ..engine.operator import Ticket, anchor_unless, apply, meet, plain, prepare
+from ..parameters.blocks import Shared
+from .fetch import Fetch
+
+LARGE = 1 << 20
+"""The largest block, in bytes, of which a padded copy is kept for backward: that is faster than making it again."""
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of a box, of the weight and of the bias."""
+Sums = Sequence[tuple[Shared, int] | None]
+"""How the gradients of weight and bias are summed, with a key; None where they are not, or somebody else does it."""
+
+
+def in_one_call(source: Layout, outputs: Shape, dtype: torch.dtype, groups: int) -> bool:
+    """Whether every worker has outputs, of real numbers, and a single call of torch makes them of what it needs."""
+    filled = all(n >= p for n, p in zip(outputs, source.grid.shape, strict=True))
+    return filled and dtype.is_floating_point and (groups == 1 or source.grid.shape[1] == 1) and not autocasts()
+
+
+def is_small(source: Layout, dtype: torch.dtype) -> bool:
+    """Whether all blocks are small."""
+    extents = [max(stop - start for start, stop in pairwise(cuts)) for cuts in source.cuts]
+    return prod(extents) * dtype.itemsize <= LARGE
+
+
+@dataclass(frozen=True)
+class ConvNode:
+    """A worker's part in a convolution."""
+
+    transport: Transport
+    team: Team
+    name: str
+    fetch: Fetch | None
+    """None where every worker needs just what it has."""
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    """What torch pads around the box, or cuts off what a transposed one makes of it."""
+    dilation: tuple[int, ...]
+    groups: int
+    output_padding: tuple[int, ...] | None = None
+    """Of a transposed convolution."""
+    crops: tuple[int, ...] = ()
+    """Rows to drop of what it makes, as `pad` takes them; none if left out."""
+
+    @cached_property
+    def adjoint_name(self) -> str:
+        return f"the adjoint of {self.name}"
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, sums: Sums, ticket: Ticket, wants_x: bool
+    ) -> Tensor:
+        """The outputs; `wants_x` says whether any worker needs the gradient of its block."""
+        wanted = (wants_x, weight.requires_grad, bias is not None and bias.requires_grad)
+        if not torch.is_grad_enabled() or True not in wanted:
+            return self.made(x.detach(), weight, bias)[0]
+        call = _Call(self, sums, ticket, wanted)
+        return _Convolved.apply(x, weight, bias, anchor_unless(x.requires_grad or wanted[1] or wanted[2]), call)
+
+    def made(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The outputs, and the box that they were made from."""
+        box = x if self.fetch is None else self.fetch(plain(x))
+        y = torch.convolution(box, weight, bias, *self._arguments)
+        return F.pad(y, [-n for n in self.crops]) if self.crops else y, box
+
+    def gradients(self, y: Tensor, box: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
+        """Those which are wanted, from that of the outputs."""
+        made = torch.ops.aten.convolution_backward.default(y, box, weight, (y.shape[1],), *self._arguments, wanted)
+        return cast(Gradients, made)
+
+    @cached_property
+    def _arguments(self) -> tuple[Any, ...]:
+        """Of torch's one function for all convolutions."""
+        transposed, room = self.output_padding is not None, self.output_padding or (0,) * len(self.stride)
+        return self.stride, self.padding, self.dilation, transposed, room, self.groups
+
+
+class _Call:
+    """One call of a convolution, for its backward."""
+
+    def __init__(self, single: ConvNode, sums: Sums, ticket: Ticket, wanted: tuple[bool, bool, bool]) -> None:
+        self.single, self.wanted = single, wanted
+        self.ticket = Ticket(ticket.key + 2, ticket.call, ticket.depth)  # a worker on another road would be noticed
+        self.fetch = single.fetch if wanted[0] else None
+        self.sums = [each if needed else None for each, needed in zip(sums, wanted[1:], strict=True)]
+        self.team = single.team if self.fetch or any(self.sums) else (single.transport.rank,)
+        """Who meets in backward: nobody else where nothing is sent."""
+
+    def plainly(self, y: Tensor, weight: Tensor, box: Tensor) -> Gradients:
+        """The gradients, from that of the outputs; nothing is recorded."""
+        of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
+        if self.fetch is not None:
+            of_x = self.fetch.adjoint(cast(Tensor, of_x))
+        return of_x, *self._summed(*parts)
+
+    def _summed(self, of_weight: Tensor | None, of_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Complete gradients of the parameters."""
+        first, second = self.sums
+        if first is not None and second is not None and first[0].team == second[0].team:
+            assert of_weight is not None
+            assert of_bias is not None
+            both = first[0].adjoint(torch.cat((of_weight.reshape(-1), of_bias)))
+            total, of_bias = torch.split_with_sizes(both, (of_weight.numel(), of_bias.numel()))
+            return total.view(of_weight.shape), of_bias
+        if first is not None:
+            of_weight = first[0].adjoint(cast(Tensor, of_weight))
+        if second is not None:
+            of_bias = second[0].adjoint(cast(Tensor, of_bias))
+        return of_weight, of_bias
+
+    def recorded(self, y: Tensor, x: Tensor, weight: Tensor, box: Tensor, depth: int) -> Gradients:
+        """The same by nodes that can be differentiated again."""
+        key, call, _ = self.ticket
+        if self.sums[0] is not None:  # its gradient is a sum
+            operator, own = self.sums[0]
+            weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
+        if self.fetch is None:
+            of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
+        else:  # fetched again: this box knows where it comes from
+            box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
+            of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
+            of_x = apply(cast(Tensor, of_x), self.fetch.adjoint, Ticket(key, call, depth), True)
+        for i, each in enumerate(self.sums):
+            if each is not None:
+                operator, own = each
+                parts[i] = apply(cast(Tensor, parts[i]), operator.adjoint, Ticket(own, call, depth), True)
+        return of_x, parts[0], parts[1]
+
+
+class _Convolved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor | None, call: _Call) -> Tensor:
+        ctx.call = call
+        y, box = call.single.made(x, weight, bias)
+        prepare(ctx, x, weight, box)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, ...]:
+        call: _Call = ctx.call
+        single, ticket = call.single, call.ticket.differentiated()
+        x, weight, box = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
+        y = F.pad(y, single.crops) if single.crops else y
+        if torch.is_grad_enabled():
+            return *call.recorded(y, x, weight, box, ticket.depth), None, None
+        return *call.plainly(y, weight, box), None, None

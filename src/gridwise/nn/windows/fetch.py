@@ -1,0 +1,150 @@
+"""The operator of windowed layers: bring the box that a worker needs, with room around it, in one copy.
+
+    forward   y = E A x      A moves pieces to the needed box (`carrier`); E sets it into a larger one, with filled
+              margins
+    adjoint   x = A' E' y    the margins are dropped, the rest goes back and is added
+    bytes     what the route sends; the margins cost nothing
+
+Padding with zeros would be a second copy of the whole block after the movement: here messages and the own block land in
+the padded tensor directly. A worker that needs just what it owns, without margins, gets its own tensor and no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...comm.messages.packing import put
+from ...comm.transports.base import Team, Transport
+from ...grid import Box, Route, stacking_of
+from ..engine.carrier import HALVES, Margins, Move, MoveBack, Place
+from .stacking import Stack
+
+
+class Fetch(Move):
+    """Move along a route into a box with `margins`, filled with `fill` (which is not part of the linear map).
+
+    `fresh_gradients` promises that the result goes to a torch function which makes a new gradient for it, seen by
+    nobody else: the adjoint then adds in place and returns a view, without a copy of the block.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        team: Team,
+        name: str,
+        plan: Route,
+        nothing: Callable[[Tensor], Tensor],
+        margins: Margins = (),
+        fill: float = 0.0,
+        fresh_gradients: bool = False,
+    ) -> None:
+        self.margins = margins if plan.needed is not None and any(map(any, margins)) else ()
+        super().__init__(transport, team, name, plan, nothing, self.margins)
+        self.fresh_gradients = fresh_gradients
+        self.fill = fill
+        self.edges = _edges(self.shape, self.margins)
+        self.received = sum(message.volume for message in plan.receives)
+        stacking = stacking_of(plan, self.margins)
+        self.stack = None if stacking is None else Stack(stacking, fill)
+
+    @cached_property
+    def adjoint(self) -> FetchBack:
+        return FetchBack(self)
+
+    @cached_property
+    def stays(self) -> tuple[Box, Box] | None:
+        """The largest piece of the own block that stays: in that block, and in what is fetched.
+
+        None where nothing stays, nothing is sent or received, or batch or channels are fetched.
+        """
+        plan = self.plan
+        if not plan.kept or not (plan.receives or plan.sends):
+            return None
+        piece = max(plan.kept, key=lambda piece: piece.source.volume)
+        target = piece.target.shifted(tuple(before for before, _ in self.margins)) if self.margins else piece.target
+        return (piece.source, target) if target.shape[:2] == self.shape[:2] else None
+
+    @property
+    def linear_part(self) -> Fetch:
+        if not self.fill:
+            return self
+        return Fetch(self.transport, self.team, self.name, self.plan, self.nothing, self.margins)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.is_identity:
+            return x
+        if self.plan.needed is None:
+            y = self.nothing(x)
+        else:
+            if self.stack is not None and x.is_contiguous() and (arrived := self.traffic.exchanged(x)) is not None:
+                return self.stack.of(x, arrived)
+            y = self._room_for(x)
+        self.traffic.carry(x, y, self.kept, add=False)
+        return y
+
+    def _room_for(self, x: Tensor) -> Tensor:
+        """A new box with its margins filled."""
+        y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=memory_format_of(x))
+        for edge in self.edges:
+            edge(y).fill_(self.fill)
+        return y
+
+    def received_pieces(self, y: Tensor) -> list[Tensor]:
+        """Copies of what came from others, out of a fetched box."""
+        return [place(y).clone() for place in self.traffic.arriving]
+
+    def put_together(self, x: Tensor, received: Sequence[Tensor]) -> Tensor:
+        """The box that was fetched, from the own block and `received_pieces`; nothing is sent."""
+        y = self._room_for(x)
+        for source, target in self.kept:
+            put(target(y), source(x), add=False)
+        for place, piece in zip(self.traffic.arriving, received, strict=True):
+            put(place(y), piece, add=False)
+        return y
+
+
+class FetchBack(MoveBack):
+    """The adjoint of `Fetch`."""
+
+    forth: Fetch
+
+    @property
+    def adjoint(self) -> Fetch:
+        return self.forth.linear_part
+
+    def __call__(self, y: Tensor) -> Tensor:
+        if self.forth.is_identity:
+            return y
+        forth = self.forth
+        if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES or 0 in y.stride():
+            return super().__call__(y)
+        x = forth.kept[0][1](y)  # the own part of the gradient, in its place: what arrives is added there
+        self.traffic.carry(y, x, (), add=True)
+        return x
+
+
+def memory_format_of(x: Tensor) -> torch.memory_format:
+    """The format to keep: channels last where `x` is laid out so, else contiguous."""
+    if not x.is_contiguous():
+        if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            return torch.channels_last
+        if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
+            return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def _edges(shape: Sequence[int], margins: Margins) -> list[Place]:
+    """The margins of a tensor as disjoint slabs: dim by dim, each inside the margins of the dims before."""
+    slabs, whole = [], Box.of_shape(tuple(shape))
+    start, stop = list(whole.start), list(whole.stop)
+    for d, (before, after) in enumerate(margins):
+        first, last = before, shape[d] - after
+        for a, b in ((0, first), (last, shape[d])):
+            if a < b:
+                slabs.append(Place(Box((*start[:d], a, *start[d + 1 :]), (*stop[:d], b, *stop[d + 1 :])), whole))
+        start[d], stop[d] = first, last
+    return slabs

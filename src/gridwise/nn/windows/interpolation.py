@@ -1,0 +1,126 @@
+"""Interpolation along one dim: which rows of the input each row of the output is made of, and with what weights.
+
+    nearest    y_o = x_i               i from torch's own kernel, asked about the global dim
+    linear     y_o = (1 - w) x_i + w x_j     i = floor(s), j = min(i + 1, n - 1), w = s - i
+    cubic      y_o = sum_k c_k(w) x_(i + k - 1)     k = 0 .. 3, rows outside are those of the edge, c with A = -0.75
+
+with s the source coordinate of output o, from *global* coordinates, in the arithmetic of ATen (UpSample.h): float64 for
+float64 and float32 for all else. `upsampling` moves the rows that the taps name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...errors import UnsupportedError
+from ...grid import Interval
+
+NEAREST = {
+    "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    "nearest-exact": ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+}
+CUBIC_A = -0.75
+
+
+@dataclass(frozen=True)
+class InterpolationWeights:
+    """Along one dim, the sources of each output, one tensor of rows for each tap, and their weights; none for nearest.
+
+    The second of two taps has the weight given, the first has the rest.
+    """
+
+    rows: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...] = ()
+
+    def need(self, outputs: Interval) -> Interval:
+        """The range of sources of the outputs ``[o0, o1)``; sources never decrease."""
+        start, stop = outputs
+        if start >= stop:
+            return 0, 0
+        return int(self.rows[0][start]), int(self.rows[-1][stop - 1]) + 1
+
+    def cut(self, outputs: Interval, origin: int, device: torch.device) -> InterpolationWeights:
+        """The taps of the outputs ``[o0, o1)``, with sources counted from `origin`."""
+        own = slice(*outputs)
+        return InterpolationWeights(
+            tuple((rows[own] - origin).to(device) for rows in self.rows),
+            tuple(weights[own].to(device) for weights in self.weights),
+        )
+
+    def take(self, x: Tensor, dim: int) -> Tensor:
+        """Interpolate `x` along `dim`."""
+        parts = [x.index_select(dim, rows) for rows in self.rows]
+        along = [-1] + [1] * (x.dim() - dim - 1)
+        weights = [weight.to(x.dtype).view(along) for weight in self.weights]
+        if not weights:
+            return parts[0]
+        if len(weights) == 1:
+            weights = [1 - weights[0], *weights]  # as torch weighs both: `lerp` makes nan of what is infinite
+        y = parts[0] * weights[0]
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            y = torch.addcmul(y, part, weight)
+        return y
+
+
+def nearest_weights(mode: str, n_in: int, n_out: int, scale: float | None, x: Tensor) -> InterpolationWeights:
+    """The sources that torch's kernel takes for tensors like `x`: it interpolates the row numbers themselves."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if n_in > 2**24 and dtype == torch.float32:
+        raise UnsupportedError(f"mode {mode!r} of a dim of {n_in} rows needs float64: float32 cannot number them.")
+    device = "cpu" if x.is_meta else x.device  # of a plan, which has no numbers
+    rows = torch.arange(n_in, dtype=dtype, device=device).view(1, 1, n_in)
+    return InterpolationWeights(
+        (getattr(torch.ops.aten, NEAREST[mode][0])(rows, [n_out], scale).view(n_out).long().cpu(),)
+    )
+
+
+def linear_weights(
+    n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype
+) -> InterpolationWeights:
+    """Two sources and the weight of the second; a dim that keeps its extent is copied, whatever the scale says."""
+    if n_in == n_out:
+        rows = torch.arange(n_out, device="cpu")
+        return InterpolationWeights((rows, rows), (torch.zeros(n_out, device="cpu"),))
+    at = _coordinates(n_in, n_out, scale, align_corners, dtype).clamp(min=0)
+    first = at.floor().long().clamp(max=n_in - 1)
+    return InterpolationWeights((first, (first + 1).clamp(max=n_in - 1)), ((at - first).clamp(0, 1),))
+
+
+def cubic_weights(
+    n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype
+) -> InterpolationWeights:
+    """Four sources and their weights, those of Keys' cubic convolution.
+
+    >>> taps = cubic_weights(4, 8, None, False, torch.float64)
+    >>> taps.need((2, 4)), [float(weight[0]) for weight in taps.weights]
+    ((0, 4), [-0.03515625, 0.26171875, 0.87890625, -0.10546875])
+    """
+    at = _coordinates(n_in, n_out, scale, align_corners, dtype)
+    middle = at.float().floor().long().clamp(max=n_in - 1)  # ATen takes the floor in float32
+    w = (at - middle).clamp(0, 1)
+    rows = tuple((middle + k).clamp(0, n_in - 1) for k in (-1, 0, 1, 2))
+    return InterpolationWeights(rows, (_outer(w + 1), _inner(w), _inner(1 - w), _outer(2 - w)))
+
+
+def _inner(t: Tensor) -> Tensor:
+    return ((CUBIC_A + 2) * t - (CUBIC_A + 3)) * t * t + 1
+
+
+def _outer(t: Tensor) -> Tensor:
+    return ((CUBIC_A * t - 5 * CUBIC_A) * t + 8 * CUBIC_A) * t - 4 * CUBIC_A
+
+
+def _coordinates(n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype) -> Tensor:
+    """Where in the input each output lies (area_pixel_compute_scale and what follows it)."""
+    outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
+    if align_corners:
+        return (_divided(n_in - 1, n_out - 1, outputs) if n_out > 1 else outputs.new_zeros(())) * outputs
+    ratio = outputs.new_tensor(1.0 / scale) if scale is not None and scale > 0 else _divided(n_in, n_out, outputs)
+    return ratio * (outputs + 0.5) - 0.5
+
+
+def _divided(a: int, b: int, like: Tensor) -> Tensor:
+    return like.new_tensor(a) / like.new_tensor(b)

@@ -1,0 +1,323 @@
+"""What convolutions, pooling and padding share: for my block of the output, which box of the input do I need?
+
+    plan      output shape: asked of torch itself, on the meta device; the output's blocks are balanced
+              needs: per dim and place on the grid, the rows that the outputs there see (`grid.window`)
+    call      fetch the needed box, with margins        one movement: halos, channels and padding at once (`fetch`)
+              pad and crop, for reflect and replicate   local
+              call torch                                local
+    backward  no code: each step has an exact adjoint
+
+Torch decides what is refused, too: what it says to the global shape is raised on all workers before anything is sent.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import PartitionError
+from ...grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, route
+from ...partition import Partition
+from ..engine.agreement import Structure, agree_layout, agree_unbatched
+from ..engine.autocast import autocasts, dtype_of_products
+from ..engine.layer import Layer
+from ..engine.operator import apply, is_dense, noted
+from .fetch import Fetch
+from .overlap import SplitOutputs, overlaps
+from .saved_input import FetchedInput, WindowInput
+
+Size = int | tuple[int, ...]
+"""One number for all dims of space, or one for each."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How one worker makes the rows of one dim that its outputs see.
+
+    Fetch `hull` with `margin` around it, pad the result by `pad`, take `crop` of that, and let torch pad by `native`.
+    """
+
+    hull: Interval
+    margin: Interval = (0, 0)
+    pad: Interval = (0, 0)
+    crop: Interval | None = None
+    native: int = 0
+
+    @classmethod
+    def padded(cls, padding: Padding, by_margin: bool) -> Rows:
+        """Padding of any mode, done by the margins of the fetch (a constant) or locally by torch."""
+        around = (padding.before, padding.after)
+        if by_margin:
+            return cls(padding.hull, margin=around)
+        length = padding.hull[1] - padding.hull[0] + sum(around)
+        return cls(padding.hull, pad=around, crop=None if padding.crop == (0, length) else padding.crop)
+
+
+@dataclass(frozen=True)
+class Share:
+    """This worker's part in a call: its block of what the grid computes (None without one), and how it gets there."""
+
+    outputs: Box | None
+    fetch: Fetch | None
+    """None when every worker needs what it owns."""
+    rows: tuple[Rows, ...]
+    windows: tuple[Window, ...] | None = None
+    """How the outputs see what was fetched; None where the layer always computes them at once."""
+
+    @cached_property
+    def parts(self) -> SplitOutputs | None:
+        """The outputs in parts, of which some need no messages; None where all wait."""
+        return None if self.pads else SplitOutputs.planned(self.fetch, self.windows, self.outputs)
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether torch pads or crops what was fetched."""
+        return any(any(line.pad) or line.crop is not None for line in self.rows)
+
+
+class WindowedLayer(Layer):
+    """A layer whose outputs see windows of the input. A subclass plans in `_plan` and computes in `_local`."""
+
+    dims: ClassVar[int]
+    """How many dims of space, after batch and channels."""
+    _template: torch.nn.Module
+
+    def __init__(self, P_x: Partition) -> None:
+        super().__init__()
+        self.P_x = P_x
+        self._grid_x = self._grid_of(P_x, "P_x")
+        self._share: Share | None = None
+        self._agreed: Structure | None = None
+        self._unbatched = False
+        self._batch = 0
+
+    def _grid_of(self, partition: Partition, name: str) -> Grid:
+        """The grid with an axis for each of (batch, channel, *space); one without a batch axis gets one of length 1."""
+        if not isinstance(partition, Partition) or partition.dim not in (self.dims + 1, self.dims + 2):
+            has = f"{partition.shape}" if isinstance(partition, Partition) else repr(partition)
+            raise PartitionError(
+                f"{type(self).__name__}: `{name}` (={has}) must be a partition with {self.dims + 2} axes (batch, channel "
+                f"and {self.dims} of space), or {self.dims + 1} without the batch.\n  fix: use 1 for dims that are not cut."
+            )
+        return Grid(partition.ranks, (1,) * (self.dims + 2 - partition.dim) + partition.shape)
+
+    def _imitates(self, template: torch.nn.Module) -> None:
+        """Remember torch's layer, on the meta device: it knows the output's shape and what to refuse."""
+        self.__dict__["_template"] = template  # no child: it has no part in this layer's state
+        for name in (*self._fixed, *self._settings):
+            if hasattr(template, name):
+                setattr(self, name, getattr(template, name))
+
+    @property
+    def _sequential(self) -> Any:
+        """Torch's layer, as this one is set now."""
+        template: Any = self._template
+        for name in self._settings:
+            setattr(template, name, getattr(self, name))
+        return template
+
+    def extra_repr(self) -> str:
+        words: str = self._sequential.extra_repr()
+        return words
+
+    def _each(self, size: Any) -> tuple[int, ...]:
+        """A size for each dim of space, where torch takes one for all too."""
+        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
+        return sizes * self.dims if len(sizes) == 1 else sizes
+
+    # Planning
+
+    def _problem_with(self, input: tuple) -> str | None:
+        if len(input) != 1 or not isinstance(input[0], Tensor):
+            given = ", ".join(type(x).__name__ for x in input) or "none"
+            return f"needs one tensor as its positional argument, got {given}"
+        x, dims = input[0], self.dims
+        if not is_dense(x) or x.is_nested:
+            return f"needs a dense tensor, got {x.layout}"
+        if not self.P_x.active:
+            return None
+        if x.dim() not in (dims + 1, dims + 2):
+            return f"needs a block of {dims + 2} dims, or {dims + 1} without the batch, got shape {tuple(x.shape)}"
+        if x.dim() == dims + 1 and self._grid_x.shape[0] > 1:
+            return (
+                f"got a block of shape {tuple(x.shape)} without a batch, but the grid cuts the batch: {self.P_x.shape}"
+            )
+        return None
+
+    def _distdl_module_setup(self, input: tuple) -> None:
+        assert self._transport is not None
+        x = input[0]
+        mine = x.dim() == self.dims + 1 if self.P_x.active else None
+        self._unbatched = agree_unbatched(self._transport, self._team, self._says, mine)
+        x = self._batched(x)
+        source, self._agreed = agree_layout(self._transport, self._team, self._says, self._grid_x, x)
+        self._batch = x.shape[0] if self.P_x.active else source.global_shape[0]
+        self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))
+
+    def _distdl_module_teardown(self, input: tuple) -> None:
+        self._share = self._agreed = None
+
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        """The global output's shape; raises what torch would raise for the global input."""
+        template = self._sequential
+        for name in template._parameters:
+            value = self._parameters.get(name, next(self.parameters(), None))  # computed from others, of one dtype
+            if value is not None:
+                blank = torch.empty(self._spreads[name].shape, dtype=value.dtype, device="meta")
+                dtype = value.dtype if autocasts() else dtype
+            template._parameters[name] = None if value is None else torch.nn.Parameter(blank, requires_grad=False)
+        x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about how torch would compute it, which it does not
+                y = template(x)
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            asked = f"{self._says} cannot take a global input of shape {tuple(x.shape)}, {dtype}"
+            raise PartitionError(f"{asked}: {error}") from None
+        y = y[0] if isinstance(y, tuple) else y
+        return (1, *y.shape) if self._unbatched else tuple(y.shape)
+
+    def _need_channels(self, given: int, wanted: int) -> None:
+        if given != wanted:
+            raise PartitionError(
+                f"{self._says} needs `in_channels` (={wanted}) channels in dim 1 of the global input, got {given}.\n"
+                "  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
+            )
+
+    def _try_convolution(self, dtype: torch.dtype, convolve: Any) -> None:
+        """Raise what torch raises to an input of this dtype and weights of theirs."""
+        assert self._agreed is not None
+        x = torch.empty(0, dtype=dtype, device=self._agreed.device)
+        weight, bias, ones = self._parameters.get("weight"), self._parameters.get("bias"), (1,) * (self.dims + 2)
+        if weight is not None:
+            self._try_dtypes(lambda one: convolve(one(x, *ones), one(weight, *ones), one(bias, 1)))
+
+    @abstractmethod
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        """Set `_share` for an input in blocks `source` and an output of global `shape`. Nothing is sent."""
+
+    def _fetch_rows(
+        self,
+        source: Layout,
+        grid: Grid,
+        batch: Sequence[Interval],
+        channels: Sequence[Interval],
+        space: Sequence[Sequence[Rows]],
+        wrap: bool = False,
+        fill: float = 0.0,
+    ) -> tuple[Fetch | None, tuple[Rows, ...]]:
+        """The movement that brings each worker of `grid` what its rows need, and this worker's rows for each dim."""
+        assert self._transport is not None
+        hulls = tuple(tuple(rows.hull for rows in line) for line in space)
+        needs = Needs(grid, (tuple(batch), tuple(channels), *hulls), (False, False, *(wrap,) * self.dims))
+        rank = self._transport.rank
+        mine: tuple[Rows, ...] = ()
+        if rank in grid:
+            mine = tuple(line[i] for line, i in zip(space, grid.index_of(rank)[2:], strict=True))
+        filled = any(any(rows.margin) for line in space for rows in line)
+        if not filled and grid == source.grid and needs.intervals == Needs.of_layout(source).intervals:
+            return None, mine
+        plan = route(source, needs, rank)
+        margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
+        options = self._nothing, margins, fill, self._fresh_gradients
+        return Fetch(self._transport, self._team, self._says, plan, *options), mine
+
+    @property
+    def _nothing(self) -> Callable[[Tensor], Tensor]:
+        """Makes what a worker without outputs gets: ``(batch, 0)``, of its own batch if it has one."""
+        batch = self._batch
+        return lambda x: x.new_empty(batch, 0)
+
+    # Calling
+
+    def _batched(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(0) if self._unbatched and x.dim() == self.dims + 1 else x
+
+    def forward(self, x: Tensor) -> Any:
+        if self._is_outside:
+            return self._outside(x)
+        assert self._share is not None
+        assert self._agreed is not None
+        y = self._local(self._batched(x), self._share)
+        if not self._unbatched:
+            return y
+        return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
+
+    def _seen(self, x: Tensor) -> WindowInput:
+        """What this worker's outputs see, padded."""
+        assert self._share is not None
+        assert self._agreed is not None
+        records, share = self._agreed.requires_grad, self._share
+        x = self._agreed.brought(x)
+        if overlaps() and share.parts is not None:
+            return share.parts.begin(x, self._ticket, records)
+        if share.fetch is None:
+            box = x.detach().requires_grad_() if records and not x.requires_grad else x
+        else:
+            box = apply(x, share.fetch, self._ticket, records)
+        pad = partial(padded, rows=share.rows, mode=self._pad_mode) if share.pads and box.numel() else None
+        if share.fetch is None or share.fetch.is_identity or not box.numel():
+            return WindowInput(box if pad is None else pad(box))
+        return FetchedInput(x, share.fetch, box, pad)
+
+    _pad_mode = "constant"
+    _fresh_gradients = True
+    """Whether what is fetched always goes to a function of torch that makes a new gradient for it."""
+
+    @abstractmethod
+    def _local(self, x: Tensor, share: Share) -> Any:
+        """The outputs of this worker from what is `_seen` of `x`; zero-volume and connected to it where it has none."""
+
+    def _outside(self, x: Tensor) -> Any:
+        """What a worker outside the grid gets: a zero-volume tensor that can be differentiated like all others."""
+        y = x.flatten()[:0]
+        for parameter in self.parameters(recurse=False):
+            y = y + parameter.flatten()[:0]
+        y = as_batch(y, x)
+        return (y, y.new_empty(y.shape, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
+
+
+def windows_of(
+    rows: Sequence[Rows], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[Window, ...]:
+    """How the outputs of each dim see the rows that were fetched for them."""
+    each = zip(rows, kernel, stride, dilation, strict=True)
+    return tuple(Window(d * (k - 1) + 1, s, line.native) for line, k, s, d in each)
+
+
+def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
+    """What was fetched, padded and cropped as the rows of each dim say."""
+    if any(any(line.pad) for line in rows):
+        x = F.pad(x, [n for line in reversed(rows) for n in line.pad], mode)
+    for d, line in enumerate(rows, 2):
+        if line.crop is not None:
+            x = x.narrow(d, line.crop[0], line.crop[1] - line.crop[0])
+    return x
+
+
+def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """A tensor that depends on all of these as a layer's output does, without calling torch's; zeros, if it has volume.
+
+    A worker with nothing to compute enters the same adjoints and sums as all others, of first and of second order: the
+    output is linear in `x`, in `weight` and in `bias`.
+    """
+    total = x.sum(dtype=x.dtype)
+    if weight is not None:
+        total = total * weight.sum().to(x.dtype)
+    if bias is not None:
+        total = total + (bias[:0].sum() if math.prod(shape) else bias.sum()).to(x.dtype)
+    return noted(total.to(x.dtype if weight is None else dtype_of_products(x))).expand(shape)
+
+
+def as_batch(nothing: Tensor, x: Tensor) -> Tensor:
+    """`nothing`, without elements, in the shape that it has for the input `x`: ``(batch, 0)``, or ``(0,)`` without one."""
+    return nothing.reshape(x.shape[0], 0) if x.dim() > 1 else nothing

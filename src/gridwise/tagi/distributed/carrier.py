@@ -1,0 +1,142 @@
+"""Moments and innovations on their way between workers: one movement for a mean and its variance.
+
+    forward   (mu, var)              A x    each worker gets the rows it needs, from their owners, with padding around them
+    backward  (delta_mu, delta_var)  A' d   the same rows go back, and what arrives at one place is added
+
+The innovations of a sum of copies are the sums of the innovations, for means and for variances alike: the adjoint of
+the movement is all that closed-form inference needs of it. The routes are those of every other layer (`gridwise.nn`),
+without autograd, for two tensors at a time: mean and variance leave in one message per peer, each from where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...comm.messages.packing import put
+from ...comm.transports.base import Team, Transport
+from ...grid import Interval, Layout, Needs, route
+from ...nn.engine.carrier import Place, Placed
+from ...nn.windows.fetch import Fetch
+from ..nn.base_layer import BaseLayer
+from ..nn.gaussian import Gaussian, Innovation
+
+
+class Carrier:
+    """Brings each worker its `needs` of a tensor in blocks `source`, with `margins` of `fill` around them."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        team: Team,
+        name: str,
+        source: Layout,
+        needs: Needs,
+        margins: Sequence[Interval] = (),
+        fill: float = 0.0,
+    ) -> None:
+        self.transport, self.team, self.name = transport, team, name
+        self.source, self.needs, self.margins, self.fill = source, needs, tuple(margins), fill
+        plan = route(source, needs, transport.rank)
+        self._forth = Fetch(transport, team, name, plan, _nothing, self.margins, fill)
+
+    def fetch(self, x: Gaussian) -> Gaussian:
+        """What this worker needs, without Jacobians: they stay with the owners."""
+        forth, sources = self._forth, [x.mu] if x.var is None else [x.mu, x.var]
+        if forth.is_identity:
+            return Gaussian(x.mu, x.var)
+        results = [self._room(t) for t in sources]
+        self._carry(sources, results, forth.sends, forth.receives, forth.kept, add=False)
+        return Gaussian(*results)
+
+    def _room(self, like: Tensor) -> Tensor:
+        """A tensor for what this worker needs, with the margins filled."""
+        if self._forth.plan.needed is None:
+            return _nothing(like)
+        out = like.new_empty(self._forth.shape)
+        for edge in self._forth.edges:
+            edge(out).fill_(self.fill)
+        return out
+
+    def give_back(self, delta: Innovation, fresh: bool = True) -> Innovation:
+        """The innovations of what this worker owns, from those of everything that was fetched of it.
+
+        `fresh` innovations are nobody else's: what arrives is added to them, and they are not copied.
+        """
+        forth = self._forth
+        if forth.is_identity:
+            return delta
+        sources = list(delta)
+        if fresh and forth.keeps_all:
+            targets = [forth.kept[0][1](t) for t in sources]
+            kept: list[tuple[Place, Place]] = []
+        else:
+            owned = forth.plan.owned
+            targets = [_nothing(t) if owned is None else t.new_zeros(owned.shape) for t in sources]
+            kept = [(target, source) for source, target in forth.kept]
+        self._carry(sources, targets, forth.receives, forth.sends, kept, add=True)
+        return Innovation(*targets)
+
+    def _carry(
+        self,
+        sources: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        sends: Sequence[Placed],
+        receives: Sequence[Placed],
+        kept: Sequence[tuple[Place, Place]],
+        add: bool,
+    ) -> None:
+        """Send places of all `sources`, one message per peer, and put what arrives and what is kept into `targets`."""
+        pending = self.transport.move(
+            [(peer, [place(t) for t in sources for place in places]) for peer, places in sends],
+            [(peer, [place(t) for t in targets for place in places]) for peer, places in receives],
+            sources[0].dtype,
+            self.name,
+            add,
+        )
+        try:
+            for source, target in zip(sources, targets, strict=True):
+                for origin, place in kept:
+                    put(place(target), origin(source), add)
+        finally:  # whatever happens here: peers still write to the memory of these messages
+            pending.wait()
+
+
+class GridHalo(Carrier):
+    """The carrier of a windowed layer; for a transposed convolution it also cuts out the outputs.
+
+    `drops` are the rows and columns that the kernel makes too many, before and after; negative ones are added as zeros.
+    """
+
+    drops: tuple[Interval, Interval] | None = None
+
+    def crop(self, y: Tensor) -> Tensor:
+        return y if self.drops is None else F.pad(y, [-n for drop in reversed(self.drops) for n in drop])
+
+    def uncrop(self, delta: Tensor) -> Tensor:
+        return delta if self.drops is None else F.pad(delta, [n for drop in reversed(self.drops) for n in drop])
+
+
+class Regrid(BaseLayer):
+    """Whole samples on every worker, from blocks of images: a repartition between two layers of a network."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        super().__init__()
+        self.carrier = carrier
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        self._keep(x.jcb, x.mu.shape)
+        return self.carrier.fetch(x)
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        jcb, _ = self._recall()
+        if not need_input:
+            return None
+        needed = self.carrier.needs.box(self.carrier.transport.rank).shape
+        return self.carrier.give_back(delta.reshape(*needed), fresh=False).through(jcb)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x.new_empty(0)

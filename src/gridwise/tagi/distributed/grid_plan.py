@@ -1,0 +1,175 @@
+"""How a network runs on a grid: which rows each windowed layer fetches, and where whole samples are needed.
+
+    images                                      samples
+    (batch, 1, height, width) grid      ->      all its workers along the batch
+    convolution, pooling       halos            Linear, LayerNorm, Softmax, ...     as on one worker
+    BatchNorm2d                sums
+    activations, unit by unit  nothing
+
+The first layer of the network that needs whole samples has them gathered: from there on the batch is spread over all
+workers, so that each does an equal part. Everything follows from the layout of the input, which all workers know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ...comm.transports.base import Team, Transport
+from ...errors import PartitionError
+from ...grid import Cuts, Grid, Interval, Layout, Needs, hull_then_pad, transposed_need, window_need
+from ..nn.activation import (
+    LeakyReLU,
+    MixtureReLU,
+    MixtureSigmoid,
+    MixtureTanh,
+    ReLU,
+    Sigmoid,
+    Softplus,
+    Tanh,
+)
+from ..nn.base_layer import BaseLayer
+from ..nn.batch_norm import BatchNorm2d
+from ..nn.conv2d import Conv2d
+from ..nn.layer_block import LayerBlock
+from ..nn.pooling import Pool2d
+from ..nn.resnet_block import ResNetBlock
+from ..nn.sequential import Sequential
+from ..nn.windowed import WindowedBaseLayer
+from .carrier import Carrier, GridHalo, Regrid
+
+UNIT_BY_UNIT = (ReLU, LeakyReLU, MixtureReLU, Sigmoid, MixtureSigmoid, Tanh, MixtureTanh, Softplus)
+
+
+def works_on_blocks(layer: BaseLayer) -> bool:
+    """Whether a layer can work on blocks of images; if not, it needs whole samples."""
+    if isinstance(layer, LayerBlock | ResNetBlock):
+        return all(map(works_on_blocks, layer.children_layers()))
+    return isinstance(layer, (WindowedBaseLayer, BatchNorm2d, *UNIT_BY_UNIT))
+
+
+def samples_grid(grid: Grid) -> Grid:
+    """All workers of `grid` along the batch."""
+    return Grid(grid.ranks, (grid.size, *(1,) * (grid.dim - 1)))
+
+
+@dataclass
+class GridPlan:
+    """The layers of `net` in order, with the movements between them, for an input in blocks `source`."""
+
+    net: Sequential
+    transport: Transport
+    team: Team
+    source: Layout
+    steps: list[BaseLayer] = field(default_factory=list)
+    halos: dict[WindowedBaseLayer, GridHalo] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        layout: Layout | None = self.source
+        first = self.net.layers[0]
+        if not isinstance(first, WindowedBaseLayer) and works_on_blocks(
+            first
+        ):  # a shortcut needs the blocks that layers make
+            layout = self._regrid(self.source, self.source.grid)
+        for layer in self.net.layers:
+            if layout is not None and works_on_blocks(layer):
+                layout = self._place(layer, layout)
+            elif layout is not None:
+                self._regrid(layout, samples_grid(layout.grid))
+                layout = None
+            self.steps.append(layer)
+
+    def _regrid(self, source: Layout, grid: Grid) -> Layout:
+        target = Layout.balanced(grid, source.global_shape)
+        if target != source:
+            needs = Needs.of_layout(target)
+            self.steps.append(Regrid(Carrier(self.transport, self.team, "the gathering of samples", source, needs)))
+        return target
+
+    def _place(self, layer: BaseLayer, layout: Layout) -> Layout:
+        """Where the outputs of a layer are, for an input in blocks `layout`; plans the halos on the way."""
+        if isinstance(layer, LayerBlock):
+            for child in layer.layers:
+                layout = self._place(child, layout)
+            return layout
+        if isinstance(layer, ResNetBlock):
+            main = self._place(layer.main_block, layout)
+            side = layout if layer.shortcut is None else self._place(layer.shortcut, layout)
+            if main != side:
+                raise PartitionError(
+                    f"ResNetBlock: main block gives shape {main.global_shape}, the shortcut {side.global_shape}.\n"
+                    "  fix: a shortcut with the stride and the channels of the main block."
+                )
+            return main
+        if isinstance(layer, BatchNorm2d):
+            _check_channels(layer, layout, layer.num_features)
+        return self._place_windows(layer, layout) if isinstance(layer, Conv2d | Pool2d) else layout
+
+    def _place_windows(self, layer: Conv2d | Pool2d, source: Layout) -> Layout:
+        batch, channels, height, width = source.global_shape
+        if isinstance(layer, Conv2d):
+            _check_channels(layer, source, layer.in_channels)
+            _check_declared(layer, (height, width))
+            channels = layer.out_channels
+        size = layer.output_hw((height, width))
+        if min(size) < 1:
+            raise PartitionError(f"{layer.get_layer_info()}: makes nothing of images of {height} x {width}.")
+        target = Layout.balanced(source.grid, (batch, channels, *size))
+        dims = [_Dim(layer, d, target.cuts[2 + d], source.global_shape[2 + d]) for d in range(2)]
+        intervals = tuple(pairwise(target.cuts[0])), ((0, source.global_shape[1]),), *(d.hulls for d in dims)
+        needs = Needs(source.grid, intervals, (False,) * 4)
+        index = source.grid.index_of(self.transport.rank)[2:]
+        margins = ((0, 0), (0, 0), *(d.margins[i] for d, i in zip(dims, index, strict=True)))
+        fill = layer.outside if isinstance(layer, Pool2d) else 0.0
+        halo = GridHalo(self.transport, self.team, layer.get_layer_info(), source, needs, margins, fill)
+        if isinstance(layer, Conv2d) and layer.transposed:
+            halo.drops = dims[0].drop(index[0]), dims[1].drop(index[1])
+        self.halos[layer] = halo
+        return target
+
+
+class _Dim:
+    """What the workers along one dim of space fetch for a windowed layer: `hulls` of real rows, `margins` of padding."""
+
+    def __init__(self, layer: Conv2d | Pool2d, d: int, cuts: Cuts, extent: int) -> None:
+        self.outputs = list(pairwise(cuts))
+        self.kernel, self.stride, self.dilation = layer.kernel_size[d], layer.stride[d], 1
+        self.padding = layer.padding[d] if layer.padding_type == 1 else 0  # before the first row
+        self.hulls: tuple[Interval, ...]
+        if isinstance(layer, Conv2d):
+            self.dilation = layer.dilation[d]
+        window = self.kernel, self.stride, self.padding, self.dilation
+        if isinstance(layer, Conv2d) and layer.transposed:
+            self.hulls = tuple(transposed_need(outputs, *window, extent) for outputs in self.outputs)
+            self.margins = [(0, 0)] * len(self.outputs)
+        else:
+            paddings = [hull_then_pad(window_need(outputs, *window), extent, "constant") for outputs in self.outputs]
+            self.hulls = tuple(padding.hull for padding in paddings)
+            self.margins = [(padding.before, padding.after) for padding in paddings]
+
+    def drop(self, place: int) -> Interval:
+        """Rows that a transposed kernel makes too many of the fetched ones, before and after the outputs of a worker."""
+        (first, last), (start, stop) = self.outputs[place], self.hulls[place]
+        if start == stop:
+            return 0, first - last
+        before = first + self.padding - self.stride * start
+        made = self.stride * (stop - start - 1) + self.dilation * (self.kernel - 1) + 1
+        return before, made - before - (last - first)
+
+
+def _check_channels(layer: BaseLayer, layout: Layout, wanted: int) -> None:
+    if layout.global_shape[1] != wanted:
+        raise PartitionError(
+            f"{layer.get_layer_info()}: the input of global shape {layout.global_shape} has {layout.global_shape[1]} "
+            f"channels, the layer takes {wanted}."
+        )
+
+
+def _check_declared(layer: Conv2d, size: tuple[int, int]) -> None:
+    if any(declared not in (0, extent) for declared, extent in zip(layer.declared_hw, size, strict=True)):
+        height, width = layer.declared_hw
+        raise PartitionError(
+            f"{layer.get_layer_info()}: declared with `in_height` (={height}) and `in_width` (={width}), the blocks of all "
+            f"workers together are images of height {size[0]} and width {size[1]}.\n"
+            "  fix: pass each worker its block, x[gridwise.local_slice(P_x, x.shape)]; or declare the sizes of the whole image."
+        )

@@ -1,0 +1,183 @@
+"""A TAGI network on a batch x space grid: each worker holds a block of the images.
+
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 2])
+    net = gridwise.tagi.on_grid(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), ..., nn.Linear(512, 11)), P_x)
+    mu, var = net(x[gridwise.local_slice(P_x, x.shape)])              my block of the images
+    mine = gridwise.local_slice(net.P_y, y.shape)                     my part of the output
+    updater.update(net.output_z_buffer, y[mine], noise[mine], net.input_delta_z_buffer)
+    net.backward()
+    net.step()
+
+The result is that of one worker, to rounding, for every grid, kernel, stride, padding and size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...errors import PartitionError
+from ...nn.engine.agreement import Ballot, agree_layout
+from ...partition import CartesianPartition, Partition, zero_volume_tensor
+from ..inference.finite_values import as_inputs, as_variances
+from ..nn.gaussian import Gaussian, Innovation
+from ..nn.sequential import Sequential, returned
+from .carrier import Regrid
+from .grid_plan import GridPlan, works_on_blocks
+from .network import Distributed
+from .replicas import Replicas
+
+
+class GridSequential(Distributed):
+    """A `Sequential` whose images lie in blocks on the grid `P_x`; made by `on_grid`.
+
+    Attributes
+    ----------
+    model : Sequential
+        The network, with the same parameters on all workers. It also works alone, on whole images, in evaluation mode.
+    P_x : CartesianPartition
+        The grid of the input: (batch, 1, height, width).
+    P_y : CartesianPartition
+        The grid of the output: all workers along the batch if a layer needed whole samples, else `P_x`. In either case
+        in balanced blocks, as `gridwise.local_slice(P_y, global_shape)` tells.
+    """
+
+    def __init__(self, model: Sequential, P_x: Partition) -> None:
+        if not isinstance(P_x, CartesianPartition) or P_x.dim != 4 or P_x.shape[1] != 1:
+            has = P_x.shape if isinstance(P_x, Partition) else repr(P_x)
+            raise PartitionError(
+                f"on_grid: `P_x` (={has}) must be a Cartesian partition with the axes (batch, 1, height, width).\n"
+                "  fix: create_cartesian_topology_partition([1, 1, 2, 2]), say; channels are not cut."
+            )
+        self.model, self.P_x, self.P_y = model, P_x, P_x
+        if not all(map(works_on_blocks, model.layers)):
+            self.P_y = P_x.create_cartesian_topology_partition([P_x.size, 1])
+        self._structure: Any = None
+        self._plan: GridPlan | None = None
+        self._has_variance = False
+        if P_x.active:
+            self._replicas = Replicas(model, P_x.transport, P_x.team, "GridSequential")
+
+    # ---- inference --------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+        """Mean and variance of this worker's part of the output, for its block of the images.
+
+        Parameters
+        ----------
+        mu_x
+            This worker's block of the means, (batch, channel, height, width): a tensor or a NumPy array.
+        var_x
+            Variances of the same shape; None for inputs that are certain.
+        """
+        if not self.P_x.active:
+            return zero_volume_tensor(), zero_volume_tensor()
+        problem, x = None, Gaussian(torch.zeros(0))
+        try:
+            x = self._input(mu_x, var_x)
+        except (PartitionError, RuntimeError, TypeError) as error:
+            problem = str(error)
+        structure = x.mu.shape, x.mu.dtype, x.var is None
+        if self._replicas.agree("forward", problem, structure != self._structure):
+            self._make_plan(x)
+            self._structure = structure
+        out = self._run(x._replace(var=x.variance() if self._has_variance else None))
+        return returned(out, mu_x)
+
+    def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
+        like = next(self.model.parameters(), torch.zeros(()))
+        x = Gaussian(as_inputs(mu_x, like), None if var_x is None else as_variances(var_x, like, "var_x"))
+        if x.mu.ndim != 4:
+            raise PartitionError(f"needs a block of shape (batch, channel, height, width), got {tuple(x.mu.shape)}")
+        if x.var is not None and x.var.shape != x.mu.shape:
+            raise PartitionError(f"got means of shape {tuple(x.mu.shape)} with variances of shape {tuple(x.var.shape)}")
+        return x
+
+    def _make_plan(self, x: Gaussian) -> None:
+        self._structure = self._plan = None
+        transport, team, name = self.P_x.transport, self.P_x.team, "GridSequential.forward"
+        ballot = Ballot()
+        some = ballot.any(x.var is not None)
+        ballot.count(transport, team, name)
+        self._has_variance = bool(ballot.read(some))
+        source, _ = agree_layout(transport, team, name, self.P_x.grid, x.mu)
+        self._plan = GridPlan(self.model, transport, team, source)
+
+    def _run(self, x: Gaussian) -> Gaussian:
+        with self._on_grid() as plan:
+            for layer in plan.steps:
+                if isinstance(layer, Regrid):  # it is none of the model's own layers
+                    layer.training = self.model.training
+                x = layer.forward(x)
+        self.model.output_z_buffer.gaussian = x
+        return x
+
+    @torch.no_grad()
+    def backward(self) -> None:
+        """Innovations of this worker's units; sums of the parameters' over the grid."""
+        if not self.P_x.active:
+            return
+        self._replicas.begin(self._problem_with_backward())
+        back: Innovation | None = self.model._output_innovation()
+        with self._on_grid() as plan:
+            self._replicas.batch = plan.source.global_shape[0]
+            for position in range(len(plan.steps) - 1, -1, -1):
+                assert back is not None
+                back = plan.steps[position].backward(back, position > 0 or self.model.input_state_update)
+            self._replicas.finish()
+            self._replicas.batch = None
+        if back is not None and self.model.input_state_update:
+            self.model.output_delta_z_buffer.innovation = back
+
+    def step(self) -> None:
+        """Update the parameters from the sums over the grid; the same on all workers, nothing is sent."""
+        if self.P_x.active:
+            self.model.step()
+
+    def barrier(self) -> None:
+        """Return when all workers of the grid have arrived."""
+        self.P_x.barrier()
+
+    @contextmanager
+    def _on_grid(self) -> Iterator[GridPlan]:
+        """While the body runs, windows reach into the blocks of other workers; else the network is an ordinary one."""
+        assert self._plan is not None
+        try:
+            for layer, halo in self._plan.halos.items():
+                layer.halo = halo
+            yield self._plan
+        finally:
+            for layer in self._plan.halos:
+                layer.halo = None
+
+
+def on_grid(net: Sequential, P_x: Partition) -> GridSequential:
+    """`net` on the grid `P_x`: each worker holds a block of the images, and all train one network.
+
+    Parameters
+    ----------
+    net
+        The network, built alike on all workers; its parameters become those of the grid's first worker.
+    P_x
+        A Cartesian partition with the axes (batch, 1, height, width). Workers outside it may call everything, with
+        `gridwise.zero_volume_tensor()`; nothing happens there.
+
+    Notes
+    -----
+    Convolutions and pooling fetch the rows that they need of other workers: means and variances in one message per
+    neighbour in forward, their innovations in backward, where they are added. `BatchNorm2d` takes its statistics over
+    the grid. The first layer that needs whole samples (Linear, LayerNorm, Softmax) has the batch spread over all
+    workers, each with whole samples: that is where the output is then (`P_y`). The sums of the parameters are added
+    over the grid before the variances enter, in few large messages.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> net = gridwise.tagi.on_grid(gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(1, 2, 3)), P_x)
+    >>> net(torch.ones(4, 1, 8, 8))[0].shape
+    torch.Size([4, 2, 6, 6])
+    """
+    return GridSequential(net, P_x)

@@ -1,0 +1,102 @@
+"""What networks on several workers share: the interface of a `Sequential`, around one that has hooks to the others."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from ...errors import GridwiseError
+from ..nn.data_struct import BaseDeltaStates, BaseHiddenStates
+from ..nn.gaussian import Gaussian
+from ..nn.sequential import Sequential
+from .replicas import Replicas
+
+
+class Distributed:
+    """A network whose training is shared with other workers; base of `DDPSequential` and `GridSequential`.
+
+    In training mode every call is made by all workers together. In evaluation mode `forward` of a `DDPSequential` is
+    this worker's own business.
+
+    Attributes
+    ----------
+    model : Sequential
+        The network. Its parameters are the same on all workers. A copy or a pickle of it is an ordinary local network.
+    """
+
+    model: Sequential
+    _replicas: Replicas
+
+    def __call__(self, mu_x: Any, var_x: Any = None) -> Any:
+        """A convenient alias for the forward pass."""
+        return self.forward(mu_x, var_x)
+
+    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Update the parameters from the synchronised sums; the same on all workers, nothing is sent."""
+        self.model.step()
+
+    def train(self) -> None:
+        """Set the model to training mode."""
+        self.model.train()
+
+    def eval(self) -> None:
+        """Set the model to evaluation mode."""
+        self.model.eval()
+
+    def barrier(self) -> None:
+        """Return when all workers have arrived."""
+        self._replicas.transport.barrier(self._replicas.team)
+
+    # ---- buffers ----------------------------------------------------------------------------------------------------
+    @property
+    def output_z_buffer(self) -> BaseHiddenStates:
+        """Moments and Jacobians of the last output on this worker."""
+        return self.model.output_z_buffer
+
+    @property
+    def input_delta_z_buffer(self) -> BaseDeltaStates:
+        """Where the updater puts the innovations of this worker's output."""
+        return self.model.input_delta_z_buffer
+
+    def get_outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of the last output on this worker, flat."""
+        return self.model.get_outputs()
+
+    def output_to_host(self) -> list[float]:
+        """The means of the last output on this worker, as a list on the host."""
+        return self.model.output_to_host()
+
+    @property
+    def device(self) -> str:
+        """Where this worker's network is: 'cpu', 'cuda:0', ...; what an `OutputUpdater` wants to know."""
+        return self.model.device
+
+    # ---- parameters -------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """The parameters and running statistics, named as those of the network on one worker."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
+        """Load the same state on all workers."""
+        return self.model.load_state_dict(state_dict, strict)
+
+    # ---- what is wrong on this worker, before anything is sent ------------------------------------------------------
+    def _problem_with_backward(self) -> str | None:
+        try:
+            self.model._output_innovation()
+        except GridwiseError as error:
+            return str(error)
+        if any(layer._saved is None for layer in self.model.parametric_layers()):
+            return "backward() has no forward pass in training mode to go back through"
+        return None
+
+
+def check_input(net: Sequential, x: Gaussian) -> None:
+    """Raise unless the network can take `x`: one sample is tried, on a copy that belongs to no team."""
+    zeros = x.mu.new_zeros(1, *x.mu.shape[1:])
+    copy.deepcopy(net).eval().infer(Gaussian(zeros, None if x.var is None else zeros))

@@ -1,0 +1,257 @@
+"""A training step as a function of tensors alone, compiled once for every structure of its input.
+
+    inputs    the batch, the states that the last step carried, the parameters and buffers (changed in place)
+    outputs   the moments of the prediction, the states for the next step
+
+That makes a flat graph without any Python in it (`tracing.py`), which inductor, torch's compiler, turns into C++ on a
+CPU and into Triton kernels on CUDA. On CUDA a graph of those kernels, or of torch's own where there is no Triton, is
+then captured (`cuda_graph.py`). Neither is trusted before it has done what the layers do (`checked_step.py`). What a
+step depends on besides tensors (the layers' settings, shapes, precision) is looked up at each call; when it has
+changed, another step is made and the first one kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from ...errors import UnsupportedError
+from ...log import logger
+from ..nn.base_layer import BaseLayer
+from ..nn.gaussian import Gaussian
+from ..nn.sequential import Sequential
+from .checked_step import Candidate, Checked
+from .cuda_graph import Captured
+from .tracing import trace
+
+Tensors = Sequence[Tensor]
+Batch = tuple[Tensor | None, ...]
+
+_NOTED = {
+    *("batch", "num_samples", "num_threads", "input_size", "output_size"),
+    *("in_width", "in_height", "in_channels", "out_width", "out_height", "out_channels"),
+}
+"""What layers note of their last input: nothing that the next step depends on."""
+
+_CPP = {"cpp_wrapper": True, "memory_planning": True}
+"""Without Python between the loops, and with one allocation for all that lies between them."""
+
+_TRITON = {"loop_ordering_after_fusion": False}
+"""Loops of several tensors at once (`torch._foreach_*`) make the compiler of torch 2.11 stop where it reorders loops."""
+
+_IN_PLACE = torch.__version__ >= "2.12"  # compared as versions are
+"""Whether to let the compiler write parameters. That of torch 2.11 does so before backward has read them."""
+
+_TF32 = 2.0**-10
+
+
+class _Made(NamedTuple):
+    """A step for one structure of its input."""
+
+    run: Callable[..., Tensors]
+    moments: tuple[bool, bool]  # whether the prediction has variances, and Jacobians
+    carried: list[int]  # tensors that each layer carries to the next step
+
+
+class CompiledStep:
+    """`step` of `net`, compiled, with everything that it reads and writes besides `batch` found by itself.
+
+    Parameters
+    ----------
+    net
+        The network.
+    step
+        Learns from a batch: a tuple of tensors, or None for those that are absent. Returns the prediction.
+    """
+
+    def __init__(self, net: Sequential, step: Callable[[Batch], Gaussian]) -> None:
+        self.net, self.step = net, step
+        self._layers = [m for m in net.modules() if isinstance(m, BaseLayer)]
+        self._settings = [(vars(layer), _settings_of(layer)) for layer in self._layers]
+        self._recurrent = [layer for layer in self._layers if type(layer).carried is not BaseLayer.carried]
+        self._places: list[tuple[dict[str, Any], str]] = [
+            (tensors, name)
+            for module in net.modules()
+            for tensors in (module._parameters, module._buffers)
+            for name, tensor in tensors.items()
+            if tensor is not None
+        ]
+        self._made: dict[Any, _Made] = {}
+
+    def __reduce__(self) -> Any:
+        return CompiledStep, (self.net, self.step)  # a copy is compiled afresh
+
+    def __call__(self, batch: Batch) -> Gaussian:
+        given = [t.contiguous() for t in batch if t is not None]
+        carried = [layer.carried() for layer in self._recurrent]
+        tensors = [*given, *(t for states in carried for t in states), *(at[name] for at, name in self._places)]
+        key = (
+            tuple(t is None for t in batch),
+            tuple(map(len, carried)),
+            tuple(get(settings) for settings, get in self._settings),
+            tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors),
+            torch.get_num_threads(),
+            _precision_of_products(tensors[0].is_cuda),
+        )
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._make(batch, carried, tensors)
+        return self._take(made, list(made.run(*tensors)))
+
+    def _take(self, made: _Made, outputs: list[Tensor]) -> Gaussian:
+        """The prediction; the states of the next step go to their layers."""
+        values = iter(outputs)
+        out = Gaussian(next(values), *(next(values) if there else None for there in made.moments))
+        for layer, count in zip(self._recurrent, made.carried, strict=True):
+            layer.carry(tuple(islice(values, count)))
+        return out
+
+    # ---- making one -------------------------------------------------------------------------------------------------
+    def _make(self, batch: Batch, carried: Sequence[Tensors], tensors: Tensors) -> _Made:
+        self._check()
+        counts = [len(states) for states in carried]
+        layouts: list[tuple[tuple[bool, bool], list[int]]] = []
+
+        def run(*values: Tensor) -> list[Tensor]:
+            out, after = self._with(batch, counts, iter(values))
+            layouts[:] = [((out.var is not None, out.jcb is not None), [len(states) for states in after])]
+            return [t for t in (*out, *chain.from_iterable(after)) if t is not None]
+
+        def measure(*values: Tensor) -> list[Tensor]:
+            with _untouched(self._layers):
+                return run(*values)
+
+        given = len(tensors) - len(self._places)
+        candidates = self._candidates(run, tensors, given)
+        checked = Checked(run, measure, candidates, self._eps(tensors))
+        return _Made(checked, *layouts[0])
+
+    def _candidates(self, run: Callable[..., list[Tensor]], tensors: Tensors, given: int) -> Iterator[Candidate]:
+        """The ways to a faster step, the best first."""
+        cuda = tensors[0].is_cuda
+        for name in ("compiled", "compiled out of place") if _IN_PLACE else ("compiled out of place",):
+            graph = trace(run if name == "compiled" else partial(_apart, run, given), tensors)
+            made = _compiled(graph, tensors)
+            if made is None:
+                break
+            if name != "compiled":
+                made = partial(_put_back, made, given)
+            yield Candidate(name, Captured(made, given) if cuda else made)
+        if cuda:
+            yield Candidate("captured", Captured(run, given))
+
+    def _eps(self, tensors: Tensors) -> float:
+        """The rounding of the coarsest products of a step."""
+        types = {t.dtype for t in tensors if t.is_floating_point()}
+        types |= {layer.compute_dtype for layer in self._layers if layer.compute_dtype is not None}
+        return max(_TF32 if t == torch.float32 and _fast_products(tensors) else torch.finfo(t).eps for t in types)
+
+    def _check(self) -> None:
+        if self.net.after_backward is not None:
+            raise UnsupportedError(
+                "TrainStep: a step that talks to other workers cannot be compiled.\n  fix: compile=False."
+            )
+        if self.net.input_state_update:
+            raise UnsupportedError(
+                "TrainStep: a step that also updates its input (`input_state_update`) cannot be compiled.\n"
+                "  fix: compile=False."
+            )
+        for layer in self._layers:
+            if not layer.compilable or vars(layer).get("on_sums") is not None:
+                raise UnsupportedError(
+                    f"TrainStep: {layer.get_layer_info()} tells others about its steps, or remembers them, and cannot be "
+                    "compiled.\n  fix: compile=False."
+                )
+
+    def _with(self, batch: Batch, counts: Sequence[int], values: Iterator[Tensor]) -> tuple[Gaussian, list[Tensors]]:
+        """The prediction and the states after a step in which `values` stand for all tensors."""
+        states = [layer.carried() for layer in self._recurrent]
+        kept = [at[name] for at, name in self._places]
+        try:
+            given = tuple(None if t is None else next(values) for t in batch)
+            for layer, count in zip(self._recurrent, counts, strict=True):
+                layer.carry(tuple(islice(values, count)))
+            for at, name in self._places:
+                at[name] = next(values)
+            return self.step(given), [layer.carried() for layer in self._recurrent]
+        finally:
+            for layer, state in zip(self._recurrent, states, strict=True):
+                layer.carry(state)
+            for (at, name), tensor in zip(self._places, kept, strict=True):
+                at[name] = tensor
+
+
+def _settings_of(layer: BaseLayer) -> itemgetter:
+    """Reads everything in a layer's attributes that is not a tensor and that its computation may depend on."""
+    always = [name for name in ("compat", "compute_dtype", "cap", "on_sums", "after_backward") if name in vars(layer)]
+    plain = [name for name, value in vars(layer).items() if _is_plain(value)]
+    return itemgetter(*always, *(name for name in plain if name not in always and name not in _NOTED))
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, int | float | str) or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+@contextmanager
+def _untouched(layers: Sequence[BaseLayer]) -> Iterator[None]:
+    """What layers note and keep of a step is as it was before, when this ends."""
+    kept = [vars(layer) | {"_memory": layer._memory.copy()} for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, attributes in zip(layers, kept, strict=True):
+            vars(layer).clear()
+            vars(layer).update(attributes)
+
+
+def _precision_of_products(cuda: bool) -> tuple[str, str]:
+    """How torch takes float32 products and convolutions: as "tf32" and "bf16" it rounds their inputs."""
+    backends: Any = torch.backends  # torch does not tell mypy all of it
+    if cuda:
+        return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+    return backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
+
+
+def _fast_products(tensors: Tensors) -> bool:
+    """Whether torch takes float32 products in a coarser type, which a rewritten step may do elsewhere or not at all."""
+    products, convolutions = _precision_of_products(tensors[0].is_cuda)
+    coarse = ("tf32", "bf16")
+    return products in coarse or (convolutions in coarse and any(t.ndim == 4 for t in tensors))
+
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+def _apart(run: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
+    """A step that changes none of its tensors: those after the `given` ones are returned as they should become."""
+    after = [t.clone() for t in tensors[given:]]
+    return [*run(*tensors[:given], *after), *after]
+
+
+def _put_back(made: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
+    """A step that changes its tensors, from one that returns them."""
+    out, own = list(made(*tensors)), tensors[given:]
+    torch._foreach_copy_(list(own), out[len(out) - len(own) :])
+    return out[: len(out) - len(own)]
+
+
+def _compiled(graph: GraphModule, tensors: Tensors) -> Callable[..., Tensors] | None:
+    """The graph as machine code; None, with a line in the log, where there is nothing to compile with."""
+    cuda = tensors[0].is_cuda
+    why = "Triton is not installed" if cuda and find_spec("triton") is None else None
+    if why is None:
+        try:
+            return torch._inductor.compile(graph, list(tensors), options=_TRITON if cuda else _CPP)
+        except Exception as error:  # whatever a tool chain may raise; the step itself has been traced without an error
+            why = str(error)
+    logger.warning(
+        "TrainStep: the step runs as torch's own kernels%s, not compiled: %s", ", captured" if cuda else "", why
+    )
+    return None

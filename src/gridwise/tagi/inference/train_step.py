@@ -1,0 +1,107 @@
+"""One whole training step as one call: forward, observation, backward, update; compiled if asked.
+
+    step = TrainStep(net, observe="indices", compile=True)
+    for x, y, index in batches:
+        mu, var = step(x, y, noise, index)
+
+`compile=True` runs the same layers, with less around them: the step becomes a few loops of C++ on a CPU, and one CUDA
+graph of a few Triton kernels on a GPU (`compiled_step.py`). Every shape of a batch is compiled once, which takes
+seconds to minutes. There is no second implementation of the mathematics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import PartitionError
+from ..distributed.replicas import Made
+from ..nn.gaussian import Gaussian, Innovation
+from ..nn.layer_block import LayerBlock
+from ..nn.output_updater import observe, observe_at, observe_heteros
+from ..nn.sequential import Sequential
+from .compiled_step import Batch, CompiledStep
+from .finite_values import as_observations, as_variances
+
+
+class _Batch(NamedTuple):
+    """The tensors of one step; which of them are there depends on the kind of observation."""
+
+    mu_x: Tensor
+    var_x: Tensor | None
+    y: Tensor
+    noise: Tensor
+    where: Tensor | None
+
+
+class TrainStep:
+    """Forward, observation, backward and update of a network in one call.
+
+    Parameters
+    ----------
+    net
+        The network, in training mode.
+    observe
+        'all': every output is observed; 'indices': some units of each sample (hierarchical softmax);
+        'heteros': outputs are means and noise variances in turn.
+    compile
+        Whether to compile the step, and to capture it on CUDA.
+    """
+
+    def __init__(self, net: Sequential, observe: str = "all", compile: bool = False) -> None:
+        if observe not in ("all", "indices", "heteros"):
+            raise PartitionError(f"TrainStep: `observe` (={observe!r}) is 'all', 'indices' or 'heteros'.")
+        if not isinstance(net, Sequential):
+            raise PartitionError(
+                f"TrainStep: `net` (={type(net).__name__}) must be a Sequential.\n"
+                "  fix: the `.model` of a DDPSequential; forward, backward and step of a GridSequential."
+            )
+        self.net, self.observe, self.compile = net, observe, compile
+        self._last_noise: tuple[Any, Tensor] | None = None
+        self._run: Callable[[Batch], Gaussian] = CompiledStep(net, self._plain) if compile else self._plain
+
+    @torch.no_grad()
+    def __call__(self, x: Any, y: Any, noise: Any = 0.0, index: Any = None, var_x: Any = None) -> tuple[Tensor, Tensor]:
+        """Learn from a batch; the mean and variance that the network predicted before it saw `y`."""
+        out = self._run(self._together("forward", lambda: self._batch(x, y, noise, index, var_x)))
+        self.net.output_z_buffer.gaussian = out
+        return out.mu, out.variance()
+
+    def _batch(self, x: Any, y: Any, noise: Any, index: Any, var_x: Any) -> _Batch:
+        given = self.net._input(x, var_x)
+        like = given.mu
+        at = None if index is None else torch.as_tensor(index).to(like.device, torch.long)
+        return _Batch(given.mu, given.var, as_observations(y, like), self._as_noise(noise, like), at)
+
+    def _as_noise(self, noise: Any, like: Tensor) -> Tensor:
+        """`noise` as a tensor; the same one for the same number, which then crosses to a GPU once."""
+        if not isinstance(noise, float):
+            return as_variances(noise, like, "var_obs")
+        key = noise, like.dtype, like.device
+        if self._last_noise is None or self._last_noise[0] != key:
+            self._last_noise = key, as_variances(noise, like, "var_obs")
+        return self._last_noise[1]
+
+    def _together(self, verb: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives; where several workers train the network, all raise if it fails on one of them."""
+        team = self.net.replicas
+        return make() if team is None else team.agreed(verb, make)
+
+    def _plain(self, tensors: Batch) -> Gaussian:
+        batch = _Batch(*tensors)  # type: ignore[arg-type]
+        out = LayerBlock.forward(self.net, Gaussian(batch.mu_x, batch.var_x))
+        self.net.backward(self._together("backward", lambda: self._innovation(out, batch)))
+        self.net.step()
+        return out
+
+    def _innovation(self, out: Gaussian, batch: _Batch) -> Innovation:
+        if self.observe == "heteros":
+            return observe_heteros(out, batch.y)
+        if self.observe == "indices":
+            if batch.where is None:
+                raise PartitionError("TrainStep: `index` is needed with observe='indices'.")
+            return observe_at(out, batch.y, batch.noise, batch.where)
+        return observe(out, batch.y, batch.noise)

@@ -1,0 +1,134 @@
+"""The manifest that the first worker makes of what all have told: every line is one that alone could be right."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blocks import line, split
+from crew import crew, crew_errors
+
+from gridwise import checkpoint
+from gridwise.checkpoint import PerWorker
+from gridwise.checkpoint.format.manifest import quoted, to_bytes
+from gridwise.checkpoint.format.manifest_parser import read_manifest, read_manifest_bytes
+from gridwise.checkpoint.writing import saving
+from gridwise.checkpoint.writing.manifest_lines import WorkerLines
+from gridwise.errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
+from gridwise.partition import Partition
+
+NAMES = ["plain", 'quo"te":["', "line\nfeed", "back\\slash", "ünicode", "\ud800", "null\0", "#", "@0", "", "a/b~"]
+
+
+def mixed(P: Partition) -> dict[str, Any]:
+    """Whole here, whole there, in blocks, empty, of several element sizes; the second worker writes nothing of its own."""
+    own: dict[str, Any] = {name: torch.full((n + 1,), P.rank) for n, name in enumerate(NAMES)}
+    own |= {"empty": torch.zeros(0, 3), "byte": torch.ones(5, dtype=torch.int8), "last": torch.ones(2)}
+    return {
+        "z": torch.ones(3, dtype=torch.float64),
+        "split": split(torch.arange(60.0).view(12, 5), line(P, (12, 5)), P.transport.rank),
+        "a": {name: torch.full((2,), n, dtype=torch.int16) for n, name in enumerate(NAMES)},
+        "none": torch.zeros(4, 0),
+        "own": PerWorker(own if P.rank != 1 else {"nothing": 1}),
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_lines_that_others_have_prepared_are_those_of_the_manifest(tmp_path: Path, workers: int) -> None:
+    crew(workers, lambda P: checkpoint.save(tmp_path / "c", mixed(P), P))
+    data = read_manifest_bytes(tmp_path / "c")
+    assert to_bytes(read_manifest(tmp_path / "c")) == data
+    checkpoint.verify(tmp_path / "c")
+    names = [key.split("/") for key in json.loads(data)["tensors"]]
+    expected = [["z"], ["split"], *[["a"]] * len(NAMES), ["none"]]
+    expected += [["own", f"@{place}"] for place in range(workers) if place != 1 for _ in range(len(NAMES) + 3)]
+    assert [name[: len(start)] for name, start in zip(names, expected, strict=True)] == expected
+    found = checkpoint.load(tmp_path / "c")
+    assert torch.equal(found["split"], torch.arange(60.0).view(12, 5))
+    for place in range(workers):
+        if place != 1:
+            assert list(found["own"][place]) == [*NAMES, "empty", "byte", "last"]
+            assert [int(x[-1]) for x in list(found["own"][place].values())[: len(NAMES)]] == [place] * len(NAMES)
+
+
+def twin_line(part: WorkerLines) -> WorkerLines:
+    return replace(part, names=[quoted("own/@0/x"), *part.names[1:]])
+
+
+def shared_line(part: WorkerLines) -> WorkerLines:
+    return replace(part, names=[quoted("a"), *part.names[1:]])
+
+
+def other_kind(part: WorkerLines) -> WorkerLines:
+    own = {"own/@0/x": ["F32", [7]]}
+    return replace(part, names=[*part.names, quoted("own/@0/x")], rests=[*part.rests, ""], own=own)
+
+
+def own_twin(part: WorkerLines) -> WorkerLines:
+    return replace(part, names=[part.names[0], *part.names[:-1]])
+
+
+def block_of_another(part: WorkerLines) -> WorkerLines:
+    blocks = [["own/@0/x", [[0], [1]], 0, "0" * 16]]
+    return replace(part, names=[*part.names, quoted("own/@0/x")], rests=[*part.rests, ""], blocks=blocks)
+
+
+def nobody_wrote(part: WorkerLines) -> WorkerLines:
+    return replace(part, rests=["", *part.rests[1:]], own={"own/@1/x": ["F32", [3]]})
+
+
+def replica_of_another(part: WorkerLines) -> WorkerLines:
+    own, replicas = {"own/@0/x": ["F32", [3]]}, [["own/@0/x", None, "0" * 16]]
+    names, rests = [*part.names, quoted("own/@0/x")], [*part.rests, ""]
+    return replace(part, names=names, rests=rests, own=own, replicas=replicas)
+
+
+def too_many(part: WorkerLines) -> WorkerLines:
+    return replace(part, shared=[*part.shared, part.rests[0]])
+
+
+FALSE: list[tuple[Any, type[CheckpointError], str]] = [
+    (twin_line, CheckpointMismatch, "'own/@0/x' that the workers hold overlap"),
+    (shared_line, CheckpointMismatch, "'a' is .* on one worker and .* on another"),
+    (other_kind, CheckpointMismatch, "'own/@0/x' is .* on one worker and .* on another"),
+    (own_twin, CheckpointWriteFailed, "names a tensor of its own twice"),
+    (block_of_another, CheckpointMismatch, "'own/@0/x' that the workers hold overlap"),
+    (nobody_wrote, CheckpointMismatch, "'own/@1/x' that the workers hold hold 0 of 3 elements"),
+    (replica_of_another, CheckpointMismatch, "the replica of 'own/@0/x' whole on worker 1 differs"),
+    (too_many, CheckpointWriteFailed, "worker 1 has written 2 of the tensors that all hold, not 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "text"), FALSE)
+@pytest.mark.parametrize("way", ["save", "async_save"])
+def test_a_worker_that_tells_of_what_is_another_ones_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, change: Any, kind: type[CheckpointError], text: str
+) -> None:
+    def body(P: Partition) -> None:
+        own = PerWorker({"x": torch.full((3,), float(P.rank)), "y": torch.ones(1)})
+        done = getattr(checkpoint, way)(tmp_path / "c", {"a": torch.ones(2), "b": torch.ones(2), "own": own}, P)
+        if way == "async_save":
+            done.wait()
+
+    crew(2, body)
+    before = read_manifest_bytes(tmp_path / "c")
+    real = saving.worker_lines
+    monkeypatch.setattr(saving, "worker_lines", lambda *given: change(real(*given)) if given[2] == 1 else real(*given))
+    errors = crew_errors(2, body)
+    assert {type(error) for error in errors} == {kind}, errors
+    assert len({str(error) for error in errors}) == 1
+    with pytest.raises(kind, match=text):
+        raise errors[0]  # type: ignore[misc]
+    assert read_manifest_bytes(tmp_path / "c") == before
+    assert len(list((tmp_path / "c").glob("data-*"))) == 1
+
+
+def test_a_message_that_lacks_a_line_is_refused() -> None:
+    part = WorkerLines(None, ['"x"', '"y"'], [":[]", ""], [":[]"], {}, [], {}, "", [])
+    assert WorkerLines.from_bytes(part.to_bytes(), 3) == part
+    with pytest.raises(CheckpointError, match="announced 5 lines, and sent 4"):
+        WorkerLines.from_bytes(part.to_bytes().rsplit(b"\n", 1)[0], 3)

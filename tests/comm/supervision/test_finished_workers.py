@@ -1,0 +1,60 @@
+"""Who is waited for in vain, and who is not: never one that has done its part, nor one that is slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from gridwise.comm.supervision import finished_workers
+from gridwise.comm.supervision.finished_workers import ARRIVAL_SECONDS, FinishedWorkers, Wait, deserted, named
+
+TEAM = (0, 1, 2)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(finished_workers.time, "monotonic", lambda: now[0])
+    return now
+
+
+def collective(number: int, seconds: float = 60.0) -> Wait:
+    return Wait("AllSumReduce", TEAM, number, seconds)
+
+
+def test_a_collective_is_waited_for_in_vain_if_one_has_finished_without_it(clock: list[float]) -> None:
+    gone = FinishedWorkers()
+    assert gone.awaited(collective(4)) is None
+    gone.add(1, named({TEAM: 3, (0, 1): 9}))
+    clock[0] += 1.0
+    assert gone.awaited(collective(4)) == 1
+    assert gone.awaited(collective(4), settle=5.0) is None
+    clock[0] += 5.0
+    assert gone.awaited(collective(4), settle=5.0) == 1
+
+
+def test_who_did_its_part_and_left_is_not_waited_for(clock: list[float]) -> None:
+    """The root of a broadcast, say, while another worker, through which it reaches a third, still computes."""
+    gone = FinishedWorkers()
+    gone.add(0, named({TEAM: 4}))
+    clock[0] += 1e6
+    assert gone.awaited(collective(4, seconds=1e6)) is None
+    assert gone.awaited(collective(5, seconds=1e6)) == 0
+
+
+def test_messages_are_waited_for_in_vain_if_all_who_send_have_finished_some_time_ago(clock: list[float]) -> None:
+    gone, wait = FinishedWorkers(), Wait("HaloExchange", (1, 2), 0, 60.0)
+    gone.add(1, {})
+    clock[0] += 60.0
+    assert gone.awaited(wait) is None
+    gone.add(2, {})
+    clock[0] += ARRIVAL_SECONDS / 2
+    assert gone.awaited(wait) is None
+    clock[0] += ARRIVAL_SECONDS
+    assert gone.awaited(wait) == 1
+
+
+def test_the_error_names_both() -> None:
+    error = deserted(1, 3, 0, collective(4))
+    assert error.workers == (1,)
+    text = "worker 1 of 3 has finished, but worker 0 has waited 60 s for AllSumReduce with workers (0, 1, 2)"
+    assert str(error).startswith(text)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engine.operator import Ticket, anchor_unless, meet, prepare
-from .layers.standardise import Sets, SharedValue, differentiable
+from ..engine.operator import Ticket, anchor_unless, meet, prepare
+from .standardise import Sets, SharedValue, differentiable
 
 Running = tuple[Tensor | None, Tensor | None, float]
 """Running mean and variance, which follow the statistics of this batch, and by how much."""

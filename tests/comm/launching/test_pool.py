@@ -69,21 +69,12 @@ def test_the_environment_is_the_workers_own(pool: Pool) -> None:
 
 
 def test_variables_of_another_launcher_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "PMI_RANK",
-        "PMIX_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "SLURM_PROCID",
-        "RANK",
-        "MASTER_PORT",
-        "HYDI_CONTROL_FD",
-    ):
+    theirs = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "RANK", "MASTER_PORT", "HYDI_CONTROL_FD"}
+    for name in theirs:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("LOCAL_DATA", "kept")
     environment = environment_for(2, "gloo")
-    assert not {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "RANK", "MASTER_PORT"} & set(
-        environment
-    )
+    assert not theirs & set(environment)
     assert environment["LOCAL_DATA"] == "kept"
 
 

@@ -166,13 +166,31 @@ def test_a_penalty_on_gradients_counts_once():
 @workers(2, transports=("mpi",))
 def test_a_frozen_layer_and_no_grad_send_no_gradients():
     P_x = grid(1, 1, 2)
-    layer = gridwise.nn.DistributedConv1d(P_x, 1, 1, 3).requires_grad_(False)
-    assert not layer(torch.zeros(1, 1, 4)).requires_grad
-    layer.requires_grad_()
-    with torch.no_grad():
+    layer, transport = gridwise.nn.DistributedConv1d(P_x, 1, 1, 3), P_x.transport
+    summed, all_sum = [], transport.all_sum
+
+    def noted(x, *args):
+        summed.append(x.numel())
+        return all_sum(x, *args)
+
+    transport.all_sum = noted
+    try:
+        layer(torch.zeros(1, 1, 4)).sum().backward()
+        assert sum(summed) >= 4, "a weight of three numbers and a bias"
+        summed.clear()
+        layer.requires_grad_(False)
         assert not layer(torch.zeros(1, 1, 4)).requires_grad
-    with torch.inference_mode():
-        layer(torch.zeros(1, 1, 4))
+        x = torch.zeros(1, 1, 4, requires_grad=True)
+        layer(x).sum().backward()
+        assert x.grad is not None
+        layer.requires_grad_()
+        with torch.no_grad():
+            assert not layer(torch.zeros(1, 1, 4)).requires_grad
+        with torch.inference_mode():
+            assert layer(torch.zeros(1, 1, 4)).is_inference()
+        assert summed == []
+    finally:
+        del transport.all_sum
 
 
 @workers(2)

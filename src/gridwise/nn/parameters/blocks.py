@@ -85,11 +85,11 @@ class _Labelled(Tensor):
     block: Box | None = None
 
     @property
-    def layout(self) -> torch.layout:  # type: ignore[override]
+    def layout(self) -> torch.layout:
         """Torch's memory layout, `torch.strided`."""
         return Tensor.layout.__get__(self)  # type: ignore[attr-defined]
 
-    @layout.setter
+    @layout.setter  # type: ignore[override]
     def layout(self, value: Layout | None) -> None:
         if value is not None and not isinstance(value, Layout):
             raise AttributeError(f"a tensor's layout (={self.layout}) cannot be set")

@@ -35,7 +35,8 @@ def held_by(module: torch.nn.Module) -> Held:
 
 def looks_of(values: Iterable[Tensor | None]) -> tuple[Any, ...]:
     """The dtype, device, shape and requires_grad of each."""
-    return tuple([None if value is None else _look_of(value) for value in values])
+    with torch._C.DisableTorchFunctionSubclass():  # blocks answer in half the time
+        return tuple([None if value is None else _look_of(value) for value in values])
 
 
 def settings_of(module: torch.nn.Module) -> Hashable:

@@ -16,8 +16,6 @@ from .groups import group_runs as group_runs
 from .groups import groups_of as groups_of
 from .layout import Boxes as Boxes
 from .layout import Layout as Layout
-from .meeting import Meeting as Meeting
-from .meeting import meetings as meetings
 from .route import Message as Message
 from .route import Needs as Needs
 from .route import Piece as Piece

@@ -12,8 +12,8 @@ def overlap(enabled: bool) -> AbstractContextManager[None]:
 
     Examples
     --------
-    >>> with pytest.warns(FutureWarning, match="overlap"), gridwise.nn.overlap(True):
-    ...     pass
+    >>> with warnings.catch_warnings(action="ignore"), gridwise.nn.overlap(True):
+    ...     pass  # as without it
     """
     return _without_effect("overlap")
 
@@ -23,8 +23,8 @@ def keep_fetched(enabled: bool) -> AbstractContextManager[None]:
 
     Examples
     --------
-    >>> with pytest.warns(FutureWarning, match="keep_fetched"), gridwise.nn.keep_fetched(True):
-    ...     pass
+    >>> with warnings.catch_warnings(action="ignore"), gridwise.nn.keep_fetched(True):
+    ...     pass  # as without it
     """
     return _without_effect("keep_fetched")
 
@@ -35,7 +35,7 @@ def _without_effect(name: str) -> AbstractContextManager[None]:
 
 
 def _warn(what: str, fix: str) -> None:
-    words = f"{what} has no effect any more and is an error in the next version.\n  fix: {fix}."
+    words = f"{what} has no effect any more and goes with the next version.\n  fix: {fix}."
     warnings.warn(words, FutureWarning, stacklevel=4)
 
 

@@ -372,8 +372,8 @@ def test_a_sum_that_nobody_joins_does_not_hold_up_the_next_task(pool: Pool) -> N
 PARENT = """
 import os, signal, sys, time
 from gridwise.comm.launching.pool import Pool
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell inherit that it is
-ignored with Pool(2, sys.argv[1]) as pool:
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where tests run in the background of a shell
+with Pool(2, sys.argv[1]) as pool:
     print(*pool.run(os.getpid), flush=True)
     pool.run(time.sleep, 60)
 """

@@ -12,6 +12,7 @@ import torch
 
 import gridwise
 from gridwise.comm.launching.pool import Pool
+from gridwise.comm.launching.start import mpi_missing
 from gridwise.comm.node import segment
 from gridwise.testing import workers
 
@@ -116,3 +117,29 @@ def test_very_many_workers_have_slots_that_are_large_enough_or_none_at_all(n):
     chunk = segment.Layout(n).chunk
     assert (chunk >= segment.LEAST) == (n <= 90)
     assert chunk % 4096 == 0
+
+
+@pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
+def test_messages_of_mpi_move_on_while_a_worker_waits_for_one_of_its_machine():
+    """0 sends to 2, elsewhere, who then sends to 1, who then sends to 0: which waits for that all the while."""
+
+    def ring() -> float:
+        from mpi4py import MPI
+
+        from gridwise.comm.node import node
+
+        rank, before = gridwise.world().rank, node.machine
+        node.machine = lambda: before() + (b" elsewhere" if rank == 2 else b"")
+        transport = gridwise.world(MPI.COMM_WORLD.Dup()).transport
+        node.machine = before
+        assert (transport.node is None) == (rank == 2)
+        x, y = torch.full((1 << 21,), 7.0), torch.empty(1 << 21)
+        if rank == 0:
+            transport.exchange([(2, x)], [(1, y)])
+        else:
+            transport.exchange([], [((rank + 1) % 3, y)])
+            transport.exchange([(rank - 1, y)], [])
+        return y[-1].item()
+
+    with Pool(3, "mpi") as pool:
+        assert pool.run(ring, timeout=100) == [7.0] * 3

@@ -35,11 +35,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task returned on a worker, and in how many collectives of each team of its world it took part."""
+    """What a task returned on a worker, and in how many collectives and messages of its world it took part."""
 
     task: int
     value: bytes
-    collectives: dict[str, int]
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class PoolTask:
     def _take(self, rank: int, message: object) -> None:
         if isinstance(message, Result) and message.task == self._task.number:
             self._values[rank] = pickle.loads(message.value)
-            self._finished.add(rank, message.collectives)
+            self._finished.add(rank, message.counts)
         elif isinstance(message, Failure) and message.task == self._task.number:
             if not self._errors:
                 grace = time.monotonic() + GRACE_SECONDS

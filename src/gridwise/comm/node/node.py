@@ -8,7 +8,7 @@ bitwise the same on all workers, and the same again in the next run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -68,6 +68,10 @@ class Node:
 
     def _swap(self, sends: Moves, receives: Moves, dtype: torch.dtype, kind: str) -> None:
         self._boxes.post(sends, receives, dtype, kind=KINDS.index(kind)).wait()
+
+    def meanwhile(self, move_on: Callable[[], object]) -> None:
+        """Let whoever waits here call this now and then: the library's own messages may move only when it is called."""
+        self._boxes.meanwhile = move_on
 
     def cut(self) -> None:
         """Free whoever waits here, from any thread; begin nothing new."""

@@ -120,7 +120,7 @@ def test_very_many_workers_have_slots_that_are_large_enough_or_none_at_all(n):
 
 
 @pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
-def test_messages_of_mpi_move_on_while_a_worker_waits_for_one_of_its_machine():
+def test_messages_to_this_machine_and_to_others_go_together():
     """0 sends to 2, elsewhere, who then sends to 1, who then sends to 0: which waits for that all the while."""
 
     def ring() -> float:

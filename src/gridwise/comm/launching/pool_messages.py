@@ -44,12 +44,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a task raised on a worker. `exception` is None if it cannot be pickled."""
+    """What a task raised on a worker, or would have. `exception` is None if it cannot be pickled."""
 
     task: int
     summary: str
     stack: str
     exception: bytes | None
+    is_stuck: bool = False
+    """Whether the task still waits, in a library that cannot be left: the worker can only be ended."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class PoolWorker:
     def report(self, error: GridwiseError) -> None:
         """Tell the pool, in place of the task, which waits in a library that cannot be left."""
         stack = "".join(traceback.format_exception(error))
-        self.tell(Failure(pool_tasks.number, str(error), f"{stack}\n{stacks()}", cloudpickle.dumps(error)))
+        data = cloudpickle.dumps(error)
+        self.tell(Failure(pool_tasks.number, str(error), f"{stack}\n{stacks()}", data, is_stuck=True))
 
     def join(self) -> None:
         """Meet the other workers, and listen to the pool meanwhile."""

@@ -17,7 +17,7 @@ from gridwise.comm.launching.start import choose, clean, environment_for, mpi_mi
 
 SCRIPT = """
 import sys
-from gridwise.comm import find
+from gridwise.comm.launching import find
 transport = find.current()
 transport.barrier()
 line = " ".join([transport.name, str(transport.rank), str(transport.size), *sys.argv[1:]])

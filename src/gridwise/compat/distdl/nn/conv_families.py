@@ -13,7 +13,7 @@ from gridwise.partition import Partition
 
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
-from .root_parameters import RootParameters
+from .root_parameters import RootParameters, own_generator
 
 
 class OnFeatures(RootParameters, Conv):
@@ -40,9 +40,9 @@ class OnFeatures(RootParameters, Conv):
                 f"{type(self).__name__}: `P_x` (={of.grid.shape}) must not cut the channels.\n"
                 "  fix: gridwise.nn.DistributedConv takes such a partition."
             )
-        super().__init__(
-            of, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
-        )
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
+        with own_generator():
+            super().__init__(of, *sizes)
         self._hide()
         self.serial = of.size == 1
 
@@ -75,7 +75,8 @@ class OnChannels(RootParameters, Conv):
             )
         x, y, w = plain(P_x), plain(P_y), plain(P_w)
         sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
-        super().__init__(x, *sizes, P_y=y, P_w=w)
+        with own_generator():
+            super().__init__(x, *sizes, P_y=y, P_w=w)
         self._hide()
         held: dict[str, Any] = {**self._parameters}
         self.stores_weight, self.stores_bias = (held.get(name) is not None for name in ("weight", "bias"))

@@ -10,6 +10,7 @@ place; the gradient is summed over all who share the block, so the owner's is co
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,21 @@ from gridwise.nn.parameters.replicas import checksum
 from gridwise.partition import zero_volume_tensor
 
 NOTHING = -1
+
+
+@contextmanager
+def own_generator() -> Iterator[None]:
+    """Build a layer of Gridwise: its values come from the first worker's generator, and everybody keeps an own one."""
+    before = torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    differ = [each for each in caught if "the random generators of workers" in str(each.message)]
+    for each in caught:
+        if each not in differ:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if differ:
+        torch.set_rng_state(before)
 
 
 class RootParameters(Layer):

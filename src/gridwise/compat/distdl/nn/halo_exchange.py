@@ -81,7 +81,7 @@ class HaloExchange(Primitive):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport, grid = self.P_x.transport, self.P_x.grid
-        layout, agreed = agree_layout(transport, self._team, self._says, grid, self._inner(input[0].detach()))
+        layout, agreed = agree_layout(transport, self._team, self._says, grid, self._inner(input[0]))
         halos = Communicator(self.P_x).allgather(self.halo_shape)
         intervals = tuple(self._needs_along(d, layout, halos) for d in range(grid.dim))
         plan = route(layout, Needs(grid, intervals, self._around), transport.rank)

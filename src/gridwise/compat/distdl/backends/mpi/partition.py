@@ -46,7 +46,8 @@ class MPIPartition(Partition):
             return
         given = world() if _is_world(comm) else world(comm)
         self._set(given.transport, given.grid, given)
-        self._comm = comm if _MPI is not None and getattr(given.transport, "name", "") == "mpi" else self._comm
+        if _MPI is not None and given.transport.name == "mpi" and comm.Get_size() == given.size:
+            self._comm = comm
 
     def _set(self, transport: Transport, grid: Grid | None, opened: Partition | None) -> None:
         self.transport = transport

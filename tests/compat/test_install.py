@@ -71,6 +71,8 @@ def test_workers_of_both_launchers_find_them(tmp_path: Path, transport: str) -> 
 
 def test_an_installed_library_that_was_imported_is_not_mixed_with_these(tmp_path: Path) -> None:
     (tmp_path / "torchdistx.py").write_text("")
-    code = "import torchdistx, gridwise.compat as c\ntry: c.install()\nexcept Exception as e: print(type(e).__name__, e)"
+    code = (
+        "import torchdistx, gridwise.compat as c\ntry: c.install()\nexcept Exception as e: print(type(e).__name__, e)"
+    )
     done = run("-c", code, folder=tmp_path)
     assert done.stdout.startswith("GridwiseError compat.install: torchdistx has been imported already"), done.stderr

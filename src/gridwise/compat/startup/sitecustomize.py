@@ -34,5 +34,5 @@ def _run_the_next() -> None:
 
 
 if os.environ.get("GRIDWISE_COMPAT"):
-    sys.meta_path.insert(0, _Waiting())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Waiting())
 _run_the_next()

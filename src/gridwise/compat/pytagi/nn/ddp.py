@@ -22,9 +22,9 @@ class DDPSequential(own.DDPSequential):
 
     def forward(self, mu_x: Any, var_x: Any = None) -> Any:
         """Flat means and variances of this worker's outputs."""
-        size = self.__dict__["_given"]._size_of_sample
+        shape = self.__dict__["_given"]._shape_of_sample
         flat = sequential.as_tensor(mu_x).reshape(-1)
-        rows = flat.reshape(-1, size(flat.numel()))
+        rows = flat.reshape(-1, *shape(flat.numel()))
         out = super().forward(rows.numpy(), None if var_x is None else sequential.as_tensor(var_x).numpy())
         return tuple(out)
 

@@ -14,10 +14,14 @@ from gridwise.errors import PartitionError
 from gridwise.tagi.nn import sequential as own
 from gridwise.tagi.nn.attention import MultiheadAttention
 from gridwise.tagi.nn.base_layer import BaseLayer
+from gridwise.tagi.nn.batch_norm import BatchNorm2d
 from gridwise.tagi.nn.data_struct import BaseHiddenStates as GridwiseStates
 from gridwise.tagi.nn.data_struct import of_anything
 from gridwise.tagi.nn.gaussian import Gaussian
+from gridwise.tagi.nn.layer_block import LayerBlock
+from gridwise.tagi.nn.layer_norm import LayerNorm, RMSNorm
 from gridwise.tagi.nn.pooling import AvgPool2d, MaxPool2d
+from gridwise.tagi.nn.resnet_block import ResNetBlock
 
 from ...notes import note
 from .data_struct import BaseDeltaStates, BaseHiddenStates
@@ -42,18 +46,25 @@ class Sequential(own.Sequential):
             states = mu_x.gaussian
             mu_x, var_x = states.mu.reshape(-1), states.variance().reshape(-1)
         mu = of_anything(mu_x).reshape(-1)
-        rows = mu.reshape(-1, self._size_of_sample(mu.numel()))
+        rows = mu.reshape(-1, *self._shape_of_sample(mu.numel()))
         var = None if var_x is None else of_anything(var_x).reshape(-1)
         out = self.infer(self._input(rows, var))
         return tuple(t.reshape(-1).cpu().numpy() for t in (out.mu, out.variance()))
 
-    def _size_of_sample(self, values: int) -> int:
-        """How many of the values that come in flat are one sample: as the first layer is, or says that it is."""
-        first = next(iter(self.leaves()))
+    def _shape_of_sample(self, values: int) -> tuple[int, ...]:
+        """The shape of one sample of values that come in flat: as the first layer is, or says that it is."""
+        first: BaseLayer = self
+        while isinstance(first, LayerBlock | ResNetBlock):
+            first = first.main_block if isinstance(first, ResNetBlock) else first.layers[0]
         if isinstance(first, MultiheadAttention):
             length = first.seq_len or values // first.embed_dim  # without a length it is one sequence
             first.seq_len = length
-            return length * first.embed_dim
+            return length, first.embed_dim
+        if isinstance(first, LayerNorm | RMSNorm):
+            return tuple(first.normalized_shape)
+        if isinstance(first, BatchNorm2d):
+            space = (first.in_height, first.in_width) if first.in_height * first.in_width else ()
+            return (first.num_features, *space)
         if isinstance(first, AvgPool2d | MaxPool2d) and not first.input_size:
             first.input_size = first.in_channels * first.in_height * first.in_width
             if not first.input_size:
@@ -62,11 +73,11 @@ class Sequential(own.Sequential):
                     "  fix: set the layer's in_width, in_height and in_channels before."
                 )
         try:
-            return first.as_input(of_anything(np.zeros(values, np.float32))).shape[1:].numel()
+            return first.as_input(of_anything(np.zeros(values, np.float32))).shape[1:]
         except PartitionError:
             if values:
                 raise
-            return max(first.input_size, 1)
+            return (max(first.input_size, 1),)
 
     # Parameters in pytagi's forms
 

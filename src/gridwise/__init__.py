@@ -34,7 +34,7 @@ from .version import __version__ as __version__
 
 _guard()
 
-_ROOMS = ("checkpoint", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
+_ROOMS = ("checkpoint", "compat", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
 
 
 def __getattr__(name: str) -> ModuleType:

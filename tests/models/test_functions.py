@@ -291,7 +291,7 @@ def test_parameters_outside_of_layers_are_held_by_the_grid() -> None:
     model.load_state_dict(sequential.state_dict())
     model.load_state_dict(model.state_dict())
     twin = copy.deepcopy(model)
-    assert twin.state_dict()["inner.scale"].layout == model.inner.scale.layout is not None
+    assert twin.state_dict()["inner.scale"].placement == model.inner.scale.placement is not None
     gridwise.check_replicas(model)
     x = torch.randn(2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     check_equal_to_sequential(twin, sequential, x, P_x)

@@ -30,7 +30,6 @@ from ..parameters.blocks import holders_of_blocks
 from ..parameters.gradient_buckets import BucketMember, GradientBucket, bucket_members_of, buckets_in_use, buckets_of
 from ..parameters.replicas import Replica, agree_replicas, is_due
 from ..primitives.repartition import Repartition
-from ..windows.overlap import overlaps
 from ..windows.windowed_layer import as_batch
 from .attended import Attended
 from .inputs import Inputs
@@ -228,7 +227,6 @@ class DistributedModel(torch.fx.GraphModule):
     def _mode_around(self) -> Hashable:
         """What is on around the call."""
         return (
-            overlaps(),
             tuple(
                 (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
             ),

@@ -58,7 +58,7 @@ def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequen
     own: dict[int, int] = {}
     for name, value, spread in shared:
         if transport.rank in spread.holders:
-            own[len(names) + _place(spread, transport.rank)] = _digest(value)
+            own[len(names) + _place(spread, transport.rank)] = checksum(value)
         names += [name] * spread.layout.grid.size
     votes = np.full((2, len(names)), NOTHING, dtype=np.int64)
     for place, digest in own.items():
@@ -105,7 +105,7 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
     by_team: dict[Team, list[tuple[str, int]]] = {}
     for name, value, holders in found:
         if transport.rank in holders and len(holders) > 1:
-            by_team.setdefault(holders, []).append((name, _digest(value)))
+            by_team.setdefault(holders, []).append((name, checksum(value)))
     differing: list[str] = []
     for team in sorted(by_team):  # one order on all workers, so nobody waits in a circle
         digests = np.array([digest for _, digest in by_team[team]], dtype=np.int64)
@@ -134,7 +134,8 @@ def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Itera
                 yield name, value, spread.sharers(transport.rank) if transport.rank in spread.holders else ()
 
 
-def _digest(value: Tensor) -> int:
+def checksum(value: Tensor) -> int:
+    """A number for the bits of a tensor: another one where they are others."""
     if value.is_meta:  # without numbers
         return key_of(f"{tuple(value.shape)} {value.dtype}")
     data = value.detach().as_subclass(Tensor).cpu().contiguous().view(-1)

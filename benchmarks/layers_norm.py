@@ -120,7 +120,7 @@ def rows(rounds: int) -> list[Row]:
         both_ways(chain, *small),
     )
     for batch, side in ((1, 256), (2, 512)):
-        model = gridwise.distribute(UNet(), P_x)
+        model = gridwise.distribute(UNet(), P_x, example=((batch, 3, side, side),))
         loss = nn.DistributedCrossEntropyLoss(model.P_y)
         local = batch, 3, side // 2, side
         plain = step(UNet(), torch.nn.CrossEntropyLoss(), *local)

@@ -34,6 +34,8 @@ from .version import __version__ as __version__
 
 _guard()
 
+nn.distribute = distribute  # type: ignore[attr-defined]  # its name in version 0.1
+
 _ROOMS = ("checkpoint", "compat", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
 
 

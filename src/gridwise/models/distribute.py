@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError
 from ..nn.engine.module import Module
-from ..nn.parameters.replicas import check_replicas
+from ..nn.parameters.replicas import synchronise_replicas
 from ..partition import Partition
 from .holding import hold
 from .inputs import Inputs, as_tensors
@@ -52,7 +52,7 @@ def distribute(
     Raises
     ------
     UnsupportedError : naming everything in the model that cannot be distributed
-    PartitionError : if the workers' weights differ
+    PartitionError : if the workers' models differ in more than their weights, which are then those of the first worker
 
     Examples
     --------
@@ -93,9 +93,9 @@ def _of_model(
             raise PartitionError(f"distribute: {name} has no method {method!r}.")
         kinds[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, said), gather
     _check_names(name, said, [inputs for _, inputs, _ in kinds.values()])
-    if P_x.active:
-        check_replicas(model, P_x)
     twin = _copied(model)
+    if P_x.active:
+        synchronise_replicas(twin, P_x)
     hold(twin, P_x)
     return become(twin, P_x, kinds)
 
@@ -109,7 +109,7 @@ def _of_function(
         if not isinstance(root, DistributedModel):
             _refuse(root, (), own)
             if P_x.active:
-                check_replicas(root, P_x)
+                synchronise_replicas(root, P_x)
     says = f"the distributed {name} on {P_x.shape}"
     inputs = Inputs(name, function, P_x, said)
     _check_names(name, said, [inputs])

@@ -35,7 +35,6 @@ from ..nn.engine.mode import agree_mode
 from ..nn.engine.module import problem_with_inference, refuse_transforms
 from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import KEPT, LayerPlans
-from ..nn.windows.overlap import overlaps
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound, Inputs
 from .placement import Cut, Placement
@@ -205,7 +204,7 @@ class Runner:
             tuple([(m.training, vars(m).get("track_running_stats")) for m in state.snapshot.modules.values()]),
             tuple([(records and p.requires_grad, p.dtype, p.device.type) for p in state.parameters]),
             tuple([b.dtype for b in state.buffers]),
-            (records, overlaps(), torch.get_default_dtype(), str(torch.get_default_device())),
+            (records, torch.get_default_dtype(), str(torch.get_default_device())),
             tuple(casts),
         )
 

@@ -5,8 +5,6 @@ import typing as _typing
 from ..aliases import moved_modules as _moved_modules
 from . import functional as functional
 from . import utils as utils
-from .conversion import DistributedModel as DistributedModel
-from .conversion import distribute as distribute
 from .engine.agreement import agreement as agreement
 from .engine.module import Module as Module
 from .layers.adaptive_pooling import DistributedAdaptiveAvgPool1d as DistributedAdaptiveAvgPool1d

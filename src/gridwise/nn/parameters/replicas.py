@@ -8,6 +8,7 @@ call with ``GRIDWISE_CHECK_REPLICAS=n``: only then do they read parameters, and 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ...comm.settings import count
 from ...comm.transports.base import Team, Transport
+from ...deferred_init import is_deferred
 from ...errors import MismatchError, PartitionError, describe
 from ...partition import Partition, world
 from ..engine.agreement import NOTHING, key_of, tell
@@ -120,6 +122,35 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
     if votes[0]:
         told = tell(transport, everyone, "; ".join(differing) or None)
         raise PartitionError(describe("check_replicas: workers hold different replicas of a parameter.", told, FIX))
+
+
+def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
+    """Let all workers of `P` have the first one's parameters and buffers, with a warning, if theirs differ.
+
+    Nothing happens where they are equal. Models whose parameters have other names or shapes are refused.
+    """
+    try:
+        check_replicas(model, P)
+        return
+    except PartitionError as error:
+        differing = error
+    transport, team, what = P.transport, P.team, "distribute"
+    held = dict([*model.named_parameters(), *model.named_buffers()])
+    key = key_of(repr([(name, tuple(value.shape), value.dtype) for name, value in held.items()]))
+    votes = np.array([key, -key], dtype=np.int64)
+    transport.all_max(votes, team, what)
+    if votes[0] != -votes[1]:
+        raise differing
+    for value in held.values():
+        if not is_deferred(value) and not value.is_meta:
+            block = value.detach().clone(memory_format=torch.contiguous_format)
+            transport.copy_from(block, team[0], team, what)
+            value.data.copy_(block)
+    warnings.warn(
+        f"distribute: the weights of {type(model).__name__} differ on workers {team}. All take those of worker {team[0]}. Call "
+        "torch.manual_seed with one seed on all workers, or load the same state.",
+        stacklevel=4,
+    )
 
 
 def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Iterator[tuple[str, Tensor, Team]]:

@@ -104,6 +104,7 @@ CASES: dict[str, list[Function]] = {
         lambda m, x: x[:, torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1])],
         lambda m, x: x.gather(1, x.detach().argsort(1)) + x.take_along_dim(x.detach().argsort(2), 2),
         lambda m, x: F.embedding((x.detach().abs() * 2).long().clamp(max=5), m.w[:, :, 0, 0]),
+        lambda m, x: F.embedding((x.detach().abs() * 2).long().clamp(max=5), m.w[:, :, 0, 0], scale_grad_by_freq=True),
         lambda m, x: x.tril() + x.triu(1),
         lambda m, x: F.one_hot((x.detach().abs()).long().clamp(max=2), 3).to(x.dtype) * x.unsqueeze(-1),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import UnsupportedError
 from ..placement import Cut, Replicated, with_dims
 from .call import Call, NoRule, Placed
 from .table import rule
@@ -11,6 +12,12 @@ from .table import rule
 def embedding(call: Call) -> Placed:
     """Rows of a table that is whole on every worker."""
     indices = call.tensors[1]
+    if call["sparse"]:
+        raise UnsupportedError(
+            f"{call.name}: sparse gradients cannot be summed over the workers.\n  fix: sparse=False."
+        )
+    if call["scale_grad_by_freq"] and call.cut:
+        raise NoRule("gradients scaled by how often an index occurs in all blocks")
     if indices.layout is None:
         return call.everywhere()
     target = with_dims(indices.layout, (*indices.layout.cuts, (0, call.result.shape[-1])))

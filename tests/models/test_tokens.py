@@ -280,9 +280,9 @@ def test_attention_drops_the_same_on_every_grid() -> None:
 
 ODD: dict[str, Any] = {
     "a bias for keys": lambda: Of(lambda m, x: m.a(x, x, x)[0], a=nn.MultiheadAttention(8, 2, add_bias_kv=True)),
-    "a limited norm": lambda: Of(lambda m, x: m.e(x.abs().long() % 3), e=nn.Embedding(3, 4, max_norm=1.0)),
-    "sparse": lambda: Of(lambda m, x: m.e(x.abs().long() % 3), e=nn.Embedding(3, 4, sparse=True)),
-    "frequencies": lambda: Of(lambda m, x: m.e(x.abs().long() % 3), e=nn.Embedding(3, 4, scale_grad_by_freq=True)),
+    "a limited norm": lambda: Of(lambda m, x: m.e(x.abs().long() % 3) * x.mean(), e=nn.Embedding(3, 4, max_norm=1.0)),
+    "sparse": lambda: Of(lambda m, x: m.e(x.abs().long() % 3) * x.mean(), e=nn.Embedding(3, 4, sparse=True)),
+    "frequencies": lambda: Of(lambda m, x: m.e(x.abs().long() % 3) * x.mean(), e=nn.Embedding(3, 4, scale_grad_by_freq=True)),
     "a mask for each head": lambda: Of(
         lambda m, x: m.a(x, x, x, attn_mask=x.new_zeros(12, 5, 5))[0], a=nn.MultiheadAttention(8, 2)
     ),

@@ -20,6 +20,8 @@ def embedding(call: Call) -> Placed:
         raise NoRule("gradients scaled by how often an index occurs in all blocks")
     if indices.layout is None:
         return call.everywhere()
+    if call.given.get("scale_grad_by_freq"):
+        raise NoRule("its gradient counts how often each index occurs in all blocks")
     target = with_dims(indices.layout, (*indices.layout.cuts, (0, call.result.shape[-1])))
     return Placed(Cut(target), call.locally(), [Replicated(), None])
 

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test check bench soak clean
+.PHONY: setup demo test test-oldest check bench soak clean
 
 setup: $(READY)
 
@@ -28,11 +28,23 @@ check: $(READY)
 test: check
 	$(BIN)/python -m pytest -m 'not soak'
 
+# The same tests with the oldest versions that pyproject.toml promises, in an environment of their own.
+OLDEST := .venv-oldest
+$(OLDEST)/ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt torch
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[mpi,viz,examples,docs,dev]'
+	touch $@
+
+test-oldest: $(OLDEST)/ready
+	$(OLDEST)/bin/python -m pytest -m 'not soak'
+
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout=3600
 
 bench: $(READY)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py --write
 
 clean:
-	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -68,7 +68,7 @@ def steps(rounds: int, workers: int, sizes: list[tuple[tuple[int, ...], int, flo
     found = []
     for block, width, target in sizes:
         plain = UNet(width).cuda()
-        model = gridwise.distribute(plain, P_x)
+        model = gridwise.distribute(plain, P_x, example=((*block[:-1], block[-1] * workers),))
         loss = gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
         sides = [step(model, loss, *block), step(plain, torch.nn.CrossEntropyLoss(), *block)]
         ours, limit = sampled(sides, rounds, 5)

@@ -5,7 +5,6 @@
 The limit is torch's own layer on each worker's block, in the same processes, under the same allocator setting, the two
 sides taking turns; for 3-D convolutions in the faster of two ways, since torch's weight gradient is twice as fast when
 depth was padded by hand. Medians of the slower worker. The last rows are small: what a call costs besides its work.
-`overlap` is the ratio with `gridwise.nn.overlap(True)`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ import gridwise
 from gridwise import nn
 from gridwise.comm.launching.pool import Pool
 
-Row = tuple[str, float, float, float]
-"""Name, our seconds, ours with overlap, the limit's."""
+Row = tuple[str, float, float]
+"""Name, our seconds, the limit's."""
 Way = Callable[[torch.nn.Module, Tensor], Callable[[], object]]
 """What is measured of a layer with an input."""
 
@@ -68,14 +67,6 @@ def forward(layer: torch.nn.Module, x: Tensor) -> Callable[[], object]:
     return lambda: layer(x)
 
 
-def overlapped(call: Callable[[], object]) -> Callable[[], object]:
-    def run() -> None:
-        with nn.overlap(True):
-            call()
-
-    return run
-
-
 def rows(rounds: int) -> list[Row]:
     """What each worker runs."""
     torch.set_num_threads(1)
@@ -89,9 +80,9 @@ def rows(rounds: int) -> list[Row]:
         P_x = world.create_cartesian_topology_partition(grid)
         x = torch.randn(block, requires_grad=True)
         layer = way(ours(P_x, *args), x)
-        sides = [layer, overlapped(layer), *(way(limit(*args), x) for limit in limits)]
-        mine, overlapping, *theirs = measured(sides, rounds, repeat=1 if x.numel() > 1 << 16 else 100)
-        found.append((name, mine, overlapping, min(theirs)))
+        sides = [layer, *(way(limit(*args), x) for limit in limits)]
+        mine, *theirs = measured(sides, rounds, repeat=1 if x.numel() > 1 << 16 else 100)
+        found.append((name, mine, min(theirs)))
 
     conv, conv3d, pool, mean = (
         nn.DistributedConv2d,
@@ -136,17 +127,15 @@ def main() -> None:
         "ours",
         "limit",
         "ratio",
-        "overlap",
         "on top",
         title=f"2 workers, {options.transport}",
     )
-    for name, mine, overlapping, limit in found:
+    for name, mine, limit in found:
         table.add_row(
             name,
             f"{mine * 1e3:.2f} ms",
             f"{limit * 1e3:.2f} ms",
             f"{mine / limit:.2f}",
-            f"{overlapping / limit:.2f}",
             f"{(mine - limit) * 1e6:.0f} us",
         )
     Console(width=120).print(table)

@@ -116,11 +116,11 @@ def rows(rounds: int) -> list[Row]:
     row(
         "20 convolutions (1,8,32,32) in a model",
         0.0,
-        both_ways(nn.distribute(chain, P_x), *small),
+        both_ways(gridwise.distribute(chain, P_x), *small),
         both_ways(chain, *small),
     )
     for batch, side in ((1, 256), (2, 512)):
-        model = nn.distribute(UNet(), P_x)
+        model = gridwise.distribute(UNet(), P_x, example=((batch, 3, side, side),))
         loss = nn.DistributedCrossEntropyLoss(model.P_y)
         local = batch, 3, side // 2, side
         plain = step(UNet(), torch.nn.CrossEntropyLoss(), *local)

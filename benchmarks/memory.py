@@ -3,9 +3,8 @@
     python benchmarks/memory.py [--transport mpi|gloo] [--workers 2 4]
 
 Bytes that torch's allocator hands out during the step (forward, backward, optimiser), from the profiler's record of every
-allocation: activations, halos, gradients and what kernels need. Besides: the same with padded blocks kept for backward, as
-torch would by itself; with overlap; and as a cross check the growth of the resident set, with a malloc that gives every
-tensor back.
+allocation: activations, halos, gradients and what kernels need. As a cross check the growth of the resident set, with a
+malloc that gives every tensor back.
 """
 
 from __future__ import annotations
@@ -36,12 +35,10 @@ ENV = {
 
 @dataclass
 class Peaks:
-    """Bytes: a share of the sequential step, ours, with blocks kept, with overlap; resident: a share, ours; halos."""
+    """Bytes: a share of the sequential step, ours; resident: a share, ours; halos."""
 
     share: float
     ours: int
-    kept: int
-    overlapped: int
     share_resident: float
     resident: int
     halos: int
@@ -111,13 +108,9 @@ def measured(name: str) -> Peaks:
     model = gridwise.distribute(sequential, P_x)
     step = step_of(model, block)
     ours, resident = peak_of(step), resident_growth_of(step)
-    with gridwise.nn.overlap(True):
-        overlapped = peak_of(step)
-    with gridwise.nn.keep_fetched(True):
-        kept = peak_of(step)
     shares = (getattr(layer, "_share", None) for layer in model.modules())
     halos = sum(x.element_size() * share.fetch.received for share in shares if share and share.fetch)
-    return Peaks(share, ours, kept, overlapped, share_resident, resident, halos)
+    return Peaks(share, ours, share_resident, resident, halos)
 
 
 def main() -> None:
@@ -125,9 +118,7 @@ def main() -> None:
     parser.add_argument("--transport", default="mpi", choices=("mpi", "gloo"))
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     options = parser.parse_args()
-    table = Table(
-        "step", "workers", "1/P of sequential", "ours", "ratio", "less halos", "blocks kept", "overlap", "resident"
-    )
+    table = Table("step", "workers", "1/P of sequential", "ours", "ratio", "less halos", "resident")
     table.title = f"peak memory of the worker that needs most, over {options.transport}; goal: 1.15 less halos"
     for workers in options.workers:
         with Pool(workers, options.transport, env=ENV) as pool:
@@ -136,8 +127,6 @@ def main() -> None:
                 ratios = (
                     most.ours / most.share,
                     (most.ours - most.halos) / most.share,
-                    most.kept / most.share,
-                    most.overlapped / most.share,
                     most.resident / most.share_resident,
                 )
                 sizes = (f"{nbytes / MIB:.1f} MiB" for nbytes in (most.share, most.ours))

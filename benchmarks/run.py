@@ -1,39 +1,101 @@
-"""Run the benchmarks, all or those named: python benchmarks/run.py [name ...]
+"""Run the benchmarks, all or those named: python benchmarks/run.py [--write] [name ...]
 
-One that fails, or takes longer than an hour, does not keep the others from running; all such are named at the end.
+One that fails, or takes longer than an hour, does not keep the others from running; all such are named at the end. With
+`--write`, what a benchmark prints replaces its figures in README.md, with the command, the version and the machine that gave
+them. What is printed by one that fails is not written.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import platform
+import re
 import subprocess
 import sys
 import time
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Timer
 
 HERE = Path(__file__).parent
+PAGE = HERE / "README.md"
 LIMIT = 3600.0
+WIDTH = "140"
+"""Columns of a table: of the page, whatever the terminal has."""
 
 
 def main() -> None:
     known = sorted(path.stem for path in HERE.glob("*.py") if path.stem != Path(__file__).stem)
-    names = sys.argv[1:] or known
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"default: all of {', '.join(known)}")
+    parser.add_argument("--write", action="store_true", help="put the figures into README.md")
+    options = parser.parse_args()
+    names = options.names or known
     if unknown := set(names) - set(known):
         sys.exit(f"there is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}.")
-    failed = [name for name in names if not succeeds(name)]
+    failed = []
+    for name in names:
+        said = run(name)
+        if said is None:
+            failed.append(name)
+        elif options.write:
+            PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8"), name, said), encoding="utf-8")
     if failed:
         sys.exit(f"\nfailed: {', '.join(failed)}")
 
 
-def succeeds(name: str) -> bool:
+def run(name: str) -> str | None:
+    """What a benchmark prints, shown as it comes; None if it fails."""
     print(f"\n== {name}", flush=True)
     start = time.monotonic()
-    try:
-        code = subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=False, timeout=LIMIT).returncode
-    except subprocess.TimeoutExpired:
+    command = [sys.executable, str(HERE / f"{name}.py")]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": WIDTH}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, encoding="utf-8") as process:
+        late = Timer(LIMIT, process.kill)
+        late.start()
+        lines = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        code = process.wait()
+        in_time = late.is_alive()
+        late.cancel()
+    if not in_time:
         print(f"not done after {LIMIT:.0f} s", flush=True)
-        return False
     print(f"-- {name}: {time.monotonic() - start:.0f} s{f', exit status {code}' if code else ''}", flush=True)
-    return not code
+    return None if code else "".join(lines)
+
+
+def with_figures(page: str, name: str, said: str) -> str:
+    """The page, with what `name` has said between its marks; a section is added for a benchmark that has none."""
+    start, stop = f"<!-- figures of {name} -->", f"<!-- end of {name} -->"
+    figures = "\n".join(line.rstrip() for line in said.strip("\n").splitlines())
+    block = f"{start}\n{machine()}\n\n```text\n{figures}\n```\n{stop}"
+    if start not in page:
+        return f"{page.rstrip()}\n\n## {name.replace('_', ' ').capitalize()} (`{name}.py`)\n\n{block}\n"
+    return re.sub(f"{re.escape(start)}.*?{re.escape(stop)}", lambda _: block, page, count=1, flags=re.DOTALL)
+
+
+def machine() -> str:
+    """Where and with what the figures were measured."""
+    found = []
+    for package in ("gridwise", "torch", "mpich"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    load = f", load {os.getloadavg()[0]:.1f} at the end" if hasattr(os, "getloadavg") else ""
+    return f"{date.today()}, {os.cpu_count()} cores ({processor()}){load}; {', '.join(found)}."
+
+
+def processor() -> str:
+    try:
+        return re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))[0]
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

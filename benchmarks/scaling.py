@@ -31,8 +31,9 @@ def ratios(rounds: int, sides: list[int]) -> list[tuple[int, float, float]]:
     world = gridwise.world()
     P_x = world.create_cartesian_topology_partition([1, 1, *SHAPES[world.size]])
     found = []
+    rows, columns = SHAPES[world.size]
     for side in sides:
-        model = gridwise.distribute(UNet(), P_x)
+        model = gridwise.distribute(UNet(), P_x, example=((1, 3, side * rows, side * columns),))
         loss = gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
         block = (1, 3, side, side)
         ours, limit = measured([step(model, loss, *block), step(UNet(), torch.nn.CrossEntropyLoss(), *block)], rounds)

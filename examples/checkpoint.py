@@ -21,9 +21,9 @@ ROWS, COLUMNS, STEPS = 10, 6, 5
 
 
 class Block(torch.nn.Parameter):
-    """A worker's rows of a global weight: a parameter that carries its layout."""
+    """A worker's rows of a global weight: a parameter that carries its placement."""
 
-    layout: Layout | None = None  # type: ignore[assignment]
+    placement: Layout | None = None
 
 
 class Rows(torch.nn.Module):
@@ -36,7 +36,7 @@ class Rows(torch.nn.Module):
         mine = layout.block(P.rank).slices
         whole = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         self.weight = Block(whole[mine].clone())
-        self.weight.layout = layout
+        self.weight.placement = layout
         self.register_buffer("goal", torch.linspace(-1, 1, ROWS, dtype=torch.float64)[mine[0]], persistent=False)
 
     def loss(self, x: torch.Tensor) -> torch.Tensor:

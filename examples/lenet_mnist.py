@@ -57,25 +57,29 @@ def main(x: Tensor, y: Tensor) -> list[tuple]:
     torch.manual_seed(1)
     P_world, sequential = gridwise.world(), lenet5()
     P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 2])
-    model = gridwise.distribute(sequential, P_x)
+    model = gridwise.distribute(sequential, P_x, example=(BATCH, 1, 28, 28))
     image, label = gridwise.local_slice(P_x, (BATCH, 1, 28, 28)), gridwise.local_slice(model.P_y, (BATCH, 10))[0]
     whole = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
     mine, loss = [(x[image].clone(), y[label]) for x, y in whole], gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
     losses, right, seconds = trained(model, loss, mine, "on four workers", P_world.rank == 0)
     results = [(losses, int(P_world.allreduce_data(np.array([right]))[0]), seconds)]
+    layouts = owners(sequential, P_x)
     if P_world.rank == 0:
-        draw_owners(sequential, model)
+        title = "Who owns which part of each layer's output"
+        gridwise.show.owners(layouts, "out/lenet_owners.png", title=title)
         results.append(trained(sequential, nn.CrossEntropyLoss(), whole, "sequential", True))
     return results
 
 
-def draw_owners(sequential: nn.Sequential, model: nn.Module) -> None:
+def owners(sequential: nn.Sequential, P_x: gridwise.CartesianPartition) -> dict[str, Layout]:
+    """Where the outputs of the convolutions, pools and linear layers lie; all workers ask together."""
     layouts, x = {}, torch.zeros(BATCH, 1, 28, 28, dtype=torch.float64)
-    for name, layer in sequential.named_children():
-        x, P = layer(x), getattr(getattr(model, name), "P_x", None)
-        if P is not None:
-            layouts[f"{name}: {type(layer).__name__}"] = Layout.balanced(P.grid, x.shape)
-    gridwise.show.owners(layouts, "out/lenet_owners.png", title="Who owns which part of each layer's output")
+    for i, (name, layer) in enumerate(sequential.named_children()):
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d | nn.AvgPool2d | nn.MaxPool2d | nn.Linear):
+            P_y = gridwise.distribute(sequential[: i + 1], P_x, example=(BATCH, 1, 28, 28)).P_y
+            layouts[f"{name}: {type(layer).__name__}"] = Layout.balanced(P_y.grid, x.shape)
+    return layouts
 
 
 def report(grid: tuple, alone: tuple) -> None:

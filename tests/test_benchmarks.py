@@ -30,3 +30,27 @@ def test_benchmarks_by_name(tmp_path):
     assert unknown.returncode != 0
     assert "no benchmark c_none; there are a_bad, b_good" in unknown.stderr
     assert "measured" not in unknown.stdout
+
+
+def test_figures_are_written_into_the_page(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(
+        "# Benchmarks\n\nfirst\n\n<!-- figures of b_good -->\nof an old version\n<!-- end of b_good -->\n\nlast\n"
+    )
+    assert run(tmp_path, "b_good").returncode == 0
+    assert "of an old version" in page.read_text(), "only if it is asked for"
+    assert run(tmp_path, "--write").returncode != 0
+    text = page.read_text()
+    assert "of an old version" not in text
+    assert "a_bad" not in text, "nothing is written of one that fails"
+    before, figures, after = text.partition("```text\nmeasured\n```\n<!-- end of b_good -->")
+    assert before.startswith("# Benchmarks\n\nfirst\n\n<!-- figures of b_good -->\n")
+    assert " cores (" in before
+    assert figures
+    assert after == "\n\nlast\n"
+
+
+def test_every_benchmark_has_its_place_on_the_page():
+    page = (RUN.parent / "README.md").read_text(encoding="utf-8")
+    for name in sorted(path.stem for path in RUN.parent.glob("*.py") if path != RUN):
+        assert page.count(f"<!-- figures of {name} -->") == page.count(f"<!-- end of {name} -->") == 1, name

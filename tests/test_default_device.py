@@ -33,8 +33,7 @@ LAYERS = {
 
 @workers(2)
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("overlap", [False, True])
-def test_layers(name, overlap):
+def test_layers(name):
     world = gridwise.world()
     P = world.create_cartesian_topology_partition([1, 1, world.size, 1])
     x = torch.randn(2, 2, 6 // world.size, 4, dtype=torch.float64)
@@ -42,7 +41,7 @@ def test_layers(name, overlap):
     for device in ("cpu", "meta"):
         torch.manual_seed(0)
         block = x.clone().requires_grad_()
-        with torch.device(device), nn.overlap(overlap):
+        with torch.device(device):
             layer = LAYERS[name](P)
             y = layer(block)
             (first,) = torch.autograd.grad(y.square().sum(), block, create_graph=True)

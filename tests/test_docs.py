@@ -18,7 +18,6 @@ from gridwise import checkpoint
 
 NEED_A_LAUNCHER = (
     "gridwise.comm.transports.mpi",
-    "gridwise.comm.transports.shared_memory",
     "gridwise.comm.launching.worker",
 )
 MODULES = [name for _, name, _ in pkgutil.walk_packages(gridwise.__path__, "gridwise.") if name not in NEED_A_LAUNCHER]

@@ -15,7 +15,9 @@ from . import nn as nn
 from . import show as show
 from .comm.launching.find import guard as _guard
 from .comm.launching.launch import launch as launch
-from .nn.conversion import distribute as distribute
+from .models import distribute as distribute
+from .models.random import sequential_random as sequential_random
+from .models.rules import register_rule as register_rule
 from .nn.engine.agreement import agreement as agreement
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
@@ -32,7 +34,9 @@ from .version import __version__ as __version__
 
 _guard()
 
-_ROOMS = ("checkpoint", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
+nn.distribute = distribute  # type: ignore[attr-defined]  # its name in version 0.1
+
+_ROOMS = ("checkpoint", "compat", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -24,7 +24,6 @@ MOVED = {
     "gridwise.nn.conv_transpose": "gridwise.nn.layers.conv_transpose",
     "gridwise.nn.cross_entropy": "gridwise.nn.layers.cross_entropy",
     "gridwise.nn.dropout": "gridwise.nn.layers.dropout",
-    "gridwise.nn.full_state_dict": "gridwise.nn.parameters.full_state_dict",
     "gridwise.nn.halo_exchange": "gridwise.nn.primitives.halo_exchange",
     "gridwise.nn.instancenorm": "gridwise.nn.layers.instancenorm",
     "gridwise.nn.linear": "gridwise.nn.layers.linear",

@@ -1,4 +1,4 @@
-"""Split tensors for tests: parameters that carry a layout, as distributed layers make them."""
+"""Split tensors for tests: parameters that carry their placement, as distributed layers make them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gridwise.partition import Partition
 class SplitParameter(torch.nn.Parameter):
     """A worker's block of a global parameter."""
 
-    layout: Layout | None = None  # type: ignore[assignment]
+    placement: Layout | None = None
     block: Box | None = None
 
 
@@ -23,7 +23,7 @@ def split(whole: Tensor, layout: Layout, rank: int, replica_of: int | None = Non
         box = layout.block(replica_of)
     data = whole[box.slices].clone() if box is not None else whole.new_empty(0)
     parameter = SplitParameter(data, requires_grad=whole.is_floating_point())
-    parameter.layout, parameter.block = layout, box
+    parameter.placement, parameter.block = layout, box
     return parameter
 
 

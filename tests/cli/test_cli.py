@@ -17,7 +17,7 @@ from gridwise.comm.launching.start import choose, clean, environment_for, mpi_mi
 
 SCRIPT = """
 import sys
-from gridwise.comm import find
+from gridwise.comm.launching import find
 transport = find.current()
 transport.barrier()
 line = " ".join([transport.name, str(transport.rank), str(transport.size), *sys.argv[1:]])
@@ -36,7 +36,7 @@ def test_run_gives_every_worker_the_script_and_its_arguments(transport: str, tmp
         [*command, "run", "-n", "2", "--transport", transport, str(script), "--rate", "3", "-n", "9"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         env=environment_for(2, "auto"),
     )
     assert done.returncode == 0, done.stderr

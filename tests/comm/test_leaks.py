@@ -35,7 +35,7 @@ def held() -> Held:
         "threads": int(status["Threads"]),
         "python threads": threading.active_count(),
         "children": len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
-        "shared memory": sum("/dev/shm" in line for line in maps),
+        "shared memory": sum("/dev/shm" in line or "/memfd:" in line for line in maps),
     }
 
 

@@ -96,6 +96,6 @@ def test_a_job_under_attack_ends_well(tmp_path: Path, launcher: str, transport: 
     reached = json.loads(stranger.communicate()[0])
     job.kill()
     output, errors = job.communicate()
-    assert sum(reached.values()) > 100, f"no attack: of {attacked}, {reached}"
+    assert sum(reached.values()) > 10, f"no attack: of {attacked}, {reached}"
     assert "well" in output, f"attacked {attacked}\n{output}\n{errors}"
     assert job.returncode == 0

@@ -161,7 +161,7 @@ def _windowed(
 
 
 def larger(case):
-    """A random case with three times as many rows, in balanced blocks: most workers have an interior then."""
+    """A random case with three times as many rows, in balanced blocks: most are wider than their halos."""
     dims = int(case.layer[-2])
     space = tuple(3 * n for n in case.shape[-dims:])
     return replace(case, shape=(*case.shape[:-dims], *space), extents=None)

@@ -1,27 +1,32 @@
-"""Roads that small blocks take only when they are told to."""
+"""Roads that layers take only when they are told to."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 
-from gridwise.nn.windows import conv_node, max_pool_by_two
+from gridwise.nn.layers.conv_base import Conv
+from gridwise.nn.layers.conv_transpose import ConvTranspose
+from gridwise.nn.windows import saved_input
 
 
 @contextmanager
 def in_steps():
-    """Convolutions of small blocks are made of several nodes of autograd too, as those of large ones are."""
-    large, conv_node.LARGE = conv_node.LARGE, 0
+    """Every convolution is made of several nodes of autograd, as those are that one call of torch cannot make."""
+    nodes = [(kind, kind._single_node) for kind in (Conv, ConvTranspose)]
+    for kind, _ in nodes:
+        kind._single_node = lambda *_: None
     try:
         yield
     finally:
-        conv_node.LARGE = large
+        for kind, node in nodes:
+            kind._single_node = node
 
 
 @contextmanager
-def by_rows():
-    """Small blocks are pooled by pairs too, as large ones are."""
-    before, max_pool_by_two.LEAST = max_pool_by_two.LEAST, 0
+def keeping(nothing: bool):
+    """No padded copy of a block is kept for backward, however small; or all are."""
+    before, saved_input.LEAST = saved_input.LEAST, 0 if nothing else 1 << 60
     try:
         yield
     finally:
-        max_pool_by_two.LEAST = before
+        saved_input.LEAST = before

@@ -204,7 +204,11 @@ def test_a_copy_is_a_local_network() -> None:
     net = nn.DDPSequential(resnet(), config())
     if gridwise.world().rank == 0:
         for other in (copy.deepcopy(net.model), pickle.loads(pickle.dumps(net.model))):
-            learn(other, torch.ones(2, 6), torch.ones(2, 2))
+            before = copy.deepcopy(other)
+            learn(other, torch.ones(2, 6), torch.ones(2, 2))  # alone: a network that shares its sums would wait here
+            assert_same_state(net.model, before)
+            with pytest.raises(AssertionError):
+                assert_same_state(other, before)
 
 
 @workers(1, 2, 3)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gridwise.comm import find
+from gridwise.comm.launching import find
 from gridwise.testing import workers
 
 

@@ -1,4 +1,5 @@
-"""The command `gridwise`: `run` starts workers, `doctor` looks at this machine, `checkpoint` looks after checkpoints."""
+"""The command `gridwise`: `run` starts workers, `compat` runs old scripts, `doctor` looks at this
+machine, `checkpoint` looks after checkpoints."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import typer
 
 from ..version import __version__
 from . import checkpoint
+from .compat import compat
 from .doctor import doctor
 from .run import run
 
@@ -30,6 +32,7 @@ def options(
 
 
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(compat)
 app.command()(doctor)
 app.add_typer(checkpoint.app, name="checkpoint")
 

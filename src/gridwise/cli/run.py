@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,17 +28,22 @@ def run(
     transport: Annotated[str, typer.Option(help="How they talk: auto, mpi or gloo.")] = "auto",
 ) -> None:
     """Run a script on several workers of this machine, by mpiexec or torchrun."""
-    try:
-        chosen = choose(transport, workers)
-        command = command_for(chosen, workers, [script, *(arguments or [])])
-        environment = environment_for(workers, chosen)
-    except GridwiseError as error:
-        print(f"gridwise run: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
     if not os.path.exists(script):
         kind = "option" if script.startswith("-") else "script"
         print(f"gridwise run: there is no {kind} {script!r}; see gridwise run --help.", file=sys.stderr)
         raise typer.Exit(2)
+    start_workers("gridwise run", [script, *(arguments or [])], workers, transport)
+
+
+def start_workers(command_name: str, script: list[str], workers: int, transport: str) -> NoReturn:
+    """Let mpiexec or torchrun, with `workers` processes of a Python command line, take the place of this process."""
+    try:
+        chosen = choose(transport, workers)
+        command = command_for(chosen, workers, script)
+        environment = environment_for(workers, chosen)
+    except GridwiseError as error:
+        print(f"{command_name}: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
     job = guardian.new_name()
     guardian.guard(job, patience=LEAVE_SECONDS)
     os.execvpe(command[0], command, {**environment, guardian.JOB: job})

@@ -14,13 +14,8 @@ from .grid import resolve_axes as resolve_axes
 from .grid import union_of as union_of
 from .groups import group_runs as group_runs
 from .groups import groups_of as groups_of
-from .interior import Interior as Interior
-from .interior import Window as Window
-from .interior import interior_of as interior_of
 from .layout import Boxes as Boxes
 from .layout import Layout as Layout
-from .meeting import Meeting as Meeting
-from .meeting import meetings as meetings
 from .route import Message as Message
 from .route import Needs as Needs
 from .route import Piece as Piece

@@ -5,8 +5,6 @@ import typing as _typing
 from ..aliases import moved_modules as _moved_modules
 from . import functional as functional
 from . import utils as utils
-from .conversion import DistributedModel as DistributedModel
-from .conversion import distribute as distribute
 from .engine.agreement import agreement as agreement
 from .engine.module import Module as Module
 from .layers.adaptive_pooling import DistributedAdaptiveAvgPool1d as DistributedAdaptiveAvgPool1d
@@ -95,8 +93,8 @@ from .primitives.halo_exchange import HaloExchange as HaloExchange
 from .primitives.reduce_scatter import ReduceScatter as ReduceScatter
 from .primitives.repartition import Repartition as Repartition
 from .primitives.sum_reduce import SumReduce as SumReduce
+from .windows.overlap import keep_fetched as keep_fetched
 from .windows.overlap import overlap as overlap
-from .windows.saved_input import keep_fetched as keep_fetched
 
 if not _typing.TYPE_CHECKING:
     __getattr__ = _moved_modules(__name__)

@@ -1,3 +1,15 @@
-"""What optimisation needs beyond torch when parameters lie on a grid."""
+"""What optimisation needs beyond torch when parameters lie on a grid, or when workers agree only now and then.
 
+`GradScaler` decides for all workers. `SlowMomentumOptimizer` lets replicas part for some steps; `slowmo_hook` and
+`gossip_grad_hook` average gradients inside nodes and between some of them. `AnyPrecisionAdamW` trains in bfloat16.
+"""
+
+from .any_precision_adamw import AnyPrecisionAdamW as AnyPrecisionAdamW
+from .gossip_grad import GossipGraDState as GossipGraDState
+from .gossip_grad import Topology as Topology
+from .gossip_grad import get_num_modules as get_num_modules
+from .gossip_grad import gossip_grad_hook as gossip_grad_hook
 from .grad_scaler import GradScaler as GradScaler
+from .slow_momentum import SlowMomentumOptimizer as SlowMomentumOptimizer
+from .slowmo_hook import SlowMoState as SlowMoState
+from .slowmo_hook import slowmo_hook as slowmo_hook

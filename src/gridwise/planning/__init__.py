@@ -1,7 +1,6 @@
 """Planning: what a model on a grid of thousands of workers takes and sends, before anyone pays for them.
 
 plan      runs the real code of every worker, one after the other, on the transport that counts, without numbers
-shapes    the global shapes on the way, from the sequential model
 report    what comes out: per worker and per layer, as data and as a table; `gridwise.show.planned` draws it
 """
 

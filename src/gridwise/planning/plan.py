@@ -1,6 +1,7 @@
 """`plan`: one training step of a model on a grid, counted for every worker, without a process and without memory.
 
-    for each worker      distribute the model on the counting transport, with tensors that have no numbers
+    once                 record the model, with tensors that have no numbers
+    for each worker      distribute it on the counting transport
                          run forward, loss and backward: the code that real workers run
     in the ledger        what each of them would send, to whom, for which layer
 
@@ -10,6 +11,7 @@ is kept apart.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections import Counter
@@ -21,14 +23,14 @@ import torch
 from torch import Tensor
 
 from ..comm.transports.counting import Ledger
-from ..errors import PartitionError, UnsupportedError
+from ..errors import PartitionError
 from ..grid import Grid, Layout
-from ..nn.conversion import DistributedModel, distribute
-from ..nn.conversion.rehearsal import Shapes, parts_of, without_numbers
-from ..nn.engine.module import Module
+from ..models import DistributedModel, distribute
+from ..models.model import runner_of
+from ..models.recording import Recording
+from ..models.recording.containers import flatten
 from ..partition import Partition, world
 from .report import BACKWARD, FORWARD, Plan, Worker, layers_of
-from .shapes import tell_before_calls
 
 Loss = Callable[[Partition, Tensor], Tensor]
 MANY = 256
@@ -75,10 +77,12 @@ def plan(
         raise PartitionError(f"plan: `model` (={model!r}) is no torch.nn.Module.\n  fix: make it the `forward` of one.")
     if not isinstance(dtype, torch.dtype):
         raise PartitionError(f"plan: `dtype` (={dtype!r}) is no torch.dtype.")
-    twin, found = without_numbers(model), list[Worker]()
+    twin, found, recordings = without_numbers(model), list[Worker](), list[Recording]()
 
     def step(P_world: Partition) -> None:
-        found.append(_step(twin, P_world.create_cartesian_topology_partition(extents), shape, dtype, loss))
+        P_x = P_world.create_cartesian_topology_partition(extents)
+        with torch.device("meta"):  # what the model's code makes has no numbers either
+            found.append(_step(twin, P_x, shape, dtype, loss, recordings))
 
     size = math.prod(extents)
     ranks = range(size) if asked is None else asked
@@ -143,37 +147,45 @@ def _numbers(name: str, values: Any, least: int) -> tuple[int, ...]:
     return found
 
 
+def without_numbers(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the model on the meta device, made without copying a number; of a deferred model too."""
+    memo: dict[int, Any] = {}
+    plain = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    for tensor in [*model.parameters(), *model.buffers(), *plain]:
+        twin = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = torch.nn.Parameter(twin, tensor.requires_grad) if is_parameter else twin
+    return copy.deepcopy(model, memo)
+
+
 def _step(
     model: torch.nn.Module,
     P_x: Partition,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     loss: Loss | None,
+    recordings: list[Recording],
 ) -> Worker:
     transport: Any = P_x.transport
     ledger, rank = transport.ledger, transport.rank
     placed = distribute(model, P_x)
-    shapes = _rehearsed(placed, torch.empty(shape, dtype=dtype, device="meta"))
-    if hasattr(placed, "_constants"):  # what the model's code has made of numbers
-        placed.get_submodule("_constants").to("meta")
-    _name_layers(placed)
-    tell_before_calls(placed, shapes, ledger.expect)
+    _record_once(placed, recordings)
     ledger.entries[rank].clear()  # the construction is no part of a step
-    x = torch.empty(Layout.balanced(P_x.grid, shape).block(rank).shape, dtype=dtype, device="meta")
+    x = torch.empty(Layout.balanced(P_x.grid, shape).block(rank).shape, dtype=dtype)
     ledger.expect(shape)
     ledger.phase = FORWARD
     kept = _Kept([*placed.parameters(), *placed.buffers(), x])
     with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
         y = placed(x)
         if loss is not None:
-            _expect_outputs(ledger, placed, shapes)
+            _expect_outputs(ledger, placed, recordings[0])
             y = loss(placed.P_y, y)
             if not isinstance(y, Tensor):
                 raise PartitionError(
                     f"plan: `loss` must return a tensor, from which backward starts; it returned {y!r}."
                 )
     ledger.phase = BACKWARD
-    ends = [tensor for tensor in parts_of(y, Tensor) if tensor.requires_grad]
+    ends = [tensor for tensor in flatten(y)[0] if tensor.requires_grad]
     if ends:
         torch.autograd.backward(ends, [torch.empty_like(tensor) for tensor in ends])
     parameters = list(placed.parameters())
@@ -187,34 +199,29 @@ def _step(
     )
 
 
-def _rehearsed(placed: DistributedModel, x: Tensor) -> Shapes:
-    """The global shapes on the way."""
-    inputs, name = placed._inputs.partitions, placed._rehearsal.name
-    if len(inputs) > 1:
-        raise UnsupportedError(f"plan: {name} takes {', '.join(inputs)}: only models of one tensor are planned.")
-    shapes = placed._rehearsal.run([x])
-    if shapes is None:
-        raise UnsupportedError(f"plan: torch cannot run {name} without numbers.")
-    return shapes
+def _record_once(placed: DistributedModel, recordings: list[Recording]) -> None:
+    """Let the first of the pretended workers record, and the others take what it has recorded."""
+    runner: Any = runner_of(placed)
+    record = runner.record
+
+    def recorded(*args: Any) -> Recording:
+        if not recordings:
+            recordings.append(record(*args))
+        return recordings[0]
+
+    runner.record = recorded
 
 
-def _name_layers(model: DistributedModel) -> None:
-    """Let the ledger call the layers by their names in the model."""
-    for name, module in model.named_modules():
-        if isinstance(module, Module):
-            module._says = name
-
-
-def _expect_outputs(ledger: Ledger, model: DistributedModel, shapes: Shapes) -> None:
-    """The shape that a loss asks about; of several outputs any, in any order, which their blocks tell apart."""
-    outputs, partitions = shapes.outputs, parts_of(model.P_y, Partition)
-    if len(outputs) == 1:
-        ledger.expect(outputs[0])
+def _expect_outputs(ledger: Ledger, model: DistributedModel, recording: Recording) -> None:
+    """The shapes that a loss asks about; of several outputs any, in any order, which their blocks tell apart."""
+    (output,) = (node for node in recording.module.graph.nodes if node.op == "output")
+    shapes = [tuple(leaf.meta["val"].shape) for leaf in output.args[0]]
+    if len(shapes) == 1:
+        ledger.expect(shapes[0])
         return
-    known = len(partitions) == len(outputs)  # not of a `split` of a tensor whose extents only the call knows
-    pairs = zip(partitions, outputs, strict=True) if known else product(partitions, outputs)
+    partitions = flatten(model.P_y, lambda part: isinstance(part, Partition))[0]
     ledger.expect()
-    ledger.layouts = [Layout.balanced(P.grid, shape) for P, shape in pairs if P.dim == len(shape)]
+    ledger.layouts = [Layout.balanced(P.grid, shape) for P, shape in product(partitions, shapes) if P.dim == len(shape)]
 
 
 class _Kept:

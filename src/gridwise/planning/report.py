@@ -7,6 +7,7 @@ busiest worker, and as large as the one that needs most.
 from __future__ import annotations
 
 import io
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -166,9 +167,16 @@ def layers_of(ledger: Ledger, ranks: Iterable[int]) -> tuple[LayerTraffic, ...]:
 
 
 def _layer(what: str) -> str:
+    """Where something is sent, in short: the module in which an operator is called, or else the operator."""
     if what.startswith(GRADIENT):
-        return f"gradients: {what.removeprefix(GRADIENT).rstrip(',')}"
-    return what.removeprefix(ADJOINT)
+        return f"gradients: {what.removeprefix(GRADIENT).partition(', of the distributed ')[0].rstrip(',')}"
+    plain = what.removeprefix(ADJOINT)
+    operator = OPERATOR.match(plain)
+    return operator["module"] or operator["name"] if operator else plain
+
+
+OPERATOR = re.compile(r"(?P<name>[\w.]+?)(\.\w+)?( in (?P<module>[\w.]+))?, [^:]+:\d+, in ")
+"""How an operator of a recorded model is named: "conv2d in layer1.0, model.py:12, in forward:  ..."."""
 
 
 def _place(worker: Worker) -> str:

@@ -7,9 +7,9 @@ import json
 import os
 import random
 import shutil
-import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -336,8 +336,9 @@ def test_every_single_bit_of_a_manifest(example: Path) -> None:
 
 
 def test_reading_in_many_threads(example: Path) -> None:
-    threads = [threading.Thread(target=checkpoint.load, args=(example,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        loaded = list(threads.map(checkpoint.load, [example] * 4))
+    expected = checkpoint.load(example)
+    for state in loaded:
+        assert torch.equal(state["a"], expected["a"])
+        assert torch.equal(state["b"]["c"], torch.arange(5))

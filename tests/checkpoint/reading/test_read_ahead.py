@@ -70,9 +70,13 @@ def test_nothing_is_read_that_is_in_memory(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100)
     monkeypatch.setattr(read_ahead, "is_in_memory", lambda *_: True)
-    monkeypatch.setattr(threading, "Thread", None)
+    begun: list[threading.Thread] = []
+    monkeypatch.setattr(read_ahead, "started", lambda thread: begun.append(thread))
     with reading_ahead(path):
-        pass
+        assert begun == []
+    monkeypatch.setattr(read_ahead, "is_in_memory", lambda *_: False)
+    with reading_ahead(path):
+        assert [thread.name for thread in begun] == ["gridwise-ahead"], "and what is not there is read"
 
 
 def absent(path: Path) -> None:
@@ -94,8 +98,13 @@ def pipe(path: Path) -> None:
 @pytest.mark.parametrize("made", [absent, folder, empty, pipe])
 def test_what_cannot_be_read_is_nothing_to_speak_of(tmp_path: Path, made: Callable[[Path], None]) -> None:
     made(tmp_path / "file")
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    entered = False
     with reading_ahead(tmp_path / "file"):
-        pass
+        entered = True
+    assert entered
+    assert not [thread for thread in threading.enumerate() if thread.name == "gridwise-ahead"]
+    assert not before or len(os.listdir("/proc/self/fd")) == before
 
 
 def test_an_error_in_the_body_is_raised_and_no_thread_or_file_stays(tmp_path: Path) -> None:

@@ -79,12 +79,42 @@ def test_parameters_on_the_meta_device_are_made_only_in_part(tmp_path: Path) -> 
         net.weight = split(torch.empty(8, 5, device="meta"), layout, P.transport.rank)
         checkpoint.load(tmp_path / "c", net, P)
         assert torch.equal(net.weight.detach(), whole[block.slices])
-        assert net.weight.layout == layout
+        assert net.weight.placement == layout
         assert net.weight.requires_grad
         assert isinstance(net.bias, nn.Parameter)
         assert torch.equal(net.bias.detach(), bias)
 
     crew(3, loads)
+
+
+class FormerSplitParameter(nn.Parameter):
+    """A block that carries its placement by the name of 0.1."""
+
+    layout = None
+
+
+def test_placements_by_their_former_name_are_taken_with_a_warning(tmp_path: Path) -> None:
+    whole = torch.randn(8, 5)
+
+    def saves_and_loads(P: Partition) -> None:
+        rank, layout = P.transport.rank, line(P, (8, 5))
+        mine = layout.block(rank).slices
+        net = nn.Linear(5, 8, bias=False)
+        net.weight = FormerSplitParameter(whole[mine].clone())
+        net.weight.layout = layout
+        checkpoint.save(tmp_path / "c", net, P)
+        net.weight = FormerSplitParameter(torch.empty_like(whole[mine], device="meta"))
+        net.weight.layout = layout
+        checkpoint.load(tmp_path / "c", net, P)
+        assert torch.equal(net.weight.detach(), whole[mine])
+        assert isinstance(net.weight, FormerSplitParameter)
+        assert net.weight.layout == layout
+
+    with pytest.warns(DeprecationWarning, match=r"a FormerSplitParameter carries its Layout as `.layout`"):
+        crew(2, saves_and_loads)
+    target = {"weight": torch.empty(8, 5)}
+    checkpoint.load(tmp_path / "c", target)
+    assert torch.equal(target["weight"], whole)
 
 
 def test_a_deferred_module_is_made_by_the_load(tmp_path: Path) -> None:

@@ -69,21 +69,12 @@ def test_the_environment_is_the_workers_own(pool: Pool) -> None:
 
 
 def test_variables_of_another_launcher_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "PMI_RANK",
-        "PMIX_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "SLURM_PROCID",
-        "RANK",
-        "MASTER_PORT",
-        "HYDI_CONTROL_FD",
-    ):
+    theirs = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "RANK", "MASTER_PORT", "HYDI_CONTROL_FD"}
+    for name in theirs:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("LOCAL_DATA", "kept")
     environment = environment_for(2, "gloo")
-    assert not {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "RANK", "MASTER_PORT"} & set(
-        environment
-    )
+    assert not theirs & set(environment)
     assert environment["LOCAL_DATA"] == "kept"
 
 
@@ -275,6 +266,52 @@ def test_a_worker_that_returns_while_others_wait_for_it_is_named(
     assert pool.run(total, 1.0)[0] == (0, 3, 3.0)
 
 
+def own_world() -> gridwise.Partition:
+    if gridwise.world().transport.name == "mpi":
+        from mpi4py import MPI
+
+        return gridwise.world(MPI.COMM_WORLD)
+    return gridwise.world(torch.distributed.group.WORLD)
+
+
+def skipped_in_a_world_of_its_own() -> None:
+    world = own_world()
+    world.barrier()
+    if world.rank != 1:
+        world.barrier()
+
+
+def chain_with_one_end() -> None:
+    """0 waits for 1, which has finished, and for 2, which waits for 0."""
+    transport = find.current()
+    if transport.rank != 1:
+        peers = (1, 2) if transport.rank == 0 else (0,)
+        transport.exchange([], [(peer, torch.empty(2)) for peer in peers], "HaloExchange")
+
+
+@pytest.mark.parametrize("task", [skipped_in_a_world_of_its_own, chain_with_one_end])
+def test_one_that_has_finished_is_named_in_worlds_of_a_task_and_in_chains(
+    pool: Pool, task: Callable[..., None]
+) -> None:
+    with pytest.raises(WorkerDied, match=r"worker 1 of 3 has finished, but worker \d has waited"):
+        pool.run(task, timeout=100)
+    assert pool.run(total, 1.0)[0] == (0, 3, 3.0)
+
+
+def test_a_world_that_a_task_has_made_is_not_deserted_between_tasks(pool: Pool) -> None:
+    """Who has finished the last task comes to the next one, however late."""
+
+    def late() -> int:
+        world = own_world()
+        if world.rank == 1:
+            time.sleep(2.0)
+        world.barrier()
+        return world.size
+
+    for _ in range(2):
+        assert pool.run(late) == [3, 3, 3]
+
+
 def test_slow_workers_and_those_who_did_their_part_are_not_taken_for_gone(pool: Pool) -> None:
     def work() -> float:
         """0 copies to all and returns; 2 computes before it comes, while 1 may wait for it."""
@@ -372,8 +409,8 @@ def test_a_sum_that_nobody_joins_does_not_hold_up_the_next_task(pool: Pool) -> N
 PARENT = """
 import os, signal, sys, time
 from gridwise.comm.launching.pool import Pool
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell inherit that it is
-ignored with Pool(2, sys.argv[1]) as pool:
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where tests run in the background of a shell
+with Pool(2, sys.argv[1]) as pool:
     print(*pool.run(os.getpid), flush=True)
     pool.run(time.sleep, 60)
 """

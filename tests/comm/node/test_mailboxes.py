@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -10,9 +12,10 @@ import threading
 import pytest
 import torch
 
-from gridwise.comm.node import NodeError, mailboxes, segment
+from gridwise.comm.node import NodeError, futex, mailbox, mailboxes, segment
 from gridwise.comm.node.mailboxes import Mailboxes, started
 from gridwise.comm.node.segment import Offer
+from gridwise.errors import MismatchError
 
 from .crew import crew
 
@@ -112,3 +115,146 @@ def test_a_cut_frees_whoever_waits_and_nothing_begins_after_it():
         pending.wait()
     with pytest.raises(NodeError, match="cut"):
         boxes.post([(1, [torch.zeros(3)])], [], torch.float32)
+
+
+def pair(processes: dict[int, int] | None = None) -> tuple[Mailboxes, Mailboxes]:
+    """Two workers that share a segment, both in this thread."""
+    offer = Offer.make(2)
+    offer.close()
+    mine = processes or dict.fromkeys((0, 1), os.getpid())
+    return tuple(Mailboxes(offer.segment, {0: 0, 1: 1}, me, mine, False) for me in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "awaited", "text"),
+    [
+        (torch.ones(4), 0, torch.ones(5), r"a message of 16 bytes, where this worker waits for a message of 20 bytes"),
+        (torch.ones(4), 3, torch.ones(4), r"a sum of 16 bytes, where this worker waits for a message of 16 bytes"),
+        (torch.ones(0), 0, torch.ones(1), r"a message of 0 bytes"),
+        (torch.ones(9), 0, torch.ones(5000), r"a message of 36 bytes, where this worker waits for a message of 4096"),
+    ],
+)
+def test_what_was_not_meant_is_not_taken(sent, kind, awaited, text):
+    one, two = pair()
+    one.post([(1, [sent])], [], torch.float32, kind=kind)
+    pending = two.post([], [(0, [awaited])], torch.float32)
+    with pytest.raises(MismatchError, match=f"worker 0 sent {text}"):
+        pending.wait()
+
+
+def test_after_an_error_in_the_midst_nothing_more_is_sent_or_taken():
+    one, two = pair()
+    with pytest.raises(RuntimeError, match="meta"):
+        one.post([(1, [torch.empty(3, device="meta")])], [], torch.float32)
+    with pytest.raises(NodeError, match="an earlier call did not come to its end"):
+        one.post([(1, [torch.zeros(3)])], [], torch.float32)
+    y = torch.zeros(3)
+    two.post([], [(0, [y])], torch.float32)
+    assert not any(box.advance() for box in two._boxes.values())
+
+
+def test_an_interrupt_of_a_wait_is_not_forgotten(monkeypatch):
+    one, _ = pair()
+    pending = one.post([], [(1, [torch.zeros(3)])], torch.float32)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(futex, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pending.wait()
+    with pytest.raises(NodeError, match="KeyboardInterrupt"):
+        one.post([], [(1, [torch.zeros(3)])], torch.float32)
+
+
+def test_a_message_is_in_its_place_before_it_is_counted(monkeypatch):
+    """Where processors reorder what they write: a fence is between the message and its count, at both ends."""
+    one, two = pair()
+    (out,), (into,) = one._boxes.values(), two._boxes.values()
+    x, y, seen = torch.full((3,), 7.0), torch.zeros(3), []
+
+    def fence() -> None:
+        slot = out._slots_out[torch.uint8][0].view(torch.float32)[:3].tolist()
+        seen.append((slot, out._words[out._sent_at], y.tolist(), into._words[into._taken_at]))
+
+    monkeypatch.setattr(futex, "NEEDS_FENCE", True)
+    monkeypatch.setattr(futex, "fence", fence)
+    one.post([(1, [x])], [], torch.float32)
+    two.post([], [(0, [y])], torch.float32).wait()
+    sevens, zeros = [7.0] * 3, [0.0] * 3
+    assert seen == [(sevens, 0, zeros, 0), (sevens, 1, zeros, 0), (sevens, 1, sevens, 0)]
+
+
+def test_the_fence_of_other_processors_can_be_called_here():
+    futex.fence()
+
+
+def test_a_sender_that_fills_the_second_slot_meanwhile_is_woken(monkeypatch):
+    """Whether it waits for a slot is looked at after the slot was freed, not before."""
+    one, two = pair()
+    (out,), (into,) = one._boxes.values(), two._boxes.values()
+    one.post([(1, [torch.zeros(3)])], [], torch.float32)
+    knocks = []
+    monkeypatch.setattr(into, "knock", lambda: knocks.append(1))
+
+    def late(view, part, add):
+        one.post(
+            [(1, [torch.ones(3)]), (1, [torch.ones(3)])], [], torch.float32
+        )  # one fills the slot, one waits for it
+        view.copy_(part)
+
+    monkeypatch.setattr(mailbox, "put", late)
+    two.post([], [(0, [torch.zeros(3)])], torch.float32).wait()
+    assert knocks
+    assert len(out.outgoing) == 1
+
+
+def test_one_that_was_dead_from_the_beginning_is_told_too(monkeypatch):
+    monkeypatch.setattr(mailboxes, "LIFE_SECONDS", 0.01)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    one, _ = pair({0: os.getpid(), 1: child.pid})
+    with pytest.raises(NodeError, match="the process of worker 1 is gone"):
+        one.post([], [(1, [torch.zeros(3)])], torch.float32).wait()
+
+
+def test_one_that_is_stopped_is_not_called_dead(monkeypatch):
+    monkeypatch.setattr(mailboxes, "LIFE_SECONDS", 0.01)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    one, two = pair({0: os.getpid(), 1: child.pid})
+    child.send_signal(signal.SIGSTOP)
+    y = torch.zeros(3)
+    pending = one.post([], [(1, [y])], torch.float32)
+    threading.Timer(0.5, lambda: two.post([(0, [torch.ones(3)])], [], torch.float32)).start()
+    pending.wait()
+    assert y.tolist() == [1.0] * 3
+    child.send_signal(signal.SIGCONT)
+    child.communicate()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex128, torch.float16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("count", [0, 1, 255, 4097])
+def test_every_dtype_of_every_length(dtype, count):
+    one, two = pair()
+    x = torch.arange(count * dtype.itemsize).to(torch.uint8).clamp(max=1).view(dtype)
+    y = torch.zeros(count, dtype=dtype)
+    sent = one.post([(1, [x, x[:0]])], [], dtype)
+    thread = threading.Thread(target=sent.wait)
+    thread.start()
+    two.post([], [(0, [y, y[:0]])], dtype).wait()
+    thread.join(60)
+    assert torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+
+
+def test_no_view_at_all_is_a_message_too():
+    one, two = pair()
+    one.post([(1, [])], [], torch.float32)
+    two.post([], [(0, [])], torch.float32).wait()
+
+
+def test_who_waits_lets_the_messages_of_the_library_move_on():
+    one, two = pair()
+    y = torch.zeros(3)
+    one.meanwhile = lambda: two.post([(0, [torch.ones(3)])], [], torch.float32)  # as if the library had brought it
+    one.post([], [(1, [y])], torch.float32).wait()
+    assert y.tolist() == [1.0] * 3

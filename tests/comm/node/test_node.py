@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import gridwise
 from gridwise.comm.launching.pool import Pool
+from gridwise.comm.launching.start import mpi_missing
 from gridwise.comm.node import segment
 from gridwise.testing import workers
 
@@ -68,3 +73,73 @@ def test_workers_of_this_machine_find_one_another():
 def test_it_can_be_switched_off():
     with Pool(2, "gloo", env={"GRIDWISE_SHARED_MEMORY": "off"}) as pool:
         assert pool.run(lambda: gridwise.world().transport.node is None) == [True, True]
+
+
+def test_one_worker_without_shared_memory_does_not_hold_up_the_others():
+    def made_without_it_on_worker_1() -> list[bool]:
+        before, os.environ["GRIDWISE_SHARED_MEMORY"] = gridwise.world(), "off" if gridwise.world().rank == 1 else "on"
+        world = gridwise.world(torch.distributed.new_group())
+        del os.environ["GRIDWISE_SHARED_MEMORY"]
+        world.barrier()
+        assert before.transport.node is not None
+        return [rank in getattr(world.transport.node, "_places", ()) for rank in range(3)]
+
+    with Pool(3, "gloo") as pool:
+        found = pool.run(made_without_it_on_worker_1, timeout=100)
+    assert found == [[True, False, True], [False] * 3, [True, False, True]]
+
+
+def mapped() -> int:
+    gc.collect()
+    return sum("/memfd:gridwise" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@workers(2)
+def test_the_memory_goes_with_the_world():
+    world = gridwise.world()
+    world.barrier()
+    before = mapped()
+    if world.transport.name == "mpi":
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(range(2)))
+    else:
+        comm = torch.distributed.new_group([0, 1], use_local_synchronization=True)
+    second = gridwise.world(comm)
+    second.transport.all_sum(torch.ones(100_000), (0, 1))
+    assert mapped() == before + 1
+    second.deactivate()
+    assert mapped() == before
+
+
+@pytest.mark.parametrize("n", [90, 91, 1000, 100_000])
+def test_very_many_workers_have_slots_that_are_large_enough_or_none_at_all(n):
+    chunk = segment.Layout(n).chunk
+    assert (chunk >= segment.LEAST) == (n <= 90)
+    assert chunk % 4096 == 0
+
+
+@pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
+def test_messages_to_this_machine_and_to_others_go_together():
+    """0 sends to 2, elsewhere, who then sends to 1, who then sends to 0: which waits for that all the while."""
+
+    def ring() -> float:
+        from mpi4py import MPI
+
+        from gridwise.comm.node import node
+
+        rank, before = gridwise.world().rank, node.machine
+        node.machine = lambda: before() + (b" elsewhere" if rank == 2 else b"")
+        transport = gridwise.world(MPI.COMM_WORLD.Dup()).transport
+        node.machine = before
+        assert (transport.node is None) == (rank == 2)
+        x, y = torch.full((1 << 21,), 7.0), torch.empty(1 << 21)
+        if rank == 0:
+            transport.exchange([(2, x)], [(1, y)])
+        else:
+            transport.exchange([], [((rank + 1) % 3, y)])
+            transport.exchange([(rank - 1, y)], [])
+        return y[-1].item()
+
+    with Pool(3, "mpi") as pool:
+        assert pool.run(ring, timeout=100) == [7.0] * 3

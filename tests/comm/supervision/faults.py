@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +24,8 @@ from gridwise.comm.launching import find
 from gridwise.comm.supervision import open_sockets, watch
 from gridwise.comm.transports.base import Transport
 
-PATIENCE = 25.0
+PATIENCE = 120.0
+"""Seconds, much less than GRIDWISE_TIMEOUT, after which a worker counts as hung, on a machine that others use too."""
 watch.DESERTED_SECONDS = 1.0  # five times shorter than for users, who have longer messages
 watch.STUCK_SECONDS = 2.0  # likewise
 
@@ -55,6 +57,35 @@ def big_collective(transport: Transport) -> None:
         if transport.rank == 1:
             die()
         transport.all_sum(x, transport.everyone, "AllSumReduce")
+
+
+def agreement(transport: Transport) -> None:
+    if transport.rank == 2:
+        die()
+    transport.barrier()
+
+
+def large_message(transport: Transport) -> None:
+    """Through the memory of the machine, over MPI too."""
+    if transport.rank == 2:
+        die()
+    transport.exchange([], [(2, torch.empty(200_000))], "HaloExchange")
+
+
+def large_sum(transport: Transport) -> None:
+    if transport.rank == 2:
+        die()
+    transport.all_sum(torch.ones(200_000), transport.everyone, "AllSumReduce")
+
+
+def stopped(transport: Transport) -> None:
+    """2 is stopped for a while, as by a debugger, while the others wait for it."""
+    if transport.rank == 2:
+        subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    transport.barrier()
+    total = transport.all_sum(torch.ones(200_000), transport.everyone, "AllSumReduce")
+    assert (total == 3).all()
 
 
 def exchange(transport: Transport) -> None:
@@ -168,10 +199,12 @@ def early_exit_of_worker_0(transport: Transport) -> None:
     receive(transport, 0, "HaloExchange")
 
 
-def missing(transport: Transport) -> None:
+def missing(transport: Transport, seconds: float = PATIENCE / 2) -> None:
     """1 waits for nobody; with a small GRIDWISE_TIMEOUT the others give up."""
     if transport.rank == 1:
-        time.sleep(6.0)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and transport.watch._verdict is None:
+            time.sleep(0.1)
         return
     transport.all_sum(torch.ones(4), transport.everyone, "AllSumReduce")
 
@@ -227,7 +260,7 @@ def hub_dies(transport: Transport) -> None:
     if transport.rank == 0:
         assert isinstance(transport.watch, watch.Watch)
         os.kill(transport.watch._hub_process, signal.SIGKILL)
-    missing(transport)
+    missing(transport, 15.0)
 
 
 def nothing(transport: Transport) -> None:

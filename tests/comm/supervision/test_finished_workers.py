@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 
 from gridwise.comm.supervision import finished_workers
-from gridwise.comm.supervision.finished_workers import ARRIVAL_SECONDS, FinishedWorkers, Wait, deserted, named
+from gridwise.comm.supervision.finished_workers import FinishedWorkers, Wait, counted, deserted, team_name
 
 TEAM = (0, 1, 2)
 
@@ -18,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def collective(number: int, seconds: float = 60.0) -> Wait:
-    return Wait("AllSumReduce", TEAM, number, seconds)
+    return Wait("AllSumReduce", TEAM, dict.fromkeys(TEAM, (team_name(TEAM), number)), seconds)
 
 
 def test_a_collective_is_waited_for_in_vain_if_one_has_finished_without_it(clock: list[float]) -> None:
@@ -41,16 +43,48 @@ def test_who_did_its_part_and_left_is_not_waited_for(clock: list[float]) -> None
     assert gone.awaited(collective(5, seconds=1e6)) == 0
 
 
-def test_messages_are_waited_for_in_vain_if_all_who_send_have_finished_some_time_ago(clock: list[float]) -> None:
-    gone, wait = FinishedWorkers(), Wait("HaloExchange", (1, 2), 0, 60.0)
-    gone.add(1, {})
+def test_messages_are_waited_for_in_vain_if_one_has_finished_without_them(clock: list[float]) -> None:
+    """Whatever the others do who were to send, too: they may wait for this one in turn."""
+    gone = FinishedWorkers()
+    wait = Wait("HaloExchange", (1, 2), {1: ("1>0", 3), 2: ("2>0", 3)}, 60.0)
+    gone.add(1, {"1>0": 3, "0>1": 2})
     clock[0] += 60.0
-    assert gone.awaited(wait) is None
-    gone.add(2, {})
-    clock[0] += ARRIVAL_SECONDS / 2
-    assert gone.awaited(wait) is None
-    clock[0] += ARRIVAL_SECONDS
-    assert gone.awaited(wait) == 1
+    assert gone.awaited(wait) is None  # it has sent them
+    gone.add(2, {"2>0": 2, "0>2": 9})
+    clock[0] += 1.0
+    assert gone.awaited(wait) == 2
+    assert gone.awaited(wait, settle=5.0) is None
+
+
+def test_who_has_finished_an_earlier_task_will_come_to_this_one(clock: list[float]) -> None:
+    gone = FinishedWorkers(task=7)
+    gone.add(1, {}, task=6)
+    clock[0] += 60.0
+    assert gone.awaited(collective(1)) is None
+    gone.add(1, {}, task=7)
+    clock[0] += 6.0
+    assert gone.awaited(collective(1), settle=5.0) == 1
+    gone.task = 8
+    assert gone.awaited(collective(1)) is None
+    gone.add(1, {})
+    clock[0] += 1.0
+    assert gone.awaited(collective(1)) == 1
+
+
+@dataclass
+class Counter:
+    rank: int = 0
+    collectives: dict[tuple[int, ...], int] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)
+    received: dict[int, int] = field(default_factory=dict)
+
+
+def named(collectives: dict[tuple[int, ...], int]) -> dict[str, int]:
+    return counted(Counter(collectives=collectives))
+
+
+def test_both_ends_of_a_message_count_it_under_one_name() -> None:
+    assert counted(Counter(0, sent={2: 5})) == counted(Counter(2, received={0: 5}))
 
 
 def test_the_error_names_both() -> None:

@@ -52,8 +52,8 @@ def port() -> Iterator[int]:
 
 def test_a_closed_connection_is_a_death_and_all_are_told(port: int) -> None:
     callers = [Caller(port, rank) for rank in range(3)]
-    callers[0].say("goodbye", collectives={"all": 7})
-    assert [caller.hear() for caller in callers[1:]] == [{"say": "finished", "collectives": {"0": {"all": 7}}}] * 2
+    callers[0].say("goodbye", counts={"all": 7})
+    assert [caller.hear() for caller in callers[1:]] == [{"say": "finished", "counts": {"0": {"all": 7}}}] * 2
     callers[2].hang_up()
     news = callers[1].hear()
     assert (news["kind"], news["workers"]) == ("died", [2])
@@ -76,19 +76,19 @@ def test_only_the_first_bad_news_is_told(port: int) -> None:
 def test_a_late_worker_hears_what_happened_before(port: int) -> None:
     first = Caller(port, 0)
     second = Caller(port, 1)
-    second.say("goodbye", collectives={})
-    assert first.hear() == {"say": "finished", "collectives": {"1": {}}}
+    second.say("goodbye", counts={})
+    assert first.hear() == {"say": "finished", "counts": {"1": {}}}
     late = Caller(port, 2)
-    assert late.hear() == {"say": "finished", "collectives": {"1": {}}}
+    assert late.hear() == {"say": "finished", "counts": {"1": {}}}
     for caller in (first, second, late):
-        caller.say("goodbye", collectives={})
+        caller.say("goodbye", counts={})
         caller.hang_up()
 
 
 def test_the_verdict_on_an_overdue_wait_names_who_is_elsewhere(port: int) -> None:
     callers = [Caller(port, rank) for rank in range(3)]
     wait = {"what": "AllSumReduce", "team": [0, 1, 2], "since": 8.0}
-    callers[2].say("goodbye", collectives={})
+    callers[2].say("goodbye", counts={})
     for caller in callers[:2]:
         assert caller.hear()["say"] == "finished"
     callers[0].say("overdue", **wait)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from equality import Case, check, check_all
-from roads import by_rows
 
 import gridwise
 from gridwise.nn.layers.pooling import DistributedPoolingBase
@@ -83,8 +82,7 @@ def test_equal_to_torch(gridwise_setting):
 
 @workers(1, 2, 3, 4, transports=("mpi",))
 def test_by_pairs_of_rows(gridwise_setting):
-    with by_rows():
-        assert set(check_all(BY_PAIRS, gridwise_setting[1])) <= {"equal"}
+    assert set(check_all(BY_PAIRS, gridwise_setting[1])) <= {"equal"}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -50,30 +50,50 @@ def test_layouts_say_who_holds_what():
     layer = gridwise.nn.DistributedConv1d(grid(1, 2, 1), 3, 5, 3)
     rank, weight = gridwise.world().rank, layer.weight
     assert isinstance(weight, BlockParameter)
-    assert weight.layout.global_shape == (5, 3, 3)
-    assert weight.layout.grid.ranks == (0, 1)
+    assert weight.placement.global_shape == (5, 3, 3)
+    assert weight.placement.grid.ranks == (0, 1)
     assert weight.shape == ((3, 3, 3), (2, 3, 3), (0, 3, 3))[rank]
     assert (weight.block is None) == (rank == 2)
     replicated = gridwise.nn.DistributedConv1d(gridwise.world().create_cartesian_topology_partition([1, 1, 3]), 3, 5, 3)
-    assert replicated.weight.layout is None
+    assert replicated.weight.placement is None
     assert replicated.weight.block is None
     shared = gridwise.nn.DistributedConv1d(grid(2, 1, 1), 3, 5, 3).weight
-    assert shared.layout.grid.ranks == (0,)
+    assert shared.placement.grid.ranks == (0,)
     assert (shared.block is None) == (rank == 2)
 
 
 @workers(2, transports=("mpi",))
 def test_labels_survive():
     layer = gridwise.nn.DistributedConv1d(grid(1, 2, 1), 3, 5, 3)
-    layout, block = layer.weight.layout, layer.weight.block
+    layout, block = layer.weight.placement, layer.weight.block
     twin = copy.deepcopy(layer)
     others = [layer.double().weight, twin.weight, layer.state_dict()["weight"], layer.to_empty(device="cpu").weight]
     for other in others:
         assert isinstance(other, BlockParameter | BlockTensor)
-        assert (other.layout, other.block) == (layout, block)
+        assert (other.placement, other.block) == (layout, block)
     assert type(layer.weight * 2) is torch.Tensor
     assert twin(torch.zeros(1, 2 - gridwise.world().rank, 4)).shape[1] == twin.weight.shape[0]
-    assert "layout" not in repr(torch.optim.SGD(twin.parameters(), 0.1).state_dict())
+    assert "placement" not in repr(torch.optim.SGD(twin.parameters(), 0.1).state_dict())
+
+
+@workers(2, transports=("mpi",))
+def test_layout_is_torchs_again():
+    layer = gridwise.nn.DistributedConv1d(grid(1, 2, 1), 3, 5, 3)
+    weight, label = layer.weight, layer.state_dict()["weight"]
+    assert weight.layout is label.layout is torch.strided
+    assert torch.zeros_like(weight, layout=weight.layout).shape == weight.shape
+    assert "Layout" not in repr(weight) + repr(label)
+    placement = weight.placement
+    for tensor in (weight, label):
+        with pytest.warns(DeprecationWarning, match=r"`.layout` of a block is now `.placement`"):
+            tensor.layout = None
+        assert tensor.placement is None
+        with pytest.warns(DeprecationWarning, match="placement"):
+            tensor.layout = placement
+        assert tensor.placement is placement
+        assert tensor.layout is torch.strided
+        with pytest.raises(AttributeError, match=r"layout \(=torch.strided\) cannot be set"):
+            tensor.layout = torch.strided
 
 
 @workers(1, 2, 3, 4)
@@ -146,13 +166,31 @@ def test_a_penalty_on_gradients_counts_once():
 @workers(2, transports=("mpi",))
 def test_a_frozen_layer_and_no_grad_send_no_gradients():
     P_x = grid(1, 1, 2)
-    layer = gridwise.nn.DistributedConv1d(P_x, 1, 1, 3).requires_grad_(False)
-    assert not layer(torch.zeros(1, 1, 4)).requires_grad
-    layer.requires_grad_()
-    with torch.no_grad():
+    layer, transport = gridwise.nn.DistributedConv1d(P_x, 1, 1, 3), P_x.transport
+    summed, all_sum = [], transport.all_sum
+
+    def noted(x, *args):
+        summed.append(x.numel())
+        return all_sum(x, *args)
+
+    transport.all_sum = noted
+    try:
+        layer(torch.zeros(1, 1, 4)).sum().backward()
+        assert sum(summed) >= 4, "a weight of three numbers and a bias"
+        summed.clear()
+        layer.requires_grad_(False)
         assert not layer(torch.zeros(1, 1, 4)).requires_grad
-    with torch.inference_mode():
-        layer(torch.zeros(1, 1, 4))
+        x = torch.zeros(1, 1, 4, requires_grad=True)
+        layer(x).sum().backward()
+        assert x.grad is not None
+        layer.requires_grad_()
+        with torch.no_grad():
+            assert not layer(torch.zeros(1, 1, 4)).requires_grad
+        with torch.inference_mode():
+            assert layer(torch.zeros(1, 1, 4)).is_inference()
+        assert summed == []
+    finally:
+        del transport.all_sum
 
 
 @workers(2)

@@ -8,7 +8,6 @@ from torch import nn
 
 import gridwise
 from gridwise.deferred_init import deferred_init, is_deferred
-from gridwise.grid import balanced_cuts
 from gridwise.testing import workers
 
 
@@ -33,10 +32,6 @@ def test_a_distributed_deferred_model_has_the_numbers_of_an_eager_one(cut):
     values = model.state_dict()
     for name, value in expected.state_dict().items():
         assert torch.equal(values[name], value), name
-    weight = next(model.parameters())
-    cuts = balanced_cuts(8, world.size if cut == "channels" else 1)
-    place = world.rank if cut == "channels" else 0
-    assert weight.shape[0] == cuts[place + 1] - cuts[place]
-    assert is_deferred(deferred), "only blocks were made"
+    assert is_deferred(deferred), "its numbers were made for the copy alone"
     x = torch.randn(2, 3, 6, 24)[gridwise.local_slice(P_x, (2, 3, 6, 24))]
     assert torch.equal(model(x), expected(x))

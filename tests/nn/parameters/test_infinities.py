@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from roads import in_steps
 from torch import Tensor
 
 import gridwise
@@ -74,13 +75,13 @@ def test_convolutions_of_small_and_large_blocks(infinite):
 
 @workers(2)
 @pytest.mark.parametrize("infinite", ["x", "weight", "cotangent"])
-def test_convolutions_with_overlap_and_transposed_ones(infinite):
+def test_convolutions_in_steps_and_transposed_ones(infinite):
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     torch.manual_seed(0)
-    with nn.overlap(True):
+    with in_steps():
         layer = nn.DistributedConv2d(P_x, 2, 3, 3, padding=1, dtype=torch.float64)
         sequential = torch.nn.Conv2d(2, 3, 3, padding=1).double()
-        wrong = check(layer, sequential, torch.randn(2, 2, 24, 6, dtype=torch.float64), infinite, "with overlap")
+        wrong = check(layer, sequential, torch.randn(2, 2, 24, 6, dtype=torch.float64), infinite, "in steps")
     if infinite != "weight":  # which docs/layers.md names: rows that are cropped have a gradient of zero
         layer = nn.DistributedConvTranspose2d(P_x, 2, 3, 3, 2, 1, dtype=torch.float64)
         sequential = torch.nn.ConvTranspose2d(2, 3, 3, 2, 1).double()

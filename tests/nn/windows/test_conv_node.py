@@ -1,15 +1,16 @@
-"""A small convolution as one node of autograd is the convolution, and its workers stay together."""
+"""A convolution as one node of autograd is the convolution, and its workers stay together."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from equality import Case, check_all, check_second_order
+from roads import keeping
 from test_steps import LAYERS as IN_STEPS
 
 import gridwise
 from gridwise import nn
-from gridwise.errors import MismatchError
+from gridwise.errors import MismatchError, PartitionError
 from gridwise.testing import workers
 
 LAYERS = IN_STEPS | {
@@ -35,9 +36,23 @@ def layer_and_block(grid=(1, 1, 2, 1), **options):
 
 @workers(4, transports=("mpi",))
 @pytest.mark.parametrize("name", LAYERS)
-def test_equal_to_torch_in_first_and_second_order(name):
-    assert check_all([LAYERS[name]], 4) == ["equal"]
-    check_second_order(LAYERS[name])
+@pytest.mark.parametrize("large", [False, True])
+def test_equal_to_torch_in_first_and_second_order(name, large):
+    with keeping(nothing=large):
+        assert check_all([LAYERS[name]], 4) == ["equal"]
+        check_second_order(LAYERS[name])
+
+
+@workers(2)
+def test_workers_must_not_differ_in_how_they_convolve():
+    layer, x = layer_and_block()
+    expected = layer(x)
+    with (
+        torch.autocast("cpu", enabled=gridwise.world().rank == 0),
+        pytest.raises(PartitionError, match="not in the same mode"),
+    ):
+        layer(x)
+    assert torch.equal(layer(x), expected)
 
 
 @workers(2)

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from roads import keeping
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gridwise
@@ -130,7 +131,7 @@ def stack_of_convolutions(mode):
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
 def test_a_stack_of_padded_convolutions_keeps_activations_and_halos_only(mode):
     run, activations, halos = stack_of_convolutions(mode)
-    with nn.keep_fetched(True):
+    with keeping(nothing=False):
         more, *_ = run()
     kept, y, memory = run()
     assert kept <= activations + halos + 100_000  # and weights in their own layout, counts, handles
@@ -159,21 +160,3 @@ def test_a_layer_keeps_what_the_sequential_one_keeps(name):
         y = layer(x)
         kept = memory.nbytes
     assert y.nbytes <= kept <= output_and_indices * x.nbytes + received_by(layer) + 100_000
-
-
-@workers(2)
-def test_overlap_makes_no_copy_of_the_block_where_padding_does():
-    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
-    torch.manual_seed(0)
-    x = torch.ones(2, 8, 128, 256, requires_grad=True)
-
-    def spent():
-        layer = nn.DistributedConv2d(P_x, 8, 1, 3, padding=1)
-        layer(x)
-        with FreshMemory() as memory:
-            layer(x)
-        return memory.nbytes
-
-    assert spent() >= x.nbytes
-    with nn.overlap(True):
-        assert spent() <= 0.5 * x.nbytes

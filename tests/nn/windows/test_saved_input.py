@@ -8,12 +8,11 @@ import pytest
 import torch
 from equality import Case, check_all, check_second_order
 from random_layers import random_case
-from roads import in_steps
+from roads import in_steps, keeping
 from torch.utils.checkpoint import checkpoint
 
 import gridwise
 from gridwise import nn
-from gridwise.nn.windows import saved_input
 from gridwise.testing import workers
 
 IMAGE = (2, 4, 12, 10)
@@ -29,12 +28,15 @@ LAYERS = {
 @contextmanager
 def replacing(enabled: bool = True):
     """Blocks of any size are replaced, or none."""
-    before, saved_input.LEAST = saved_input.LEAST, 0
-    try:
-        with in_steps(), nn.keep_fetched(not enabled):
-            yield
-    finally:
-        saved_input.LEAST = before
+    with in_steps(), keeping(nothing=enabled):
+        yield
+
+
+@contextmanager
+def in_one_node(enabled: bool = True):
+    """The same in convolutions that are one node of autograd."""
+    with keeping(nothing=enabled):
+        yield
 
 
 def by_rows():
@@ -46,13 +48,14 @@ def block():
     return torch.randn(IMAGE, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-def both(name, run):
+def both(name, run, roads=(replacing, in_one_node)):
     """What `run(layer, x)` returns with fetched blocks kept, and with all of them replaced."""
-    results = []
-    for enabled in (False, True):
-        torch.manual_seed(0)
-        with replacing(enabled):
-            results.append(run(LAYERS[name](by_rows()), block()))
+    results = ([], [])
+    for road in roads:
+        for enabled in (False, True):
+            torch.manual_seed(0)
+            with road(enabled):
+                results[enabled].extend(run(LAYERS[name](by_rows()), block()))
     return results
 
 
@@ -117,7 +120,7 @@ def test_hooks_of_the_user_decide(name):
             y = layer(x).pow(2).sum()
         return torch.autograd.grad(y, [x, *layer.parameters()])
 
-    kept, replaced = both(name, run)
+    kept, replaced = both(name, run, [replacing])
     same(kept, replaced)
     half = len(packed) // 2
     assert packed[:half] == packed[half:] != []

@@ -51,6 +51,7 @@ from ..state.local_blocks import (
     layout_of,
     local_tensor,
     materialize_rest,
+    place_like,
 )
 from ..state.plain_tensors import plain_of
 from .fit import Fit, ReadPlan, listed, name_of
@@ -368,13 +369,13 @@ def _set_state(optimiser: torch.optim.Optimizer, parameter: Tensor, state: dict[
 
 
 def _like(value: Tensor, data: Tensor) -> Tensor:
-    """`data` as the kind of tensor that `value` is: a parameter, with its layout and block."""
+    """`data` as the kind of tensor that `value` is: a parameter, with its placement and block."""
     if not isinstance(value, torch.nn.Parameter):
         return data
     kind = type(value) if layout_of(value) is not None else torch.nn.Parameter
     new = kind(data, requires_grad=value.requires_grad)
     if layout_of(value) is not None:
-        new.layout, new.block = value.layout, getattr(value, "block", None)  # type: ignore[attr-defined]
+        place_like(new, value)
     return new
 
 

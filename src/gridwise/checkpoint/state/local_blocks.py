@@ -2,10 +2,11 @@
 
 | the tensor | the whole | what lies here |
 |---|---|---|
-| has `.layout` (a `grid.Layout`) | the layout's global shape | the block of this worker in it; if this worker is not in the |
-|                                 |                           | layout's grid, a replica of the box `.block`, or nothing     |
-| ShardedTensor, DTensor of torch | its own global shape      | its local shards                                             |
-| any other                       | its shape                 | everything, the same on all workers                          |
+| has `.placement` (a `grid.Layout`) | the layout's global shape | the block of this worker in it; if this worker is not in  |
+|                                    |                           | the layout's grid, a replica of the box `.block`, or      |
+|                                    |                           | nothing                                                   |
+| ShardedTensor, DTensor of torch    | its own global shape      | its local shards                                          |
+| any other                          | its shape                 | everything, the same on all workers                       |
 
 The one question behind saving ("which of this do I write?") and loading ("which of this do I need?").
 """
@@ -13,6 +14,7 @@ The one question behind saving ("which of this do I write?") and loading ("which
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -30,6 +32,9 @@ try:
     from torch.distributed.tensor import DTensor
 except ImportError:  # a torch that was built without torch.distributed
     ShardedTensor = DTensor = None  # type: ignore[assignment, misc]
+
+PLACEMENT, FORMER_PLACEMENT = "placement", "layout"
+"""The attributes by which a tensor says, with a `grid.Layout`, which block of what it is; the former until 0.3."""
 
 
 class LocalBlock(NamedTuple):
@@ -86,9 +91,25 @@ def local_tensor(x: Any, key: str, rank: int) -> LocalTensor:
 
 
 def layout_of(x: Any) -> Layout | None:
-    """The layout that a split tensor carries. Torch's own attribute of that name is no layout of ours."""
-    layout = getattr(x, "layout", None)
-    return layout if isinstance(layout, Layout) else None
+    """The layout that a split tensor carries as its `placement`, or as its `layout`, the name up to 0.1."""
+    for name in (PLACEMENT, FORMER_PLACEMENT):
+        layout = getattr(x, name, None)
+        if isinstance(layout, Layout):
+            if name == FORMER_PLACEMENT:
+                warnings.warn(
+                    f"a {type(x).__name__} carries its Layout as `.layout`: call it `.placement`, `.layout` is torch's",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+            return layout
+    return None
+
+
+def place_like(new: Any, x: Any) -> None:
+    """Give `new`, of the class of `x`, the placement and the block of `x`."""
+    name = PLACEMENT if isinstance(getattr(x, PLACEMENT, None), Layout) else FORMER_PLACEMENT
+    setattr(new, name, getattr(x, name))
+    new.block = getattr(x, "block", None)
 
 
 def _parts_of_layout(x: Tensor, data: Tensor, layout: Layout, key: str, rank: int) -> list[LocalBlock]:
@@ -99,9 +120,9 @@ def _parts_of_layout(x: Tensor, data: Tensor, layout: Layout, key: str, rank: in
     if tuple(data.shape) != box.shape:
         raise CheckpointMismatch(
             describe(
-                f"{key!r} has a layout that does not fit it: its block here is {list(box.start)} to {list(box.stop)}.",
+                f"{key!r} has a placement that does not fit it: its block here is {list(box.start)} to {list(box.stop)}.",
                 [f"worker {rank}: shape {tuple(data.shape)}, the block has {box.shape}"],
-                "set `.layout` again after changing a parameter's shape.",
+                "set `.placement` again after changing a parameter's shape.",
             )
         )
     return [LocalBlock(box, data, owned)]
@@ -160,7 +181,7 @@ def check_dense(x: Tensor, key: str) -> None:
 
 
 def _torch_layout(x: Tensor) -> torch.layout:
-    """What torch says: strided or sparse. A split parameter has hidden it behind its own `.layout`."""
+    """What torch says: strided or sparse, of tensors too that hide it behind a `.layout` of their own."""
     return torch.Tensor.layout.__get__(x)  # type: ignore[attr-defined]
 
 

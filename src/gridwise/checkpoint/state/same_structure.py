@@ -87,7 +87,7 @@ def _disagreement(what: str, everyone: dict[int, dict[str, str]]) -> str:
         f"{what}: the workers hold different states, the first difference is {wrong[0]!r}.",
         lines,
         "what lies on one worker only goes into `checkpoint.PerWorker(value)`; a block of a global tensor needs its "
-        "`.layout`: save the module itself, or `module.state_dict(keep_vars=True)`.",
+        "`.placement`: save the module itself, or `module.state_dict(keep_vars=True)`.",
     )
 
 

@@ -48,7 +48,7 @@ class Staged:
         rooms = -(-runs.sizes // ALIGNMENT) * ALIGNMENT
         pinned = any(part.data.is_cuda for part in parts if not part.size)
         self._transport = transport
-        self._memory = _lent(transport, int(rooms.sum()), pinned)
+        self._memory = _bucketed(transport, int(rooms.sum()), pinned)
         places = self._memory.data_ptr() + np.cumsum(rooms) - rooms
         self._addresses = places[runs.which] + runs.before
         short = by_address[runs.firsts]
@@ -116,7 +116,7 @@ def _parts(flat: Flat) -> Iterator[LocalBlock]:
     return (part for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values() for part in x.parts)
 
 
-def _lent(transport: Transport, size: int, pinned: bool) -> Tensor:
+def _bucketed(transport: Transport, size: int, pinned: bool) -> Tensor:
     """Memory of at least `size`: that of the last save if nobody uses it, else new."""
     if transport not in _memory:
         transport.on_close.append(partial(forget, transport))

@@ -35,21 +35,23 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task returned on a worker, and in how many collectives of each team of its world it took part."""
+    """What a task returned on a worker, and in how many collectives and messages of its world it took part."""
 
     task: int
     value: bytes
-    collectives: dict[str, int]
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a task raised on a worker. `exception` is None if it cannot be pickled."""
+    """What a task raised on a worker, or would have. `exception` is None if it cannot be pickled."""
 
     task: int
     summary: str
     stack: str
     exception: bytes | None
+    is_stuck: bool = False
+    """Whether the task still waits, in a library that cannot be left: the worker can only be ended."""
 
 
 @dataclass(frozen=True)

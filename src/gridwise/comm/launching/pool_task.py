@@ -44,6 +44,7 @@ class PoolTask:
         self._stacks: dict[int, str] = {}
         self._finished = FinishedWorkers()
         self._deserted: WorkerDied | None = None
+        self._is_stuck = False
 
     def results(self) -> list[Any]:
         """Every worker's result, in order. Raises `Settled` if the pool can go on, another error if it cannot."""
@@ -60,7 +61,7 @@ class PoolTask:
                 self._tell(self._missing(), AskWait())
         cause = self._cause()
         if cause is not None:
-            raise Settled(cause)
+            raise cause if self._is_stuck else Settled(cause)
         return [self._values[rank] for rank in range(self._task.workers)]
 
     def _missing(self) -> list[int]:
@@ -86,12 +87,13 @@ class PoolTask:
     def _take(self, rank: int, message: object) -> None:
         if isinstance(message, Result) and message.task == self._task.number:
             self._values[rank] = pickle.loads(message.value)
-            self._finished.add(rank, message.collectives)
+            self._finished.add(rank, message.counts)
         elif isinstance(message, Failure) and message.task == self._task.number:
             if not self._errors:
                 grace = time.monotonic() + GRACE_SECONDS
                 self._end = grace if self._end is None else min(self._end, grace)
             self._errors[rank] = self._restored(rank, message)
+            self._is_stuck |= message.is_stuck
         elif isinstance(message, Stacks):
             self._stacks[rank] = message.text
         elif isinstance(message, Waits) and message.wait is not None and rank in self._missing():

@@ -25,9 +25,9 @@ from ...errors import GridwiseError, PartitionError
 from ...log import logger
 from ..settings import timeout
 from ..supervision.authenticated_listener import connect_authenticated
-from ..supervision.finished_workers import named
+from ..supervision.finished_workers import counted
 from ..supervision.network_addresses import LOOPBACK
-from ..supervision.watch import leave_all, tick
+from ..supervision.watch import leave_all, pool_tasks, tick
 from ..transports.base import Transport
 from . import find
 from .message_socket import MessageSocket, SocketClosed
@@ -51,6 +51,12 @@ class PoolWorker:
 
     def tell(self, message: object) -> None:
         self._line.send(pickle.dumps(message))
+
+    def report(self, error: GridwiseError) -> None:
+        """Tell the pool, in place of the task, which waits in a library that cannot be left."""
+        stack = "".join(traceback.format_exception(error))
+        data = cloudpickle.dumps(error)
+        self.tell(Failure(pool_tasks.number, str(error), f"{stack}\n{stacks()}", data, is_stuck=True))
 
     def join(self) -> None:
         """Meet the other workers, and listen to the pool meanwhile."""
@@ -115,13 +121,14 @@ class PoolWorker:
 
     def _run(self, task: Task) -> Result | Failure:
         sys.path.extend(entry for entry in task.path if entry not in sys.path)
+        pool_tasks.begin(task.number)
         try:
             world = self._world(task.workers)
             find.use(world)
             function, args, kwargs = cloudpickle.loads(task.call)
             value = function(*args, **kwargs)
             try:
-                return Result(task.number, cloudpickle.dumps(value), named(world.collectives))
+                return Result(task.number, cloudpickle.dumps(value), counted(world))
             except Exception as error:
                 raise PartitionError(
                     f"the result of {getattr(function, '__name__', function)!s} is a {type(value).__name__}, which "
@@ -131,6 +138,7 @@ class PoolWorker:
             return _failure(task, error)
         finally:
             find.use(None)
+            pool_tasks.end()
 
     def _free_worlds(self) -> None:
         """Free the worlds, the small ones first: all workers of each do so at this moment, in the same order."""
@@ -195,6 +203,7 @@ def main() -> None:
     """Serve the pool whose address is in `GRIDWISE_POOL`."""
     port, secret = os.environ.pop("GRIDWISE_POOL").split(":")
     worker = PoolWorker(MessageSocket(connect_authenticated([LOOPBACK], int(port), secret, CONNECT_SECONDS)))
+    pool_tasks.report = worker.report
     worker.join()
     worker.serve()
 

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..supervision.waiting import Guarded, Waiting
+from ..supervision.waiting import Guarded
 from ..transports.base import Parcel, Transport
 from .requests import NOTHING, Request, UnderWay
 
@@ -39,14 +39,14 @@ class Channel:
             out, self.outgoing = _buffers(sends, dtype)
             into, self.incoming = _buffers(receives, dtype)
         self._parcels = out, into  # kept: a library may know them by their addresses alone
-        peers = [peer for peer, _ in receives] or [peer for peer, _ in sends]
-        self._waiting = Waiting(transport, what, peers)
-        self._post = transport.poster(out, into) if peers else None
+        self._waiting = transport.waiting_for_messages(what, sends, receives)
+        self._post = transport.poster(out, into) if sends or receives else None
 
     def exchange(self) -> None:
         """Send what is in `outgoing`, and return when `incoming` has arrived."""
         self._transport.finish_left_over()
         if self._post is not None:
+            self._transport.count(*self._parcels)
             with self._waiting:
                 self._post().wait()
 
@@ -55,6 +55,7 @@ class Channel:
         self._transport.finish_left_over()
         if self._post is None:
             return NOTHING
+        self._transport.count(*self._parcels)
         with self._waiting:
             return UnderWay(Guarded(self._post(), self._waiting), self._transport.left_over)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ...log import logger
 from ..messages.packing import Views, parts, put
+from . import futex
 from .segment import LINE, Segment
 
 SLOT = 1 << 26
@@ -46,6 +47,8 @@ class Devices:
         self.is_told = True
         start, identity = self._place(self._me), bytearray(_identity(device))
         self._segment.bytes[start + 1 : start + 1 + UUID] = torch.frombuffer(identity, dtype=torch.uint8)
+        if futex.NEEDS_FENCE:
+            futex.fence()
         self._segment.bytes[start] = 1
 
     def of(self, worker: int) -> bytes | None:
@@ -53,6 +56,8 @@ class Devices:
         start = self._place(worker)
         if not self._segment.bytes[start]:
             return None
+        if futex.NEEDS_FENCE:
+            futex.fence()
         return bytes(self._segment.bytes[start + 1 : start + 1 + UUID].numpy())
 
     def are_one(self, worker: int) -> bool | None:

@@ -8,7 +8,7 @@ bitwise the same on all workers, and the same again in the next run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -20,7 +20,8 @@ from ...log import logger
 from ..launching.cores import cores
 from ..settings import is_on
 from . import futex
-from .mailboxes import Delivery, Mailboxes, Moves
+from .mailbox import KINDS, Delivery
+from .mailboxes import Mailboxes, Moves
 from .segment import LEAST, Layout, Offer, Segment, accept, machine
 
 FEW = 1 << 13
@@ -65,6 +66,13 @@ class Node:
         """Start sending views to workers and receiving into views from workers, copied or added there."""
         return self._boxes.post(sends, receives, dtype, add)
 
+    def _swap(self, sends: Moves, receives: Moves, dtype: torch.dtype, kind: str) -> None:
+        self._boxes.post(sends, receives, dtype, kind=KINDS.index(kind)).wait()
+
+    def meanwhile(self, move_on: Callable[[], object]) -> None:
+        """Let whoever waits here call this now and then: the library's own messages may move only when it is called."""
+        self._boxes.meanwhile = move_on
+
     def cut(self) -> None:
         """Free whoever waits here, from any thread; begin nothing new."""
         self._boxes.is_cut = True
@@ -76,7 +84,7 @@ class Node:
         mine, theirs = torch.from_numpy(values), np.empty_like(values)
         heard = torch.from_numpy(theirs)
         for ahead, behind, _ in self._steps(team):
-            self.post([(ahead, [mine])], [(behind, [heard])], mine.dtype).wait()
+            self._swap([(ahead, [mine])], [(behind, [heard])], mine.dtype, "an agreement")
             np.maximum(values, theirs, out=values)
 
     def all_gather(self, row: Tensor, team: Team) -> Tensor:
@@ -85,7 +93,7 @@ class Node:
         rows[0] = row
         for ahead, behind, far in self._steps(team):
             count = min(far, len(team) - far)
-            self.post([(behind, [rows[:count]])], [(ahead, [rows[far : far + count]])], row.dtype).wait()
+            self._swap([(behind, [rows[:count]])], [(ahead, [rows[far : far + count]])], row.dtype, "a gathering")
         return rows.roll(team.index(self._me), 0)
 
     def all_sum(self, total: Tensor, x: Tensor, team: Team) -> None:
@@ -107,14 +115,14 @@ class Node:
         others = [(i, rank) for i, rank in enumerate(team) if rank != self._me]
         heard = {i: row[: len(shares[place])] for (i, _), row in zip(others, room, strict=True)}
         sends = [(rank, [shares[i]]) for i, rank in others]
-        self.post(sends, [(rank, [heard[i]]) for i, rank in others], x.dtype).wait()
+        self._swap(sends, [(rank, [heard[i]]) for i, rank in others], x.dtype, "a sum")
         heard[place] = shares[place]
         mine = torch.add(heard[0], heard[1], out=None if n > 2 else results[place])
         for i in range(2, n):
             torch.add(mine, heard[i], out=results[place] if i == n - 1 else mine)
         mine = results[place]
         sends = [(rank, [mine]) for _, rank in others]
-        self.post(sends, [(rank, [results[i]]) for i, rank in others], x.dtype).wait()
+        self._swap(sends, [(rank, [results[i]]) for i, rank in others], x.dtype, "a sum")
 
     def copy_from(self, x: Tensor, root: int, team: Team) -> None:
         """Fill the contiguous `x` with that of `root`, which tells some, who tell others."""
@@ -123,9 +131,9 @@ class Node:
         reach = 1
         while reach < n:
             if place < reach and place + reach < n:
-                self.post([(team[(place + reach + first) % n], [x])], [], x.dtype).wait()
+                self._swap([(team[(place + reach + first) % n], [x])], [], x.dtype, "a copy")
             elif reach <= place < 2 * reach:
-                self.post([], [(team[(place - reach + first) % n], [x])], x.dtype).wait()
+                self._swap([], [(team[(place - reach + first) % n], [x])], x.dtype, "a copy")
             reach *= 2
 
     def gather_bytes(self, data: bytes, sizes: Sequence[int], team: Team) -> list[bytes]:
@@ -147,11 +155,13 @@ class Node:
 
 def find_node(transport: Meets, least: int) -> Node | None:
     """The way to the workers of this machine, or None if there is none to be had. Collective over all workers."""
-    if transport.size == 1 or not is_on("GRIDWISE_SHARED_MEMORY"):
+    if transport.size == 1:
         return None
     what, everyone = "looking for workers of the same machine", transport.everyone
-    mine = f"{os.getpid()} ".encode() + machine() if futex.is_available() else b""
+    mine = _whereabouts()
     said = transport.gather_bytes(mine, everyone, what)
+    if not any(said):
+        return None
     here = [rank for rank in everyone if said[rank].partition(b" ")[2] == mine.partition(b" ")[2] and mine]
     is_first, is_near = here[:1] == [transport.rank], len(here) > 1 and Layout(len(here)).chunk >= LEAST
     offer = _offer(len(here)) if is_first and is_near else None
@@ -171,6 +181,17 @@ def find_node(transport: Meets, least: int) -> Node | None:
     places = {rank: place for place, rank in enumerate(here)}
     processes = {rank: int(said[rank].partition(b" ")[0]) for rank in here}
     return Node(segment, places, transport.rank, processes, least)
+
+
+def _whereabouts() -> bytes:
+    """This worker's process and machine; nothing if it shares no memory, which the others must hear, too."""
+    if not is_on("GRIDWISE_SHARED_MEMORY") or not futex.is_available():
+        return b""
+    try:
+        return f"{os.getpid()} ".encode() + machine()
+    except OSError as error:
+        logger.info("this machine cannot be told from others: %s", error)
+        return b""
 
 
 def _offer(workers: int) -> Offer | None:

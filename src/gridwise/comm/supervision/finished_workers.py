@@ -1,32 +1,55 @@
 """Who has finished, and who waits for them in vain.
 
-A collective is waited for in vain if a worker of its team has finished without it. Workers count the collectives of each
-team, so that is known, and not guessed by the clock: one that did its part and left early, as the root of a broadcast may,
-has counted it; one that is slow or computes has not finished. Messages between two are not counted: there, all who were
-to send must have finished, some time ago.
+Workers count the collectives of each team, and the messages from each worker to each other one. So it is known, and not
+guessed by the clock, that a worker has finished without what another waits for: one that did its part and left early, as
+the root of a broadcast may, has counted it; one that is slow or computes has not finished.
+
+Finished for good is a worker whose process ends. A pool's worker finishes one task after the other: it is waited for in
+vain by those who are still in that task, and nobody else.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ...errors import WorkerDied
 
-ARRIVAL_SECONDS = 5.0
-"""How long after the end of its sender a message may still be under way."""
+FOR_GOOD = math.inf
 SAME_CALLS = "let every worker call the same operators in the same order, as often as the others"
 
 
-def named(collectives: Mapping[tuple[int, ...], int]) -> dict[str, int]:
-    """The counts of a transport's collectives, with short names for the teams, the same on every worker."""
-    return {_name(team): count for team, count in collectives.items()}
+class Counts(Protocol):
+    """A transport, as far as it counts what this worker took part in."""
+
+    rank: int
+    collectives: dict[tuple[int, ...], int]
+    sent: dict[int, int]
+    received: dict[int, int]
 
 
-def _name(team: Sequence[int]) -> str:
+def counted(transport: Counts) -> dict[str, int]:
+    """Collectives and messages of this worker so far, under short names, the same on every worker."""
+    me = transport.rank
+    return {
+        **{team_name(team): count for team, count in list(transport.collectives.items())},
+        **{message_name(me, peer): count for peer, count in list(transport.sent.items())},
+        **{message_name(peer, me): count for peer, count in list(transport.received.items())},
+    }
+
+
+def team_name(team: Sequence[int]) -> str:
+    """What collectives of a team are counted under."""
     return hashlib.blake2b(repr(tuple(team)).encode(), digest_size=8).hexdigest()
+
+
+def message_name(source: int, target: int) -> str:
+    """What messages from one worker to another are counted under."""
+    return f"{source}>{target}"
 
 
 @dataclass(frozen=True)
@@ -35,8 +58,8 @@ class Wait:
 
     what: str
     team: tuple[int, ...]
-    number: int
-    """Of this collective among those of its team, from 1 on; 0 for messages between two."""
+    needs: Mapping[int, tuple[str, int]]
+    """For each of the team, under which name what is waited for is counted, and up to which number."""
     seconds: float
 
     def __str__(self) -> str:
@@ -45,33 +68,30 @@ class Wait:
 
 @dataclass
 class FinishedWorkers:
-    """The workers that have finished: when that was heard, and how many collectives of each team they took part in."""
+    """The workers that have finished: when that was heard, and what they took part in."""
 
+    task: float = 0
+    """Of a pool, in which this worker is; those who have finished an earlier one will come to this."""
     since: dict[int, float] = field(default_factory=dict)
-    collectives: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    tasks: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, Mapping[str, int]] = field(default_factory=dict)
 
-    def add(self, rank: int, collectives: Mapping[str, int]) -> None:
-        if rank not in self.since:
-            self.since[rank] = time.monotonic()
-            self.collectives[rank] = collectives
+    def add(self, rank: int, counts: Mapping[str, int], task: float = FOR_GOOD) -> None:
+        if task > self.tasks.get(rank, -1):
+            self.tasks[rank], self.counts[rank], self.since[rank] = task, counts, time.monotonic()
 
     def among(self, team: Sequence[int]) -> list[int]:
         """Those of a team that have finished."""
-        return [rank for rank in team if rank in self.since]
+        return [rank for rank in team if self.tasks.get(rank, -1) >= self.task]
 
     def awaited(self, wait: Wait, settle: float = 0.0) -> int | None:
         """A worker that has finished more than `settle` seconds ago and will never come to what is waited for."""
-        gone = self.among(wait.team)
-        if wait.number:
-            name = _name(wait.team)
-            gone = [rank for rank in gone if self.collectives[rank].get(name, 0) < wait.number]
-        elif len(gone) < len(wait.team):
-            return None  # the messages of those who have finished may have arrived; the others are still at work
-        else:
-            settle = max(settle, ARRIVAL_SECONDS)
         now = time.monotonic()
-        found = [rank for rank in gone if min(now - self.since[rank], wait.seconds) > settle]
-        return found[0] if found and (wait.number or len(found) == len(gone)) else None
+        for rank in self.among(wait.team):
+            name, number = wait.needs.get(rank, ("", 0))
+            if self.counts[rank].get(name, 0) < number and min(now - self.since[rank], wait.seconds) > settle:
+                return rank
+        return None
 
 
 def deserted(by: int, size: int, rank: int, wait: Wait) -> WorkerDied:

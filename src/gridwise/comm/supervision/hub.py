@@ -12,10 +12,11 @@ Both sides say one JSON object per line, of at most `LONGEST` bytes.
                     overdue  what, team, since  it has waited longer than GRIDWISE_TIMEOUT
                     deserted by, text           it waits for a worker that has finished
                     state    what, team, since  (the answer to ask; no `what` if it does not wait)
-                    goodbye  collectives        it ends in good order, after so many collectives of each team
+                    goodbye  counts             it ends in good order, after so many collectives and messages
+                    finished counts, task       a task of its pool has ended there
     hub -> worker   welcome                     from here on its death is noticed
                     ask
-                    finished collectives        per worker
+                    finished counts, task       per worker; no `task` if it ends
                     news     kind, text, workers   kind = died | failed | timeout; the first one is the cause
 """
 
@@ -131,15 +132,17 @@ class Hub:
                 self.litter.update(message["litter"])
             caller.send({"say": "welcome"})
             if self.finished:  # before this one was here
-                caller.send({"say": "finished", "collectives": self.finished})
+                caller.send({"say": "finished", "counts": self.finished})
             if self.verdict:
                 caller.send(self.verdict)
         elif say == "failed":
             self._judge("failed", f"worker {caller.rank} of {self.size} failed: {message['text']}", [caller.rank])
         elif say == "goodbye":
             caller.has_left = True
-            self.finished[caller.rank] = message["collectives"]
-            self._tell_all({"say": "finished", "collectives": {caller.rank: message["collectives"]}})
+            self.finished[caller.rank] = message["counts"]
+            self._tell_all({"say": "finished", "counts": {caller.rank: message["counts"]}})
+        elif say == "finished":
+            self._tell_all({"say": "finished", "counts": {caller.rank: message["counts"]}, "task": message["task"]})
         elif say == "state":
             self.states[caller.rank] = message
         elif say == "overdue" and not self.asked and not self.verdict:

@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 
 from ...errors import GridwiseError, TransportError, describe
 from ..messages.requests import Request
-from .finished_workers import Wait
+from .finished_workers import Counts, Wait, message_name, team_name
 
 
 class Watching(Protocol):
@@ -25,10 +25,9 @@ class Watching(Protocol):
         """The error that names the worker that died or failed, if that is why `error` was raised."""
 
 
-class Waits(Protocol):
+class Waits(Counts, Protocol):
     """A transport, as far as a wait goes."""
 
-    rank: int
     size: int
     refuses: bool
     waiting: Waiting | None
@@ -50,7 +49,9 @@ class Waiting:
     what: str
     team: Sequence[int]
     number: int = 0
-    """Of this collective among those of the team, from 1 on; 0 for messages from each of the team."""
+    """Of this collective among those of the team, from 1 on; 0 for messages."""
+    is_sending: bool = False
+    """Whether the messages go to each of the team, and none comes."""
     since: float = 0.0
     outer: Waiting | None = None
     thread: int = 0
@@ -76,7 +77,15 @@ class Waiting:
 
     def described(self) -> Wait:
         """What others are told of it."""
-        return Wait(self.what, tuple(self.team), self.number, time.monotonic() - self.since)
+        return Wait(self.what, tuple(self.team), self._needs(), time.monotonic() - self.since)
+
+    def _needs(self) -> dict[int, tuple[str, int]]:
+        transport, me = self.transport, self.transport.rank
+        if self.number:
+            return dict.fromkeys(self.team, (team_name(self.team), self.number))
+        if self.is_sending:
+            return {peer: (message_name(me, peer), transport.sent[peer]) for peer in self.team}
+        return {peer: (message_name(peer, me), transport.received[peer]) for peer in self.team}
 
     def _refuse_thread(self, thread: int, other: Waiting) -> NoReturn:
         names = {each.ident: each.name for each in threading.enumerate()}

@@ -35,6 +35,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CommTimeout, GridwiseError, WorkerDied
@@ -45,7 +47,7 @@ from ..settings import is_on, timeout
 from ..transports.base import Transport
 from . import bare_process, hub, network_addresses, original_stderr
 from .authenticated_listener import connect_authenticated, new_secret
-from .finished_workers import SAME_CALLS, FinishedWorkers, Wait, deserted, named
+from .finished_workers import FOR_GOOD, SAME_CALLS, FinishedWorkers, Wait, counted, deserted
 from .waiting import Waiting
 
 NEWS_SECONDS = 3.0
@@ -71,6 +73,30 @@ def _hang_up() -> None:
 
 
 os.register_at_fork(after_in_child=_hang_up)
+
+
+@dataclass
+class PoolTasks:
+    """What the watches of worlds that a pool's tasks have made must know of the pool; none, in other processes."""
+
+    number: int = 0
+    """Of the task that runs here, or ran here last."""
+    report: Callable[[GridwiseError], None] | None = None
+    """Takes the error of a wait that cannot be broken. Without it, the job is ended."""
+
+    def begin(self, number: int) -> None:
+        """A task begins on this worker."""
+        self.number = number
+        for each in list(_open):
+            each._finished.task = number
+
+    def end(self) -> None:
+        """It has ended on this worker: whoever waits for it, in any of its worlds, is told."""
+        for each in list(_open):
+            each._say("finished", counts=counted(each._transport), task=self.number)
+
+
+pool_tasks = PoolTasks()
 
 
 def leave_all() -> None:
@@ -144,7 +170,7 @@ class Watch:
         self._process = os.getpid()
         self._told = threading.Condition()
         self._verdict: hub.Message | None = None
-        self._finished = FinishedWorkers()
+        self._finished = FinishedWorkers(pool_tasks.number)
         self._complained: Waiting | None = None
         self._left = False
         self.welcomed = threading.Event()
@@ -184,7 +210,7 @@ class Watch:
             self._left = True
             _open.discard(self)
             atexit.unregister(self.leave)
-            self._say("goodbye", collectives=named(self._transport.collectives))
+            self._say("goodbye", counts=counted(self._transport))
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
@@ -224,8 +250,8 @@ class Watch:
             self._say("state", **(_spelt(waiting.described()) if waiting else {}))
         elif message["say"] == "finished":
             with self._told:
-                for rank, collectives in message["collectives"].items():
-                    self._finished.add(int(rank), collectives)
+                for rank, counts in message["counts"].items():
+                    self._finished.add(int(rank), counts, message.get("task", FOR_GOOD))
                 self._told.notify_all()
         elif message["say"] == "news":
             with self._told:
@@ -238,7 +264,12 @@ class Watch:
                 self._end_all(message["workers"] if message["kind"] == "died" else [])
 
     def _end_all(self, gone: list[int]) -> None:
-        """Abort the job, if none of the workers before this one has done so."""
+        """Abort the job, if none of the workers before this one has done so. A pool ends its workers itself."""
+        if pool_tasks.report is not None:
+            error = self.explain(RuntimeError()) if self._transport.waiting is not None else None
+            if error is not None:
+                pool_tasks.report(error)
+            return
         time.sleep(1.0 * len(set(range(self._transport.rank)) - set(gone)))
         self._transport.abort()
 

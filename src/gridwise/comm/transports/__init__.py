@@ -1,7 +1,7 @@
 """What moves data between workers.
 
 base                the interface, and what all transports share: staging, packing, errors that name a worker
-mpi                 mpi4py; shared_memory: large messages between its workers of one node
+mpi                 mpi4py
 torch_distributed   gloo and nccl
 solo                one process, nobody to talk to
 counting            any number of pretended workers, counted

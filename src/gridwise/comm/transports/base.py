@@ -13,7 +13,7 @@ one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -67,6 +67,9 @@ class Transport(Refuses, ABC):
         self.collectives: dict[Team, int] = {}
         """How many collectives of each team this worker has come to: tells who waits in vain (see
         `finished_workers`)."""
+        self.sent: dict[int, int] = defaultdict(int)
+        self.received: dict[int, int] = defaultdict(int)
+        """How many messages to and from each worker this one has started, for the same purpose."""
         self._ordinals: Counter[str] = Counter()
 
     @property
@@ -98,7 +101,8 @@ class Transport(Refuses, ABC):
         """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
         if not sends and not receives:
             return NOTHING
-        wait = Waiting(self, what, [peer for peer, _ in receives] or [peer for peer, _ in sends])
+        wait = self.waiting_for_messages(what, sends, receives)
+        self.count(sends, receives)
         with wait:
             return Guarded(self._post_by_road(sends, receives), wait)
 
@@ -117,7 +121,8 @@ class Transport(Refuses, ABC):
         near: Request = NOTHING
         if near_out or near_in:
             assert self.node is not None
-            wait = Waiting(self, what, [peer for peer, _ in near_in or near_out])
+            wait = self.waiting_for_messages(what, near_out, near_in)
+            self.count(near_out, near_in)
             with wait:
                 near = Guarded(self.node.post(near_out, near_in, dtype, add), wait)
             if not sends and not receives:
@@ -311,6 +316,19 @@ class Transport(Refuses, ABC):
         self.finish_left_over()
         self.collectives[team] = number = self.collectives.get(team, 0) + 1
         return Waiting(self, what, team, number)
+
+    def waiting_for_messages(
+        self, what: str, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
+    ) -> Waiting:
+        """The same for messages; who only sends waits for those who take them."""
+        return Waiting(self, what, [peer for peer, _ in receives or sends], is_sending=not receives)
+
+    def count(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
+        """Note that these messages are started."""
+        for peer, _ in sends:
+            self.sent[peer] += 1
+        for peer, _ in receives:
+            self.received[peer] += 1
 
     def explained(self, error: Exception, what: str) -> Exception:
         """An exception of the library, or the error that says what it means."""

@@ -44,7 +44,7 @@ class Recorder(Keeper):
     def __init__(self) -> None:
         super().__init__()
         self.ledger: DrawCounter | None = None  # while `deferred_init` runs
-        self._lent: dict[int, FakeTensor] = {}  # storages of others, by address, while it runs
+        self._bucketed: dict[int, FakeTensor] = {}  # storages of others, by address, while it runs
 
     def begin(self) -> DrawCounter:
         self.ledger = DrawCounter()
@@ -52,7 +52,7 @@ class Recorder(Keeper):
 
     def end(self) -> None:
         ledger, self.ledger = self.ledger, None
-        self._lent.clear()
+        self._bucketed.clear()
         if ledger is not None:
             ledger.settle()
 
@@ -180,12 +180,12 @@ class Recorder(Keeper):
         return self.new_cell(literal, (External.of(real),), without_data(real), real.device)
 
     def lent(self, real: Tensor) -> FakeTensor:
-        known = self._lent.get(real.untyped_storage()._cdata)
+        known = self._bucketed.get(real.untyped_storage()._cdata)
         if known is None:
             kept = External(real, real._version, None)
             known = self.new_cell(literal, (kept,), without_data(real), real.device)
             if self.ledger is not None:
-                self._lent[real.untyped_storage()._cdata] = known
+                self._bucketed[real.untyped_storage()._cdata] = known
         return known if geometry(known.meta) == geometry(real) else self.restride(known, geometry(real))
 
     def read(self, fake: FakeTensor, asked: str) -> Tensor:

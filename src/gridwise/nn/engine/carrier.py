@@ -86,19 +86,13 @@ class Traffic:
 
     def exchanged(self, x: Tensor) -> list[Tensor] | None:
         """What has arrived for the places of `x` that were sent, until the next call; None if that is not small."""
-        channel = self.loaded(x)
+        channel = self.channel(x)
         if channel is None:
             return None
+        for part, place in zip(channel.outgoing, self.leaving, strict=True):
+            part.copy_(place(x))
         channel.exchange()
         return channel.incoming
-
-    def loaded(self, x: Tensor) -> Channel | None:
-        """The channel, with the places of `x` that are to be sent; None if these messages are not small."""
-        channel = self.channel(x)
-        if channel is not None:
-            for part, place in zip(channel.outgoing, self.leaving, strict=True):
-                part.copy_(place(x))
-        return channel
 
     def channel(self, like: Tensor) -> Channel | None:
         """For messages of one dtype on the host; None if they are not small."""

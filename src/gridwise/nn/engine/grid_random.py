@@ -11,6 +11,8 @@ run, recomputing a checkpointed activation) restores them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,6 +47,11 @@ def keep_mask(key: int, drop: float, shape: Shape, block: Box, device: torch.dev
     return keep.view(block.shape)
 
 
+def flat_positions(shape: Sequence[int], block: Box) -> Tensor:
+    """The row-major positions of a block's elements in a tensor of `shape`, in order."""
+    return _offsets(tuple(shape), block.start, block.stop, torch.device("cpu"))
+
+
 def _offsets(shape: Shape, start: Shape, stop: Shape, device: torch.device) -> Tensor:
     """The row-major positions of a block's elements, in order, flat."""
     positions = torch.zeros(1, dtype=torch.int64, device=device)
@@ -67,3 +74,9 @@ def _mixed(z: Tensor, key: int) -> Tensor:
 def _signed(value: int) -> int:
     value &= 2**64 - 1
     return value - 2**64 if value >= 2**63 else value
+
+
+def uniform_numbers(key: int, shape: Shape, block: Box, device: torch.device) -> Tensor:
+    """Numbers in [0, 1) for the elements of a block, by their index in the global `shape`: 53 bits each, as float64."""
+    bits = _mixed(_offsets(shape, block.start, block.stop, device), key)
+    return ((bits >> 11).bitwise_and_((1 << 53) - 1)).double().mul_(2.0**-53).view(block.shape)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Self
@@ -74,6 +75,8 @@ class Module(torch.nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        own = inspect.signature(cls.__init__)  # `help` would show those of `__new__`, which takes anything
+        cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])  # type: ignore[attr-defined]
         cls._read_settings = operator.attrgetter(*cls._settings) if cls._settings else None
         if "forward" in cls.__dict__:
             cls.forward = _planned_for(cls.forward)

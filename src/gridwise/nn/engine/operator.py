@@ -128,7 +128,7 @@ def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tenso
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether torch says `strided`; of blocks too, whose `layout` is that of the global tensor."""
+    """Whether torch says `strided`; of tensors too that carry a `layout` of their own."""
     return bool(torch._C.TensorBase.layout.__get__(x) == torch.strided)  # type: ignore[attr-defined]
 
 

@@ -104,7 +104,7 @@ class AdaptiveAvgPool(AdaptivePool):
         def pool(part: Tensor, sizes: Shape, _: Shape) -> tuple[Tensor]:
             return (AVG_POOL[self.dims](part, sizes),)
 
-        return seen.computed(lambda x, _: self._put_together([y for (y,) in self._by_runs(x, pool)]))
+        return seen.computed(lambda x: self._put_together([y for (y,) in self._by_runs(x, pool)]))
 
 
 class AdaptiveMaxPool(AdaptivePool):
@@ -139,7 +139,7 @@ class AdaptiveMaxPool(AdaptivePool):
             at = tuple(a + b for a, b in zip(origin, starts, strict=True))
             return y, global_indices(indices, tuple(part.shape[2:]), at, self._extents)
 
-        def pooled(x: Tensor, _: Shape) -> tuple[Tensor, ...]:
+        def pooled(x: Tensor) -> tuple[Tensor, ...]:
             return tuple(self._put_together(list(parts)) for parts in zip(*self._by_runs(x, pool), strict=True))
 
         results = seen.computed(pooled)

@@ -23,8 +23,8 @@ from ..engine.carrier import HALVES
 from ..engine.layer import Layer
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Shared, Spread
-from ..sync_batchnorm import sync_batch_norm
 from .standardise import Sets, standardise
+from .sync_batchnorm import sync_batch_norm
 
 
 class DistributedBatchNorm(Layer):

@@ -48,9 +48,8 @@ from ..engine.autocast import autocasts, dtype_of_products
 from ..engine.copy_and_sum import Copy, Sum
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Spread
-from ..windows.conv_node import ConvNode, in_one_call, is_small
-from ..windows.overlap import overlaps
-from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output, windows_of
+from ..windows.conv_node import ConvNode, in_one_call
+from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -81,6 +80,7 @@ class Conv(WindowedLayer):
     _settings = ("stride", "padding", "dilation", "padding_mode")
     _fixed = (*WindowedLayer._fixed, "in_channels", "out_channels", "kernel_size", "groups")
     _required = ("weight",)
+    _reads_values = True
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Conv(WindowedLayer):
     # Planning
 
     def _mode(self) -> Hashable:
-        return super()._mode(), overlaps(), autocasts()
+        return super()._mode(), autocasts()
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         self._need_channels(shape[1], self.in_channels)
@@ -180,20 +180,17 @@ class Conv(WindowedLayer):
             self._work = work[part]
             blocks = [interval(cuts, i) for cuts, i in zip(space, index, strict=True)]
             outputs = Box.of_intervals([interval(batch, at), self._work.outputs, *blocks])
-        windows = windows_of(mine, self.kernel_size, self._stride, self._dilation) if mine else None
-        self._share = Share(outputs, fetch, mine, windows)
+        self._share = Share(outputs, fetch, mine)
         self._single = self._single_node(source, shape)
         self._sum = self._sum_to_blocks(outputs, shape)
 
     def _single_node(self, source: Layout, shape: Shape) -> ConvNode | None:
-        """How to do without nodes for each step; None for large blocks, and where one call of torch is not enough."""
+        """How to do without nodes for each step; None where one call of torch is not enough."""
         assert self._transport is not None
         assert self._share is not None
         assert self._agreed is not None
-        pads, dtype = self.padding_mode not in ("zeros", "circular"), self._agreed.dtype
-        if self.P_w is not None or pads or not in_one_call(source, shape, dtype, self.groups):
-            return None
-        if self._share.fetch is not None and (overlaps() or not is_small(source, dtype)):
+        pads = self.padding_mode not in ("zeros", "circular")
+        if self.P_w is not None or pads or not in_one_call(source, shape, self._agreed.dtype, self.groups):
             return None
         padding = tuple(line.native for line in self._share.rows)
         arguments = self._stride, padding, self._dilation, self.groups
@@ -301,10 +298,8 @@ class Conv(WindowedLayer):
         if not share.outputs.volume or not weight.shape[1]:
             return empty_output(share.outputs.shape, seen.x, weight, bias)
 
-        def convolve(x: Tensor, padding: tuple[int, ...]) -> Tensor:
-            return self._in_groups(self._of_channels(x), weight, bias, padding)
-
-        return seen.computed(convolve, tuple(line.native for line in share.rows))
+        padding = tuple(line.native for line in share.rows)
+        return seen.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
 
     def _of_channels(self, x: Tensor) -> Tensor:
         """`x` with just the input channels that this worker works on."""

@@ -29,7 +29,7 @@ from ..engine.agreement import Ballot, key_of, tell
 from ..engine.arguments import problem_with_sizes
 from ..engine.autocast import autocasts
 from ..parameters.blocks import Spread
-from ..windows.conv_node import ConvNode, in_one_call, is_small
+from ..windows.conv_node import ConvNode, in_one_call
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
 
 SEQUENTIAL: dict[int, Any] = {
@@ -76,6 +76,7 @@ class ConvTranspose(WindowedLayer):
     _settings = ("stride", "padding", "output_padding", "dilation", "padding_mode")
     _fixed = (*WindowedLayer._fixed, "in_channels", "out_channels", "kernel_size", "groups")
     _required = ("weight",)
+    _reads_values = True
 
     def __init__(
         self,
@@ -199,12 +200,11 @@ class ConvTranspose(WindowedLayer):
         self._single = self._single_node(source, target, rows)
 
     def _single_node(self, source: Layout, target: Layout, rows: Sequence[Sequence[Rows]]) -> ConvNode | None:
-        """How to do without nodes for each step; None for large blocks, and where one call of torch is not enough."""
+        """How to do without nodes for each step; None where one call of torch is not enough."""
         assert self._transport is not None
         assert self._share is not None
         assert self._agreed is not None
-        dtype = self._agreed.dtype
-        if not in_one_call(source, target.global_shape, dtype, self.groups) or not is_small(source, dtype):
+        if not in_one_call(source, target.global_shape, self._agreed.dtype, self.groups):
             return None
         for d, (cuts, line) in enumerate(zip(target.cuts[2:], rows, strict=True)):
             for outputs, need in zip(pairwise(cuts), line, strict=True):
@@ -245,7 +245,7 @@ class ConvTranspose(WindowedLayer):
             y = empty_output(share.outputs.shape, x, weight)
             return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
         pads = any(n < 0 for n in self._crops)
-        y = seen.computed(lambda x, _: self._in_groups(x, weight, None if pads else bias))
+        y = seen.computed(lambda x: self._in_groups(x, weight, None if pads else bias))
         if any(self._crops):
             y = F.pad(y, [-n for n in self._crops])
         return y + bias.view(-1, *(1,) * self.dims) if pads and bias is not None else y

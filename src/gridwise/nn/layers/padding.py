@@ -76,7 +76,7 @@ class Pad(WindowedLayer):
             return empty_output(share.outputs.shape, x)
         padded = any(any(line.pad) for line in share.rows)
         moved = share.fetch is not None and not share.fetch.is_identity
-        return seen.computed(lambda x, _: x.contiguous() if padded or moved else x.clone())
+        return seen.computed(lambda x: x.contiguous() if padded or moved else x.clone())
 
 
 class ConstantPad(Pad):

@@ -26,8 +26,7 @@ from ...partition import Partition
 from ..engine.carrier import HALVES
 from ..mixins import PoolingMixin
 from ..windows.fetch import memory_format_of
-from ..windows.max_pool_by_two import max_of_pairs, takes
-from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output, windows_of
+from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
@@ -55,17 +54,10 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         fill = _least(self._agreed.dtype) if self._fills_with_least and self._agreed else 0.0
         blocks = list(pairwise(batch)), list(pairwise(channels))
         fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, fill=fill)
-        kernel, stride, _, dilation = self._window
-        windows = windows_of(mine, kernel, stride, dilation) if mine and self._in_parts else None
-        self._share = Share(target.block(self._transport.rank), fetch, mine, windows)
+        self._share = Share(target.block(self._transport.rank), fetch, mine)
         self._extents = source.global_shape[2:]
 
     _fills_with_least = False
-
-    @property
-    def _in_parts(self) -> bool:
-        """Whether outputs can be made in parts and put together."""
-        return not getattr(self, "return_indices", False)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         kernel, stride, padding, dilation = (values[d] for values in self._window)
@@ -88,7 +80,7 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         if not share.outputs.volume:
             return self._empty(share.outputs.shape, seen.x)
         native = tuple(line.native for line in share.rows)
-        return self._finished(seen.computed(self._pooled, native), seen.x, share)
+        return self._finished(seen.computed(lambda x: self._pooled(x, native)), seen.x, share)
 
     def _empty(self, shape: Shape, x: Tensor) -> Any:
         return empty_output(shape, x)
@@ -142,8 +134,6 @@ class MaxPool(DistributedPoolingBase):
 
     def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Any:
         kernel, stride, _, dilation = self._window
-        if {*kernel, *stride} == {2} and {*dilation} == {1} and not (any(padding) or self.return_indices) and takes(x):
-            return max_of_pairs(x, self.dims)
         return MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Any:

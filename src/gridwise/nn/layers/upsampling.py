@@ -118,9 +118,14 @@ class DistributedUpsample(Module):
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         assert self._transport is not None
         _check_mode(self.mode)
-        x, me = input[0], self._transport.rank
-        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, x)
-        shape = self._output_shape(layout.global_shape)
+        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+        self._plan(layout, self._output_shape(layout.global_shape), input[0])
+        self._records = agreed.requires_grad
+
+    def _plan(self, layout: Layout, shape: Sequence[int], x: Tensor) -> None:
+        """For an input in blocks `layout`, of the dtype and on the device of `x`. Nothing is sent."""
+        assert self._transport is not None
+        me = self._transport.rank
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
         # torch's bicubic kernel for CUDA copies where all extents stay as they are, whatever the scale; that for CPUs does not
@@ -137,7 +142,6 @@ class DistributedUpsample(Module):
         self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
         self._block = self.layout.block(me)
         self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
-        self._records = agreed.requires_grad
 
     def _planned(self, cuts: Sequence[int], target: Sequence[int], scale: float | None, x: Tensor) -> list[Dim]:
         """For each place along the axis, how its rows are made."""
@@ -167,6 +171,10 @@ class DistributedUpsample(Module):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
+        return self._interpolated(x)
+
+    def _interpolated(self, x: Tensor) -> Tensor:
+        """This worker's block of the output."""
         if self._fetch is not None:
             y = self._move(x, self._fetch, self._records)
         else:

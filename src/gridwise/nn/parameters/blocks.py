@@ -15,6 +15,7 @@ computed from them on every sharer counts once, and the adjoint of the sum is th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,25 +72,41 @@ class Spread:
         return value[box.slices]
 
     def label(self, tensor: BlockTensor | BlockParameter, transport: Transport) -> None:
-        """Tell the tensor what it is a block of. A parameter that all workers of the world hold whole has no layout."""
+        """Tell the tensor what it is a block of. One that all workers of the world hold whole has no placement."""
         everywhere = self.layout.grid.size == 1 and self.holders.size == transport.size
-        tensor.layout = None if everywhere else self.layout
+        tensor.placement = None if everywhere else self.layout
         tensor.block = None if everywhere else self.block(transport.rank)
 
 
-class BlockTensor(Tensor):
+class _Labelled(Tensor):
+    """What a block knows of the global tensor. Up to 0.1 its placement was called `layout`, a name that is torch's."""
+
+    placement: Layout | None = None
+    block: Box | None = None
+
+    @property
+    def layout(self) -> torch.layout:
+        """Torch's memory layout, `torch.strided`."""
+        return Tensor.layout.__get__(self)  # type: ignore[attr-defined]
+
+    @layout.setter  # type: ignore[override]
+    def layout(self, value: Layout | None) -> None:
+        if value is not None and not isinstance(value, Layout):
+            raise AttributeError(f"a tensor's layout (={self.layout}) cannot be set")
+        warnings.warn("`.layout` of a block is now `.placement`: set that instead", DeprecationWarning, stacklevel=2)
+        self.placement = value
+
+
+class BlockTensor(_Labelled):
     """A tensor that knows which block of a global one it is: what `state_dict()` of a distributed layer holds.
 
     Attributes
     ----------
-    layout : the blocks of the global tensor on their owners; None if every worker of the world holds all of it. It
-        stands where torch says `torch.strided`, which these tensors always are.
-    block : the part that this worker holds, in global indices; on a worker that is not in ``layout.grid`` it is a copy.
-        None if there is no layout, or if the worker holds no part.
+    placement : the blocks of the global tensor on their owners; None if every worker of the world holds all of it
+    block : the part that this worker holds, in global indices; on a worker that is not in ``placement.grid`` it is a
+        copy. None if there is no placement, or if the worker holds no part.
     """
 
-    layout: Layout | None = None  # type: ignore[assignment]
-    block: Box | None = None
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -99,19 +116,16 @@ class BlockTensor(Tensor):
         return memo.setdefault(id(self), labelled(self.detach().clone().as_subclass(BlockTensor), self))
 
 
-class BlockParameter(torch.nn.Parameter):
-    """A worker's block of a global parameter; `layout` and `block` as in `BlockTensor`, kept by `.to()` and `deepcopy`.
+class BlockParameter(_Labelled, torch.nn.Parameter):
+    """A worker's block of a global parameter; `placement` and `block` as in `BlockTensor`, kept by `.to()` and `deepcopy`.
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
     >>> weight = gridwise.nn.DistributedConv2d(P_x, 1, 4, kernel_size=3).weight
-    >>> weight.shape, weight.layout
+    >>> weight.shape, weight.placement
     (torch.Size([4, 1, 3, 3]), None)
     """
-
-    layout: Layout | None = None  # type: ignore[assignment]
-    block: Box | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return torch.nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)
@@ -124,8 +138,8 @@ Labelled = TypeVar("Labelled", BlockTensor, BlockParameter)
 
 
 def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
-    """`tensor` with the layout and the block of another."""
-    tensor.layout, tensor.block = like.layout, like.block
+    """`tensor` with the placement and the block of another."""
+    tensor.placement, tensor.block = like.placement, like.block
     return tensor
 
 

@@ -66,7 +66,7 @@ def clip_grad_norm_(
 
 def _counts(parameter: Tensor, transport: Transport, first: int) -> bool:
     """Whether this worker is the one that counts its part of a parameter."""
-    layout = parameter.layout if isinstance(parameter, BlockParameter) else None
+    layout = parameter.placement if isinstance(parameter, BlockParameter) else None
     return transport.rank == first if layout is None else transport.rank in layout.grid
 
 
@@ -134,7 +134,7 @@ def _gradients_of_blocks() -> dict[Any, tuple[Spread, Transport]]:
     for module, transport in list(holders_of_blocks.items()):
         for name, spread in module.__dict__["_spreads"].items():
             parameter = module._parameters.get(name)
-            if isinstance(parameter, BlockParameter) and parameter.layout is not None and parameter.grad is not None:
+            if isinstance(parameter, BlockParameter) and parameter.placement is not None and parameter.grad is not None:
                 known[id(parameter.grad)] = spread, transport
                 if parameter.grad.numel():
                     known[_address(parameter.grad)] = spread, transport

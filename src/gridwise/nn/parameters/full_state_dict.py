@@ -63,7 +63,7 @@ def full_state_dict(
 
 def _whole(name: str, value: Tensor, P: Partition, targets: tuple[int, ...]) -> Tensor:
     """The global tensor on the `targets`; nothing of it, or what is there anyway, on the others."""
-    layout = value.layout if isinstance(value, BlockTensor | BlockParameter) else None
+    layout = value.placement if isinstance(value, BlockTensor | BlockParameter) else None
     data = value.detach().as_subclass(Tensor)
     if not isinstance(layout, Layout):
         return data.clone() if P.transport.rank in targets else data
@@ -93,7 +93,7 @@ def _agree(P: Partition, held: dict[str, object], worker: int | None) -> None:
     said = [f"worker={worker}"]
     for name, value in held.items():
         if isinstance(value, Tensor):
-            layout = value.layout if isinstance(value, BlockTensor | BlockParameter) else None
+            layout = value.placement if isinstance(value, BlockTensor | BlockParameter) else None
             shape = layout.global_shape if isinstance(layout, Layout) else tuple(value.shape)
             said.append(f"{name} {shape} {value.dtype} {layout}")
     key = key_of("; ".join(said))

@@ -8,6 +8,7 @@ call with ``GRIDWISE_CHECK_REPLICAS=n``: only then do they read parameters, and 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ...comm.settings import count
 from ...comm.transports.base import Team, Transport
+from ...deferred_init import is_deferred
 from ...errors import MismatchError, PartitionError, describe
 from ...partition import Partition, world
 from ..engine.agreement import NOTHING, key_of, tell
@@ -58,7 +60,7 @@ def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequen
     own: dict[int, int] = {}
     for name, value, spread in shared:
         if transport.rank in spread.holders:
-            own[len(names) + _place(spread, transport.rank)] = _digest(value)
+            own[len(names) + _place(spread, transport.rank)] = checksum(value)
         names += [name] * spread.layout.grid.size
     votes = np.full((2, len(names)), NOTHING, dtype=np.int64)
     for place, digest in own.items():
@@ -105,7 +107,7 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
     by_team: dict[Team, list[tuple[str, int]]] = {}
     for name, value, holders in found:
         if transport.rank in holders and len(holders) > 1:
-            by_team.setdefault(holders, []).append((name, _digest(value)))
+            by_team.setdefault(holders, []).append((name, checksum(value)))
     differing: list[str] = []
     for team in sorted(by_team):  # one order on all workers, so nobody waits in a circle
         digests = np.array([digest for _, digest in by_team[team]], dtype=np.int64)
@@ -122,6 +124,35 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
         raise PartitionError(describe("check_replicas: workers hold different replicas of a parameter.", told, FIX))
 
 
+def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
+    """Let all workers of `P` have the first one's parameters and buffers, with a warning, if theirs differ.
+
+    Nothing happens where they are equal. Models whose parameters have other names or shapes are refused.
+    """
+    try:
+        check_replicas(model, P)
+        return
+    except PartitionError as error:
+        differing = error
+    transport, team, what = P.transport, P.team, "distribute"
+    held = dict([*model.named_parameters(), *model.named_buffers()])
+    key = key_of(repr([(name, tuple(value.shape), value.dtype) for name, value in held.items()]))
+    votes = np.array([key, -key], dtype=np.int64)
+    transport.all_max(votes, team, what)
+    if votes[0] != -votes[1]:
+        raise differing
+    for value in held.values():
+        if not is_deferred(value) and not value.is_meta:
+            block = value.detach().clone(memory_format=torch.contiguous_format)
+            transport.copy_from(block, team[0], team, what)
+            value.data.copy_(block)
+    warnings.warn(
+        f"distribute: the weights of {type(model).__name__} differ on workers {team}. All take those of worker {team[0]}. Call "
+        "torch.manual_seed with one seed on all workers, or load the same state.",
+        stacklevel=4,
+    )
+
+
 def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Iterator[tuple[str, Tensor, Team]]:
     """Name, value and holders of every parameter and buffer."""
     for prefix, module in model.named_modules():
@@ -134,7 +165,8 @@ def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Itera
                 yield name, value, spread.sharers(transport.rank) if transport.rank in spread.holders else ()
 
 
-def _digest(value: Tensor) -> int:
+def checksum(value: Tensor) -> int:
+    """A number for the bits of a tensor: another one where they are others."""
     if value.is_meta:  # without numbers
         return key_of(f"{tuple(value.shape)} {value.dtype}")
     data = value.detach().as_subclass(Tensor).cpu().contiguous().view(-1)

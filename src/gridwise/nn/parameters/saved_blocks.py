@@ -38,8 +38,8 @@ def note(state: dict[str, Any], prefix: str, spreads: Mapping[str, Spread], rank
 def check(name: str, value: Tensor, saved: Mapping[str, Any] | None, spread: Spread, rank: int) -> None:
     """Raise if `value` is a block, by its label or by what was `saved` of it, and not that of worker `rank`."""
     mine = spread.block(rank)
-    if isinstance(value, BlockTensor | BlockParameter) and value.layout is not None:
-        shape, box, owner = value.layout.global_shape, value.block, ""
+    if isinstance(value, BlockTensor | BlockParameter) and value.placement is not None:
+        shape, box, owner = value.placement.global_shape, value.block, ""
     elif saved is not None:
         shape, owner = tuple(saved["shape"]), f", saved by worker {saved['worker']}"
         box = None if saved["start"] is None else Box(tuple(saved["start"]), tuple(saved["stop"]))

@@ -42,7 +42,7 @@ def refuse_blocks(optimizer: torch.optim.Optimizer, args: Any = (), kwargs: Any 
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            layout = parameter.layout if isinstance(parameter, BlockParameter) else None
+            layout = parameter.placement if isinstance(parameter, BlockParameter) else None
             if layout is not None and (layout.grid.size > 1 or not names.isdisjoint(OF_ALL_PARAMETERS)):
                 raise UnsupportedError(
                     f"{type(optimizer).__name__} computes with whole tensors, but a parameter of global shape "
@@ -57,7 +57,7 @@ def refuse_wrapper(outer: torch.nn.Module, name: str, inner: torch.nn.Module | N
     if inner is None or names.isdisjoint(WRAPPERS):
         return
     for own, parameter in inner.named_parameters():
-        layout = parameter.layout if isinstance(parameter, BlockParameter) else None
+        layout = parameter.placement if isinstance(parameter, BlockParameter) else None
         if layout is not None and layout.grid.size > 1:
             raise UnsupportedError(
                 f"{type(outer).__name__} copies the parameters of its first worker to the others and averages gradients, but "

@@ -3,8 +3,7 @@
 windowed_layer    the base of convolutions, pooling and padding
 fetch, stacking   bring the box that a worker needs, with room for padding; by one call where its pieces are a stack
 saved_input       how little of it is kept for backward
-conv_node         a convolution as one node of autograd; slab_conv: without a padded copy of a large block
-overlap, split_exchange   the interior is computed while halos are under way
+conv_node         a convolution as one node of autograd
 interpolation     rows and weights of interpolation
-max_pool_by_two, linear_by_two   kernels over whole rows
+overlap           switches of earlier versions, without effect
 """

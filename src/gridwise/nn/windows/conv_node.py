@@ -5,8 +5,11 @@
                message
 
 Nodes for each of these steps (`fetch`, torch's own, `blocks`) would each cost tens of microseconds, and some of them an
-agreement with the other workers. That counts where blocks are small. Large ones, what takes several calls of torch, and
-torch's own padding are made of steps, and so are gradients of gradients.
+agreement with the other workers. What takes several calls of torch and torch's own padding are made of steps, and so are
+gradients of gradients.
+
+For backward the node keeps its own block, and of a small box the box, of a large one what was received: it is put
+together again then.
 
 All workers of a layer take this road, or none does: that follows from what they have agreed on.
 """
@@ -16,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from math import prod
 from typing import Any, cast
 
 import torch
@@ -29,10 +30,8 @@ from ...grid import Layout, Shape
 from ..engine.autocast import autocasts
 from ..engine.operator import Ticket, anchor_unless, apply, meet, plain, prepare
 from ..parameters.blocks import Shared
+from . import saved_input
 from .fetch import Fetch
-
-LARGE = 1 << 20
-"""The largest block, in bytes, of which a padded copy is kept for backward: that is faster than making it again."""
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of a box, of the weight and of the bias."""
@@ -44,12 +43,6 @@ def in_one_call(source: Layout, outputs: Shape, dtype: torch.dtype, groups: int)
     """Whether every worker has outputs, of real numbers, and a single call of torch makes them of what it needs."""
     filled = all(n >= p for n, p in zip(outputs, source.grid.shape, strict=True))
     return filled and dtype.is_floating_point and (groups == 1 or source.grid.shape[1] == 1) and not autocasts()
-
-
-def is_small(source: Layout, dtype: torch.dtype) -> bool:
-    """Whether all blocks are small."""
-    extents = [max(stop - start for start, stop in pairwise(cuts)) for cuts in source.cuts]
-    return prod(extents) * dtype.itemsize <= LARGE
 
 
 @dataclass(frozen=True)
@@ -91,6 +84,21 @@ class ConvNode:
         y = torch.convolution(box, weight, bias, *self._arguments)
         return F.pad(y, [-n for n in self.crops]) if self.crops else y, box
 
+    def kept(self, box: Tensor) -> list[Tensor]:
+        """What is kept of the box for backward, besides the own block."""
+        fetch = self.fetch
+        if fetch is None or fetch.is_identity:
+            return []
+        return [box] if saved_input.bytes_freed(fetch, box) < saved_input.LEAST else fetch.received_pieces(box)
+
+    def box_of(self, x: Tensor, kept: Sequence[Tensor]) -> Tensor:
+        """The box again, from the own block and what was kept."""
+        fetch = self.fetch
+        if fetch is None or fetch.is_identity:
+            return x
+        whole = len(kept) == 1 and kept[0].shape == fetch.shape
+        return kept[0] if whole else fetch.put_together(x, kept)
+
     def gradients(self, y: Tensor, box: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
         """Those which are wanted, from that of the outputs."""
         made = torch.ops.aten.convolution_backward.default(y, box, weight, (y.shape[1],), *self._arguments, wanted)
@@ -114,9 +122,9 @@ class _Call:
         self.team = single.team if self.fetch or any(self.sums) else (single.transport.rank,)
         """Who meets in backward: nobody else where nothing is sent."""
 
-    def plainly(self, y: Tensor, weight: Tensor, box: Tensor) -> Gradients:
+    def plainly(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
         """The gradients, from that of the outputs; nothing is recorded."""
-        of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
+        of_x, *parts = self.single.gradients(y, self.single.box_of(x, kept), weight, self.wanted)
         if self.fetch is not None:
             of_x = self.fetch.adjoint(cast(Tensor, of_x))
         return of_x, *self._summed(*parts)
@@ -136,14 +144,14 @@ class _Call:
             of_bias = second[0].adjoint(cast(Tensor, of_bias))
         return of_weight, of_bias
 
-    def recorded(self, y: Tensor, x: Tensor, weight: Tensor, box: Tensor, depth: int) -> Gradients:
+    def recorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor], depth: int) -> Gradients:
         """The same by nodes that can be differentiated again."""
         key, call, _ = self.ticket
         if self.sums[0] is not None:  # its gradient is a sum
             operator, own = self.sums[0]
             weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
         if self.fetch is None:
-            of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
+            of_x, *parts = self.single.gradients(y, self.single.box_of(x, kept), weight, self.wanted)
         else:  # fetched again: this box knows where it comes from
             box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
             of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
@@ -160,15 +168,15 @@ class _Convolved(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor | None, call: _Call) -> Tensor:
         ctx.call = call
         y, box = call.single.made(x, weight, bias)
-        prepare(ctx, x, weight, box)
+        prepare(ctx, x, weight, *call.single.kept(box))
         return y
 
     @staticmethod
     def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         single, ticket = call.single, call.ticket.differentiated()
-        x, weight, box = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
+        x, weight, *kept = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
         y = F.pad(y, single.crops) if single.crops else y
         if torch.is_grad_enabled():
-            return *call.recorded(y, x, weight, box, ticket.depth), None, None
-        return *call.plainly(y, weight, box), None, None
+            return *call.recorded(y, x, weight, kept, ticket.depth), None, None
+        return *call.plainly(y, x, weight, kept), None, None

@@ -55,19 +55,6 @@ class Fetch(Move):
     def adjoint(self) -> FetchBack:
         return FetchBack(self)
 
-    @cached_property
-    def stays(self) -> tuple[Box, Box] | None:
-        """The largest piece of the own block that stays: in that block, and in what is fetched.
-
-        None where nothing stays, nothing is sent or received, or batch or channels are fetched.
-        """
-        plan = self.plan
-        if not plan.kept or not (plan.receives or plan.sends):
-            return None
-        piece = max(plan.kept, key=lambda piece: piece.source.volume)
-        target = piece.target.shifted(tuple(before for before, _ in self.margins)) if self.margins else piece.target
-        return (piece.source, target) if target.shape[:2] == self.shape[:2] else None
-
     @property
     def linear_part(self) -> Fetch:
         if not self.fill:

@@ -2,58 +2,43 @@
 
 Torch saves the input of a layer for the layer's gradient. Here that is the fetched box: a copy of the own block with
 halos and padding around it. The own block lives on besides, because the layer before has saved it or the user holds it.
-So what torch has saved of the box is replaced:
+So what torch would save of the box is replaced (`torch.autograd.graph.saved_tensors_hooks`):
 
     convolutions       by a reference to the own block and copies of what was received; the box is put together again
                        in backward, without a message
     pooling, padding   by its shape: their gradients read nothing else (maxima are found by their indices)
 
-A saved tensor takes one pair of hooks. Under hooks of the user (`save_on_cpu`, `torch.utils.checkpoint`) those decide, and
-nothing is replaced. In backward a block that was changed in place is noticed by its version, as torch does.
-`keep_fetched(True)`, or `GRIDWISE_KEEP_FETCHED=on`, leaves all to torch.
+Under hooks of the user (`save_on_cpu`, `torch.utils.checkpoint`) those decide, and nothing is replaced. In backward a
+block that was changed in place is noticed by its version, as torch does. Most convolutions are a node of their own
+(`conv_node`), which keeps the same pieces by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
-from ..engine.switch import Switch
 from .fetch import Fetch
 
-Call = Callable[[Tensor, tuple[int, ...]], Any]
-"""What a layer makes of a tensor and of the padding that it leaves to torch: outputs, or a tuple that starts with them."""
-
+Call = Callable[[Tensor], Any]
+"""What a layer makes of what was fetched."""
 Pad = Callable[[Tensor], Tensor]
+Again = Callable[[], Tensor]
+"""Makes a saved tensor again."""
 
 LEAST = 1 << 20
 """How many bytes must be freed to be worth it: for smaller blocks the copy in backward takes 5 to 10 % of the layer."""
 
-VALUES = ("Convolution",)
-"""Nodes of autograd that save their input and read it in backward."""
-SHAPE_ONLY = ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "ReflectionPad", "ReplicationPad")
-"""Nodes that save it and read its shape alone, in backward of first and of second order."""
 
-_keeping = Switch("GRIDWISE_KEEP_FETCHED", "off")
-
-
-def keep_fetched(enabled: bool) -> AbstractContextManager[None]:
-    """Keep the fetched block of every layer for backward, or not, while the body runs.
-
-    Kept blocks save a copy in backward, about 3 % of a convolution with few channels, and take as much memory as the
-    activations again.
-
-    Examples
-    --------
-    >>> with gridwise.nn.keep_fetched(True):
-    ...     pass  # forward passes with memory to spare
-    """
-    return _keeping.to(enabled)
+def bytes_freed(fetch: Fetch, box: Tensor) -> int:
+    """What is freed if `box` is put together again from the own block and what was received."""
+    return box.nbytes - fetch.received * box.element_size()
 
 
 class WindowInput:
@@ -62,53 +47,49 @@ class WindowInput:
     def __init__(self, x: Tensor) -> None:
         self.x = x
 
-    def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Any:
-        """``call(x, padding)``."""
-        return call(self.x, padding)
+    def computed(self, call: Call) -> Any:
+        """``call(x)``."""
+        return call(self.x)
 
 
 class FetchedInput(WindowInput):
-    """What was made of the own block `own` by `fetch`, and then, where torch pads it, by `pad`."""
+    """What was made of the own block `own` by `fetch`, and then, where torch pads it, by `pad`.
 
-    def __init__(self, own: Tensor, fetch: Fetch, box: Tensor, pad: Pad | None) -> None:
-        super().__init__(box if pad is None else pad(box))
+    `reads_values` says whether the gradient of what is computed from it reads its values, or its shape alone.
+    """
+
+    def __init__(self, own: Tensor, fetch: Fetch, box: Tensor, pad: Pad | None, reads_values: bool) -> None:
+        super().__init__(box)
         self.own, self.fetch, self.box, self.pad = own, fetch, box, pad
+        self.reads_values = reads_values
+        self.replaces = torch.is_grad_enabled() and self._is_worth_it() and _may_hook()
+        if pad is not None:
+            with self._replacing(values=False):
+                self.x = pad(box)
 
-    def computed(self, call: Call, padding: tuple[int, ...] = ()) -> Any:
-        y = call(self.x, padding)
-        made = y[0] if isinstance(y, tuple) else y
-        if not _keeping.on and made.grad_fn is not None and self._is_worth_it():
-            self._replace_saved(made)
-        return y
+    def computed(self, call: Call) -> Any:
+        with self._replacing(self.reads_values):
+            return call(self.x)
 
     def _is_worth_it(self) -> bool:
         """Whether much is freed where others hold the own block, and more than is lost where nobody does."""
-        freed = self.box.nbytes - self.fetch.received * self.box.element_size()
+        freed = bytes_freed(self.fetch, self.box)
         return freed >= LEAST and 2 * freed >= self.own.nbytes and not self.own.is_inference()
 
-    def _replace_saved(self, y: Tensor) -> None:
-        for node in _nodes_between(y, self.box):
-            name = node.name()
-            if name.startswith(VALUES + SHAPE_ONLY):
-                saved = node._raw_saved_input if name.startswith(VALUES) else node._raw_saved_self
-                try:
-                    saved.register_hooks(_Replace(self, name), _again)
-                except RuntimeError as error:
-                    if "hooks have already been set" not in str(error):
-                        raise
-                    return  # the user's
+    def _replacing(self, values: bool) -> AbstractContextManager[Any]:
+        return _replacing(self, values) if self.replaces else nullcontext()
 
     @cached_property
     def pieces(self) -> SavedPieces:
         return SavedPieces(self.own, self.fetch, self.box)
 
-    def made_again(self, node: str, saved: Tensor) -> Callable[[], Tensor]:
-        """A function that makes `saved` again, which `node` has saved."""
+    def made_again(self, saved: Tensor, values: bool) -> Again:
+        """A function that makes again what torch would save; with any `values` unless they are asked for."""
         size, stride, offset, memory = saved.size(), saved.stride(), saved.storage_offset(), _memory(saved)
-        # a copy, as autocast makes it, or a view of real or imaginary parts
+        # weights, indices, a copy as autocast makes it, a view of real or imaginary parts
         if memory not in (_memory(self.x), _memory(self.box)) or saved.dtype != self.box.dtype:
-            return partial(check_version, saved, saved._version)
-        if node.startswith(SHAPE_ONLY):
+            return partial(check_version, saved.detach(), saved._version)
+        if not values:
             return partial(torch.empty_strided, size, stride, dtype=saved.dtype, device=saved.device)
         pieces, pad = self.pieces, self.pad if memory == _memory(self.x) else None
 
@@ -117,6 +98,43 @@ class FetchedInput(WindowInput):
             return (box if pad is None else pad(box)).as_strided(size, stride, offset)
 
         return again
+
+
+class _Replace:
+    """The hook that is given what torch would save. Torch keeps it for as long as what it returned."""
+
+    def __init__(self, input: FetchedInput, values: bool) -> None:
+        self.input: FetchedInput | None = input
+        self.values = values
+
+    def __call__(self, saved: Tensor) -> Again:
+        assert self.input is not None
+        return self.input.made_again(saved, self.values)
+
+
+@contextmanager
+def _replacing(input: FetchedInput, values: bool) -> Iterator[None]:
+    replace = _Replace(input, values)
+    try:
+        with saved_tensors_hooks(replace, _again):
+            yield
+    finally:
+        replace.input = None  # or the box would be held
+
+
+def _again(make: Again) -> Tensor:
+    return make()
+
+
+def _may_hook() -> bool:
+    """Whether the user neither has hooks on what is saved, nor forbids them. Torch refuses to forbid hooks in use."""
+    try:
+        with disable_saved_tensors_hooks("hooks are in use"):
+            pass
+        with saved_tensors_hooks(torch.detach, torch.detach):
+            return True
+    except RuntimeError:
+        return False
 
 
 class SavedPieces:
@@ -140,23 +158,6 @@ class SavedPieces:
         return self.box
 
 
-class _Replace:
-    """The hook that is given what `node` has saved. Torch keeps it for as long as the node: it must let go of the box."""
-
-    def __init__(self, seen: FetchedInput, node: str) -> None:
-        self.seen: FetchedInput | None = seen
-        self.node = node
-
-    def __call__(self, saved: Tensor) -> Callable[[], Tensor]:
-        seen, self.seen = self.seen, None
-        assert seen is not None
-        return seen.made_again(self.node, saved)
-
-
-def _again(make: Callable[[], Tensor]) -> Tensor:
-    return make()
-
-
 def _memory(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
@@ -170,14 +171,3 @@ def check_version(x: Tensor, version: int) -> Tensor:
             "instead."
         )
     return x
-
-
-def _nodes_between(y: Tensor, x: Tensor) -> Iterator[Any]:
-    """The nodes of autograd from `y` back to `x`: data is the first input of each, and all inputs of a concatenation."""
-    first, todo = x.grad_fn, [y.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is not None and node is not first:
-            yield node
-            inputs = node.next_functions
-            todo += [before for before, _ in (inputs if node.name().startswith("Cat") else inputs[:1])]

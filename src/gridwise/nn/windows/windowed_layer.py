@@ -25,14 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, Window, route
+from ...grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, route
 from ...partition import Partition
 from ..engine.agreement import Structure, agree_layout, agree_unbatched
 from ..engine.autocast import autocasts, dtype_of_products
 from ..engine.layer import Layer
 from ..engine.operator import apply, is_dense, noted
 from .fetch import Fetch
-from .overlap import SplitOutputs, overlaps
 from .saved_input import FetchedInput, WindowInput
 
 Size = int | tuple[int, ...]
@@ -70,13 +69,6 @@ class Share:
     fetch: Fetch | None
     """None when every worker needs what it owns."""
     rows: tuple[Rows, ...]
-    windows: tuple[Window, ...] | None = None
-    """How the outputs see what was fetched; None where the layer always computes them at once."""
-
-    @cached_property
-    def parts(self) -> SplitOutputs | None:
-        """The outputs in parts, of which some need no messages; None where all wait."""
-        return None if self.pads else SplitOutputs.planned(self.fetch, self.windows, self.outputs)
 
     @cached_property
     def pads(self) -> bool:
@@ -258,8 +250,6 @@ class WindowedLayer(Layer):
         assert self._agreed is not None
         records, share = self._agreed.requires_grad, self._share
         x = self._agreed.brought(x)
-        if overlaps() and share.parts is not None:
-            return share.parts.begin(x, self._ticket, records)
         if share.fetch is None:
             box = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
@@ -267,11 +257,13 @@ class WindowedLayer(Layer):
         pad = partial(padded, rows=share.rows, mode=self._pad_mode) if share.pads and box.numel() else None
         if share.fetch is None or share.fetch.is_identity or not box.numel():
             return WindowInput(box if pad is None else pad(box))
-        return FetchedInput(x, share.fetch, box, pad)
+        return FetchedInput(x, share.fetch, box, pad, self._reads_values)
 
     _pad_mode = "constant"
     _fresh_gradients = True
     """Whether what is fetched always goes to a function of torch that makes a new gradient for it."""
+    _reads_values = False
+    """Whether that function's gradient reads the values of what was fetched, and not its shape alone."""
 
     @abstractmethod
     def _local(self, x: Tensor, share: Share) -> Any:
@@ -284,14 +276,6 @@ class WindowedLayer(Layer):
             y = y + parameter.flatten()[:0]
         y = as_batch(y, x)
         return (y, y.new_empty(y.shape, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
-
-
-def windows_of(
-    rows: Sequence[Rows], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> tuple[Window, ...]:
-    """How the outputs of each dim see the rows that were fetched for them."""
-    each = zip(rows, kernel, stride, dilation, strict=True)
-    return tuple(Window(d * (k - 1) + 1, s, line.native) for line, k, s, d in each)
 
 
 def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:

@@ -15,11 +15,10 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from ...errors import GridwiseError, PartitionError, describe
@@ -28,6 +27,9 @@ from ..metric import half_width
 from ..nn import LSTM, Conv2d, Linear, Sequential, TrainStep
 from ..nn.gaussian import Gaussian
 from .batches import Batches, Shape, as_columns, as_rows
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Noise = float | Callable[[int], float]
 
@@ -402,5 +404,7 @@ def _features_of(net: Sequential, shape: Shape) -> int | None:
 
 
 def _bar(shown: bool) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
     return Progress(*columns, TimeRemainingColumn(), disable=not shown)

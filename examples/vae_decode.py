@@ -1,0 +1,90 @@
+"""A video autoencoder of diffusers (Wan's, small, random weights) decodes on four workers: same video, a quarter of the memory.
+
+    pip install -e '.[zoo,viz]'; python examples/vae_decode.py
+
+Nothing is written for this decoder: `distribute(..., methods=("decode",))` records its own `decode`, feature cache and all.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import gridwise
+from gridwise.grid import Layout
+
+LATENT = (1, 8, 3, 12, 16)
+"""Batch, channels, frames, height, width."""
+
+
+class Live(TorchDispatchMode):
+    """How many bytes of tensors made in the body are alive at once, at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor) and (key := x.untyped_storage()._cdata) not in self._seen:
+                self._seen.add(key)
+                self.now += (size := x.untyped_storage().nbytes())
+                weakref.finalize(x.untyped_storage(), self._freed, key, size)
+        self.peak = max(self.peak, self.now)
+        return made
+
+    def _freed(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size
+
+
+def autoencoder() -> torch.nn.Module:
+    from diffusers import AutoencoderKLWan
+
+    torch.manual_seed(0)
+    zeros, ones = [0.0] * LATENT[1], [1.0] * LATENT[1]
+    options = {"base_dim": 16, "z_dim": LATENT[1], "dim_mult": [1, 2, 2], "num_res_blocks": 1, "attn_scales": []}
+    return (
+        AutoencoderKLWan(**options, temperal_downsample=[False, True], latents_mean=zeros, latents_std=ones)
+        .double()
+        .eval()
+    )
+
+
+def peak_of(call: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    with torch.no_grad():
+        call()  # once, to record
+        with Live() as live:
+            video = call()
+    return video, live.peak
+
+
+def main() -> tuple[float, float] | None:
+    """What every worker does; worker 0 compares with the sequential decoder and draws."""
+    model, latent = autoencoder(), torch.randn(LATENT, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 2, 2])
+    distributed = gridwise.distribute(model, P_x, methods=("decode",))
+    part = gridwise.scatter(latent, P_x)
+    block, mine = peak_of(lambda: distributed.decode(part, return_dict=False)[0])
+    video = gridwise.gather(block, P_x)
+    if P_x.rank:
+        return None
+    whole, alone = peak_of(lambda: model.decode(latent, return_dict=False)[0])
+    picture = whole[0, :, -1].mean(0).numpy()
+    layouts = {"who decoded what": Layout.balanced(P_x.grid, whole.shape)}
+    gridwise.show.owners(layouts, "out/vae_decode.png", image=picture, title="The last frame")
+    return float((video - whole).abs().max()), mine / alone
+
+
+if __name__ == "__main__":
+    found = main() if gridwise.world().size > 1 else gridwise.launch(main, workers=4)[0]
+    if found is not None:
+        error, share = found
+        print(f"the videos differ by {error:.1e}; a worker holds {share:.2f} of the sequential activations at its peak")
+        sys.exit(0 if error < 1e-9 and share <= 0.4 else "not as it should be")

@@ -1,0 +1,189 @@
+"""Messages between two workers of one machine, through two slots in each direction.
+
+    sender      waits until at most one message is not taken ──► packs into slot k mod 2 ──► sent = k + 1 ──► rings
+    receiver    waits until sent > k ──► unpacks straight into its place ──► taken = k + 1 ──► rings
+
+A message that is longer than a slot goes in pieces, packed by one worker while the last piece is unpacked by the other.
+Beside its count stands what a piece belongs to, and how long it is: a worker that waits for something else raises, instead
+of taking what was not meant.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from ...errors import MismatchError, describe
+from ..messages.packing import Views, chunks, parts, put
+from . import futex
+from .device_box import SLOT, DeviceBox, Devices
+from .segment import Segment
+
+MASK = 0xFFFFFFFF
+KINDS = ("a message", "an agreement", "a gathering", "a sum", "a copy")
+"""What travels; sender and receiver mean the same. Written before the length of each piece, in the same word."""
+KIND_BITS, DIRECT_BIT = 29, 1 << 28
+LENGTH = DIRECT_BIT - 1
+
+
+class Delivery:
+    """Messages on their way; waited for as a whole."""
+
+    __slots__ = ("left", "wait_for")
+
+    def __init__(self, wait_for: Callable[[Delivery], None], left: int) -> None:
+        self.wait_for, self.left = wait_for, left
+
+    def wait(self) -> None:
+        if self.left:
+            self.wait_for(self)
+
+
+class Job:
+    """One message, in or out: what is left of it, in pieces that fit into a slot."""
+
+    __slots__ = ("add", "delivery", "dtype", "is_direct", "kind", "pieces", "views")
+
+    def __init__(self, views: Views, dtype: torch.dtype, add: bool, kind: int, delivery: Delivery) -> None:
+        self.views, self.dtype, self.add, self.kind, self.delivery = views, dtype, add, kind, delivery
+        self.pieces: deque[Views] | None = None
+        self.is_direct = False
+        """Whether it stays on the device, and only a note goes through the mailbox."""
+
+    def begin(self, box: Mailbox) -> bool:
+        """Cut it into pieces; whether that could be done, for which the other's device must be known."""
+        views, limit = self.views, box.chunk
+        if views and views[0].is_cuda:
+            is_direct = box.device.is_direct
+            if is_direct is None:
+                return False
+            self.is_direct, limit = is_direct, SLOT if is_direct else limit
+        limit //= self.dtype.itemsize
+        small = len(views) == 1 and views[0].numel() <= limit
+        self.pieces = deque((views,) if small else chunks(views, limit)) or deque(((),))
+        return True
+
+    def label(self, volume: int) -> int:
+        """What stands beside the count of a piece of so many elements."""
+        return self.kind << KIND_BITS | (DIRECT_BIT if self.is_direct else 0) | volume * self.dtype.itemsize
+
+
+class Mailbox:
+    """The post between this worker and one other."""
+
+    def __init__(self, segment: Segment, me: int, other: int, rank: int, devices: Devices) -> None:
+        layout = segment.layout
+        self._rank = rank
+        self.chunk, self.device = layout.chunk, DeviceBox(devices, other)
+        self._words = segment.words
+        self._sent_at, self._taken_at = layout.sent(me, other) // 4, layout.taken(other, me) // 4
+        self._their_taken_at, self._their_sent_at = layout.taken(me, other) // 4, layout.sent(other, me) // 4
+        self._sent, self._taken = self._words[self._sent_at], self._words[self._taken_at]
+        self._slots_out = {torch.uint8: [segment.slot(me, other, turn) for turn in (0, 1)]}
+        self._slots_in = {torch.uint8: [segment.slot(other, me, turn) for turn in (0, 1)]}
+        self.outgoing: deque[Job] = deque()
+        self.incoming: deque[Job] = deque()
+        door = layout.doorbell(other)
+        self._door_at, self._door = door // 4, segment.address + door
+        self._ring = (me & 0x3FF) << 22
+        """The next value of the other's doorbell: unlike that of any other worker, so that each ring changes it."""
+
+    def advance(self) -> bool:
+        """Move what can be moved; whether anything was."""
+        words, moved = self._words, False
+        outgoing, incoming = self.outgoing, self.incoming
+        while outgoing and (self._sent - words[self._their_taken_at]) & MASK < 2:
+            job = outgoing[0]
+            if job.pieces is None and not job.begin(self):
+                break
+            self._pack(job)
+            if not job.pieces:
+                outgoing.popleft()
+                job.delivery.left -= 1
+            moved = True
+        while incoming and words[self._their_sent_at] != self._taken:
+            job = incoming[0]
+            if job.pieces is None and not job.begin(self):
+                break
+            self._unpack(job)
+            if not job.pieces:
+                incoming.popleft()
+                job.delivery.left -= 1
+            moved = True
+        return moved
+
+    def _pack(self, job: Job) -> None:
+        assert job.pieces
+        views, turn = job.pieces[0], self._sent & 1
+        volume = _volume(views)
+        if job.is_direct:
+            self.device.pack(views, job.dtype, self._slots_out[torch.uint8][turn], turn)
+        else:
+            slot = _typed(self._slots_out, job.dtype)[turn]
+            for view, part in zip(views, parts(slot[:volume], views), strict=True):
+                part.copy_(view)
+        self._words[self._sent_at + 1 + turn] = job.label(volume)
+        if futex.NEEDS_FENCE:
+            futex.fence()
+        self._sent = (self._sent + 1) & MASK
+        self._words[self._sent_at] = self._sent
+        job.pieces.popleft()
+        self.knock()
+
+    def _unpack(self, job: Job) -> None:
+        assert job.pieces
+        if futex.NEEDS_FENCE:
+            futex.fence()
+        views, turn, before = job.pieces[0], self._taken & 1, self._taken
+        volume = _volume(views)
+        label = self._words[self._their_sent_at + 1 + turn]
+        if label != job.label(volume):
+            self._refuse(label, job.label(volume))
+        if job.is_direct:
+            self.device.unpack(views, job.dtype, self._slots_in[torch.uint8][turn], turn, job.add)
+        else:
+            slot = _typed(self._slots_in, job.dtype)[turn]
+            for view, part in zip(views, parts(slot[:volume], views), strict=True):
+                put(view, part if view.device == part.device else part.to(view.device), job.add)
+        if futex.NEEDS_FENCE:
+            futex.fence()
+        self._taken = (before + 1) & MASK
+        self._words[self._taken_at] = self._taken
+        job.pieces.popleft()
+        # looked at after the slot is free: who fills the other one meanwhile has seen either that, or a knock
+        if (self._words[self._their_sent_at] - before) & MASK >= 2:
+            self.knock()  # it may wait for the slot
+
+    def _refuse(self, came: int, expected: int) -> NoReturn:
+        raise MismatchError(
+            describe(
+                f"worker {self._rank} sent {_spelt(came)}, where this worker waits for {_spelt(expected)}.",
+                fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
+            )
+        )
+
+    def knock(self) -> None:
+        """Wake the other worker, if it sleeps."""
+        self._ring = self._ring & ~0x3FFFFF | (self._ring + 1) & 0x3FFFFF
+        self._words[self._door_at] = self._ring
+        futex.wake(self._door)
+
+
+def _typed(slots: dict[torch.dtype, list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
+    found = slots.get(dtype)
+    if found is None:
+        found = slots[dtype] = [slot.view(dtype) for slot in slots[torch.uint8]]
+    return found
+
+
+def _spelt(label: int) -> str:
+    kind = label >> KIND_BITS
+    return f"{KINDS[kind] if kind < len(KINDS) else 'something unknown'} of {label & LENGTH} bytes"
+
+
+def _volume(views: Views) -> int:
+    return sum([view.numel() for view in views])

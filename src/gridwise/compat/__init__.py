@@ -1,0 +1,16 @@
+"""Scripts written for DistDL, torchdistX and pytagi, run unchanged on Gridwise.
+
+    gridwise compat script.py [args]
+    python -m gridwise.compat script.py [args]          also under mpiexec and torchrun, and with `-m module`
+    gridwise.compat.install()                           in a program, before it imports the old names
+
+Afterwards `import distdl`, `import torchdistx` and `import pytagi` find the thin packages of these names in this room. They
+keep the old module paths, names, argument orders and defaults; what they do, Gridwise does. Workers and child processes
+inherit it. Nothing else in Gridwise imports this room.
+
+A page for each library says what differs, and why: docs/from-distdl.md, docs/from-torchdistx.md, docs/from-pytagi.md.
+"""
+
+from .finder import LIBRARIES as LIBRARIES
+from .finder import install as install
+from .notes import CompatibilityNote as CompatibilityNote

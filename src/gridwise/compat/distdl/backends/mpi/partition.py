@@ -1,0 +1,248 @@
+"""DistDL's partitions: Gridwise's, with a communicator, with arrays for `shape` and `index`, and with workers that know
+no size where they take no part.
+
+Making one sends nothing, and the workers outside know who is inside. `deactivate` takes this worker out. That of a world
+over a communicator of the user's also closes what was opened for it, as soon as no worker has a partition left from it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gridwise.comm.transports.base import Transport
+from gridwise.errors import PartitionError
+from gridwise.grid import Grid, whole_numbers
+from gridwise.partition import CartesianPartition, Partition, world
+
+from .communicator import Communicator
+
+try:
+    from mpi4py import MPI as _MPI
+
+    PROC_NULL, COMM_NULL, GROUP_NULL = _MPI.PROC_NULL, _MPI.COMM_NULL, _MPI.GROUP_NULL
+except (ImportError, RuntimeError):  # no MPI here: gloo
+    _MPI = None  # type: ignore[assignment]
+    PROC_NULL, COMM_NULL, GROUP_NULL = -1, None, None  # type: ignore[assignment]
+
+
+class MPIPartition(Partition):
+    """Some workers in a row.
+
+    Parameters
+    ----------
+    comm : mpi4py's communicator; COMM_WORLD is the world that Gridwise finds, also under torchrun
+    group, root : accepted for DistDL's sake
+    """
+
+    _grid: Grid | None
+
+    def __init__(self, comm: Any = COMM_NULL, group: Any = GROUP_NULL, root: Any = None) -> None:
+        if comm is None or comm == COMM_NULL:
+            self._set(world().transport, None, None)
+            return
+        given = world() if _is_world(comm) else world(comm)
+        self._set(given.transport, given.grid, given)
+        if _MPI is not None and given.transport.name == "mpi" and comm.Get_size() == given.size:
+            self._comm = comm
+
+    def _set(self, transport: Transport, grid: Grid | None, opened: Partition | None) -> None:
+        self.transport = transport
+        self._grid, self._opened = grid, opened
+        self.active = grid is not None and transport.rank in grid
+        self._comm: Any = Communicator(self._plain) if self.active else COMM_NULL
+        self._group: Any = grid.ranks if self.active and grid is not None else GROUP_NULL
+        self._root = transport
+        _alive.setdefault(transport, weakref.WeakSet()).add(self)
+
+    @property
+    def grid(self) -> Grid:  # type: ignore[override]
+        if self._grid is None:
+            raise PartitionError("this partition has no workers: nothing can be made of it or on it.")
+        return self._grid
+
+    @property
+    def _plain(self) -> Partition:
+        """The same workers as a partition of Gridwise, active or not."""
+        return Partition(self.transport, self.grid)
+
+    @property
+    def rank(self) -> int:
+        return super().rank if self.active else PROC_NULL
+
+    @property
+    def size(self) -> int:
+        return self.grid.size if self.active else -1
+
+    @property
+    def shape(self) -> np.ndarray:  # type: ignore[override]
+        return np.array([self.size])
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    @property
+    def index(self) -> Any:
+        return self.rank if self.active else None
+
+    # Making others
+
+    def create_partition_inclusive(self, ranks: Iterable[int]) -> MPIPartition:
+        """The partition of the given workers; an empty list gives one that is active nowhere."""
+        places = whole_numbers(np.atleast_1d(np.asarray(list(ranks), dtype=int)), "ranks")
+        grid = self._plain.create_partition_inclusive(places).grid if places else None
+        return _made(MPIPartition, self.transport, grid)
+
+    def create_partition_union(self, other: Partition) -> MPIPartition:
+        """This partition's workers, then those of `other` that are not among them."""
+        if self._grid is None or (isinstance(other, MPIPartition) and other._grid is None):
+            filled = other if self._grid is None else self
+            return _made(MPIPartition, self.transport, Grid.line(filled.ranks))
+        return _made(MPIPartition, self.transport, self._plain.create_partition_union(plain(other)).grid)
+
+    def create_cartesian_topology_partition(
+        self, shape: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
+    ) -> MPICartesianPartition:
+        """The same workers on a grid; along axes with `periods` the last one has the first for a neighbour."""
+        extents = whole_numbers(np.atleast_1d(shape), "shape")
+        around = tuple(map(bool, periods)) if periods is not None else (False,) * len(extents)
+        if len(around) != len(extents):
+            raise PartitionError(f"`periods` (={around}) needs an entry for each of {len(extents)} axes.")
+        grid = self._plain.create_cartesian_topology_partition(extents).grid if self._grid is not None else None
+        return _made(MPICartesianPartition, self.transport, grid, extents, around)
+
+    def create_broadcast_partition_to(  # type: ignore[override]
+        self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
+    ) -> tuple[MPIPartition, MPIPartition]:
+        """(P_send, P_recv), one object where both have the same workers."""
+        return _pair(plain(self).create_broadcast_partition_to(plain(P_dest), transpose_src, transpose_dest))
+
+    def create_reduction_partition_to(  # type: ignore[override]
+        self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
+    ) -> tuple[MPIPartition, MPIPartition]:
+        """(P_send, P_recv), one object where both have the same workers."""
+        return _pair(plain(self).create_reduction_partition_to(plain(P_dest), transpose_src, transpose_dest))
+
+    def create_allreduction_partition(self, axes_reduce: Iterable[int]) -> MPICartesianPartition:  # type: ignore[override]
+        """The workers that differ from this one only along `axes_reduce`."""
+        found = plain(self).create_allreduction_partition(np.atleast_1d(np.asarray(axes_reduce)).tolist())
+        return _cartesian(found)
+
+    # Being a value
+
+    def deactivate(self) -> None:
+        """Take this worker out of the partition."""
+        opened, self._opened = self._opened, None
+        if isinstance(self._comm, Communicator):
+            self._comm.Free()
+        self.active, self._comm, self._group = False, COMM_NULL, GROUP_NULL
+        _alive[self.transport].discard(self)
+        if opened is not None and opened.active and opened is not world():
+            others = np.array([len(_alive[self.transport])], dtype=np.int64)
+            self.transport.all_max(others, opened.team, "deactivate")
+            if not others[0]:
+                opened.deactivate()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have one communicator; that of the same workers, made twice, is two."""
+        if not isinstance(other, MPIPartition) or not (self.active and other.active):
+            return False
+        return self is other or self._comm is other._comm
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class MPICartesianPartition(MPIPartition, CartesianPartition):
+    """Workers on a Cartesian grid; the workers outside know its shape too."""
+
+    _extents: tuple[int, ...]
+    _around: tuple[bool, ...]
+
+    @property
+    def _plain(self) -> CartesianPartition:
+        return CartesianPartition(self.transport, self.grid)
+
+    @property
+    def shape(self) -> np.ndarray:  # type: ignore[override]
+        return np.array(self._extents, dtype=int)
+
+    @property
+    def dim(self) -> int:
+        return len(self._extents)
+
+    @property
+    def index(self) -> Any:
+        return np.array(self.grid.index_of(self.transport.rank), dtype=int) if self.active else None
+
+    def create_cartesian_subtopology_partition(self, remain_shape: Sequence[bool]) -> MPICartesianPartition:
+        """This worker's slice of the grid: the axes marked True remain."""
+        return _cartesian(self._plain.create_cartesian_subtopology_partition(list(remain_shape)))
+
+    def cartesian_index(self, rank: int) -> np.ndarray:  # type: ignore[override]
+        return np.array(self._plain.cartesian_index(rank), dtype=int)
+
+    def neighbor_ranks(self, rank: int) -> Any:
+        """Per axis, the places of the neighbours before and after `rank`, PROC_NULL beyond an end that is one."""
+        if not self.active:
+            return None
+        grid, at = self.grid, self._plain.cartesian_index(rank)
+        pairs = []
+        for axis, (extent, around) in enumerate(zip(grid.shape, self._around, strict=True)):
+            pair = []
+            for step in (-1, 1):
+                place = at[axis] + step
+                inside = around or 0 <= place < extent
+                there = (*at[:axis], place % extent, *at[axis + 1 :])
+                pair.append(grid.place_of(grid.rank_at(there)) if inside else PROC_NULL)
+            pairs.append((pair[0], pair[1]))
+        return pairs
+
+
+_alive: dict[Transport, weakref.WeakSet[MPIPartition]] = {}
+
+
+def plain(partition: Partition) -> Partition:
+    """Gridwise's own partition of the same workers, as its layers take it."""
+    if not isinstance(partition, MPIPartition):
+        return partition
+    same = partition._plain
+    same.active = partition.active
+    return same
+
+
+def around(partition: Partition) -> tuple[bool, ...]:
+    """Along which axes a partition was made periodic."""
+    return partition._around if isinstance(partition, MPICartesianPartition) else (False,) * partition.dim
+
+
+def _is_world(comm: Any) -> bool:
+    return _MPI is not None and comm == _MPI.COMM_WORLD
+
+
+def _made(cls: Any, transport: Transport, grid: Grid | None, *extents: Any) -> Any:
+    made = cls.__new__(cls)
+    if extents:
+        made._extents, made._around = extents
+    made._set(transport, grid, None)
+    return made
+
+
+def _cartesian(of: CartesianPartition) -> MPICartesianPartition:
+    made: MPICartesianPartition = _made(
+        MPICartesianPartition, of.transport, of.grid, of.grid.shape, (False,) * of.grid.dim
+    )
+    if not of.active:
+        made.deactivate()
+    return made
+
+
+def _pair(of: tuple[Partition, Partition]) -> tuple[MPIPartition, MPIPartition]:
+    if of[0].active and of[1].active and of[0].ranks == of[1].ranks:
+        both = _made(MPIPartition, of[0].transport, of[0].grid)
+        return both, both
+    return tuple(_made(MPIPartition, each.transport, each.grid if each.active else None) for each in of)  # type: ignore[return-value]

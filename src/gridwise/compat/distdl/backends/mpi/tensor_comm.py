@@ -1,0 +1,46 @@
+"""The structure of a global tensor, from those of its blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from gridwise.nn.engine.agreement import agree_layout
+from gridwise.partition import Partition
+
+from ...utilities.torch import TensorStructure
+from .partition import plain
+
+
+def assemble_global_tensor_structure(
+    local_tensor_structure: TensorStructure, P_in: Partition, P_out: Partition | None = None
+) -> TensorStructure:
+    """The shape, dtype and requires_grad of the tensor whose blocks lie on `P_in`; on `P_out` too, if that is given."""
+    inside = plain(P_in)
+    team = inside.team if P_out is None else tuple(sorted({*inside.team, *plain(P_out).team}))
+    whole = TensorStructure()
+    if inside.transport.rank not in team:
+        return whole
+    block = torch.empty(0)
+    if inside.active:
+        shape = tuple(int(n) for n in np.atleast_1d(np.asarray(local_tensor_structure.shape)))
+        block = torch.empty(shape, dtype=local_tensor_structure.dtype, device="meta")
+        block.requires_grad_(bool(local_tensor_structure.requires_grad))
+    layout, agreed = agree_layout(inside.transport, team, "assemble_global_tensor_structure", inside.grid, block)
+    whole.shape, whole.dtype = torch.Size(layout.global_shape), agreed.dtype
+    whole.requires_grad = agreed.requires_grad
+    return whole
+
+
+def broadcast_tensor_structure(structure: TensorStructure, P_send: Partition, P_recv: Partition) -> TensorStructure:
+    """The structure that the first worker of `P_send` has, on all workers of `P_recv`."""
+    told: Any = (structure.shape, structure.dtype, structure.requires_grad)
+    result = TensorStructure()
+    teams = {each.ranks: each for each in (P_send, P_recv) if each.active}
+    for _, team in sorted(teams.items()):
+        said = team._comm.bcast(told if team.rank == 0 else None, 0)  # type: ignore[attr-defined]
+        if team is P_recv or team.ranks == P_recv.ranks:
+            result.shape, result.dtype, result.requires_grad = said
+    return result

@@ -1,0 +1,3 @@
+"""DistDL's functions of one worker."""
+
+from .zero_volume_corrector import ZeroVolumeCorrectorFunction as ZeroVolumeCorrectorFunction

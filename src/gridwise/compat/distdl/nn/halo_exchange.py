@@ -1,0 +1,126 @@
+"""DistDL's halo exchange: the block comes with room for its halos, and they are filled in place.
+
+forward  ghost rows = the rows of their owners; where nobody owns them they stay as they were
+adjoint  the cotangents of ghost rows go to the owners of the rows, and are added there
+
+Each worker has its own halos, the same for all workers with one index along the dim. They may be wider than a
+neighbour's block, which DistDL's could not be. Along periodic axes of the partition the first worker sees the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridwise.errors import PartitionError
+from gridwise.grid import Interval, Layout, Needs, route
+from gridwise.nn.engine.agreement import agree_layout
+from gridwise.nn.engine.carrier import Move
+from gridwise.nn.primitives.base import Primitive
+from gridwise.partition import Partition
+
+from ..backends.mpi.buffer import check_manager
+from ..backends.mpi.communicator import Communicator
+from ..backends.mpi.partition import around, plain
+
+Halo = tuple[tuple[int, int], ...]
+
+
+class HaloExchange(Primitive):
+    """Fill the halos of a padded block, in place.
+
+    Parameters
+    ----------
+    P_x : a partition with as many axes as the tensor has dims
+    halo_shape : this worker's rows before and after its block, for each dim
+    recv_buffer_shape, send_buffer_shape, buffer_manager : not used; everybody's `halo_shape` says what is sent
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        halo_shape: Any,
+        recv_buffer_shape: object = None,
+        send_buffer_shape: object = None,
+        buffer_manager: object = None,
+    ) -> None:
+        super().__init__()
+        check_manager(buffer_manager)
+        self._around = around(P_x)
+        self.P_x = plain(P_x)
+        self.halo_shape: Halo = ()
+        if self.P_x.active:
+            pairs = np.asarray(halo_shape).reshape(-1, 2).tolist()
+            if len(pairs) != self.P_x.dim or min(map(min, pairs), default=0) < 0:
+                raise PartitionError(
+                    f"`halo_shape` (={pairs}) needs two numbers, not negative, for each of {P_x.dim} dims."
+                )
+            self.halo_shape = tuple((int(a), int(b)) for a, b in pairs)
+        self.neighbor_ranks = P_x.neighbor_ranks(P_x.rank) if hasattr(P_x, "neighbor_ranks") and P_x.active else None
+        self._takes_part(self.P_x)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        for d, (before, after) in enumerate(self.halo_shape):
+            x = x.narrow(d, before, x.shape[d] - before - after)
+        return x
+
+    def _problem_with(self, input: tuple[Tensor, ...]) -> str | None:
+        problem = super()._problem_with(input)
+        if problem is None and self.P_x.active:
+            x = input[0]
+            if x.dim() != len(self.halo_shape):
+                return f"needs a tensor of {len(self.halo_shape)} dims, got shape {tuple(x.shape)}"
+            if any(n < a + b for n, (a, b) in zip(x.shape, self.halo_shape, strict=True)):
+                return f"needs a block padded by its halos {self.halo_shape}, got shape {tuple(x.shape)}"
+        return problem
+
+    def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
+        transport, grid = self.P_x.transport, self.P_x.grid
+        layout, agreed = agree_layout(transport, self._team, self._says, grid, self._inner(input[0]))
+        halos = Communicator(self.P_x).allgather(self.halo_shape)
+        intervals = tuple(self._needs_along(d, layout, halos) for d in range(grid.dim))
+        plan = route(layout, Needs(grid, intervals, self._around), transport.rank)
+        self._region = []
+        for d, (place, (before, _)) in enumerate(zip(grid.index_of(transport.rank), self.halo_shape, strict=True)):
+            start, stop = intervals[d][place]
+            self._region.append((before - (layout.cuts[d][place] - start), stop - start))
+        self._plan(Move(transport, self._team, self._says, plan, self._nothing), agreed)
+
+    def _needs_along(self, d: int, layout: Layout, halos: Sequence[Halo]) -> tuple[Interval, ...]:
+        needs, extent = [], layout.global_shape[d]
+        for place, (start, stop) in enumerate(pairwise(layout.cuts[d])):
+            grid = layout.grid
+            said = {halos[i][d] for i, rank in enumerate(grid.ranks) if grid.index_of(rank)[d] == place}
+            if len(said) > 1:
+                raise PartitionError(
+                    f"{self._says}: workers with index {place} along axis {d} have different halos there: {sorted(said)}."
+                )
+            before, after = said.pop()
+            wide = start - before, stop + after
+            needs.append(wide if self._around[d] else (max(0, wide[0]), min(extent, wide[1])))
+        return tuple(needs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_outside:
+            return x.clone()
+        assert self._operator is not None
+        assert self._agreed is not None
+        filled = self._move(self._inner(x), self._operator, self._agreed.requires_grad)
+        if not any(map(any, self.halo_shape)) and not filled.requires_grad:
+            return x
+        # torch refuses to change a leaf in place, and what comes out needs a gradient if anybody's does
+        leaf = torch.is_grad_enabled() and ((x.is_leaf and x.requires_grad) or filled.requires_grad > x.requires_grad)
+        y = x.clone() if leaf else x
+        region = y
+        for d, (start, length) in enumerate(self._region):
+            region = region.narrow(d, start, length)
+        region.copy_(filled)
+        if leaf and not x.requires_grad:
+            with torch.no_grad():
+                x.copy_(y)
+        return y

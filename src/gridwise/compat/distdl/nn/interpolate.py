@@ -1,0 +1,46 @@
+"""Interpolation of a part of a tensor to a part of the result, by global coordinates: no worker talks to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gridwise.errors import UnsupportedError
+from gridwise.nn.windows.interpolation import linear_weights, nearest_weights
+
+
+class Interpolate(torch.nn.Module):
+    """Outputs [y_local_start, y_local_stop) of a global result, of inputs [x_local_start, x_local_stop)."""
+
+    def __init__(
+        self,
+        x_local_start: Sequence[int],
+        x_local_stop: Sequence[int],
+        x_global_shape: Sequence[int],
+        y_local_start: Sequence[int],
+        y_local_stop: Sequence[int],
+        y_global_shape: Sequence[int],
+        scale_factor: float | None = None,
+        mode: str = "nearest",
+        align_corners: bool = False,
+    ) -> None:
+        super().__init__()
+        if mode not in ("nearest", "linear"):
+            raise UnsupportedError(f"`mode` (={mode!r}) must be 'nearest' or 'linear'.")
+        self.x_local_start, self.x_local_stop, self.x_global_shape = x_local_start, x_local_stop, x_global_shape
+        self.y_local_start, self.y_local_stop, self.y_global_shape = y_local_start, y_local_stop, y_global_shape
+        self.scale_factor, self.mode, self.align_corners = scale_factor, mode, align_corners
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = input
+        for d in reversed(range(2, input.dim())):
+            n_in, n_out = int(self.x_global_shape[d]), int(self.y_global_shape[d])
+            if self.mode == "nearest":
+                weights = nearest_weights("nearest", n_in, n_out, self.scale_factor, input)
+            else:
+                weights = linear_weights(n_in, n_out, self.scale_factor, self.align_corners, input.dtype)
+            outputs = int(self.y_local_start[d]), int(self.y_local_stop[d])
+            y = weights.cut(outputs, int(self.x_local_start[d]), input.device).take(y, d)
+        return y

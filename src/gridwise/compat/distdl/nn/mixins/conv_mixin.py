@@ -1,0 +1,3 @@
+"""Gridwise's own."""
+
+from gridwise.nn.mixins.conv_mixin import ConvMixin as ConvMixin

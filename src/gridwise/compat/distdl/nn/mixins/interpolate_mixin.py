@@ -1,0 +1,64 @@
+"""Which rows around its block a worker's outputs of an interpolation see, as arrays (dim, 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from gridwise.errors import UnsupportedError
+from gridwise.nn.windows.interpolation import linear_weights, nearest_weights
+
+from ...utilities.slicing import compute_start_index, compute_stop_index, compute_subshape
+
+
+class InterpolateMixin:
+    """The needs of outputs [start, stop) of a global result, dim by dim."""
+
+    def _compute_needed(
+        self, mode: str, outputs: tuple[int, int], n_out: int, n_in: int, scale_factor: Any, align_corners: bool
+    ) -> tuple[int, int]:
+        x = torch.empty(0, dtype=torch.float64)
+        if mode == "nearest":
+            return nearest_weights(mode, n_in, n_out, scale_factor, x).need(outputs)
+        if mode == "linear":
+            return linear_weights(n_in, n_out, scale_factor, align_corners, x.dtype).need(outputs)
+        raise UnsupportedError(f"`mode` (={mode!r}) must be 'nearest' or 'linear'.")
+
+    def _compute_exchange_info(
+        self,
+        P_x: Any,
+        x_global_tensor_structure: Any,
+        y_global_tensor_structure: Any,
+        mode: str,
+        scale_factor: Any,
+        align_corners: bool,
+    ) -> Any:
+        """(halo_shape, recv_buffer_shape, send_buffer_shape, needed_ranges), or Nones on a worker that is inactive."""
+        if not P_x.active:
+            return None, None, None, None
+        x, y = (np.asarray(each.shape) for each in (x_global_tensor_structure, y_global_tensor_structure))
+        grid, index = np.asarray(P_x.shape), [int(i) for i in P_x.index]
+
+        def halo_at(place: list[int]) -> np.ndarray:
+            start, stop = compute_start_index(grid, place, x), compute_stop_index(grid, place, x)
+            first, last = compute_start_index(grid, place, y), compute_stop_index(grid, place, y)
+            rows = []
+            for d in range(len(x)):
+                need = (int(start[d]), int(stop[d]))
+                if d > 1:
+                    outputs = int(first[d]), int(last[d])
+                    need = self._compute_needed(mode, outputs, int(y[d]), int(x[d]), scale_factor, align_corners)
+                rows.append((int(start[d]) - need[0], need[1] - int(stop[d])))
+            return np.array(rows, dtype=int)
+
+        signed = halo_at(index)
+        halo, send = np.maximum(signed, 0), np.zeros_like(signed)
+        for d in range(len(x)):
+            for side, step in enumerate((-1, 1)):
+                there = [*index[:d], index[d] + step, *index[d + 1 :]]
+                if 0 <= there[d] < grid[d]:
+                    send[d, side] = np.maximum(halo_at(there), 0)[d, 1 - side]
+        stop = compute_subshape(grid, index, x) + halo[:, 0] + signed[:, 1]
+        return halo, halo.copy(), send, np.stack([np.maximum(0, -signed[:, 0]), stop], axis=1)

@@ -1,0 +1,3 @@
+"""Gridwise's own."""
+
+from gridwise.nn.mixins.pooling_mixin import PoolingMixin as PoolingMixin

@@ -1,0 +1,146 @@
+"""Parameters where DistDL keeps them: on the first worker of those that use a block, and nowhere else.
+
+    owner     holds the parameter: `parameters()`, the optimiser and `state_dict()` see it there
+    others    hold a zero-volume buffer under its name, and out of sight a replica of the owner's values
+
+Before each call the workers agree, in one message of a few numbers, whether the owner's values have changed: by a checksum,
+since writes through `.data` change no version. Only then are they sent. A call itself is Gridwise's, with the replicas in
+place; the gradient is summed over all who share the block, so the owner's is complete.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridwise.errors import MismatchError
+from gridwise.nn.engine.agreement import key_of
+from gridwise.nn.engine.layer import Layer
+from gridwise.nn.parameters.blocks import BlockParameter
+from gridwise.nn.parameters.replicas import checksum
+from gridwise.partition import zero_volume_tensor
+
+NOTHING = -1
+
+
+@contextmanager
+def own_generator() -> Iterator[None]:
+    """Build a layer of Gridwise: its values come from the first worker's generator, and everybody keeps an own one."""
+    before = torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    differ = [each for each in caught if "the random generators of workers" in str(each.message)]
+    for each in caught:
+        if each not in differ:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if differ:
+        torch.set_rng_state(before)
+
+
+class RootParameters(Layer):
+    """To be mixed into a layer of Gridwise, before it; `_hide` is called when its parameters are there."""
+
+    def _hide(self) -> None:
+        """Take parameters that this worker does not own out of sight."""
+        self.__dict__.update(_replica_of={}, _sent={})
+        for name, value in list(self._parameters.items()):
+            if value is not None and name in self._spreads and not self._owns(name):
+                self.__dict__["_replica_of"][name] = self._parameters.pop(name)
+                self._buffers[name] = zero_volume_tensor(dtype=value.dtype, device=value.device, requires_grad=True)
+
+    def _owns(self, name: str) -> bool:
+        assert self._transport is not None
+        return self._transport.rank in self._spreads[name].layout.grid
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._take_from_owners()
+        with self._replicas_in_place():
+            return super().__call__(*args, **kwargs)
+
+    @contextmanager
+    def _replicas_in_place(self) -> Iterator[None]:
+        """As Gridwise's layer is: every holder of a block has a parameter."""
+        replicas: dict[str, BlockParameter] = self.__dict__["_replica_of"]
+        shown = {name: self._buffers.pop(name) for name in replicas}
+        self._parameters.update(replicas)
+        try:
+            yield
+        finally:
+            for name in replicas:
+                replicas[name] = self._parameters.pop(name)  # type: ignore[assignment]
+            self._buffers.update(shown)
+
+    def _take_from_owners(self) -> None:
+        """Let all replicas be the owners' values."""
+        assert self._transport is not None
+        transport, rank = self._transport, self._transport.rank
+        for name, spread in self._spreads.items():
+            if name not in self._parameters and name not in self.__dict__["_replica_of"]:
+                continue  # a buffer, or without one
+            if rank not in spread.holders or len(team := spread.sharers(rank)) == 1:
+                continue
+            what = f"{name} of {self._says}"
+            value = self._parameters.get(name) if self._owns(name) else self.__dict__["_replica_of"][name]
+            if value is None:
+                continue
+            said = self._said(name, value, key_of(f"{what} {self._ticket.key}"))
+            votes = np.array([*said, *(-n for n in said[:1])], dtype=np.int64)
+            transport.all_max(votes, team, what)
+            if votes[0] != -votes[4]:
+                raise MismatchError(f"{what}: the workers call different layers, or the same ones in another order.")
+            value.requires_grad_(bool(votes[3]))
+            if votes[1] != self.__dict__["_sent"].get(name, NOTHING) or votes[2]:
+                self._send(name, value, team)
+                self.__dict__["_sent"][name] = int(votes[1])
+
+    def _said(self, name: str, value: Tensor, key: int) -> tuple[int, int, int, int]:
+        """Which parameter, the owner's checksum, whether somebody has not got it yet, whether it needs a gradient."""
+        if not self._owns(name):
+            value.grad = None  # summed on the owner; here nobody asks for it
+            return key, NOTHING, name not in self.__dict__["_sent"], 0
+        return key, checksum(value), 0, value.requires_grad
+
+    def _send(self, name: str, value: Tensor, team: tuple[int, ...]) -> None:
+        assert self._transport is not None
+        owner = next(rank for rank in team if rank in self._spreads[name].layout.grid)
+        message = value.detach().contiguous()
+        self._transport.copy_from(message, owner, team, f"{name} of {self._says}")
+        if message.data_ptr() != value.data_ptr() and not self._owns(name):
+            value.data.copy_(message)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if "_replica_of" not in self.__dict__:
+            return super()._apply(fn, recurse)
+        with self._replicas_in_place():
+            super()._apply(fn, recurse)
+        for name in self.__dict__["_replica_of"]:
+            self._buffers[name] = fn(self._buffers[name])  # type: ignore[arg-type]
+        self.__dict__["_sent"].clear()
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        torch.nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
+        for key in destination:
+            if key.startswith(prefix) and isinstance(destination[key], BlockParameter):
+                destination[key] = destination[key].detach().as_subclass(Tensor) if not keep_vars else destination[key]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """A worker without the parameter takes what it saved, and leaves the whole one to the owner."""
+        mine = dict(state_dict)
+        for name, spread in self._spreads.items():
+            value = mine.get(prefix + name)
+            if not isinstance(value, Tensor):
+                continue
+            if name in self.__dict__["_replica_of"]:
+                mine[prefix + name] = self._buffers[name]
+            elif value.shape == spread.shape != self._block_shapes[name]:
+                assert self._transport is not None
+                mine[prefix + name] = spread.cut(value, self._transport.rank)
+        torch.nn.Module._load_from_state_dict(self, mine, prefix, *rest)

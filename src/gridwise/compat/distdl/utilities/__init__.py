@@ -1,0 +1,9 @@
+"""DistDL's helpers: slices, structures of tensors, dtypes, indices."""
+
+from . import debug as debug
+from . import dtype as dtype
+from . import index_tricks as index_tricks
+from . import misc as misc
+from . import slicing as slicing
+from . import tensor_decomposition as tensor_decomposition
+from . import torch as torch

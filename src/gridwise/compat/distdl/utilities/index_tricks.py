@@ -1,0 +1,15 @@
+"""The coordinates of a place on a grid, in C's order of places and in Fortran's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def cartesian_index_c(shape: Sequence[int], index: int) -> np.ndarray:
+    return np.array(np.unravel_index(index, tuple(shape), order="C"), dtype=int)
+
+
+def cartesian_index_f(shape: Sequence[int], index: int) -> np.ndarray:
+    return np.array(np.unravel_index(index, tuple(shape), order="F"), dtype=int)

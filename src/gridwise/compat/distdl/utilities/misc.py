@@ -1,0 +1,31 @@
+"""A dict with attributes, and something to pass where a context of autograd is expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Bunch(dict):
+    """A dict whose entries are attributes too."""
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(key) from None
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+class DummyContext(Bunch):
+    """Takes what a function of autograd tells its context."""
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self["saved_tensors"] = tensors
+
+    def mark_dirty(self, *tensors: Any) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Any) -> None: ...
+
+    def set_materialize_grads(self, value: bool) -> None: ...

@@ -1,0 +1,88 @@
+"""Balanced blocks of a tensor on a grid, as arrays: the first `n mod p` blocks are one longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+INDEX_DTYPE = np.int64
+MAX_INT = np.iinfo(INDEX_DTYPE).max
+MIN_INT = np.iinfo(INDEX_DTYPE).min
+
+Numbers = Sequence[int] | np.ndarray | int
+
+
+def _arrays(*values: Numbers) -> tuple[np.ndarray, ...]:
+    return tuple(np.atleast_1d(np.asarray(value, dtype=INDEX_DTYPE)) for value in values)
+
+
+def compute_subshape(P_shape: Numbers, index: Numbers, shape: Numbers) -> np.ndarray:
+    """The shape of the block at `index`."""
+    workers, at, extents = _arrays(P_shape, index, shape)
+    return extents // workers + (at < extents % workers)
+
+
+def compute_start_index(P_shape: Numbers, index: Numbers, shape: Numbers) -> np.ndarray:
+    """The first index of the block at `index`."""
+    workers, at, extents = _arrays(P_shape, index, shape)
+    return extents // workers * at + np.minimum(at, extents % workers)
+
+
+def compute_stop_index(P_shape: Numbers, index: Numbers, shape: Numbers) -> np.ndarray:
+    """One past the last index of the block at `index`."""
+    return compute_start_index(P_shape, index, shape) + compute_subshape(P_shape, index, shape)
+
+
+def compute_intersection(
+    r0_start: Numbers, r0_stop: Numbers, r1_start: Numbers, r1_stop: Numbers
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(start, stop, shape) of what two boxes have in common."""
+    start, stop = np.maximum(r0_start, r1_start), np.minimum(r0_stop, r1_stop)
+    return start, stop, np.maximum(stop - start, 0)
+
+
+def assemble_slices(start_index: Sequence[int], stop_index: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(start, stop, None) for start, stop in zip(start_index, stop_index, strict=True))
+
+
+def compute_partition_intersection(
+    P_r_shape: Numbers, P_r_index: Numbers, P_s_shape: Numbers, P_s_index: Numbers, x_global_shape: Numbers
+) -> tuple[slice, ...] | None:
+    """The part of block r that block s of another grid has too, counted from the start of r; None without any."""
+    r_start, r_stop = (f(P_r_shape, P_r_index, x_global_shape) for f in (compute_start_index, compute_stop_index))
+    s_start, s_stop = (f(P_s_shape, P_s_index, x_global_shape) for f in (compute_start_index, compute_stop_index))
+    start, _, shape = compute_intersection(r_start, r_stop, s_start, s_stop)
+    return None if 0 in shape else assemble_slices(start - r_start, start - r_start + shape)
+
+
+def compute_nd_slice_volume(slices: Sequence[slice]) -> int:
+    return int(np.prod(compute_nd_slice_shape(slices)))
+
+
+def compute_nd_slice_shape(slices: Sequence[slice]) -> np.ndarray:
+    return np.array([s.stop - s.start for s in slices])
+
+
+def range_index(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every index of an array of this shape, row-major."""
+    return product(*(range(extent) for extent in shape))
+
+
+def worker_layout(shape: Sequence[int]) -> np.ndarray:
+    """The place of each worker of a grid, as an array of its shape."""
+    return np.arange(int(np.prod(shape))).reshape(tuple(int(n) for n in shape))
+
+
+def filtered_range_index(shape: Sequence[int], filter: Callable[[Any], bool]) -> Iterator[tuple[int, ...]]:
+    """Those indices for which `filter` says yes."""
+    return (index for index in range_index(shape) if filter(index))
+
+
+def assemble_index_filter(index: Sequence[int], dims: Sequence[int], invert: bool = False) -> Callable[[Any], bool]:
+    """Whether another index equals `index` along `dims`, or along all but `dims`."""
+    named = {int(d) for d in np.atleast_1d(np.asarray(dims, dtype=int))}
+    compared = [d for d in range(len(index)) if (d in named) != invert]
+    return lambda other: all(other[d] == index[d] for d in compared)

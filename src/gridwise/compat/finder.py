@@ -1,0 +1,138 @@
+"""Where `import distdl`, `import torchdistx` and `import pytagi` lead: to the packages of these names in this room.
+
+    distdl.nn.conv   is   gridwise.compat.distdl.nn.conv
+
+Both names give one module object, so that a class is one class whichever way it was imported or pickled. Child processes
+inherit the finder by two variables of the environment: `GRIDWISE_COMPAT` names the libraries, and `PYTHONPATH` begins with
+the folder `startup`, whose `sitecustomize` puts a finder of three lines in place, which imports this module when one of
+the old names is imported, and not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+from ..errors import GridwiseError, PartitionError, describe
+from .notes import is_first_worker
+
+LIBRARIES = ("distdl", "torchdistx", "pytagi")
+VARIABLE = "GRIDWISE_COMPAT"
+STARTUP = str(Path(__file__).parent / "startup")
+HERE = __name__.rpartition(".")[0]
+
+
+class CompatFinder(MetaPathFinder, Loader):
+    """Finds the modules of some libraries here. Asked first: where it stands, an installed library is not seen."""
+
+    def __init__(self, libraries: Sequence[str]) -> None:
+        self.libraries = tuple(libraries)
+        self._own_specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        library = fullname.partition(".")[0]
+        if library not in self.libraries:
+            return None
+        here = find_spec(f"{HERE}.{fullname}")
+        if here is None:
+            raise ModuleNotFoundError(
+                f"{fullname} is not among the modules of {library} that Gridwise has: see docs/from-{library}.md.",
+                name=fullname,
+            )
+        return ModuleSpec(fullname, self, is_package=here.submodule_search_locations is not None)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(f"{HERE}.{spec.name}")
+        self._own_specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run under its own name. Importing has given it the spec of the old one: take that back."""
+        assert module.__spec__ is not None
+        module.__spec__ = self._own_specs.pop(module.__spec__.name)
+
+
+def install(libraries: Iterable[str] = LIBRARIES, *, prefer_installed: bool = False) -> None:
+    """Let the old names be found in this room, in this process and in those that it starts. Once is enough.
+
+    Parameters
+    ----------
+    libraries : which of 'distdl', 'torchdistx' and 'pytagi'
+    prefer_installed : leave a library alone that is installed itself; otherwise one line says that it is not used
+
+    Raises
+    ------
+    GridwiseError : where the installed library has been imported already: its classes and these would be mixed.
+
+    Examples
+    --------
+    >>> import gridwise.compat
+    >>> gridwise.compat.install()  # doctest: +SKIP
+    >>> from distdl.backends.mpi.partition import MPIPartition  # doctest: +SKIP
+    """
+    wanted = _checked(libraries)
+    finder = _standing()
+    new = [name for name in wanted if finder is None or name not in finder.libraries]
+    found = {name: _installed_at(name) for name in new}
+    if prefer_installed:
+        new = [name for name in new if found[name] is None]
+    loaded = [name for name in new if name in sys.modules]
+    if loaded:
+        raise GridwiseError(
+            describe(
+                f"compat.install: {', '.join(loaded)} has been imported already, from its own installation.",
+                [f"{name} is {getattr(sys.modules[name], '__file__', 'in memory')}" for name in loaded],
+                "call install() before the first import of it, or start the program with `gridwise compat script.py`.",
+            )
+        )
+    inherited = _named_in_environment()
+    for name in new:
+        if found[name] is not None and name not in inherited and is_first_worker():
+            print(f"gridwise.compat: {name} is Gridwise's here; that at {found[name]} is not used.", file=sys.stderr)
+    if not new:
+        return
+    kept = finder.libraries if finder is not None else ()
+    if finder is not None:
+        sys.meta_path.remove(finder)
+    sys.meta_path.insert(0, CompatFinder((*kept, *new)))
+    _let_children_inherit((*kept, *new))
+
+
+def _checked(libraries: Iterable[str]) -> tuple[str, ...]:
+    wanted = (libraries,) if isinstance(libraries, str) else tuple(libraries)
+    wrong = [name for name in wanted if name not in LIBRARIES]
+    if wrong:
+        raise PartitionError(f"`libraries` (={wanted}) must be among {', '.join(LIBRARIES)}.")
+    return wanted
+
+
+def _standing() -> CompatFinder | None:
+    return next((finder for finder in sys.meta_path if isinstance(finder, CompatFinder)), None)
+
+
+def _installed_at(name: str) -> str | None:
+    spec = PathFinder.find_spec(name)
+    if spec is None:
+        return None
+    return spec.origin or ", ".join(spec.submodule_search_locations or ()) or "an unknown place"
+
+
+def _named_in_environment() -> tuple[str, ...]:
+    return tuple(filter(None, os.environ.get(VARIABLE, "").split(",")))
+
+
+def _let_children_inherit(libraries: Sequence[str]) -> None:
+    os.environ[VARIABLE] = ",".join(dict.fromkeys((*_named_in_environment(), *libraries)))
+    folders = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != STARTUP]
+    home = str(Path(__file__).resolve().parents[2])
+    here = [] if home in folders else [home]
+    os.environ["PYTHONPATH"] = os.pathsep.join([STARTUP, *folders, *here])

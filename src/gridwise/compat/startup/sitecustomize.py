@@ -1,0 +1,38 @@
+"""What a child process of a program with `gridwise.compat` runs at its start: a finder that waits for the old names.
+
+Python runs the first `sitecustomize` on its path. The one that would have been first is run after this.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import PathFinder
+
+
+class _Waiting:
+    """Installs `gridwise.compat` when one of its libraries is imported first."""
+
+    def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
+        library = fullname.partition(".")[0]
+        if library not in os.environ.get("GRIDWISE_COMPAT", "").split(","):
+            return None
+        sys.meta_path.remove(self)
+        from gridwise.compat import install
+
+        install(filter(None, os.environ["GRIDWISE_COMPAT"].split(",")))
+        return importlib.util.find_spec(fullname)
+
+
+def _run_the_next() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [folder for folder in sys.path if os.path.abspath(folder) != here]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if os.environ.get("GRIDWISE_COMPAT"):
+    sys.meta_path.insert(0, _Waiting())
+_run_the_next()

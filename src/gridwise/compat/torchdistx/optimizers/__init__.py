@@ -1,0 +1,3 @@
+"""AdamW in any precision."""
+
+from .anyprecision_optimizer import AnyPrecisionAdamW as AnyPrecisionAdamW

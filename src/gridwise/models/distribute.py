@@ -1,0 +1,192 @@
+"""`distribute`: an ordinary torch model, or a function of tensors that calls modules, on a grid."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PartitionError, UnsupportedError
+from ..nn.engine.module import Module
+from ..nn.parameters.replicas import synchronise_replicas
+from ..partition import Partition
+from .holding import hold
+from .inputs import Inputs, as_tensors
+from .model import DistributedFunction, DistributedModel, become
+from .roots import roots_of
+from .runner import Gather
+
+
+def distribute(
+    model: torch.nn.Module | Callable[..., Any],
+    P_x: Partition,
+    *,
+    example: Any = None,
+    methods: Sequence[str] | None = None,
+    gather: Gather = "report",
+    **inputs: Any,
+) -> DistributedModel:
+    """A model that runs on the grid `P_x` with the weights of `model`, an ordinary torch model.
+
+    Every worker calls it with the same model; `model` itself is not changed. At the first call with inputs of a new structure
+    the model is recorded with the global shapes, and every tensor in it placed on a grid; `P_y` of the result says where
+    the outputs lie. Names and global shapes in `state_dict()` are those of `model`.
+
+    A function of tensors, which calls modules, is recorded as a whole: the loss too. Its modules are used as they are, not
+    copied, so their parameters get the gradients.
+
+    Parameters
+    ----------
+    model : an ordinary torch model, or a function of tensors
+    P_x : the partition of its inputs: of all arguments that have no default
+    example : a global input, or its shape (in the dtype of the parameters); a tuple of them by place, or a dict by name. The
+        model is then recorded at once
+    methods : names of methods that run on the grid besides `forward`, each recorded by itself
+    gather : "refuse" raises where a tensor would have to be gathered; see `report()` of the result
+    inputs : for other arguments, by name, the partition on which tensors lie (one, or in the form of the argument; one
+        without a grid for tensors that every worker has), or the value that an argument is held at
+
+    Raises
+    ------
+    UnsupportedError : naming everything in the model that cannot be distributed
+    PartitionError : if the workers' models differ in more than their weights, which are then those of the first worker
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> model = gridwise.distribute(torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten()), P_x)
+    >>> model(torch.ones(2, 1, 8, 8)).shape
+    torch.Size([2, 144])
+    """
+    if not isinstance(P_x, Partition) or P_x.dim < 1:
+        raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
+    if gather not in ("report", "refuse"):
+        raise PartitionError(f"distribute: `gather` (={gather!r}) must be 'report' or 'refuse'.")
+    if isinstance(model, torch.nn.Module):
+        result = _of_model(model, P_x, tuple(methods or ()), gather, inputs)
+    elif callable(model) and not isinstance(model, type):
+        if methods:
+            raise PartitionError("distribute: `methods` are those of a model; a function has none.")
+        result = _of_function(model, P_x, gather, inputs)
+    else:
+        raise PartitionError(
+            f"distribute: `model` (={model!r}) is no torch.nn.Module and no function.\n  fix: give one of the two."
+        )
+    if example is not None:
+        _prepare(result, example, tuple(methods or ()))
+    return result
+
+
+def _of_model(
+    model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: Gather, said: Mapping[str, Any]
+) -> DistributedModel:
+    name = type(model).__name__
+    _refuse(model, methods)
+    says = f"the distributed {name} on {P_x.shape}"
+    kinds = {"forward": (says, Inputs(name, model.forward, P_x, said), gather)}
+    for method in methods:
+        function = getattr(model, method, None)
+        if not callable(function):
+            raise PartitionError(f"distribute: {name} has no method {method!r}.")
+        kinds[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, said), gather
+    _check_names(name, said, [inputs for _, inputs, _ in kinds.values()])
+    twin = _copied(model)
+    if P_x.active:
+        synchronise_replicas(twin, P_x)
+    hold(twin, P_x)
+    return become(twin, P_x, kinds)
+
+
+def _of_function(
+    function: Callable[..., Any], P_x: Partition, gather: Gather, said: Mapping[str, Any]
+) -> DistributedFunction:
+    name = getattr(function, "__name__", type(function).__name__)
+    roots = roots_of(function)
+    for own, root in roots.items():
+        if not isinstance(root, DistributedModel):
+            _refuse(root, (), own)
+            if P_x.active:
+                synchronise_replicas(root, P_x)
+    says = f"the distributed {name} on {P_x.shape}"
+    inputs = Inputs(name, function, P_x, said)
+    _check_names(name, said, [inputs])
+    return DistributedFunction(says, function, roots, inputs, gather)
+
+
+def _check_names(name: str, said: Mapping[str, Any], kinds: Sequence[Inputs]) -> None:
+    unknown = [key for key in said if not any(key in inputs.said for inputs in kinds)]
+    if unknown:
+        raise PartitionError(f"distribute: the forward of {name} has no argument {', '.join(map(repr, unknown))}.")
+
+
+def _prepare(model: DistributedModel, example: Any, methods: tuple[str, ...]) -> None:
+    """Record at once what calls with `example` do: of the forward, or of methods by their names."""
+    runners = model.__dict__["_distributed"].runners
+    floating = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    dtype = floating[0] if floating else torch.get_default_dtype()
+    if methods and isinstance(example, dict) and all(key in runners for key in example):
+        for key, value in example.items():
+            runners[key].prepare(*_arguments(value, dtype))
+    else:
+        runners["forward"].prepare(*_arguments(example, dtype))
+
+
+def _arguments(example: Any, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    value = as_tensors(example, dtype)
+    if isinstance(value, dict):
+        return (), value
+    return (value, {}) if isinstance(value, tuple) else ((value,), {})
+
+
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy; tensors that were computed from parameters (weight_norm of old) are copied as they are."""
+    computed = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and v.grad_fn is not None]
+    memo = {id(value): value.detach().clone() for value in computed}
+    try:
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise UnsupportedError(f"distribute: {type(model).__name__} cannot be copied: {error}") from error
+
+
+def _refuse(model: torch.nn.Module, methods: Sequence[str], called: str = "") -> None:
+    """Refuse what needs no recording."""
+    name = type(model).__name__
+    for own, module in model.named_modules():
+        place = f"{name}{f', its {own},' if own else ''}"
+        if isinstance(module, DistributedModel | Module):
+            raise UnsupportedError(f"distribute: {place} is already distributed.\n  fix: give the sequential model.")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"distribute: {place} is scripted, and its code cannot be recorded.\n  fix: give the model."
+            )
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            raise UnsupportedError(f"distribute: {place} distributes a model by itself.\n  fix: give its `.module`.")
+        if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module._parameters.values()):
+            raise UnsupportedError(
+                f"distribute: {place} is lazy: it has no parameters yet.\n  fix: call it once before."
+            )
+        if not called and any(map(_has_hooks, module._parameters.values())):
+            raise UnsupportedError(
+                f"distribute: a parameter of {place} has hooks, which would be lost.\n  fix: register them on the result."
+            )
+    if type(model).__name__ == "OptimizedModule":
+        raise UnsupportedError(
+            "distribute: the model is compiled.\n  fix: give the model that was compiled; compile the rest."
+        )
+    taken = {"P_x", "P_y", "report", "_distributed"} & {
+        *vars(model),
+        *model._modules,
+        *model._parameters,
+        *model._buffers,
+    }
+    if taken and not called:
+        raise UnsupportedError(f"distribute: {name} has a part called {min(taken)!r}, a name that the result needs.")
+
+
+def _has_hooks(parameter: Tensor | None) -> bool:
+    if parameter is None:
+        return False
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -1,0 +1,151 @@
+"""Functions with a backward of their own, on blocks: forward and backward are each placed by the rules.
+
+    forward     the steps of the recorded forward, without autograd
+    backward    the steps of the recorded backward, from what was saved and from the cotangents of the outputs
+
+Cotangents lie as `placement` says: that of a replicated output comes as a partial sum, and that of a replicated input has
+to be one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..nn.engine.agreement import agreement
+from ..nn.engine.operator import prepare
+from .movement import CountedOnce, FirstAlone, applied
+from .placement import Cut, Partial, Placement, Replicated, Value
+from .program import Step, execute, free_early
+from .random import Stream
+from .recording.recording import Backward
+from .rules import NoRule
+from .tape import Item, Tape
+
+if TYPE_CHECKING:
+    from .placing import Placing
+
+
+@dataclass
+class Both:
+    """A Function on this worker: its steps, and which slots are what."""
+
+    forward: list[Step]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    saved: tuple[int, ...]
+    """Of the forward steps, what backward needs."""
+    backward: list[Step]
+    taken: tuple[int, ...]
+    """Of the backward steps, where that goes, and after it the cotangents."""
+    gives: dict[int, int]
+    """From a slot of `inputs` to that of its gradient."""
+    cotangents: tuple[int, ...]
+    """Which of `outputs` have a cotangent that backward takes, by their places."""
+
+    def __call__(self, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
+        made = _Differentiated.apply(self, stream, *tensors)
+        return made if isinstance(made, tuple) else (made,)
+
+
+class _Differentiated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Both, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
+        values: dict[int, Any] = dict(zip(both.inputs, tensors, strict=True))
+        execute(both.forward, values, stream)
+        ctx.both, ctx.stream = both, stream
+        prepare(ctx, *(values[slot] for slot in both.saved))
+        given = {id(x) for x in tensors}
+        made = tuple(values[slot] for slot in both.outputs)
+        made = tuple(y.clone() if id(y) in given else y for y in made)
+        ctx.mark_non_differentiable(*(y for y in made if not (y.is_floating_point() or y.is_complex())))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        both: Both = ctx.both
+        *saved, _ = ctx.saved_tensors
+        given = [*saved, *(gradients[place] for place in both.cotangents)]
+        values: dict[int, Any] = dict(zip(both.taken, given, strict=True))
+        with agreement(False):
+            execute(both.backward, values, ctx.stream)
+        return None, None, *(values[both.gives[slot]] if slot in both.gives else None for slot in both.inputs)
+
+
+def differentiated(
+    placing: Placing, backward: Backward, inner: list[Step], inputs: tuple[int, ...], outputs: tuple[int, ...]
+) -> tuple[Both, tuple[int, ...]]:
+    """A Function whose forward steps are `inner`; and the slots of its inputs, with those that only backward reads."""
+    from .placing import Placing
+
+    nodes = {node.name: node for node in placing.graph.nodes}
+    saved = [placing.item(nodes[name]) for name in backward.saved]
+    made = [placing.item(nodes[name]) for name in backward.outputs]
+    wanted = [placing.item(nodes[name]) for name in backward.inputs]
+    inside = {slot for step in inner for slot in step.made}
+    inputs = tuple(sorted({*inputs, *(item.slot for item in saved if item.slot not in inside)}))
+    name = f"the backward of {backward.function.__name__}"
+    walk = Placing(backward.module.graph, Tape(placing.workers, placing.tape.report), name, {}, {})
+    placeholders = walk._placeholders()
+    if len(placeholders) != len(saved) + len(made):
+        raise NoRule("its backward takes other tensors than were recorded")
+    for node, item in zip(placeholders, saved, strict=False):
+        walk.bind(node, item.value)
+    for node, item in zip(placeholders[len(saved) :], made, strict=True):
+        walk.bind(node, _with(item.value, cotangent_of(item.value.placement)))
+    walk.walk()
+    if walk.problems:
+        raise NoRule("; ".join(walk.problems))
+    gives = {}
+    for item, gradient in zip(wanted, walk.results(), strict=True):
+        if item.slot in inputs:
+            gives[item.slot] = _as_cotangent(walk.tape, gradient, item.value, name).slot
+    used = {slot for step in inner for slot in step.inputs}
+    free_early(inner, {*outputs, *(item.slot for item in saved)} | (set(inputs) - used))
+    free_early(walk.tape.steps, set(gives.values()))
+    taken = tuple(walk.item(node).slot for node in placeholders)
+    both = Both(
+        inner, inputs, outputs, tuple(item.slot for item in saved), walk.tape.steps, taken, gives,
+        tuple(outputs.index(item.slot) for item in made),
+    )  # fmt: skip
+    return both, inputs
+
+
+def cotangent_of(placement: Placement) -> Placement:
+    """Where the cotangent lies of a tensor that lies there."""
+    if isinstance(placement, Cut):
+        return placement
+    return Partial() if isinstance(placement, Replicated) else Replicated()
+
+
+def _with(value: Value, placement: Placement) -> Value:
+    return Value(value.shape, value.dtype, value.device, placement)
+
+
+def _as_cotangent(tape: Tape, gradient: Item, of: Value, name: str) -> Item:
+    """A gradient where the cotangent of `of` lies."""
+    workers = tape.workers
+    want = cotangent_of(of.placement)
+    if not isinstance(want, Partial) or workers.size == 1:
+        return tape.brought(gradient, want.layout if isinstance(want, Cut) else Replicated(), name)
+    placement = gradient.value.placement
+    if isinstance(placement, Partial):
+        return gradient
+    if isinstance(placement, Replicated):
+        once = applied(FirstAlone(CountedOnce(workers.transport, workers.team, name)))
+        return tape.add(once, [gradient], _with(gradient.value, want))[0]
+    box, shape = placement.layout.block(workers.rank), gradient.value.shape
+
+    def embedded(block: Tensor) -> Tensor:
+        amounts: Sequence[int] = [
+            n
+            for a, b, extent in zip(box.start[::-1], box.stop[::-1], shape[::-1], strict=True)
+            for n in (a, extent - b)
+        ]
+        return torch.nn.functional.pad(block, amounts)
+
+    return tape.add(embedded, [gradient], _with(gradient.value, want))[0]

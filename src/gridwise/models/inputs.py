@@ -1,0 +1,147 @@
+"""The arguments of a model: any nesting of tensors, on which partition each lies, and which arguments are held at a value.
+
+    forward(self, x, mask=None, scale=1.0)       x is on `P_x`; mask has no partition, so tensors are refused there
+    distribute(model, P_x, mask=P_m, scale=2.0)  tensors in mask are on `P_m`, scale is held at 2.0
+    distribute(model, P_x, time=world)           a partition without a grid: every worker has all of it
+
+What is no tensor may differ from call to call: each combination is recorded by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PartitionError, UnsupportedError
+from ..partition import CartesianPartition, Partition
+from .recording.containers import Branch, Held, Leaf, Tree, flatten, mapped, same
+
+ONE_TENSOR = Branch(tuple, None, (Branch(tuple, None, (Leaf(0),)), Held({})))
+"""The arguments of most calls: one tensor by place."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The arguments of one call."""
+
+    tensors: list[Tensor]
+    tree: Tree
+    """Of ``(args, kwargs)``."""
+    partitions: list[Partition]
+    """Of the tensors."""
+
+
+class Inputs:
+    """What a model, a method of it or a function takes."""
+
+    def __init__(self, name: str, function: Callable[..., Any], P_x: Partition, said: Mapping[str, Any]) -> None:
+        self.name, self.P_x = name, P_x
+        self.signature = inspect.signature(function)
+        parameters = self.signature.parameters.values()
+        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.said = {key: value for key, value in said.items() if key in self.signature.parameters or self.takes_any}
+        self.held = {key: value for key, value in self.said.items() if not _partitions_in(value)}
+        for key, value in self.held.items():
+            if flatten(value)[0]:
+                raise UnsupportedError(
+                    f"distribute: `{key}` of {name} cannot be held at a tensor.\n"
+                    "  fix: give its partition, or register it as a buffer of the model."
+                )
+        for key, value in self.said.items():
+            for P in _partitions_in(value):
+                if set(P.ranks) != set(P_x.ranks) or (isinstance(P, CartesianPartition) and not P.dim):
+                    raise PartitionError(
+                        f"distribute: {name}: `{key}` lies on other workers than `P_x`.\n"
+                        f"  fix: partitions of the workers {P_x.ranks}."
+                    )
+        first = next(iter(parameters), None)
+        by_place = first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+        needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        self._first = self.said.get(first.name, P_x) if first is not None else P_x
+        self._is_plain = by_place and not self.held and needed == [first] and isinstance(self._first, Partition)
+
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | str:
+        """The tensors of a call and where they lie, or what is wrong with its arguments."""
+        if self._is_plain and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # as most calls are
+            return Bound([args[0]], ONE_TENSOR, [self._partition(args[0], self._first)])
+        given = {**{k: v for k, v in self.held.items() if k in self.signature.parameters}, **kwargs}
+        try:
+            call = self.signature.bind(*args, **{k: v for k, v in given.items() if k in kwargs})
+            for key, value in given.items():
+                call.arguments.setdefault(key, value)
+            call.arguments = {k: call.arguments[k] for k in self.signature.parameters if k in call.arguments}
+        except TypeError as error:
+            return f"{error}; its arguments are {self.signature}"
+        places: dict[int, Partition] = {}
+        problems = []
+        for key, value in _arguments(call, self.signature):
+            found = self._placed(key, value, places)
+            if found is not None:
+                problems.append(found)
+        leaves, tree = flatten((call.args, call.kwargs))
+        if not leaves and not problems:
+            problems = [f"no tensor was given, and `P_x` is the grid {self.P_x.shape} of one"]
+        return "; ".join(problems) or Bound(leaves, tree, [places[id(x)] for x in leaves])
+
+    def _placed(self, key: str, value: Any, places: dict[int, Partition]) -> str | None:
+        """Note where the tensors of an argument lie; what is wrong with it, if something is."""
+        leaves, tree = flatten(value)
+        if key in self.held and not same(value, self.held[key]):
+            what = "a tensor was" if leaves else f"{value!r} was"
+            fix = "P" if leaves else f"{value!r}"
+            return f"`{key}` is held at {self.held[key]!r}, {what} given; distribute(model, P_x, {key}={fix}) takes it"
+        parameter = self.signature.parameters.get(key)
+        has_default = parameter is not None and parameter.default is not parameter.empty
+        said = self.said.get(key, None if has_default else self.P_x)
+        if said is None and leaves:
+            assert parameter is not None
+            if all(x.dim() == 0 for x in leaves):
+                said = self.P_x
+            else:
+                return f"`{key}` is held at {parameter.default!r}, a tensor was given; distribute(model, P_x, {key}=P) takes it"
+        if isinstance(said, Partition):
+            if key in self.said and isinstance(said, CartesianPartition) and not leaves and not has_default:
+                return f"`{key}` is a tensor on the grid {said.shape}: {value!r} was given"
+            places.update({id(x): self._partition(x, said) for x in leaves})
+        elif said is not None:
+            partitions, form = flatten(said, lambda part: isinstance(part, Partition))
+            if form != tree:
+                return f"`{key}` has tensors in another form than its partitions"
+            places.update({id(x): P for x, P in zip(leaves, partitions, strict=True)})
+        return None
+
+    def _partition(self, x: Tensor, P: Partition) -> Partition:
+        """Of a tensor that is one number, all workers have all."""
+        return P if x.dim() else Partition(P.transport, self.P_x.grid)
+
+
+def _arguments(call: inspect.BoundArguments, signature: inspect.Signature) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in call.arguments.items():
+        if signature.parameters[key].kind is inspect.Parameter.VAR_KEYWORD:
+            found += value.items()
+        else:
+            found.append((key, value))
+    return found
+
+
+def _partitions_in(value: Any) -> list[Partition]:
+    return flatten(value, lambda part: isinstance(part, Partition))[0]
+
+
+def as_tensors(example: Any, dtype: torch.dtype) -> Any:
+    """An example with tensors without numbers in the place of shapes."""
+
+    def is_shape(value: Any) -> bool:
+        numbers = isinstance(value, tuple | list) and value and all(type(n) is int for n in value)
+        return bool(numbers) or isinstance(value, Tensor)
+
+    def made(value: Any) -> Tensor:
+        return value if isinstance(value, Tensor) else torch.empty(tuple(value), dtype=dtype, device="meta")
+
+    return mapped(example, made, is_shape)

@@ -1,0 +1,240 @@
+"""A torch model on a grid: an object of the user's class with the parameters, modes and methods of the model, whose calls run
+on blocks.
+
+Its class derives from that of the model, so `train()`, `state_dict()` and all other methods are the model's own. While it
+is recorded it is the model again, class and all, so the code in `forward` sees what it would see without Gridwise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedError
+from ..nn.engine.module import outside_of_graphs
+from ..partition import Partition
+from .report import Report
+from .runner import Runner
+
+HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
+)  # fmt: skip
+OWN = "_distributed"
+"""The one attribute that a distributed model has and the model had not."""
+
+
+@dataclass
+class Distributed:
+    """What makes a model a distributed one."""
+
+    written: type[torch.nn.Module]
+    """The class that the user has written."""
+    P_x: Partition
+    runners: dict[str, Runner] = field(default_factory=dict)
+    hooks: dict[str, Any] = field(default_factory=dict)
+    """The model's own hooks, which are recorded; those of the result act on blocks."""
+    forward: Callable[..., Any] | None = None
+    """A forward that was set on the model, and not on its class."""
+    is_written: bool = False
+    """Whether it is the model again, at this moment."""
+    copies: int = 0
+
+
+class DistributedModel(torch.nn.Module):
+    """A model on a grid; made by `distribute`.
+
+    Attributes
+    ----------
+    P_x : the partition of the inputs
+    P_y : where the outputs of the last call lie: the partition of each tensor, in the containers that the model returns;
+        None for a number that every worker has. Known before the first call if `distribute` was given an example
+    """
+
+    @property
+    def P_x(self) -> Partition:
+        return _own(self).P_x
+
+    @property
+    def P_y(self) -> Any:
+        return _own(self).runners["forward"].P_y
+
+    def report(self) -> Report:
+        """What the last call gathers and moves, with module, line and bytes of each place."""
+        return _own(self).runners["forward"].report()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return _own(self).runners["forward"](*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
+        return torch.nn.Module.__call__(self, *args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "forward":
+            raise UnsupportedError(
+                f"{type(self).__name__}: `forward` was recorded.\n  fix: set it before `distribute`."
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> Any:
+        """Asked for by `DistributedDataParallel`, which would average gradients that are already sums."""
+        raise UnsupportedError(
+            f"{type(self).__name__} is distributed already; DistributedDataParallel around it would average its gradients.\n"
+            "  fix: use it as it is: a grid whose batch axis is longer than 1 is data parallel."
+        )
+
+    def __deepcopy__(self, memo: dict) -> DistributedModel:
+        own = _own(self)
+        own.copies += 1
+        with as_written(self):
+            twin = copy.deepcopy(self, memo)
+        kinds = {name: (runner.says, runner.inputs, runner.gather) for name, runner in own.runners.items()}
+        key = f"copy {own.copies} of {own.runners['forward'].ticket.key}"
+        result = become(twin, self.P_x, kinds, key)
+        for name in HOOKS:
+            result.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.P_x.transport.__reduce__()  # refuses, and says what to do
+
+
+def _own(model: torch.nn.Module) -> Distributed:
+    return model.__dict__[OWN]
+
+
+def runner_of(model: DistributedModel, name: str = "forward") -> Runner:
+    """What runs a method of a distributed model."""
+    return _own(model).runners[name]
+
+
+def become(model: torch.nn.Module, P_x: Partition, kinds: Mapping[str, Any], key: str = "") -> DistributedModel:
+    """Let a model, which is nobody else's, be a distributed one.
+
+    `kinds` are the functions that run on the grid, by name: what they are called, their inputs, and what is said of gathers.
+    """
+    written = type(model)
+    own = Distributed(written, P_x)
+    own.forward = model.__dict__.pop("forward", None)
+    for name in HOOKS:
+        own.hooks[name] = model.__dict__[name]
+        model.__dict__[name] = None if name == "_is_full_backward_hook" else type(own.hooks[name])()
+    methods = {name: property(_Method(name)) for name in kinds if name != "forward"}
+    kind = type(f"Distributed{written.__name__}", (DistributedModel, written), {"__module__": __name__, **methods})
+    model.__dict__[OWN] = own
+    model.__class__ = kind
+    for name, (says, inputs, gather) in kinds.items():
+        call = model_call(model) if name == "forward" else method_call(model, name)
+        own.runners[name] = Runner(
+            says, call, {"": model}, inputs, gather, lambda: as_written(model), f"{key}, {name}" if key else ""
+        )
+    _guard(model)
+    assert isinstance(model, DistributedModel)
+    return model
+
+
+class _Method:
+    """Finds the runner of a method on the model whose method it is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, model: DistributedModel) -> Runner:
+        return _own(model).runners[self.name]
+
+
+def model_call(model: torch.nn.Module) -> Callable[..., Any]:
+    return lambda *args, **kwargs: model(*args, **kwargs)
+
+
+def method_call(model: torch.nn.Module, name: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: getattr(model, name)(*args, **kwargs)
+
+
+@contextmanager
+def as_written(model: torch.nn.Module) -> Iterator[None]:
+    """Let a distributed model be the user's model while the body runs: its class, its forward, its hooks."""
+    own = _own(model)
+    if own.is_written:
+        yield
+        return
+    distributed, hooks = type(model), {name: model.__dict__[name] for name in HOOKS}
+    guards = [module.__dict__ for module in model.modules() if isinstance(vars(module).get("forward"), _Guard)]
+    found = [(held, held.pop("forward")) for held in guards]
+    del model.__dict__[OWN]
+    try:
+        model.__class__ = own.written
+        model.__dict__.update(own.hooks)
+        if own.forward is not None:
+            model.__dict__["forward"] = own.forward
+        own.is_written = True
+        for held, guard in found:
+            if guard.before is not None:
+                held["forward"] = guard.before
+        yield
+    finally:
+        own.is_written = False
+        model.__dict__.pop("forward", None)
+        model.__dict__.update(hooks)
+        model.__dict__[OWN] = own
+        model.__class__ = distributed
+        for held, guard in found:
+            held["forward"] = guard
+
+
+class _Guard:
+    """In the place of the forward of a part of a distributed model: a block is not what it would take."""
+
+    def __init__(self, says: str, before: Callable[..., Any] | None) -> None:
+        self.says, self.before = says, before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            f"{self.says} is a part of a distributed model, and would see a block as if it were the whole tensor.\n"
+            "  fix: call the model, or a method of it that was named: distribute(model, P_x, methods=('encode',))."
+        )
+
+
+def _guard(model: torch.nn.Module) -> None:
+    """Refuse calls of parts of the model, but for those that compute parameters from others."""
+    for name, module in model.named_modules():
+        if name and "parametrizations" not in name.split("."):
+            before = module.__dict__.get("forward")
+            if not isinstance(before, _Guard):
+                module.__dict__["forward"] = _Guard(f"{name} ({type(module).__name__})", before)
+
+
+class DistributedFunction(DistributedModel):
+    """A function of tensors on a grid, and the modules that it calls; made by `distribute`."""
+
+    def __init__(
+        self, says: str, function: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Any, gather: Any
+    ):
+        super().__init__()
+        self._modules.update(roots)
+        own = self.__dict__[OWN] = Distributed(torch.nn.Module, inputs.P_x)
+        own.runners["forward"] = Runner(says, function, roots, inputs, gather, lambda: _all_as_written(roots))
+
+    def __deepcopy__(self, memo: dict) -> DistributedModel:
+        raise UnsupportedError(
+            f"{type(self).__name__} cannot be copied: the function would go on calling the same modules.\n"
+            "  fix: distribute a function of the copies."
+        )
+
+
+@contextmanager
+def _all_as_written(roots: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for root in roots.values():
+            for module in root.modules():
+                if isinstance(module, DistributedModel):
+                    stack.enter_context(as_written(module))
+        yield

@@ -1,0 +1,149 @@
+"""From one placement to another: the movements between the operators of a model, each a linear operator with its adjoint.
+
+from           to                    movement                            its adjoint
+cut            other blocks, boxes   pieces are copied                   pieces go back and are added
+cut            replicated            everyone gets all blocks            what all have is added, block by block
+replicated     blocks, boxes         a slice                             the rest is zero: a share of the sum
+partial sum    replicated            sum over the workers                sum over the workers
+partial sum    blocks                everyone gets the sum of its block  everyone gets all blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..grid import Grid, Layout, Needs, route
+from ..nn.engine.agreement import key_of
+from ..nn.engine.carrier import Move
+from ..nn.engine.copy_and_sum import AllSum
+from ..nn.engine.global_sum import GlobalSum
+from ..nn.engine.operator import Operator, Ticket, apply
+from ..nn.parameters.blocks import Shared
+from .placement import Cut, Partial, Placement, Replicated, Value, Want, Workers, everything
+
+Movement = Callable[[Tensor], Tensor]
+
+
+def applied(operator: Operator) -> Movement:
+    """The operator as a function of tensors that autograd knows."""
+    ticket = Ticket(key_of(operator.name), 0)
+    return lambda x: apply(x, operator, ticket, x.requires_grad and torch.is_grad_enabled())
+
+
+def is_there(value: Value, want: Want) -> bool:
+    """Whether a tensor lies as it is wanted, without a movement."""
+    if want is None:
+        return not isinstance(value.placement, Partial)
+    if isinstance(want, Replicated):
+        return isinstance(value.placement, Replicated)
+    if value.layout is None:
+        return isinstance(value.placement, Replicated) and _is_everything(want, value)
+    return _needs_of(want) == Needs.of_layout(value.layout)
+
+
+def _is_everything(want: Layout | Needs, value: Value) -> bool:
+    """Whether every worker wants all of a tensor."""
+    lines = _needs_of(want).intervals
+    own = lines[len(lines) - value.dim :]
+    return all(need == (0, n) for line, n in zip(own, value.shape, strict=True) for need in line)
+
+
+def movement(value: Value, want: Want, workers: Workers, name: str) -> Movement:
+    """What brings a tensor from where it lies to what is wanted, where that is a difference."""
+    if isinstance(value.placement, Partial):
+        return _of_sum(want, workers, name)
+    if isinstance(value.placement, Replicated):
+        assert isinstance(want, Layout | Needs)
+        return _slice(want, workers.rank, value.dim)
+    layout = value.placement.layout
+    needs = everything(layout) if isinstance(want, Replicated) else _needs_of(want)
+    lacking = needs.grid.dim - layout.grid.dim
+    move = applied(move_along(layout, needs, workers, name))
+    return (lambda x: move(x.reshape((1,) * lacking + tuple(x.shape)))) if lacking else move
+
+
+def move_along(layout: Layout, needs: Needs, workers: Workers, name: str) -> Move:
+    """Each worker gets the box that it needs; leading dims that `needs` has more have an extent of 1."""
+    lacking = needs.grid.dim - layout.grid.dim
+    if lacking:
+        grid = Grid(layout.grid.ranks, (1,) * lacking + layout.grid.shape)
+        layout = Layout(grid, ((0, 1),) * lacking + layout.cuts)
+    return Move(workers.transport, workers.team, name, route(layout, needs, workers.rank), torch.clone)
+
+
+def _needs_of(want: Want) -> Needs:
+    if isinstance(want, Layout):
+        return Needs.of_layout(want)
+    assert isinstance(want, Needs)
+    return want
+
+
+def _slice(want: Layout | Needs, rank: int, dim: int) -> Movement:
+    needs = _needs_of(want)
+    box = needs.box(rank)
+    ends = list(zip(box.start, box.stop, strict=True))[needs.grid.dim - dim :]
+
+    def sliced(x: Tensor) -> Tensor:
+        for d, (start, stop) in enumerate(ends):
+            if (start, stop) != (0, x.shape[d]):
+                x = x.narrow(d, start, stop - start)
+        return x
+
+    return sliced
+
+
+def _of_sum(want: Want, workers: Workers, name: str) -> Movement:
+    """A partial sum as it is wanted; boxes that overlap are sliced out of all of it."""
+    if isinstance(want, Layout):
+        return applied(move_along(want, everything(want), workers, f"the adjoint of {name}").adjoint)
+    total = applied(AllSum(workers.transport, workers.team, name, workers.team))
+    if not isinstance(want, Needs):
+        return total
+    return lambda x: _slice(want, workers.rank, x.dim())(total(x))
+
+
+# Where tensors enter and leave a model
+
+
+def enter(value: Value, workers: Workers, name: str) -> Movement | None:
+    """An input as the model uses it: the gradient of one that all workers hold is summed over them."""
+    if isinstance(value.placement, Cut) or workers.size == 1:
+        return None
+    return applied(Shared(workers.transport, workers.team, name))
+
+
+def leave(value: Value, workers: Workers, name: str) -> tuple[Movement | None, Placement]:
+    """An output as the user gets it, and where it lies: sums are complete, and what all hold counts once in backward."""
+    if isinstance(value.placement, Cut) or workers.size == 1:
+        return None, value.placement if isinstance(value.placement, Cut) else Replicated()
+    kind = GlobalSum if isinstance(value.placement, Partial) else CountedOnce
+    return applied(kind(workers.transport, workers.team, name)), Replicated()
+
+
+class CountedOnce(Operator):
+    """What all workers hold, given to the user as one value."""
+
+    @property
+    def adjoint(self) -> FirstAlone:
+        return FirstAlone(self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+
+class FirstAlone(Operator):
+    """The adjoint of `CountedOnce`: the one cotangent, as a sum to which the first worker contributes all."""
+
+    def __init__(self, forth: CountedOnce) -> None:
+        super().__init__(forth.transport, forth.team, f"the adjoint of {forth.name}")
+        self.forth = forth
+
+    @property
+    def adjoint(self) -> CountedOnce:
+        return self.forth
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return y.clone() if self.transport.rank == self.team[0] else torch.zeros_like(y)

@@ -1,0 +1,390 @@
+"""Placing: from a recording to a program, operator by operator, by the table of rules.
+
+    for each node    ask its rule how its tensors have to lie; add the movements that bring them there, each once;
+                     add the operator; note where its outputs lie
+    no rule          gather the tensors, compute on every worker, say so; refused for operators that change their arguments
+                     or return views of them, and everywhere if the user asked for that
+
+All sizes are known, so nothing is sent, but for a vote of large convolutions on which of their roads to take.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx import Node
+
+from ..errors import UnsupportedError
+from ..grid import Grid, Layout
+from ..partition import Partition
+from .aliasing import Aliases, isolated, tensors_in, written_by
+from .functions import differentiated
+from .movement import enter, leave
+from .placement import SMALL, Cut, Partial, Placement, Replicated, Value, Want, Workers
+from .program import Checkpoint, Program, Step, free_early
+from .recording.recording import Recording, Region, Source, where
+from .report import Gather, Report
+from .rules import Call, NoRule, Placed, rule_for
+from .rules.pointwise import is_pointwise, pointwise
+from .tape import Item, Tape
+
+SWITCHES = (torch._C._set_grad_enabled, _enter_autocast, _exit_autocast)
+SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range"}
+"""Checks of what is known."""
+
+
+def place(
+    recording: Recording,
+    input_layouts: Sequence[Layout | None],
+    P_x: Partition,
+    gather: Literal["report", "refuse"] = "report",
+    name: str = "the model",
+) -> Program:
+    """The program of a recording whose inputs lie in these blocks; None for inputs that every worker has.
+
+    All workers of `P_x` enter together.
+
+    Raises
+    ------
+    UnsupportedError : naming every operator that cannot be run on blocks, with its module and line
+    """
+    workers, mode = Workers(P_x.transport, P_x.grid), torch.is_grad_enabled()
+    report = Report(workers.size)
+    placing = Placing(recording.module.graph, Tape(workers, report), name, recording.regions, recording.sources)
+    try:
+        sources = placing.enter(recording.sources, input_layouts)
+        placing.walk()
+    finally:
+        torch._C._set_grad_enabled(mode)
+    results = placing.leave()
+    if placing.problems:
+        raise UnsupportedError(
+            f"{name} cannot be distributed: {len(placing.problems)} operator(s) cannot be run on blocks.\n"
+            + "\n".join(f"  {problem}" for problem in placing.problems)
+        )
+    if gather == "refuse" and report.gathers:
+        raise UnsupportedError(
+            f"{name} gathers tensors, and `gather` (='refuse') forbids that.\n"
+            + "\n".join(f"  {each}" for each in report.gathers)
+            + "\n  fix: gather='report', or a rule of your own (gridwise.register_rule)."
+        )
+    slots = [item.slot for item in results]
+    free_early(placing.tape.steps, set(slots))
+    return Program(
+        workers,
+        name,
+        placing.tape.count,
+        sources,
+        recording.constants,
+        placing.tape.steps,
+        slots,
+        [item.value.placement for item in results],
+        report,
+        recording.draws,
+        frozenset(placing.written),
+    )
+
+
+class Placing:
+    """The walk over one graph."""
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        tape: Tape,
+        name: str,
+        regions: Mapping[int, Region],
+        sources: Mapping[str, Source],
+    ) -> None:
+        self.graph, self.tape, self.name, self.regions = graph, tape, name, regions
+        self.workers = tape.workers
+        self.aliases = Aliases(graph, sources)
+        self.items: dict[Node, Item | list[Item]] = {}
+        self.problems: list[str] = []
+        self.written: set[int] = set()
+        """The slots of placeholders that are changed in place."""
+        self._slots: dict[int, set[int]] = {}
+        """By memory that tensors share."""
+        self._inside: list[Region] = []
+        self._entered: dict[Node, tuple[int, Any]] = {}
+
+    # From the inputs to the outputs
+
+    def enter(self, sources: Mapping[str, Source], layouts: Sequence[Layout | None]) -> list[tuple[int, Source]]:
+        """Bind the placeholders; the slots in which their values are expected."""
+        found = []
+        for node in self._placeholders():
+            source, x = sources[node.name], node.meta["val"]
+            layout = layouts[int(source.name)] if source.kind == "input" and self.workers.size > 1 else None
+            item = self.bind(node, value_of(x, Replicated() if layout is None else Cut(layout)))
+            found.append((item.slot, source))
+            if any(node in written_by(user) for user in node.users):
+                self.written.add(item.slot)
+            elif source.kind == "input" and (x.is_floating_point() or x.is_complex()):
+                move = enter(item.value, self.workers, f"input {source.name} of {self.name}")
+                if move is not None:
+                    self._rebind(node, self.tape.add(move, [item], item.value)[0])
+        return found
+
+    def bind(self, placeholder: Node, value: Value) -> Item:
+        """Give a placeholder a slot."""
+        item = Item(self.tape.new_slot(), value)
+        self._rebind(placeholder, item)
+        return item
+
+    def _placeholders(self) -> list[Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    def walk(self) -> None:
+        for node in self.graph.nodes:
+            self._move_to_region(node)
+            if node.op != "call_function":
+                continue
+            if node.target in SWITCHES:
+                self._switch(node)
+            elif node.target is operator.getitem:
+                several = self.items[node.args[0]]
+                assert isinstance(several, list)
+                self._rebind(node, several[node.args[1]])
+            elif not isinstance(node.target, torch._ops.OpOverload):
+                self._refuse(node, "it is no operator of torch")
+            elif str(node.target._schema.name) not in SKIPPED:
+                try:
+                    self._place(node)
+                except NoRule as error:
+                    self._refuse(node, str(error))
+
+    def results(self) -> list[Item]:
+        """What the graph returns, as it lies."""
+        (output,) = (node for node in self.graph.nodes if node.op == "output")
+        return [self.item(each) for each in output.args[0]]
+
+    def leave(self) -> list[Item]:
+        """What the graph returns, as the user gets it: in balanced blocks; numbers, and nothing else, on all workers."""
+        found, name = [], f"an output of {self.name}"
+        for item in self.results():
+            if item.value.dim and self.workers.size > 1:
+                by_batch = Grid(self.workers.ranks, (self.workers.size,) + (1,) * (item.value.dim - 1))
+                grid = by_batch if item.value.layout is None else item.value.layout.grid
+                item = self.tape.brought(item, Layout.balanced(grid, item.value.shape), name)
+            move, placement = leave(item.value, self.workers, name)
+            value = replace(item.value, placement=placement)
+            found.append(Item(item.slot, value) if move is None else self.tape.add(move, [item], value)[0])
+        return found
+
+    def item(self, node: Node) -> Item:
+        """The tensor that a node is now."""
+        found = self.items[self.aliases.same(node)]
+        assert isinstance(found, Item)
+        return found
+
+    def _rebind(self, node: Node, item: Item) -> None:
+        self.items[self.aliases.same(node)] = self.items[node] = item
+        memory = self.aliases.memory(node)
+        if memory is not None:
+            self._slots.setdefault(memory, set()).add(item.slot)
+
+    def _refuse(self, node: Node, reason: str) -> None:
+        """Note a problem and go on, to find all of them."""
+        self.problems.append(f"{where(node)}: {reason}")
+        made = [Item(self.tape.new_slot(), value_of(x, Replicated())) for x in tensors_in(node.meta.get("val"))]
+        if isinstance(node.meta.get("val"), Tensor):
+            self._rebind(node, made[0])
+        else:
+            self.items[node] = made
+
+    def _switch(self, node: Node) -> None:
+        """Switch a mode for the steps that follow; here too, since rules ask for it."""
+        args = tuple(node.args)
+        if node.target is _exit_autocast:
+            slot, mode = self._entered.pop(args[0])  # type: ignore[arg-type]
+            _exit_autocast(mode)
+            self.tape.steps.append(Step(_exit_autocast, (slot,), None))
+        elif node.target is _enter_autocast:
+            slot = self.tape.new_slot()
+            self._entered[node] = slot, _enter_autocast(*args)
+            self.tape.steps.append(Step(lambda: _enter_autocast(*args), (), slot))
+        else:
+            torch._C._set_grad_enabled(*args)  # type: ignore[arg-type]
+            self.tape.steps.append(Step(lambda: torch._C._set_grad_enabled(*args), (), None))  # type: ignore[arg-type]
+
+    def _move_to_region(self, node: Node) -> None:
+        """Begin the regions that the node is in, and end those that it is no longer in."""
+        wanted: list[Region] = []
+        number = node.meta.get("region") if node.op == "call_function" else None
+        while number is not None:
+            wanted.insert(0, self.regions[number])
+            number = self.regions[number].within
+        while self._inside and self._inside != wanted[: len(self._inside)]:
+            self._end_region(self._inside.pop())
+        for region in wanted[len(self._inside) :]:
+            self._inside.append(region)
+            self.tape.begin()
+
+    def _end_region(self, region: Region) -> None:
+        live = [item.slot for found in self.items.values() for item in ([found] if isinstance(found, Item) else found)]
+        inner, inputs, outputs = self.tape.end(live)
+        if region.kind == "checkpoint":
+            run: Any = Checkpoint(inner, inputs, outputs, region.keeps_random_state)
+        else:
+            assert region.backward is not None
+            try:
+                run, inputs = differentiated(self, region.backward, inner, inputs, outputs)
+            except NoRule as error:
+                self.problems.append(f"{region.backward.function.__name__}.backward: {error}")
+                return
+        self.tape.steps.append(Step(run, inputs, outputs, True, self.tape.count))
+
+    # Operators
+
+    def _place(self, node: Node) -> None:
+        op: Any = node.target
+        written = written_by(node)
+        if not written:
+            made = self._apply(node, self._call(node, op))
+            if isinstance(node.meta.get("val"), Tensor):
+                self._rebind(node, made[0])
+            else:
+                self.items[node] = made
+        elif len(written) > 1 or written[0] is not node.args[0]:
+            raise NoRule("it changes other arguments than its first")
+        else:
+            result = self._write(node, op, written[0])
+            memory = self.aliases.memory(written[0])
+            self.tape.forget(self._slots.get(memory, set()) if memory is not None else ())
+            self._rebind(node, result)
+
+    def _call(self, node: Node, op: Any, written: bool = False) -> Call:
+        def given(argument: Any) -> Any:
+            if isinstance(argument, Node):
+                return self.item(argument).value
+            return [given(each) for each in argument] if isinstance(argument, list | tuple) else argument
+
+        results = tuple(value_of(x, Replicated()) for x in tensors_in(node.meta.get("val")))
+        named = {key: given(value) for key, value in node.kwargs.items()}
+        args = [given(each) for each in node.args]
+        for argument in node.target._schema.arguments[len(args) :]:  # type: ignore[union-attr]
+            if argument.has_default_value():  # another operator, asked instead, may have no default, or another
+                named.setdefault(argument.name, argument.default_value)
+        keeps_alias = node in self.aliases.keeps_alias
+        return Call(op, tuple(args), named, results, self.workers, where(node), keeps_alias, written)
+
+    def _apply(self, node: Node, call: Call, placed: Placed | None = None) -> list[Item]:
+        """Add the steps of one call, placed as its rule says if that is left out; its outputs."""
+        placed = placed or answer(call)
+        given = [self.item(each) for each in _nodes_of(node, call.op)]
+        wants = list(placed.inputs) or [None] * len(given)
+        self._note_gathers(node, call, placed, wants)
+        brought = [self.tape.brought(item, want, call.name) for item, want in zip(given, wants, strict=True)]
+        run = isolated(placed.run) if node in self.aliases.isolates else placed.run
+        outputs = list(placed.outputs) if isinstance(placed.outputs, Sequence) else [placed.outputs]
+        values = [replace(value, placement=to) for value, to in zip(call.results, outputs, strict=True)]
+        if not isinstance(node.meta.get("val"), Tensor):
+            return self.tape.add(run, brought, values, placed.draws)
+        self.tape.report.count(values[0])
+        return self.tape.add(run, brought, values[0], placed.draws)
+
+    def _write(self, node: Node, op: Any, target: Node) -> Item:
+        """An operator that changes its first argument: in place where others see it, else perhaps by a new tensor."""
+        own, seen, plain = self.item(target), node in self.aliases.in_place, functional(op)
+        if isinstance(own.value.placement, Partial):
+            own = self.tape.brought(own, Replicated(), where(node))
+            self._rebind(target, own)
+        elementwise = any(each is not None and _is_elementwise(each) for each in (op, plain))
+        others = [self.item(each).value for each in node.all_input_nodes if each is not target]
+        spreads = own.value.layout is None and any(value.layout is not None for value in others)
+        if elementwise and (seen or not spreads):
+            call = self._call(node, op, written=True)
+            (made,) = self._apply(node, call, pointwise(call))
+            assert made.value.placement == own.value.placement, (node, made, own)
+            return Item(made.slot, own.value)
+        if plain is None:
+            raise NoRule("it changes a tensor, and no operator makes a new one instead")
+        (made,) = self._apply(node, self._call(node, plain))
+        dtype = own.value.dtype
+        (made,) = self.tape.add(lambda x: x.to(dtype), [made], replace(made.value, dtype=dtype))
+        if not seen:
+            return made
+        made = self.tape.brought(made, own.value.layout or Replicated(), where(node))
+        return self.tape.add(Tensor.copy_, [own, made], own.value)[0]
+
+    def _note_gathers(self, node: Node, call: Call, placed: Placed, wants: Sequence[Want]) -> None:
+        for value, want in zip(call.tensors, wants, strict=True):
+            whole = isinstance(want, Replicated) and value.layout is not None
+            if whole and (placed.gathers is not None or value.volume > SMALL):
+                reason = placed.gathers or f"it needs all of a tensor of shape {value.shape}"
+                module, line = node.meta.get("module") or "", node.meta.get("line") or ""
+                name = str(call.op).removeprefix("aten.").removesuffix(".default")
+                gather = Gather(name, module, line, reason, value.nbytes, placed.gathers is None)
+                self.tape.report.gathers.append(gather)
+
+
+def value_of(x: Tensor, placement: Placement) -> Value:
+    shape = tuple(int(n) for n in x.shape)
+    return Value(shape, x.dtype, x.device, placement, _order(shape, x.stride()))
+
+
+def _order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """The dims as they lie in memory, if that is dense and not how they stand."""
+    order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
+    step = 1
+    for d in reversed(order):
+        if stride[d] != step and shape[d] != 1:
+            return ()
+        step *= shape[d]
+    return order if order != tuple(range(len(shape))) else ()
+
+
+def answer(call: Call) -> Placed:
+    """What the rule of an operator says; without one, its tensors are gathered."""
+    rule = rule_for(call.op) or (pointwise if _is_elementwise(call.op) else None)
+    reason = "there is no rule for it"
+    if rule is not None:
+        try:
+            return rule(call)
+        except NoRule as error:
+            reason = str(error)
+    if call.cut and call.keeps_alias:
+        raise NoRule(f"{reason}; its tensors would be gathered, but its result is a view that is written to")
+    if torch.Tag.nondeterministic_seeded in call.op.tags:
+        raise NoRule(f"{reason}, and it draws random numbers")
+    return replace(call.everywhere(), gathers=reason if call.cut else None)
+
+
+def _is_elementwise(op: Any) -> bool:
+    return is_pointwise(op) or rule_for(op) is pointwise
+
+
+def functional(op: Any) -> Any:
+    """The operator that makes a new tensor where `op` changes its first argument; None if there is none."""
+    name = str(op._schema.name).partition("::")[2]
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    if packet is None or not name.endswith("_"):
+        return None
+    for overload in (op._overloadname, "default", "p"):
+        found = getattr(packet, overload, None) if overload in packet.overloads() else None
+        if found is not None and len(found._schema.arguments) == len(op._schema.arguments):
+            return found
+    return None
+
+
+def _nodes_of(node: Node, op: Any) -> list[Node]:
+    """The nodes whose tensors a call takes, in the order of the operator's arguments."""
+    found: list[Node] = []
+
+    def look(argument: Any) -> None:
+        if isinstance(argument, Node):
+            found.append(argument)
+        elif isinstance(argument, list | tuple):
+            for each in argument:
+                look(each)
+
+    for i, argument in enumerate(op._schema.arguments):
+        look(node.args[i] if i < len(node.args) else node.kwargs.get(argument.name))
+    return found

@@ -1,0 +1,191 @@
+"""The program of a recording: a flat list of steps on this worker's tensors, which frees what is no longer needed.
+
+    step         a function of some tensors, what it makes, and which tensors nobody needs afterwards
+    switch       autograd or autocast on or off, for the steps that follow
+    checkpoint   steps that are computed again in backward; their messages are then sent again, on all workers alike
+
+Nothing is agreed inside: the caller has agreed on the call. Gradients of parameters are summed in a few messages at the end of
+backward (`gradient sums`), since each parameter enters through one node with many others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from ..nn.engine.agreement import agreement, key_of
+from ..nn.engine.operator import Ticket
+from ..nn.parameters.blocks import Shared, shared_together
+from ..nn.parameters.gradient_buckets import FULL, LARGE
+from .placement import Placement, Workers
+from .random import Replay, Stream
+from .recording.recording import Source
+from .report import Report
+
+Values = list[Any]
+
+
+@dataclass
+class Step:
+    """One step; `inputs` and `outputs` are numbers of slots. A step with one output has an int."""
+
+    run: Callable[..., Any]
+    inputs: tuple[int, ...]
+    outputs: int | tuple[int, ...] | None
+    draws: bool = False
+    """Whether it takes random numbers."""
+    number: int = 0
+    frees: tuple[int, ...] = ()
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        return (self.outputs,) if isinstance(self.outputs, int) else self.outputs or ()
+
+
+def execute(steps: Sequence[Step], values: Any, stream: Stream) -> None:
+    """Run the steps on `values`, by slot."""
+    for step in steps:
+        given = [values[slot] for slot in step.inputs]
+        made = step.run(stream.at(step.number), *given) if step.draws else step.run(*given)
+        given.clear()
+        outputs = step.outputs
+        if isinstance(outputs, int):
+            values[outputs] = made
+        elif outputs is not None:
+            for slot, part in zip(outputs, made, strict=True):
+                values[slot] = part
+        made = None
+        for slot in step.frees:
+            values[slot] = None
+
+
+def free_early(steps: Sequence[Step], needed: set[int]) -> None:
+    """Let each step free what neither later ones nor `needed` use."""
+    later = set(needed)
+    for step in reversed(steps):
+        touched = {*step.inputs, *step.made}
+        step.frees = tuple(sorted(touched - later))
+        later |= touched
+
+
+class Checkpoint:
+    """Steps that are computed again in backward instead of keeping what they have made."""
+
+    def __init__(
+        self, steps: Sequence[Step], inputs: tuple[int, ...], outputs: tuple[int, ...], keeps_random: bool
+    ) -> None:
+        self.steps, self.inputs, self.outputs, self.keeps_random = steps, inputs, outputs, keeps_random
+        free_early(steps, set(outputs))
+
+    def __call__(self, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
+        replay = Replay(stream.generator if self.keeps_random else None)
+        held = dict(zip(self.inputs, tensors, strict=True))
+        wanted = [slot for slot, x in held.items() if x.requires_grad]  # torch refuses buffers that are written to
+
+        def body(*tensors: Tensor) -> tuple[Tensor, ...]:
+            values: dict[int, Any] = {**held, **dict(zip(wanted, tensors, strict=True))}
+            with agreement(False), replay:  # in backward nobody else has switched it off
+                execute(self.steps, values, stream)
+            return tuple(values[slot] for slot in self.outputs)
+
+        given = [held.pop(slot) for slot in wanted]
+        if not torch.is_grad_enabled():
+            return body(*given)
+        with set_checkpoint_early_stop(False):  # it could stop before a message on some workers, after it on others
+            made = checkpoint(body, *given, use_reentrant=False, preserve_rng_state=self.keeps_random)
+        return tuple(made)
+
+
+@dataclass
+class Bucket:
+    """Parameters whose gradients are summed in one message."""
+
+    operator: Shared
+    key: int
+    slots: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass
+class Program:
+    """A model on this worker, for one structure of its inputs; `placing.place` makes it."""
+
+    workers: Workers
+    name: str
+    count: int
+    """How many slots there are."""
+    sources: list[tuple[int, Source]]
+    constants: Mapping[str, Tensor]
+    steps: list[Step]
+    results: list[int]
+    """The slots of the outputs."""
+    outputs: list[Placement]
+    report: Report
+    draws: bool = False
+    """Whether any step takes random numbers."""
+    written: frozenset[int] = frozenset()
+    """The slots of sources that the model changes in place."""
+    _buckets: dict[tuple[int, ...], list[Bucket]] = field(default_factory=dict)
+
+    def __call__(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The flat outputs, as blocks; all workers call it together, with the structure that it was placed for."""
+        values: Values = [None] * self.count
+        for slot, source in self.sources:
+            if source.kind == "input":
+                values[slot] = inputs[int(source.name)]
+            elif source.kind == "constant":
+                values[slot] = self.constants[source.name]
+            else:
+                held = parameters if source.kind == "parameter" else buffers
+                values[slot] = held[source.name] if source.name in held else self.constants[source.name]
+        mode = torch.is_grad_enabled()
+        with agreement(False):
+            self._share(values)
+            stream = Stream.begin(self.workers, self.name) if self.draws else Stream(0)
+            try:
+                execute(self.steps, values, stream)
+            finally:
+                torch._C._set_grad_enabled(mode)
+        return [values[slot] for slot in self.results]
+
+    def _share(self, values: Values) -> None:
+        """Let the gradients of all parameters that need one be summed over the workers."""
+        if self.workers.size == 1 or not torch.is_grad_enabled():
+            return
+        wanted = tuple(
+            slot
+            for slot, source in self.sources
+            if source.kind in ("parameter", "buffer") and slot not in self.written and values[slot].requires_grad
+        )
+        if wanted not in self._buckets:
+            self._buckets[wanted] = self._packed(wanted, values)
+        for bucket in self._buckets[wanted]:
+            shared = shared_together([values[slot] for slot in bucket.slots], bucket.operator, Ticket(bucket.key, 0))
+            for slot, value in zip(bucket.slots, shared, strict=True):
+                values[slot] = value
+
+    def _packed(self, slots: Sequence[int], values: Values) -> list[Bucket]:
+        """Small parameters of one dtype together; a large one travels alone, since packing costs more than its message."""
+        buckets: list[Bucket] = []
+        current: dict[tuple[torch.dtype, torch.device], Bucket] = {}
+        names = {slot: source.name for slot, source in self.sources}
+        for slot in slots:
+            value = values[slot]
+            kind = value.dtype, value.device
+            bucket = current.get(kind)
+            if bucket is None or value.nbytes >= LARGE or bucket.bytes + value.nbytes > FULL:
+                name = f"{names[slot]}, and more, of {self.name}"
+                bucket = Bucket(Shared(self.workers.transport, self.workers.team, name), key_of(name))
+                buckets.append(bucket)
+                if value.nbytes < LARGE:
+                    current[kind] = bucket
+            bucket.slots.append(slot)
+            bucket.bytes += value.nbytes
+        return buckets

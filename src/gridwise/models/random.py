@@ -1,0 +1,195 @@
+"""Random numbers of a model: by default a function of a key and of an element's global index, the same on every grid.
+
+One key is drawn per call of a model, from torch's generator, and the largest of all workers counts. Each operator mixes
+its number into it. With `sequential_random()` operators take torch's own numbers instead, those that one worker with the
+whole tensor would draw: every worker draws all of them, and keeps its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..grid import Box, Shape
+from ..nn.engine.grid_random import GAMMA, draw_key, flat_positions, keep_mask, uniform_numbers
+from .placement import Workers
+
+AT_ONCE, LAST = 1 << 20, 16
+"""How many numbers are drawn at a time, and how many the last piece has at least: torch makes normal ones 16 at a time."""
+
+_sequential: ContextVar[tuple[torch.Generator | None] | None] = ContextVar("sequential", default=None)
+"""The generator to draw from, torch's own if that is None; None where numbers are those of global indices."""
+
+
+@contextmanager
+def sequential_random(generator: torch.Generator | None = None) -> Iterator[None]:
+    """Let models take torch's own random numbers, those of a single worker, while the body runs.
+
+    For comparisons with the sequential model, on the CPU: every worker draws the numbers of the whole tensor, a piece at a
+    time, and keeps those of its block (zeros and ones are drawn at once, of a byte each). The generators of all workers must
+    be in the same state (``torch.manual_seed``).
+
+    Parameters
+    ----------
+    generator : which to draw from; default: torch's own
+
+    Examples
+    --------
+    >>> with gridwise.sequential_random():
+    ...     pass  # calls of a distributed model
+    """
+    token = _sequential.set((generator,))
+    try:
+        yield
+    finally:
+        _sequential.reset(token)
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Which elements of a global tensor a worker wants numbers for."""
+
+    shape: Shape
+    block: Box | None = None
+    """None for all of them."""
+    order: tuple[int, ...] = ()
+    """The dims as they lie in the memory of the global tensor, in whose order torch draws; as they stand if left out."""
+
+    @property
+    def own(self) -> Shape:
+        return self.shape if self.block is None else self.block.shape
+
+    def of_indices(self, make: Callable[[Shape, Box], Tensor]) -> Tensor:
+        """What `make` makes of a shape and a block of it, which have at least one dim."""
+        shape = self.shape or (1,)
+        return make(shape, (self.block if self.shape else None) or Box.of_shape(shape)).view(self.own)
+
+    def drawn(self, make: Callable[[int], Tensor], at_once: int) -> Tensor:
+        """The own ones of so many numbers as the tensor has, which `make` draws `at_once`, one piece after the other."""
+        count = prod(self.shape)
+        order = self.order or tuple(range(len(self.shape)))
+        if self.block is None:
+            whole = make(count).view([self.shape[d] for d in order])
+            return whole.permute(_inverse(order)).contiguous()
+        turned = Box(tuple(self.block.start[d] for d in order), tuple(self.block.stop[d] for d in order))
+        offsets = flat_positions([self.shape[d] for d in order], turned)
+        parts, done, start = list[Tensor](), 0, 0
+        while start < count:
+            length = at_once if count - start >= at_once + LAST else count - start
+            piece = make(length)
+            upto = int(torch.searchsorted(offsets, start + length))
+            parts.append(piece[offsets[done:upto] - start])
+            start, done = start + length, upto
+        return torch.cat(parts or [make(0)]).view(turned.shape).permute(_inverse(order)).contiguous()
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The random numbers of one operator in one call."""
+
+    key: int
+    source: tuple[torch.Generator | None] | None = None
+    """The generator to draw from, instead; torch's own if that is None."""
+
+    @classmethod
+    def begin(cls, workers: Workers, name: str) -> Stream:
+        """For one call of a model; all workers enter together."""
+        source = _sequential.get()
+        return cls(0, source) if source is not None else cls(draw_key(workers.transport, workers.team, name))
+
+    @property
+    def sequential(self) -> bool:
+        return self.source is not None
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        return self.source[0] if self.source is not None else None
+
+    def at(self, number: int) -> Stream:
+        """For one operator of the call."""
+        return self if self.sequential else Stream((self.key + GAMMA * (2 * number + 1)) & (2**63 - 1))
+
+    def kept(self, x: Tensor, p: float, elements: Elements) -> Tensor:
+        """Which elements are kept, where each is dropped with probability `p`, for a tensor such as `x`."""
+        if not self.sequential:
+            return elements.of_indices(lambda shape, block: keep_mask(self.key, p, shape, block, x.device))
+        # the numbers of MKL do not depend on the dtype, but all come from one number of the generator
+        by_mkl = torch.backends.mkl.is_available() and x.device.type == "cpu"
+        dtype, at_once = (torch.bool, prod(elements.shape)) if by_mkl else (x.dtype, AT_ONCE)
+
+        def make(count: int) -> Tensor:
+            return torch.empty(count, dtype=dtype, device=x.device).bernoulli_(1 - p, generator=self.generator)
+
+        return elements.drawn(make, at_once)
+
+    def scaled(self, x: Tensor, kept: Tensor, p: float, inplace: bool = False) -> Tensor:
+        """`x` where it is kept, scaled, and zero elsewhere."""
+        noise = kept.to(x.dtype)
+        if self.sequential:
+            noise = noise.div_(1 - p) if p < 1 else noise
+        else:
+            noise = noise * (1 / (1 - p) if p < 1 else 0.0)
+        return x.mul_(noise) if inplace else x * noise
+
+    def uniform(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Numbers in [0, 1)."""
+        if self.sequential:
+            like = {"dtype": dtype, "device": device, "generator": self.generator}
+            return elements.drawn(lambda n: torch.rand(n, **like), AT_ONCE)  # type: ignore[call-overload]
+        return elements.of_indices(lambda shape, block: uniform_numbers(self.key, shape, block, device)).to(dtype)
+
+    def normal(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Normally distributed numbers: by Box and Muller, of two uniform ones each."""
+        if self.sequential:
+            return self._normal(elements, dtype, device)
+        first, second = (stream.uniform(elements, torch.float64, device) for stream in (self, self.at(1)))
+        radius = (-2 * torch.log1p(-first)).sqrt()
+        return (radius * torch.cos(2 * torch.pi * second)).to(dtype)
+
+    def _normal(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Torch's, which makes others for a tensor whose dims lie in another order."""
+        if not elements.order:
+            like = {"dtype": dtype, "device": device, "generator": self.generator}
+            return elements.drawn(lambda n: torch.randn(n, **like), AT_ONCE)  # type: ignore[call-overload]
+        memory = torch.empty([elements.shape[d] for d in elements.order], dtype=dtype, device=device)
+        whole = memory.permute(_inverse(elements.order)).normal_(generator=self.generator)
+        return whole if elements.block is None else whole[elements.block.slices].clone()
+
+    def integers(self, low: int, high: int, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Whole numbers in [low, high)."""
+        if self.sequential:
+            like = {"dtype": dtype, "device": device, "generator": self.generator}
+            return elements.drawn(lambda n: torch.randint(low, high, (n,), **like), AT_ONCE)  # type: ignore[call-overload]
+        return (low + self.uniform(elements, torch.float64, device) * (high - low)).floor().to(dtype)
+
+
+class Replay:
+    """Lets what runs inside a second time draw the numbers of the first; torch's own generator is torch's business."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
+        self.first: Tensor | None = None
+        self.later: Tensor | None = None
+
+    def __enter__(self) -> None:
+        if self.generator is None:
+            return
+        if self.first is None:
+            self.first = self.generator.get_state()
+        else:
+            self.later = self.generator.get_state()
+            self.generator.set_state(self.first)
+
+    def __exit__(self, *error: object) -> None:
+        if self.generator is not None and self.later is not None:
+            self.generator.set_state(self.later)

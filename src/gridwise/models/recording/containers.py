@@ -1,0 +1,164 @@
+"""Any nesting of tensors, taken apart into a flat list and put together again.
+
+Lists, tuples, named ones, dicts and whatever derives from these; dataclasses, and other objects that hold tensors as
+attributes (transformers' ModelOutput is a dict and a dataclass at once). What holds no tensor stays as it is. Nothing is
+registered with torch: classes of users stay theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor; `place` is its place in the flat list."""
+
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Anything that is no tensor and has none inside."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and same(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A container: its class, what it has by place or key, and its attributes."""
+
+    kind: type
+    keys: tuple[Any, ...] | None
+    """Of a dict."""
+    parts: tuple[Tree, ...]
+    attributes: tuple[tuple[str, Tree], ...] = ()
+
+
+Tree = Leaf | Held | Branch
+
+
+def flatten(
+    value: Any, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
+) -> tuple[list[Any], Tree]:
+    """The tensors in `value`, each once, and what they were in."""
+    leaves: list[Any] = []
+    places: dict[int, int] = {}
+
+    def visit(value: Any, around: tuple[int, ...]) -> Tree:
+        if is_leaf(value):
+            if id(value) not in places:
+                places[id(value)] = len(leaves)
+                leaves.append(value)
+            return Leaf(places[id(value)])
+        if isinstance(value, str | int | float | None | torch.nn.Module | type) or id(value) in around:
+            return Held(value)
+        kept, around = len(leaves), (*around, id(value))
+        if isinstance(value, dict):
+            tree = Branch(
+                type(value),
+                tuple(value),
+                tuple([visit(part, around) for part in value.values()]),
+                tuple([(name, visit(part, around)) for name, part in _attributes(value)]),
+            )
+        elif isinstance(value, list | tuple):
+            parts = tuple([visit(part, around) for part in value])
+            tree = Branch(type(value), None, parts, tuple([(n, visit(part, around)) for n, part in _attributes(value)]))
+        elif is_dataclass(value) or any(is_leaf(part) for _, part in _attributes(value)):
+            tree = Branch(type(value), None, (), tuple([(n, visit(part, around)) for n, part in _attributes(value)]))
+        else:
+            return Held(value)
+        return tree if len(leaves) > kept or _has_leaf(tree) else Held(value)
+
+    return leaves, visit(value, ())
+
+
+def _has_leaf(tree: Tree) -> bool:
+    """Whether a tensor is inside, perhaps one that was met before."""
+    if isinstance(tree, Branch):
+        return any(map(_has_leaf, tree.parts)) or any(_has_leaf(part) for _, part in tree.attributes)
+    return isinstance(tree, Leaf)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
+    """The container of `tree` with these tensors in it."""
+    if isinstance(tree, Leaf):
+        return leaves[tree.place]
+    if isinstance(tree, Held):
+        return tree.value
+    kind, parts = tree.kind, [unflatten(part, leaves) for part in tree.parts]
+    value: Any
+    if kind in (list, tuple):
+        return kind(parts)
+    if issubclass(kind, tuple):
+        value = kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    else:
+        value = kind.__new__(kind)
+        if issubclass(kind, dict):
+            for key, part in zip(tree.keys or (), parts, strict=True):
+                dict.__setitem__(value, key, part) if kind is dict else value.__setitem__(key, part)
+        elif issubclass(kind, list):
+            value.extend(parts)
+    for name, part in tree.attributes:
+        object.__setattr__(value, name, unflatten(part, leaves))
+    return value
+
+
+def without_values(tree: Tree) -> Tree:
+    """The same containers, with None for all that is no tensor."""
+    if isinstance(tree, Branch):
+        attributes = tuple([(name, without_values(part)) for name, part in tree.attributes])
+        return replace(tree, parts=tuple(map(without_values, tree.parts)), attributes=attributes)
+    return tree if isinstance(tree, Leaf) else Held(None)
+
+
+def mapped(value: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
+    """`value` with everything that `is_leaf` changed."""
+    leaves, tree = flatten(value, is_leaf)
+    return unflatten(tree, [change(leaf) for leaf in leaves])
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same to a model: of one type, and equal."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    try:
+        return bool(one == other) or (one != one and other != other)
+    except (RuntimeError, ValueError, TypeError):  # arrays, which compare element by element
+        return False
+
+
+def described(tree: Tree) -> str:
+    """A text that is the same on all workers whose containers and values are."""
+    if isinstance(tree, Leaf):
+        return f"tensor {tree.place}"
+    if isinstance(tree, Held):
+        return ADDRESS.sub("", f"{type(tree.value).__qualname__} {tree.value!r}")
+    inside = ", ".join(map(described, tree.parts))
+    named = ", ".join(f"{name}={described(part)}" for name, part in tree.attributes)
+    return f"{tree.kind.__qualname__}{list(tree.keys) if tree.keys is not None else ''}({inside}; {named})"

@@ -1,0 +1,47 @@
+"""Inputs that are indices of an embedding: one that it has not is an error of all workers, found before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .recording import Recording
+
+KEEPS_NUMBERS = frozenset(
+    "to _to_copy contiguous flatten view reshape transpose permute t unsqueeze squeeze clone alias slice select".split()  # noqa: SIM905
+)
+"""Operators after which there are no other numbers than before, but for fractions."""
+
+
+def limits_of(recording: Recording) -> dict[int, int]:
+    """For each input whose numbers are indices of embeddings, by its place, how many rows they have."""
+    limits: dict[int, int] = {}
+    for node in recording.module.graph.nodes:
+        if node.target is not torch.ops.aten.embedding.default:
+            continue
+        rows, source = node.args[0].meta["val"].shape[0], node.args[1]
+        while isinstance(source.target, torch._ops.OpOverload) and _name(source.target) in KEEPS_NUMBERS:
+            source = source.args[0]
+        known = recording.sources.get(source.name) if source.op == "placeholder" else None
+        if known is not None and known.kind == "input":
+            limits[int(known.name)] = min(rows, limits.get(int(known.name), rows))
+    return limits
+
+
+def problem_with(inputs: Sequence[Tensor], limits: Mapping[int, int]) -> str | None:
+    """What is wrong with indices among the inputs."""
+    for place, rows in limits.items():
+        x = inputs[place]
+        if not x.numel() or x.is_meta or x.is_complex():
+            continue
+        for end in torch.aminmax(x):
+            if not -1 < end.item() < rows:  # fractions are cut off where they become indices
+                return f"an embedding has indices from 0 to {rows - 1}, got {int(end)}"
+    return None
+
+
+def _name(op: Any) -> str:
+    return str(op._schema.name).partition("::")[2]

@@ -1,0 +1,282 @@
+"""What a graph of operators would lose of a model's code without a word: noted, or refused by name, while it is recorded.
+
+torch.autograd.Function     a region, with its backward
+torch.utils.checkpoint      a region
+torch.inference_mode        as no_grad
+BatchNorm(momentum=None)    the number of batches stays a tensor
+hooks of tensors, retain_grad, saved_tensors_hooks, full backward hooks; forward hooks that return nothing;
+random numbers of Python and NumPy      refused
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+from torch._functorch import utils as functorch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from ...errors import UnsupportedError
+from ...nn.engine.module import Module as DistributedLayer
+from .regions import Regions
+from .tracing import current_line
+
+
+class Calls:
+    """Which modules are being called, the innermost last."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self.names = {id(module): name for name, module in modules.items()}
+        self.stack: list[str] = []
+
+    @property
+    def path(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note all calls of modules in the body; entered below the tracer, which has its own way to call them."""
+        call = patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs))
+        with (
+            call,
+            patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False),
+            _AsEager(self),
+        ):  # a model may ask
+            yield
+
+    def _call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """As `Module.__call__`, never by a compiled form; the name stays where the call fails."""
+        if isinstance(module, DistributedLayer):
+            raise UnsupportedError(
+                f"{type(module).__name__} in {self.path or 'the model'} is a distributed layer, and a recorded model has whole "
+                f"tensors:  {current_line()}\n  fix: use torch's layer there."
+            )
+        self.stack.append(self.names.get(id(module), self.path))
+        y = module._call_impl(*args, **kwargs)
+        self.stack.pop()
+        return y
+
+
+class _AsEager(TorchFunctionMode):
+    """Lets functions do with fakes what they do with tensors: a dropout that is off returns the very tensor that it gets, and
+    ``x.data`` is ``x.detach()``; ``x.data = y`` the tracer does not follow."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__self__", None) is Tensor.data:
+            if function.__name__ == "__get__":
+                return args[0].detach()
+            raise refusal("an assignment to `.data`", self.calls.path, current_line())
+        given = kwargs or {}
+        if getattr(function, "__name__", "") in DROPOUTS:
+            x, p, on = (*args, *(given.get(key) for key in ("input", "p", "training")[len(args) :]))[:3]
+            if on is False or given.get("train") is False or p == 0:
+                return x
+        return function(*args, **given)
+
+
+DROPOUTS = {f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")}
+DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
+
+
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+@contextmanager
+def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: Regions) -> Iterator[None]:
+    """Let the code of `modules` be recorded as it means while the body runs; raises `UnsupportedError` by name."""
+    if any(getattr(torch.nn.modules.module, name, None) for name in GLOBAL_HOOKS):
+        raise refusal("a hook of all modules (register_module_..._hook)", "")
+    for path, module in modules.items():
+        _refuse_backward_hooks(path, module)
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for name in ("register_hook", "retain_grad", "register_post_accumulate_grad_hook"):
+            stack.enter_context(patch.object(Tensor, name, _refusing(f"{name} of a tensor", calls)))
+        kind: Any = torch.autograd.graph.saved_tensors_hooks
+        stack.enter_context(patch.object(kind, "__enter__", _refusing("saved_tensors_hooks", calls)))
+        kind = torch.autograd.grad_mode.inference_mode
+        stack.enter_context(patch.object(kind, "__enter__", _without_grad))
+        stack.enter_context(patch.object(kind, "__exit__", _as_before))
+        stack.enter_context(patch.object(torch.utils.checkpoint, "CheckpointFunction", _Reentrant(regions)))
+        stack.enter_context(
+            patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", regions.checkpointed)
+        )
+        stack.enter_context(_functions_noted(regions, calls))
+        kind = torch.autograd.function.FunctionCtx
+        stack.enter_context(patch.object(kind, "save_for_backward", lambda *args: regions.save(*args)))
+        dirty = _refusing("an autograd.Function that changes its input (mark_dirty)", calls)
+        stack.enter_context(patch.object(kind, "mark_dirty", dirty))
+        for path, module in modules.items():
+            _watch_forward_hooks(path, module)
+            if (
+                isinstance(module, _BatchNorm)
+                and type(module).forward is _BatchNorm.forward
+                and module.momentum is None
+            ):
+                module.__dict__["forward"] = lambda x, module=module: _mean_over_batches(module, x)
+        stack.enter_context(_generators_unchanged())
+        yield
+
+
+def refusal(what: str, path: str, line: str = "") -> UnsupportedError:
+    place = f" in {path}" if path else ""
+    return UnsupportedError(
+        f"{what}{place} would be lost in a recording{f':  {line}' if line else '.'}\n"
+        "  fix: do it around the call of the distributed model, or keep that part of the model sequential."
+    )
+
+
+def _refusing(what: str, calls: Calls) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise refusal(what, calls.path, current_line())
+
+    return refuse
+
+
+def _refuse_backward_hooks(path: str, module: torch.nn.Module) -> None:
+    if module._backward_hooks or module._backward_pre_hooks:
+        raise refusal("a backward hook", path or type(module).__name__)
+
+
+def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:
+    """Let hooks that return nothing be refused: all that they can be there for is what a recording does not do again."""
+
+    def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = hook(*args, **kwargs)
+            if result is None:
+                raise refusal(f"a forward hook that returns nothing ({_name(hook)})", path or type(module).__name__)
+            return result
+
+        return call
+
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if not _of_torch(hook):
+                hooks[key] = watched(hook)
+
+
+def _of_torch(hook: Any) -> bool:
+    """Whether torch has put it there: weight_norm and spectral_norm of old."""
+    return str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] == "torch"
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _without_grad(self: Any) -> None:
+    self._gridwise_before = torch.is_grad_enabled()
+    torch.set_grad_enabled(not self.mode and self._gridwise_before)
+
+
+def _as_before(self: Any, *error: Any) -> None:
+    torch.set_grad_enabled(self._gridwise_before)
+
+
+class _Reentrant:
+    """Stands for `CheckpointFunction`: the same gradients, by the other way of computing again."""
+
+    def __init__(self, regions: Regions) -> None:
+        self.regions = regions
+
+    def apply(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        needed = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        with torch.set_grad_enabled(needed and torch.is_grad_enabled()), self.regions.inside("checkpoint", preserve):
+            return function(*args)
+
+
+@contextmanager
+def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
+    """Let every `Function.apply` be noted, also one that was bound long before: by the code of that one function."""
+    function: Any = torch.autograd.Function.apply
+    function = function.__func__
+    code = function.__code__
+    plain = FunctionType(code, function.__globals__, "apply", function.__defaults__, function.__closure__)
+    noted = [False]
+
+    def applied(cls: Any, args: Any, kwargs: Any) -> Any:
+        noted[0] = True
+        return regions.applied(plain, cls, args, kwargs)
+
+    def unwrapped(args: tuple[Any, ...]) -> Any:
+        """What `apply` asks first; a copy of it, which a function that was sent to a worker may have, comes here only."""
+        if not noted[0]:
+            raise refusal("the backward of an autograd.Function, by a copied `apply`,", calls.path, current_line())
+        noted[0] = False
+        return unwrap(args)
+
+    unwrap = functorch.unwrap_dead_wrappers
+    _applied.append(applied)
+    function.__code__ = _Noted.__dict__["apply"].__code__
+    try:
+        with patch.object(functorch, "unwrap_dead_wrappers", unwrapped):
+            yield
+    finally:
+        function.__code__ = code
+        _applied.pop()
+
+
+_applied: list[Callable[..., Any]] = []
+
+
+class _Noted:
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        from gridwise.models.recording.interception import _applied
+
+        __class__  # type: ignore[name-defined]  # noqa: B018  which the code that it replaces has a cell for
+        return _applied[-1](cls, args, kwargs)
+
+
+def _mean_over_batches(module: Any, x: Tensor) -> Tensor:
+    """The forward of batch norms whose momentum is None, with the number of batches a tensor and not a number."""
+    module._check_input_dim(x)
+    statistics = [module.running_mean, module.running_var]
+    batch_norm: Any = torch.nn.functional.batch_norm
+    if not (module.training and module.track_running_stats):
+        training = module.training or statistics[0] is None
+        return batch_norm(x, *statistics, module.weight, module.bias, training, 0.0, module.eps)
+    module.num_batches_tracked.add_(1)
+    own = [buffer.clone() for buffer in statistics]
+    y = batch_norm(x, *own, module.weight, module.bias, True, 1.0, module.eps)
+    share = 1.0 / module.num_batches_tracked.to(torch.float64)
+    for buffer, value in zip(statistics, own, strict=True):
+        buffer.copy_((1.0 - share) * buffer + share * value)
+    return y
+
+
+@contextmanager
+def _generators_unchanged() -> Iterator[None]:
+    """Raise if the body draws random numbers that are no operators: they would be the same in every call."""
+    before, own, of_numpy = random.getstate(), torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    yield
+    now = np.random.get_state()  # noqa: NPY002
+    moved = any(not np.array_equal(a, b) for a, b in zip(now, of_numpy, strict=True))
+    for changed, whose in (
+        (random.getstate() != before, "Python"),
+        (moved, "NumPy"),
+        (not torch.equal(torch.get_rng_state(), own), "torch, set anew by the model,"),
+    ):
+        if changed:
+            raise UnsupportedError(
+                f"random numbers of {whose} in `forward` would be the same in every call.\n"
+                "  fix: draw them with torch (torch.rand, F.dropout), or around the call and hand them in."
+            )

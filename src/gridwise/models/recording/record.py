@@ -1,0 +1,312 @@
+"""Recording a call: the model runs once on fakes of the global shapes, and what it did is kept as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from ...errors import PartitionError, UnsupportedError, describe
+from .containers import ADDRESS, Tree, described, flatten, unflatten
+from .interception import Calls, intercepting
+from .recording import Recording, Source
+from .regions import Regions
+from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
+from .tracing import (
+    NEEDS_NUMBERS,
+    Fakes,
+    current_line,
+    is_fake,
+    kept_fakes,
+    line_of,
+    numbers_needed,
+    owner_of,
+    trace,
+    undisturbed,
+    young,
+)
+
+
+@dataclass(frozen=True)
+class Like:
+    """The structure of a global input."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+    format: torch.memory_format = torch.contiguous_format
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.dtype}"
+
+
+def record(
+    call: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Sequence[Like], tree: Tree, says: str
+) -> Recording:
+    """What ``call(*args, **kwargs)`` does, where `tree` is that of ``(args, kwargs)`` and `inputs` its tensors.
+
+    What the call leaves in plain attributes of the modules is left there, once: a call that changes them every time is
+    refused, as is one that keeps tensors.
+
+    Raises
+    ------
+    UnsupportedError : naming what a recording cannot keep
+    PartitionError : where the model itself refuses inputs of these shapes
+    """
+    before = Snapshot(modules_of(roots))
+    first = _Attempt(call, roots, inputs, tree, says)
+    recording, changes = first.run()
+    if not changes:
+        return recording
+    for held, name, value in changes:
+        held.pop(name, None) if value is ABSENT else held.update({name: value})
+    try:
+        second = _Attempt(call, roots, inputs, tree, says)
+        again, changes = second.run()
+        if changes or again.digest != recording.digest:
+            told = second if changes else first
+            raise UnsupportedError(told.describe_changes("changes in every call, which a recording does not do again"))
+    except Exception:
+        before.restore()
+        raise
+    return again
+
+
+class _Attempt:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        roots: Mapping[str, torch.nn.Module],
+        inputs: Sequence[Like],
+        tree: Tree,
+        says: str,
+    ) -> None:
+        self.call, self.inputs, self.tree, self.says = call, inputs, tree, says
+        self.modules = modules_of(roots)
+        self.changes: list[tuple[str, str, Any, Any]] = []
+        self.calls, self.regions = Calls(self.modules), Regions()
+        self.returned: Tree | None = None
+
+    def run(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
+        """The recording, and what it would leave in attributes of modules."""
+        with young(), undisturbed():
+            return self._record()
+
+    def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
+        holdings, before, fakes = tensors_of(self.modules), Snapshot(self.modules), Fakes()
+        try:
+            given = [
+                fakes.empty(x.shape, x.dtype, x.device, memory_format=x.format).requires_grad_(x.requires_grad)
+                for x in self.inputs
+            ]
+            values = [fakes.like(holding.value, holding.shape) for holding in holdings]
+            swap(holdings, values)
+            with intercepting(self.modules, self.calls, self.regions):
+                with numbers_needed() as needed:
+                    module = trace(partial(self._run, len(values)), fakes, [*values, *given], self._note)
+                if needed:  # and caught by the model's code, which then took another branch
+                    raise needed[0]
+            self.regions.record_backwards(fakes)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self.says}: {error}") from None
+        except NEEDS_NUMBERS as error:
+            raise self._needs_numbers(error) from None
+        except Exception as error:
+            raise self._refused(error) from error
+        finally:
+            before.restore()
+        changes = self._plain_changes(values)
+        _without_idle_switches(module.graph)
+        _without_out(module.graph)
+        sources, constants = _with_sources(module, holdings, len(given))
+        for node in module.graph.nodes:
+            region = self.regions.enclosing(node.meta.pop("region", None))
+            if region is not None:
+                node.meta["region"] = region
+        assert self.returned is not None
+        digest = _digest(module, constants, described(self.returned), self.regions)
+        del values, given, holdings
+        self._refuse_kept(module, fakes)
+        return Recording(module, sources, constants, self.returned, digest, self.regions.found), changes
+
+    def _run(self, held: int, *tensors: Tensor) -> list[Tensor]:
+        before = Snapshot(self.modules)
+        args, kwargs = unflatten(self.tree, tensors[held:])
+        with self.calls.noted():
+            leaves, self.returned = flatten(self.call(*args, **kwargs))
+        self.changes = list(before.changes())
+        return [y if is_fake(y) else torch.ops.aten.alias.default(y) for y in leaves]
+
+    def _note(self, meta: dict[str, Any]) -> None:
+        meta["module"], meta["line"] = self.calls.path, current_line()
+        if self.regions.current is not None:
+            meta["region"] = self.regions.current
+
+    def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes that the call has changed, where they hold no tensors; those of torch's own hooks are made anew."""
+        paths, found = {path or type(m).__name__: m for path, m in self.modules.items()}, []
+        own = [change for change in self.changes if not _is_made_by_hook(paths.get(change[0]), change[1])]
+        held = {id(value) for value in values}
+        self.changes = own = [change for change in own if not _refers_to(change[3], held)]
+        if any(flatten(value, is_fake)[0] for _, _, _, value in own):
+            raise UnsupportedError(self.describe_changes("keeps a tensor of the call, which a recording does not"))
+        for path, name, _, value in own:
+            module = paths.get(path)
+            if module is None:
+                what = "changes what an object of it holds, which a recording does not do again"
+                raise UnsupportedError(self.describe_changes(what))
+            inner = next((d for d in (module._parameters, module._buffers, module._modules) if name in d), None)
+            found.append((inner if inner is not None else module.__dict__, name, value))
+        return found
+
+    def describe_changes(self, what: str) -> str:
+        told = [
+            f"{path}.{name}: was {_short(before)}, is {_short(after)}" for path, name, before, after in self.changes
+        ]
+        fix = "return it from `forward`, make it a buffer that is changed in place, or set it around the call."
+        return describe(f"{self.says}: `forward` assigns an attribute that {what}.", told, fix)
+
+    def _needs_numbers(self, error: Exception) -> UnsupportedError:
+        operator = str(getattr(error, "func", error)).removeprefix("aten.")
+        place = f" in {self.calls.path}" if self.calls.path else ""
+        return UnsupportedError(
+            f"{self.says}: {operator}{place} needs the numbers of a tensor while the model is recorded:  {line_of(error)}\n"
+            "  fix: no branches, sizes or Python numbers that depend on the values of tensors in `forward`; torch.where "
+            "chooses by value."
+        )
+
+    def _refused(self, error: Exception) -> PartitionError:
+        shapes = "; ".join(map(str, self.inputs))
+        place, line = f"\n  in {self.calls.path}" if self.calls.path else "", line_of(error)
+        what = str(error).strip() or type(error).__name__
+        return PartitionError(
+            f"{self.says} cannot take a global input of shape {shapes}: {what}{place}{f'  {line}' if line else ''}"
+        )
+
+    def _refuse_kept(self, module: torch.fx.GraphModule, fakes: Fakes) -> None:
+        graphs = [module.graph, *(r.backward.module.graph for r in self.regions.found.values() if r.backward)]
+        if kept := kept_fakes(fakes, graphs):
+            told = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
+            fix = "return what is to be kept from `forward`."
+            raise UnsupportedError(
+                describe(
+                    f"{self.says}: the code of the model keeps tensors of a call, which has no numbers.", told, fix
+                )
+            )
+
+
+def _is_made_by_hook(module: torch.nn.Module | None, name: str) -> bool:
+    """Whether a hook of torch's makes the attribute before every call: the weight of weight_norm and spectral_norm of old."""
+    hooks = module._forward_pre_hooks.values() if module is not None else ()
+    return any(getattr(hook, "name", None) == name for hook in hooks)
+
+
+def _refers_to(value: Any, held: set[int]) -> bool:
+    """Whether all tensors in an attribute are parameters and buffers, as in the list of weights that an LSTM keeps."""
+    found = flatten(value)[0]
+    return bool(found) and all(id(x) in held for x in found)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__} with tensors" if flatten(value)[0] else ADDRESS.sub("", repr(value)[:60])
+
+
+def _with_sources(
+    module: torch.fx.GraphModule, holdings: Sequence[Holding], inputs: int
+) -> tuple[dict[str, Source], dict[str, Tensor]]:
+    """Say where placeholders come from; constants become placeholders, and those that nobody uses go."""
+    graph, constants, known = module.graph, dict[str, Tensor](), {id(holding.value): holding for holding in holdings}
+    all_sources = [Source(holding.kind, holding.name) for holding in holdings]
+    all_sources += [Source("input", str(place)) for place in range(inputs)]
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    sources = dict(zip([node.name for node in placeholders], all_sources, strict=True))
+    made: dict[int, torch.fx.Node] = {}
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        value = getattr(module, node.target)
+        if is_fake(value):
+            raise UnsupportedError(f"a tensor of the call is not followed by torch's tracer:  {node.meta.get('line')}")
+        if id(value) not in made:
+            holding = known.get(id(value))
+            with graph.inserting_before(placeholders[0] if placeholders else None):
+                made[id(value)] = new = graph.placeholder(node.name)
+            new.meta = dict(node.meta)
+            kind = "parameter" if value.requires_grad else "constant"
+            sources[new.name] = Source(holding.kind, holding.name) if holding else Source(kind, node.target)  # type: ignore[arg-type]
+            if holding is None:
+                constants[node.target] = value
+        node.replace_all_uses_with(made[id(value)])
+        _erase(node)
+    for node in [node for node in graph.nodes if node.op == "placeholder" and not node.users]:
+        del sources[node.name]
+        _erase(node)
+    module.recompile()
+    order = [node.name for node in graph.nodes if node.op == "placeholder"]
+    return {name: sources[name] for name in order}, constants
+
+
+def _erase(node: torch.fx.Node) -> None:
+    node.graph.erase_node(node)
+    node.meta.clear()  # or its fake would seem to be kept by somebody
+
+
+def _without_idle_switches(graph: torch.fx.Graph) -> None:
+    """Remove what switches autograd to what it is anyway."""
+    mode = torch.is_grad_enabled()
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            if node.args[0] == mode:
+                _erase(node)
+            mode = node.args[0]
+
+
+def _without_out(graph: torch.fx.Graph) -> None:
+    """Let operators that write their result to a tensor be those that return it, followed by a copy."""
+    for node in [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]:
+        names = [argument.name for argument in node.target._schema.arguments if argument.is_out]
+        if len(names) != 1 or names[0] not in node.kwargs:
+            continue
+        plain = _returning(node.target, names[0])
+        target = node.kwargs[names[0]]
+        if plain is None or target.meta["val"].shape != node.meta["val"].shape:
+            continue
+        with graph.inserting_before(node):
+            rest = {key: value for key, value in node.kwargs.items() if key != names[0]}
+            made = graph.call_function(plain, node.args, rest)
+            copied = graph.call_function(torch.ops.aten.copy_.default, (target, made))
+        made.meta, copied.meta = dict(node.meta), dict(node.meta)
+        node.replace_all_uses_with(copied)
+        _erase(node)
+
+
+def _returning(op: Any, out: str) -> Any:
+    """The overload without the argument `out`."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != out]
+    packet = op.overloadpacket
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return next((o for o in overloads if [(a.name, str(a.type)) for a in o._schema.arguments] == wanted), None)
+
+
+def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], returned: str, regions: Regions) -> int:
+    """A number that differs where recordings do."""
+    lines = [f"{node.format_node()} {_shapes(node.meta.get('val'))}" for node in module.graph.nodes]
+    lines += [returned, *(f"{n} {r.kind} {r.within}" for n, r in regions.found.items())]
+    lines += [str(region.backward.module.graph) for region in regions.found.values() if region.backward]
+    hashed = xxhash.xxh3_64("\n".join(lines).encode())
+    for name, value in constants.items():
+        hashed.update(name.encode())
+        if not value.is_meta:
+            data = value.detach().as_subclass(Tensor).cpu().contiguous().view(-1)
+            hashed.update(data.view(torch.uint8).numpy().data)
+    return hashed.intdigest() >> 2
+
+
+def _shapes(value: Any) -> str:
+    return " ".join(f"{tuple(x.shape)} {x.dtype}" for x in flatten(value)[0])

@@ -1,0 +1,115 @@
+"""What a model does with inputs of one structure: a flat graph of ATen operators, with the sizes of the global tensors.
+
+    placeholders   parameters, buffers, constants and inputs, each with its `Source`; those that are not used are left out
+    nodes          call_function of an ATen operator above autograd (``conv2d.default``, ``batch_norm.default``), of
+                   ``operator.getitem``, or of a switch: ``torch._C._set_grad_enabled(mode)``, ``_enter_autocast(...)`` and
+                   ``_exit_autocast(entered)`` of `torch.amp.autocast_mode`; these act on all nodes that follow
+    node.meta      "val"            a fake tensor of the global shape, or a tuple or list of them
+                   "tensor_meta"    torch's; its `requires_grad` is that of the model's tensor, "val" is detached
+                   "module"         the dotted name of the module whose code made the node
+                   "line"           where in the user's code: "file.py:12, in forward:  y = self.conv(x)"
+                   "region"         the number of the innermost `Region` that the node is in; absent outside of all
+    output         a flat tuple of tensors; `Recording.outputs` puts them into what the model returns
+
+Writes to buffers are operators that change a placeholder (``batch_norm``, ``add_``), as the model made them. The output
+may be a placeholder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .containers import Tree, unflatten
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the value of a placeholder comes from."""
+
+    kind: Literal["parameter", "buffer", "constant", "input"]
+    name: str
+    """Of a parameter or buffer, dotted; a key of `Recording.constants`; of an input its place among them, as in "0"."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that run as one call: what `torch.utils.checkpoint` computes again, or what a Function differentiates itself.
+
+    The nodes of a region and of those within it follow one another in the graph.
+    """
+
+    number: int
+    kind: Literal["checkpoint", "function"]
+    within: int | None = None
+    """The region around this one."""
+    keeps_random_state: bool = True
+    """Of a checkpoint: whether it computes again with the random numbers of the first time."""
+    backward: Backward | None = None
+    """Of a function."""
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The backward of a `torch.autograd.Function`, recorded too: ``module(*saved, *gradients of the outputs)``.
+
+    It returns the gradients of the inputs that need one.
+    """
+
+    function: type[torch.autograd.Function]
+    module: torch.fx.GraphModule
+    saved: tuple[str, ...]
+    """The nodes of the recording whose values it needs."""
+    outputs: tuple[str, ...]
+    """The nodes that are the function's outputs, in the order of the gradients."""
+    inputs: tuple[str, ...]
+    """The nodes whose gradients it returns, in their order."""
+
+
+@dataclass
+class Recording:
+    """One recorded call of a model; the same on all workers, which `digest` says."""
+
+    module: torch.fx.GraphModule
+    sources: dict[str, Source]
+    """By the name of a placeholder, in the order of the placeholders."""
+    constants: dict[str, Tensor]
+    """Tensors that the model's code has made of numbers, or found where the model does not hold them."""
+    returned: Tree
+    """What the model returns; its tensors are those that the graph returns."""
+    digest: int
+    regions: dict[int, Region] = field(default_factory=dict)
+
+    def outputs(self, tensors: Sequence[Any]) -> Any:
+        """What the model returns, of what the graph returns."""
+        return unflatten(self.returned, tensors)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the call takes random numbers."""
+        return any(map(draws, self.module.graph.nodes))
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether an operator takes random numbers: a dropout that is off does not."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    is_on = given.get("train", given.get("training", True))
+    shares = [given[key] for key in ("p", "dropout_p", "dropout") if isinstance(given.get(key), float | int)]
+    return bool(is_on) and (not shares or any(shares)) and not (node.target is _ATTENTION and not shares)
+
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+def where(node: torch.fx.Node) -> str:
+    """An operator as an error names it: what, in which module, at which line."""
+    name = str(node.target).removeprefix("aten.").removesuffix(".default")
+    module, line = node.meta.get("module"), node.meta.get("line")
+    return f"{name}{f' in {module}' if module else ''}{f', {line}' if line else ''}"

@@ -1,0 +1,131 @@
+"""Regions of a recording: checkpoints, and Functions with a backward of their own, which is recorded as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .containers import Tree, flatten, unflatten
+from .recording import Backward, Region
+from .tracing import Fakes, current_line, node_of, trace
+
+
+@dataclass
+class _Function:
+    """A call of a Function, as far as its backward needs it."""
+
+    kind: type[torch.autograd.Function]
+    line: str
+    saved: list[Tensor] = field(default_factory=list)
+    attributes: Tree | None = None
+    needed: tuple[bool, ...] = ()
+    tensors: list[Tensor] = field(default_factory=list)
+    """All that backward may read: saved tensors and those that are attributes of its context."""
+    nodes: tuple[str, ...] = ()
+    outputs: list[Tensor] = field(default_factory=list)
+    output_nodes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+
+
+class Regions:
+    """The regions met so far, and those that the code is in."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, Region] = {}
+        self._functions: dict[int, _Function] = {}
+        self._stack: list[int] = []
+        self._count = 0
+        self._parents: dict[int, int | None] = {}
+
+    @property
+    def current(self) -> int | None:
+        return self._stack[-1] if self._stack else None
+
+    def enclosing(self, number: int | None) -> int | None:
+        """The region of this number, or the innermost around it that was kept."""
+        while number is not None and number not in self.found:
+            number = self._parents[number]
+        return number
+
+    @contextmanager
+    def inside(self, kind: Literal["checkpoint", "function"], keeps_random_state: bool = True) -> Iterator[int]:
+        self._count += 1
+        number, self._parents[self._count] = self._count, self.current
+        if kind == "checkpoint" and torch.is_grad_enabled():
+            self.found[number] = Region(number, kind, self.enclosing(self.current), keeps_random_state)
+        self._stack.append(number)
+        yield number
+        self._stack.pop()
+
+    def checkpointed(self, function: Any, preserve: bool, *rest: Any, **named: Any) -> Iterator[None]:
+        """Stands for the generator of `torch.utils.checkpoint`, which runs up to its `yield` before the function."""
+        with self.inside("checkpoint", preserve):
+            yield
+
+    def save(self, context: Any, *tensors: Any) -> None:
+        """Stands for `save_for_backward`."""
+        context.to_save = tensors
+        if self._stack and self._stack[-1] in self._functions:
+            self._functions[self._stack[-1]].saved = list(tensors)
+
+    def applied(self, plain: Callable[..., Any], kind: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """``plain(kind, ...)``, which is what `apply` was; noted, if it is differentiated."""
+        with self.inside("function") as number:
+            call = self._functions[number] = _Function(kind, current_line())
+            result = plain(kind, *args, **kwargs)
+        outputs = [y for y in flatten(result)[0] if y.requires_grad]
+        if not outputs:
+            return result
+        context: Any = next(y.grad_fn for y in outputs)
+        call.needed = tuple(context.needs_input_grad)
+        inputs = [x for x, needed in zip(args, call.needed, strict=False) if needed]
+        attributes, call.attributes = flatten((tuple(call.saved), dict(vars(context))))
+        call.tensors = attributes
+        call.nodes = tuple(node_of(x).name for x in attributes)
+        call.inputs = tuple(node_of(x).name for x in inputs)
+        call.outputs = [y for y in (result if isinstance(result, tuple) else (result,)) if isinstance(y, Tensor)]
+        call.output_nodes = tuple(node_of(y).name for y in call.outputs)
+        self.found[number] = Region(number, "function", self.enclosing(self._parents[number]))
+        return result
+
+    def record_backwards(self, fakes: Fakes) -> None:
+        """Record the backward of every function that was kept."""
+        for number, region in self.found.items():
+            if region.kind == "function":
+                backward = _recorded(self._functions[number], fakes)
+                self.found[number] = Region(number, "function", region.within, backward=backward)
+        self._functions.clear()
+
+
+class _Context:
+    """What a Function's backward gets in place of its own context."""
+
+    def __init__(self, saved: tuple[Any, ...], attributes: dict[str, Any], needed: tuple[bool, ...]) -> None:
+        self.__dict__.update(attributes)
+        self.saved_tensors, self.needs_input_grad = saved, needed
+
+
+def _recorded(call: _Function, fakes: Fakes) -> Backward:
+    held = [fakes.empty(x.shape, x.dtype, x.device) for x in call.tensors]
+    gradients = [fakes.empty(y.shape, y.dtype, y.device) for y in call.outputs]
+
+    inputs: list[str] = []
+
+    def backward(*tensors: Tensor) -> list[Tensor]:
+        assert call.attributes is not None
+        saved, attributes = unflatten(call.attributes, tensors[: len(held)])
+        kind: Any = call.kind
+        result = kind.backward(_Context(saved, attributes, call.needed), *tensors[len(held) :])
+        given = result if isinstance(result, tuple) else (result,)
+        wanted = [g for g, needed in zip(given, call.needed, strict=False) if needed]
+        found = [(name, g) for name, g in zip(call.inputs, wanted, strict=True) if g is not None]
+        inputs.extend(name for name, _ in found)
+        return [g for _, g in found]
+
+    module = trace(backward, fakes, [*held, *gradients], lambda meta: meta.update(line=current_line() or call.line))
+    return Backward(call.kind, module, call.nodes, call.output_nodes, tuple(inputs))

@@ -1,0 +1,157 @@
+"""What modules hold: their tensors by name, and everything else as it was at a moment, to be compared and put back.
+
+A snapshot of a module is a copy of its `__dict__`, and of the lists, dicts and sets in it. Comparing it with what is there
+now is one comparison of dicts, in which what is the same object is not looked at further: cheap enough for every call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+INNER = ("_parameters", "_buffers", "_modules")
+"""Where torch keeps what a module has; the rest of its `__dict__` is its own."""
+
+
+@dataclass
+class Holding:
+    """A tensor that modules hold, under one name or several."""
+
+    name: str
+    kind: Literal["parameter", "buffer"]
+    value: Tensor
+    shape: tuple[int, ...]
+    """Of the global tensor, of which a worker outside the grid holds nothing."""
+    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+
+
+def modules_of(roots: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
+    """All modules below `roots`, each once, by their dotted names."""
+    found: dict[str, torch.nn.Module] = {}
+    seen: set[torch.nn.Module] = set()
+    for prefix, root in roots.items():
+        found.update(root.named_modules(seen, prefix))
+    return found
+
+
+def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
+    """The tensors that modules hold, each once: parameters, buffers, and those that are plain attributes."""
+    found: dict[int, Holding] = {}
+    for path, module in modules.items():
+        for held in (module._parameters, module._buffers, module.__dict__):
+            for key, value in held.items():
+                if isinstance(value, Tensor):
+                    is_leaf = isinstance(value, torch.nn.Parameter)
+                    name = f"{path}.{key}" if path else key
+                    spread = getattr(module, "_spreads", {}).get(key)
+                    shape = tuple(value.shape) if spread is None else spread.shape
+                    new = Holding(name, "parameter" if is_leaf else "buffer", value, shape)
+                    found.setdefault(id(value), new).places.append((held, key))
+    return list(found.values())
+
+
+class Snapshot:
+    """What modules were at a moment, apart from the numbers in their tensors."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self.modules = dict(modules)
+        held = [module.__dict__ for module in modules.values()]
+        self._names = [path or type(module).__name__ for path, module in modules.items()]
+        for path, attributes in zip(tuple(self._names), tuple(held), strict=True):
+            for key, value in attributes.items():
+                if _is_own(value):  # a configuration, say
+                    held.append(vars(value))
+                    self._names.append(f"{path}.{key}")
+        self._was = [(now, _copied(now)) for now in held]
+        self._objects = [dict(now) for now in held]
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        try:
+            return all(now == was for now, was in self._was)
+        except (RuntimeError, ValueError, TypeError):  # another tensor or array, compared element by element
+            return False
+
+    def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
+        """Module, attribute, what it was and what it is now."""
+        for path, (now, was) in zip(self._names, self._was, strict=True):
+            for key in {**was, **now}:
+                if key in INNER and isinstance(was.get(key), dict):
+                    inner = {**was[key], **now[key]}
+                    pairs = [(name, was[key].get(name, ABSENT), now[key].get(name, ABSENT)) for name in inner]
+                else:
+                    pairs = [(key, was.get(key, ABSENT), now.get(key, ABSENT))]
+                for name, before, after in pairs:
+                    if not _same(before, after):
+                        yield path, name, before, after
+
+    def restore(self) -> None:
+        """Let everything be as it was: the same objects, with what was in them."""
+        for (now, was), objects in zip(self._was, self._objects, strict=True):
+            now.clear()
+            now.update({key: _refilled(value, was[key]) for key, value in objects.items()})
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a value is an object of a class of the user's, whose attributes the model's code may read."""
+    kind = type(value)
+    if isinstance(value, Tensor | torch.nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
+        return False
+    return kind.__module__.partition(".")[0] not in ("torch", "gridwise", "builtins", "collections", "numpy", "weakref")
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = _Absent()
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in (dict, list, set):
+        return {k: _copied(v) for k, v in value.items()} if type(value) is dict else type(value)(map(_copied, value))
+    if isinstance(value, dict) and type(value).__module__ == "collections":
+        copy = value.copy()
+        copy.update({key: _copied(part) for key, part in value.items()})
+        return copy
+    return value
+
+
+def _refilled(value: Any, was: Any) -> Any:
+    """A container with the contents of its copy `was`; anything else as it is."""
+    if isinstance(value, list):
+        value[:] = was
+    elif isinstance(value, dict | set) and type(value) is type(was) and value is not was:
+        value.clear()
+        value.update(was)
+    return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
+        return False
+    if isinstance(one, weakref.ref):  # torch's RNNs keep them to see whether their weights are others
+        return True
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError, TypeError):
+        return False
+
+
+def swap(holdings: Sequence[Holding], values: Sequence[Tensor]) -> None:
+    """Let modules hold other tensors; a `Snapshot` puts back what they held."""
+    for holding, value in zip(holdings, values, strict=True):
+        for held, key in holding.places:
+            held[key] = value

@@ -1,0 +1,186 @@
+"""A function of tensors, run once on fakes, as a graph of the operators that it has called: all that knows torch's tracer.
+
+This is the tracer below `torch.export` (``make_fx``, above autograd), whose graphs are export's training IR, taken
+directly. Export would besides refuse classes that are not registered with it, undo what a model assigns, let
+`torch.compiler.is_compiling()` say yes, so that a model may take another branch, and take four times as long.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .containers import flatten
+
+NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
+"""What an operator raises whose result, or its size, depends on numbers that a fake has not."""
+
+_TORCH = os.path.dirname(torch.__file__)
+_HERE = os.path.dirname(os.path.dirname(__file__))
+
+
+class Fakes:
+    """Makes fake tensors, which are of one world."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def like(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A fake of the class, strides, dtype and device of a tensor, and of its shape, unless it is a part of one."""
+        with self.mode:
+            if tuple(x.shape) == shape:
+                fake = torch.empty_strided(shape, x.stride(), dtype=x.dtype, device=x.device)
+            else:
+                fake = torch.empty(shape, dtype=x.dtype, device=x.device)
+        if isinstance(x, torch.nn.Parameter):
+            return torch.nn.Parameter(fake, x.requires_grad)
+        return fake.requires_grad_(x.requires_grad)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, **rest: Any) -> Tensor:
+        with self.mode:
+            return torch.empty(tuple(shape), dtype=dtype, device=device, **rest)
+
+
+def trace(
+    function: Callable[..., Sequence[Tensor]],
+    fakes: Fakes,
+    inputs: Sequence[Tensor],
+    note: Callable[[dict[str, Any]], None],
+) -> torch.fx.GraphModule:
+    """The graph of ``function(*inputs)``; `note` adds to the meta of every node, as it is made."""
+
+    def annotated(*inputs: Tensor) -> Sequence[Tensor]:
+        tracer: Any = tracer_of()
+        make = tracer.create_node
+
+        def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
+            node = make(*args, **kwargs)
+            note(node.meta)
+            return node
+
+        tracer.create_node = create_node
+        try:
+            return tuple(function(*inputs))
+        finally:
+            del tracer.create_node
+
+    with fakes.mode:
+        return make_fx(annotated, pre_dispatch=True, tracing_mode="real")(*inputs)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep what counts operators or looks at saved tensors, around the first call of a model, from seeing fakes."""
+    autograd: Any = torch._C._autograd
+    hooks = []
+    while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(hook)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for hook in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(*hook)
+
+
+def tracer_of() -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None
+    return mode.tracer
+
+
+def node_of(x: Tensor) -> torch.fx.Node:
+    """The node of the graph being made whose value `x` is."""
+    return get_proxy_slot(x, tracer_of()).proxy.node
+
+
+@contextmanager
+def numbers_needed() -> Iterator[list[Exception]]:
+    """What operators raise in the body for want of numbers, whoever catches it."""
+    found: list[Exception] = []
+    with ExitStack() as stack:
+        for kind in NEEDS_NUMBERS:
+            init = kind.__init__
+
+            def noted(self: Exception, *args: Any, init: Any = init) -> None:
+                init(self, *args)
+                found.append(self)
+
+            stack.enter_context(patch.object(kind, "__init__", noted))
+        yield found
+
+
+def is_fake(x: Any) -> bool:
+    return isinstance(x, FakeTensor)
+
+
+def current_line() -> str:
+    """The innermost line of the user's code that is being run."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _HERE)) and not name.startswith("<"):
+            return _told(name, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return ""
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the user's code that an error went through."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_TORCH, _HERE, "<"))
+    ]
+    return _told(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else ""
+
+
+def _told(file: str, number: int, function: str) -> str:
+    return f"{os.path.basename(file)}:{number}, in {function}:  {linecache.getline(file, number).strip()}"
+
+
+@contextmanager
+def young() -> Iterator[None]:
+    """Let what is made in the body stay in the youngest generation of the garbage collector, where `kept_fakes` looks."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
+    """Fakes of a recording that something besides its graphs holds on to."""
+    gc.collect(0)  # what only hangs together in a circle is not kept; the rest becomes a generation older
+    ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
+    ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
+    made = gc.get_objects(generation=1)
+    return [x for x in made if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
+
+
+def owner_of(fake: Tensor, besides: Any) -> str:
+    """What kind of thing holds on to a fake."""
+    owners = [owner for owner in gc.get_referrers(fake) if owner is not besides and not isinstance(owner, FrameType)]
+    return f"a {type(owners[0]).__name__}" if owners else "something"

@@ -1,0 +1,173 @@
+"""What a rule is asked, and what it answers.
+
+A rule speaks of placements and arguments, not of nodes of a graph:
+
+    asked       one call of an operator: its arguments, with a `Value` (global shape, dtype, placement) for each tensor
+    answered    `Placed`: how each tensor has to lie, where the outputs lie then, and the function that makes them
+
+The function gets this worker's tensors, in the order in which they stand among the arguments, as they were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UnsupportedError
+from ...grid import Box, Layout
+from ...nn.engine.operator import noted
+from ..placement import Cut, Placement, Replicated, Value, Want, Workers
+
+Run = Callable[..., Any]
+
+
+class NoRule(UnsupportedError):
+    """A rule cannot take these arguments: the reason, in words that complete "cannot be run on blocks: ..."."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A rule's answer."""
+
+    outputs: Placement | Sequence[Placement]
+    """Of the output, or of each of several."""
+    run: Run
+    inputs: Sequence[Want] = ()
+    """How each tensor argument has to lie; all as they are if left out."""
+    draws: bool = False
+    """Whether `run` takes random numbers: its first argument is then a `random.Stream`."""
+    gathers: str | None = None
+    """Why something is gathered that should not be; for the report."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator."""
+
+    op: Any
+    """The `torch._ops.OpOverload`."""
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[Value, ...]
+    """The outputs' global shapes and dtypes; that they are called replicated means nothing."""
+    workers: Workers
+    name: str
+    """For messages: the operator, and where in the model."""
+    keeps_alias: bool = False
+    """Whether the output has to share memory with its input on every worker: somebody writes to one and reads the other."""
+    written: bool = False
+    """Whether the first argument is changed in place: it must stay where it lies."""
+    number: int = field(default=0, compare=False)
+
+    @property
+    def result(self) -> Value:
+        return self.results[0]
+
+    @property
+    def kind(self) -> str:
+        """The operator's name without its namespace and overload, as in "add_"."""
+        return str(self.op._schema.name).partition("::")[2]
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """All arguments by their names, defaults included."""
+        found = {}
+        for i, argument in enumerate(self.op._schema.arguments):
+            if i < len(self.args):
+                found[argument.name] = self.args[i]
+            else:
+                found[argument.name] = self.kwargs.get(argument.name, argument.default_value)
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name]
+
+    @cached_property
+    def tensors(self) -> list[Value]:
+        return list(_values(self.given.values()))
+
+    def dims(self, name: str, of: int) -> tuple[int, ...]:
+        """An argument that names dims of a tensor with `of` dims, none negative; all of them for None or an empty list."""
+        given = self[name]
+        if given is None or given == []:
+            return tuple(range(of))
+        return tuple(d % max(1, of) for d in (given if isinstance(given, Sequence) else (given,)))
+
+    def locally(self, op: Any = None, **changed: Any) -> Run:
+        """The operator on this worker's tensors, with some arguments changed."""
+        schema = self.op._schema
+        given = {**self.given, **changed}
+        positional = [given[a.name] for a in schema.arguments if not a.kwarg_only]
+        named = {a.name: given[a.name] for a in schema.arguments if a.kwarg_only}
+        call = op or self.op
+        spots = [i for i, each in enumerate(positional) if _holds_values(each)]
+        first = spots == list(range(len(spots))) and all(isinstance(positional[i], Value) for i in spots)
+        if first and not any(map(_holds_values, named.values())):  # all tensors come first: the usual case
+            rest, count = tuple(positional[len(spots) :]), len(spots)
+            return lambda *tensors: call(*tensors[:count], *rest, **named)
+
+        def run(*tensors: Tensor) -> Any:
+            left = iter(tensors)
+            filled = [_filled(each, left) for each in positional]
+            return call(*filled, **{name: _filled(each, left) for name, each in named.items()})
+
+        return run
+
+    def block(self, layout: Layout) -> Box:
+        """This worker's block."""
+        return layout.block(self.workers.rank)
+
+    def unless_empty(self, run: Run, *layouts: Layout) -> Run:
+        """`run`, for an operator that refuses blocks without elements; these are made without it. One layout per output."""
+        if self.block(layouts[0]).volume:
+            return run
+        made = [(self.block(layout).shape, value.dtype) for layout, value in zip(layouts, self.results, strict=True)]
+        if len(made) == 1:
+            return lambda *tensors: of_nothing(tensors, *made[0])
+        return lambda *tensors: tuple(of_nothing(tensors, *each) for each in made)
+
+    def everywhere(self) -> Placed:
+        """All tensors whole on every worker, which then compute the same."""
+        return Placed(tuple(Replicated() for _ in self.results), self.locally(), [Replicated()] * len(self.tensors))
+
+    @property
+    def cut(self) -> list[Value]:
+        """The tensors that are cut."""
+        return [value for value in self.tensors if isinstance(value.placement, Cut)]
+
+
+Rule = Callable[[Call], Placed]
+
+
+def of_nothing(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A block without elements that depends on `tensors`: their adjoints are entered on this worker as on the others."""
+    wanted = [x for x in tensors if x.requires_grad]
+    if not wanted or not (dtype.is_floating_point or dtype.is_complex):
+        return torch.empty(shape, dtype=dtype, device=tensors[0].device if tensors else None)
+    total = sum((x.sum() if dtype.is_complex or not x.is_complex() else x.abs().sum()) for x in wanted)
+    return noted(total.to(dtype)).expand(shape)  # type: ignore[union-attr]
+
+
+def _values(arguments: Iterable[Any]) -> Iterator[Value]:
+    for each in arguments:
+        if isinstance(each, Value):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _values(each)
+
+
+def _holds_values(argument: Any) -> bool:
+    return next(_values([argument]), None) is not None
+
+
+def _filled(argument: Any, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(argument, Value):
+        return next(tensors)
+    if isinstance(argument, list | tuple) and _holds_values(argument):
+        return [_filled(each, tensors) for each in argument]
+    return argument

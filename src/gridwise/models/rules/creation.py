@@ -1,0 +1,49 @@
+"""Tensors made from sizes: replicated where they are small, else cut as the model's input is."""
+
+from __future__ import annotations
+
+from ...grid import Layout
+from ..placement import SMALL, Cut, Replicated
+from .call import Call, Placed
+from .table import rule
+
+
+@rule(
+    "arange",
+    "linspace",
+    "logspace",
+    "eye",
+    "tril_indices",
+    "triu_indices",
+    "scalar_tensor",
+    "tensor",
+    "meshgrid",
+    "hann_window",
+    "hamming_window",
+    "lift_fresh_copy",
+    "lift_fresh",
+)
+def everywhere(call: Call) -> Placed:
+    """On every worker alike."""
+    return call.everywhere()
+
+
+@rule(
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+)
+def filled(call: Call) -> Placed:
+    result, grid = call.result, call.workers.grid
+    if result.volume <= SMALL or grid.dim != len(result.shape) or call.kind.endswith("strided"):
+        return Placed(Replicated(), call.locally(), [None] * len(call.tensors))
+    layout = Layout.balanced(grid, result.shape)
+    run = call.locally(size=list(call.block(layout).shape))
+    return Placed(Cut(layout), run, [None] * len(call.tensors))

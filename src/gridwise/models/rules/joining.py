@@ -1,0 +1,270 @@
+"""Joins and splits: concatenation, stacking, slices, and what selects or repeats rows.
+
+cat along a cut dim     each worker gets its rows of every part and joins them; those of the largest part stay
+slice of a cut dim      each worker slices its block, as long as that leaves blocks that are about even
+select of a cut dim     the row goes to all, each of whom takes a part of it along the other dims
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from ...grid import Grid, Layout, Needs, balanced_cuts, sliced_need
+from ..placement import SMALL, Cut, Placement, Replicated, Value, Want, with_dims
+from .call import Call, NoRule, Placed
+from .table import rule
+
+EVEN_ENOUGH = 1.25
+"""How much larger than on average the largest block may become before blocks are made even again."""
+
+
+def clipped(cuts: Sequence[int], start: int, stop: int) -> tuple[int, ...]:
+    """The cuts of the rows ``[start, stop)`` of a dim with these cuts."""
+    return tuple(min(max(cut, start), stop) - start for cut in cuts)
+
+
+def _is_even(cuts: Sequence[int]) -> bool:
+    largest = max(b - a for a, b in pairwise(cuts))
+    return largest <= max(EVEN_ENOUGH * cuts[-1] / (len(cuts) - 1), -(-cuts[-1] // (len(cuts) - 1)))
+
+
+@rule("cat", "concat", "concatenate")
+def cat(call: Call) -> Placed:
+    name = "axis" if "axis" in call.given else "dim"
+    dim = call[name] % len(call.result.shape)
+    if not call.cut:
+        return call.everywhere()
+    target = _joined_layout(call, dim)
+    if target is None:
+        return call.everywhere()
+    offset, wants = 0, list[Want]()
+    for value in call.tensors:
+        if value.shape == (0,):  # which torch passes over
+            wants.append(None)
+            continue
+        lines = list(Needs.of_layout(target).intervals)
+        ends = offset, offset + value.shape[dim]
+        lines[dim] = tuple(
+            (max(a, ends[0]) - offset, min(b, ends[1]) - offset) if max(a, ends[0]) < min(b, ends[1]) else (0, 0)
+            for a, b in lines[dim]
+        )
+        wants.append(Needs(target.grid, tuple(lines), (False,) * target.grid.dim))
+        offset = ends[1]
+    return Placed(Cut(target), lambda *parts: torch.cat(parts, dim), wants)
+
+
+def _joined_layout(call: Call, dim: int) -> Layout | None:
+    """The blocks of the joined tensor: those of the largest part, to which the rows of the others come."""
+    largest = max(call.cut, key=lambda value: value.volume)
+    layout, shape = largest.layout, call.result.shape
+    assert layout is not None
+    cuts = list(layout.cuts)
+    if layout.grid.shape[dim] == 1:
+        cuts[dim] = (0, shape[dim])
+    else:
+        before = 0
+        for value in call.tensors:
+            if value is largest:
+                break
+            before += value.shape[dim] if value.shape != (0,) else 0
+        inner = [cut + before for cut in layout.cuts[dim][1:-1]]
+        cuts[dim] = (0, *inner, shape[dim])
+        if not _is_even(cuts[dim]):
+            cuts[dim] = balanced_cuts(shape[dim], layout.grid.shape[dim])
+    return Layout(layout.grid, tuple(cuts))
+
+
+@rule("stack", "hstack", "vstack", "dstack", "column_stack")
+def stack(call: Call) -> Placed:
+    if call.kind != "stack":
+        raise NoRule("stacks of tensors of any dims")
+    if not call.cut:
+        return call.everywhere()
+    dim = call["dim"] % len(call.result.shape)
+    layout = max(call.cut, key=lambda value: value.volume).layout
+    assert layout is not None
+    cuts = [*layout.cuts[:dim], (0, len(call.tensors)), *layout.cuts[dim:]]
+    return Placed(Cut(with_dims(layout, cuts)), call.locally(), [layout] * len(call.tensors))
+
+
+def rows_of(call: Call, kind: str, extent: int) -> range:
+    """Which rows a slice takes of a dim."""
+    if kind == "narrow":
+        start = call["start"]
+        return range(extent)[start : start + call["length"]] if start >= 0 else range(extent)[start:][: call["length"]]
+    return range(extent)[slice(call["start"], call["end"], call["step"])]
+
+
+@rule("slice", "narrow", "slice_copy", "narrow_copy")
+def sliced(call: Call) -> Placed:
+    x = call.tensors[0]
+    dim = call["dim"] % x.dim
+    rows = rows_of(call, call.kind.removesuffix("_copy"), x.shape[dim])
+    if x.layout is None or not x.is_cut_along([dim]):
+        if x.layout is None:
+            return Placed(Replicated(), call.locally(), [Replicated()])
+        kept = tuple((0, len(rows)) if d == dim else each for d, each in enumerate(x.layout.cuts))
+        return Placed(Cut(Layout(x.layout.grid, kept)), call.locally())
+    cuts = x.layout.cuts[dim]
+    if rows.step == 1:
+        own = clipped(cuts, rows.start, max(rows.start, rows.stop))
+        if call.keeps_alias or _is_even(own):
+            return _in_place(call, x, dim, own, rows)
+    if call.keeps_alias:
+        own = tuple(sum(row < cut for row in rows) for cut in cuts)
+        return _in_place(call, x, dim, own, rows)
+    return _fetched(call, x, dim, rows)
+
+
+def _in_place(call: Call, x: Value, dim: int, own: tuple[int, ...], rows: range) -> Placed:
+    """Each worker slices its own block."""
+    assert x.layout is not None
+    target = Layout(x.layout.grid, tuple(own if d == dim else each for d, each in enumerate(x.layout.cuts)))
+    here, block = call.block(x.layout), call.block(target)
+    count = block.shape[dim]
+    first = rows[block.start[dim]] - here.start[dim] if count else 0
+    stop = first + (count - 1) * rows.step + 1 if count else 0
+    op, step = torch.ops.aten.slice.Tensor, rows.step
+    return Placed(Cut(target), lambda x: op(x, dim, first, stop, step))
+
+
+def _fetched(call: Call, x: Value, dim: int, rows: range) -> Placed:
+    """Even blocks of the slice, from wherever their rows lie."""
+    assert x.layout is not None
+    grid = x.layout.grid
+    cuts = balanced_cuts(len(rows), grid.shape[dim])
+    target = Layout(grid, tuple(cuts if d == dim else each for d, each in enumerate(x.layout.cuts)))
+    lines = list(Needs.of_layout(target).intervals)
+    lines[dim] = tuple(sliced_need(rows, outputs) for outputs in pairwise(cuts))
+    needs, step = Needs(grid, tuple(lines), (False,) * grid.dim), rows.step
+    op = torch.ops.aten.slice.Tensor
+    return Placed(Cut(target), lambda x: op(x, dim, 0, None, step) if step > 1 else x, [needs])
+
+
+@rule("select", "select_copy")
+def select(call: Call) -> Placed:
+    x = call.tensors[0]
+    if x.layout is None:
+        return Placed(Replicated(), call.locally(), [Replicated()])
+    dim = call["dim"] % x.dim
+    index = call["index"] % x.shape[dim]
+    if not x.is_cut_along([dim]):
+        cuts = [each for d, each in enumerate(x.layout.cuts) if d != dim]
+        return Placed(Cut(with_dims(x.layout, cuts)), lambda x: x.select(dim, index))
+    if call.keeps_alias:
+        raise NoRule("a row that one worker has, which is written to")
+    target = call.workers.spread(call.result.shape) if call.result.volume > SMALL else Replicated()
+    if not isinstance(target, Cut):
+        grid = x.layout.grid
+        lines = [
+            ((index, index + 1) if d == dim else (0, n),) * p
+            for d, (n, p) in enumerate(zip(x.shape, grid.shape, strict=True))
+        ]
+        needs = Needs(grid, tuple(lines), (False,) * grid.dim)
+        return Placed(Replicated(), lambda x: x.select(dim, 0), [needs])
+    cuts = list(target.layout.cuts)
+    lifted = with_dims(target.layout, [*cuts[:dim], (0, 1), *cuts[dim:]])
+    lines = list(Needs.of_layout(lifted).intervals)
+    lines[dim] = ((index, index + 1),)
+    needs = Needs(lifted.grid, tuple(lines), (False,) * lifted.grid.dim)
+    return Placed(target, lambda x: x.select(dim, 0), [needs])
+
+
+@rule(
+    "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_chunk", "hsplit", "vsplit",
+    "split_with_sizes_copy", "unbind_copy",
+)  # fmt: skip
+def split(call: Call) -> Placed:
+    """Parts along a dim, which is made whole first."""
+    x = call.tensors[0]
+    if call.kind in ("hsplit", "vsplit") or len(call.tensors) > 1:
+        raise NoRule("a split at places that are no numbers")
+    if x.layout is None:
+        return Placed([Replicated()] * len(call.results), call.locally(), [Replicated()])
+    dim = call["dim"] % x.dim
+    layout: Layout | None = x.layout
+    if x.is_cut_along([dim]):
+        if call.keeps_alias:
+            raise NoRule("parts that are written to, along a dim that is cut")
+        placed = call.workers.spread(x.shape, [dim], like=x.layout)
+        layout = placed.layout if isinstance(placed, Cut) else None
+    if layout is None:
+        return Placed([Replicated()] * len(call.results), call.locally(), [Replicated()])
+    targets: list[Placement] = []
+    for result in call.results:
+        if call.kind.startswith("unbind"):
+            cuts = [each for d, each in enumerate(layout.cuts) if d != dim]
+        else:
+            cuts = [(0, result.shape[d]) if d == dim else each for d, each in enumerate(layout.cuts)]
+        targets.append(Cut(with_dims(layout, cuts)))
+    return Placed(targets, call.locally(), [layout])
+
+
+@rule("repeat", "tile", "repeat_interleave")
+def repeat(call: Call) -> Placed:
+    """Copies along dims, which are made whole; rows that are repeated one by one stay where they are."""
+    x, shape = call.tensors[0], call.result.shape
+    if x.layout is None or len(call.tensors) > 1:
+        return call.everywhere()
+    lacking = len(shape) - x.dim
+    if call.kind == "repeat_interleave":
+        if call["dim"] is None or not isinstance(call["repeats"], int):
+            raise NoRule("repeat_interleave without a dim, or with numbers that are not known")
+        dim, times = call["dim"] % x.dim, call["repeats"]
+        cuts = [tuple(times * cut for cut in each) if d == dim else each for d, each in enumerate(x.layout.cuts)]
+        return Placed(Cut(Layout(x.layout.grid, tuple(cuts))), lambda x: x.repeat_interleave(times, dim))
+    grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
+    placed = call.workers.spread(x.shape, grown, like=x.layout)
+    if not isinstance(placed, Cut):
+        return call.everywhere()
+    cuts = [(0, n) for n in shape[:lacking]]
+    cuts += [(0, n) if d in grown else placed.layout.cuts[d] for d, n in enumerate(shape[lacking:])]
+    return Placed(Cut(with_dims(placed.layout, cuts)), call.locally(), [placed.layout])
+
+
+@rule("roll", "fft_fftshift", "fft_ifftshift")
+def roll(call: Call) -> Placed:
+    """Rows moved round: along a cut dim, the route wraps."""
+    x = call.tensors[0]
+    if x.layout is None:
+        return call.everywhere()
+    if call.kind == "roll":
+        if not call["dims"]:
+            raise NoRule("a roll of all elements in one line")
+        pairs = list(zip((d % x.dim for d in call["dims"]), call["shifts"], strict=True))
+    else:
+        sign = 1 if call.kind == "fft_fftshift" else -1
+        pairs = [(d, sign * (x.shape[d] // 2)) for d in call.dims("dim", x.dim)]
+    shifts = dict.fromkeys(range(x.dim), 0)
+    for d, shift in pairs:
+        shifts[d] += shift
+    lines, wraps, rest = [], [], []
+    for d, line in enumerate(Needs.of_layout(x.layout).intervals):
+        moved = x.layout.grid.shape[d] > 1 and x.shape[d] and shifts[d] % x.shape[d]
+        lines.append(tuple((a - shifts[d], b - shifts[d]) for a, b in line) if moved else line)
+        wraps.append(bool(moved))
+        if not moved and shifts[d]:
+            rest.append(d)
+    amounts = [shifts[d] for d in rest]
+    needs = Needs(x.layout.grid, tuple(lines), tuple(wraps))
+    return Placed(Cut(x.layout), lambda x: torch.roll(x, amounts, rest) if rest else x, [needs if any(wraps) else None])
+
+
+@rule("flip", "fliplr", "flipud")
+def flip(call: Call) -> Placed:
+    """Rows in reverse: each worker reverses its own, and the grid is read the other way round."""
+    x = call.tensors[0]
+    if x.layout is None:
+        return call.everywhere()
+    import numpy as np
+
+    dims = tuple(d % x.dim for d in call["dims"]) if call.kind == "flip" else ((1,) if call.kind == "fliplr" else (0,))
+    ranks = np.flip(np.array(x.layout.grid.ranks).reshape(x.layout.grid.shape), dims)
+    cuts = [
+        tuple(each[-1] - cut for cut in reversed(each)) if d in dims else each for d, each in enumerate(x.layout.cuts)
+    ]
+    grid = Grid(tuple(int(rank) for rank in ranks.ravel()), x.layout.grid.shape)
+    return Placed(Cut(Layout(grid, tuple(cuts))), lambda x: x.flip(dims))

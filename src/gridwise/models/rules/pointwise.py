@@ -1,0 +1,97 @@
+"""Operators that make each element of the output from the elements at its place: they run on blocks as they are.
+
+Tensors that broadcast are cut to what each block sees of them; tensors in other blocks are moved to those of the largest.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from ...grid import Grid, Interval, Layout, Needs, balanced_cuts
+from ..placement import Cut, Replicated, Value, Want, Workers, permuted
+from .call import Call, Placed
+from .table import rule
+
+UNTAGGED = (
+    "hardswish", "_prelu_kernel", "where", "masked_fill", "lerp", "addcmul", "addcdiv", "clone", "copy", "copy_", "fill",
+    "fill_", "zero", "zero_", "relu6", "selu", "mish", "celu", "softshrink", "hardshrink", "tanhshrink", "softplus",
+    "threshold", "log_sigmoid", "softsign", "square", "clamp", "clip", "nan_to_num", "float_power", "true_divide", "divide",
+    "multiply", "subtract", "rsub", "positive", "negative", "absolute", "isclose", "conj", "_conj", "conj_physical",
+    "resolve_conj", "resolve_neg", "_neg_view", "real", "imag", "complex", "polar", "zeros_like", "ones_like", "full_like",
+    "empty_like", "logical_and", "logical_or", "logical_xor", "logical_not", "detach", "detach_", "detach_copy", "alias",
+    "contiguous", "special_expit", "special_erf", "maximum", "minimum", "fmax", "fmin", "max.other", "min.other", "isnan",
+    "isinf", "isfinite", "angle", "heaviside", "hypot", "fmod", "remainder", "floor_divide", "__and__", "__or__", "arctan2",
+    "not_equal", "less", "less_equal", "greater", "greater_equal", "fix", "_autocast_to_reduced_precision",
+    "_autocast_to_full_precision",
+)  # fmt: skip
+"""Pointwise though torch does not tag them so."""
+
+
+def is_pointwise(op: object) -> bool:
+    return torch.Tag.pointwise in getattr(op, "tags", ())
+
+
+@rule(*UNTAGGED)
+def pointwise(call: Call) -> Placed:
+    """Any operator that works element by element, with broadcasting."""
+    if not call.cut or (call.written and call.tensors[0].layout is None):
+        return call.everywhere()
+    target = call.tensors[0].layout if call.written else common_layout(call.cut, call.result.shape, call.workers)
+    if target is None:
+        return call.everywhere()
+    wants = [seen_by(target, value) for value in call.tensors]
+    return Placed([Cut(target)] * len(call.results), call.locally(), wants)
+
+
+def common_layout(cut: list[Value], shape: tuple[int, ...], workers: Workers) -> Layout | None:
+    """Where a tensor of `shape` lies that these broadcast to: in the blocks of the largest."""
+    largest = max(cut, key=lambda value: value.volume)
+    layout, lacking = largest.layout, len(shape) - largest.dim
+    assert layout is not None
+    if lacking == 0 and largest.shape == shape:
+        return layout
+    cuts: list[tuple[int, ...]] = [(0, n) for n in shape[:lacking]]
+    for n, have, p in zip(shape[lacking:], layout.cuts, layout.grid.shape, strict=True):
+        cuts.append(have if have[-1] == n else balanced_cuts(n, p))
+    return Layout(Grid(layout.grid.ranks, (1,) * lacking + layout.grid.shape), tuple(cuts))
+
+
+def seen_by(target: Layout, value: Value) -> Want:
+    """What the blocks of `target` see of a tensor that broadcasts to it."""
+    if not value.shape:
+        return Replicated()
+    if value.shape == target.global_shape:
+        return target
+    if value.layout is None and value.volume == 1:
+        return Replicated()
+    lacking = target.grid.dim - value.dim
+    lines: list[tuple[Interval, ...]] = [((0, 1),) * p for p in target.grid.shape[:lacking]]
+    for n, cuts in zip(value.shape, target.cuts[lacking:], strict=True):
+        lines.append(tuple(pairwise(cuts)) if n == cuts[-1] else ((0, n),) * (len(cuts) - 1))
+    return Needs(target.grid, tuple(lines), (False,) * target.grid.dim)
+
+
+@rule("prelu")
+def prelu(call: Call) -> Placed:
+    """One slope for all, or one for each channel, which is dim 1."""
+    x, slope = call.tensors
+    if x.layout is None:
+        return call.everywhere()
+    want: Want = Replicated()
+    if slope.volume > 1 and x.is_cut_along([1]):
+        order = [*(d for d in range(x.dim) if d != 1), 1]
+        last = permuted(x.layout, order)
+        lines = [*(((0, 1),) * p for p in last.grid.shape[:-1]), tuple(pairwise(last.cuts[-1]))]
+        want = Needs(last.grid, tuple(lines), (False,) * x.dim)
+    run = call.locally()
+    return Placed(Cut(x.layout), lambda x, slope: run(x, slope.reshape(-1)), [x.layout, want])
+
+
+@rule("to", "type_as", "_to_copy")
+def converted(call: Call) -> Placed:
+    """Another dtype or device; a second tensor says which."""
+    x, run = call.tensors[0], call.locally()
+    placement = Replicated() if x.layout is None else Cut(x.layout)
+    return Placed(placement, run, [x.layout or Replicated(), *[None] * (len(call.tensors) - 1)])

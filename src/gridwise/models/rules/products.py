@@ -1,0 +1,307 @@
+"""Products of tensors: matmul and its like, einsum, linear, attention.
+
+Every dim of every tensor has a label, as in einsum. A label of the result may be cut: each worker makes its block of the
+result from the parts of the tensors that it sees. Labels that are summed over are whole.
+
+    q (b h l e), k (b h s e)  ->  b h l s       l cut: everyone has its own queries, and all keys
+    x (b n k), a weight (m k) ->  b n m         n cut: rows of the result, by the whole weight
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...grid import Box, Grid, Interval, Layout, Needs
+from ..placement import Cut, Replicated, Value, Want
+from ..random import Elements, Stream
+from .call import Call, NoRule, Placed
+from .table import rule
+
+Labels = Sequence[str]
+WORTH_CUTTING = 1 << 20
+"""Multiplications from which a product of replicated tensors is shared among the workers."""
+
+
+def labelled(call: Call, operands: Sequence[Labels], result: Labels, whole: Labels) -> Layout | None:
+    """Where the result lies: cut along its labels, but for `whole`, as the tensor is with most of them cut; or None."""
+    tensors = call.tensors[: len(operands)]
+    found: list[tuple[int, Layout]] = []
+    for value, labels in sorted(zip(tensors, operands, strict=True), key=lambda pair: -pair[0].volume):
+        layout = value.layout
+        if layout is None:
+            continue
+        places = {label: d for d, label in enumerate(result) if label not in whole}
+        useful = 1
+        for d, label in enumerate(labels):
+            if label in places and value.shape[d] == call.result.shape[places[label]]:
+                useful *= layout.grid.shape[d]
+        target = layout_of_result(call, layout, labels, result, whole)
+        if target is not None:
+            found.append((useful, target))
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def layout_of_result(call: Call, layout: Layout, labels: Labels, result: Labels, whole: Labels) -> Layout | None:
+    """The result's blocks that go with those of a tensor; other dims take the places of those that are summed over."""
+    shape = call.result.shape
+    at = {label: d for d, label in enumerate(labels) if label not in whole}
+    grid = []
+    for label, n in zip(result, shape, strict=True):
+        d = at.get(label)
+        grid.append(layout.grid.shape[d] if d is not None and layout.global_shape[d] == n else 1)
+    order = [at[label] for label, p in zip(result, grid, strict=True) if p > 1]
+    if math.prod(grid) == call.workers.size and order == sorted(order):
+        cuts = [layout.cuts[at[label]] if p > 1 else (0, n) for label, p, n in zip(result, grid, shape, strict=True)]
+        return Layout(Grid(layout.grid.ranks, tuple(grid)), tuple(cuts))
+    placed = call.workers.spread(shape, [d for d, label in enumerate(result) if label in whole])
+    return placed.layout if isinstance(placed, Cut) else None
+
+
+def seen_of(target: Layout, value: Value, labels: Labels, result: Labels) -> Want:
+    """What the blocks of the result see of a tensor: their part along the labels that they share, all along the others."""
+    places = {label: d for d, label in enumerate(result)}
+    grid = target.grid
+    free = [d for d, label in enumerate(result) if label not in labels and grid.shape[d] > 1]
+    lines: list[tuple[Interval, ...]] = [((0, 1),) * grid.shape[d] for d in free]
+    order = list(free)
+    for label, n in zip(labels, value.shape, strict=True):
+        d = places.get(label)
+        if d is None or grid.shape[d] == 1:
+            lines.append(((0, n),))
+            continue
+        own = tuple(pairwise(target.cuts[d])) if n == target.cuts[d][-1] else ((0, n),) * grid.shape[d]
+        lines.append(own)
+        order.append(d)
+    return Needs(_grid_along(grid, order, [len(line) for line in lines]), tuple(lines), (False,) * len(lines))
+
+
+def _grid_along(grid: Grid, order: Sequence[int], shape: Sequence[int]) -> Grid:
+    """The workers with the axes `order` of their grid in that order, in another shape with as many places."""
+    import numpy as np
+
+    rest = [d for d in range(grid.dim) if d not in order]
+    ranks = np.array(grid.ranks).reshape(grid.shape).transpose([*order, *rest])
+    return Grid(tuple(int(rank) for rank in ranks.ravel()), tuple(shape))
+
+
+def product(call: Call, operands: Sequence[Labels], result: Labels, run: Any = None, whole: Labels = ()) -> Placed:
+    """Any sum of products: each worker makes its block of the result, which is not cut along `whole`."""
+    tensors = call.tensors
+    target = labelled(call, operands, result, whole) if call.cut else None
+    if target is None:
+        return _shared(call, operands, result, run)
+    wants: list[Want] = [
+        seen_of(target, value, labels, result) for value, labels in zip(tensors, operands, strict=False)
+    ]
+    wants += [Replicated()] * (len(tensors) - len(operands))
+    return Placed(Cut(target), _plain(run or call.locally(), tensors, target, wants), wants)
+
+
+def _plain(run: Any, tensors: Sequence[Value], target: Layout, wants: Sequence[Want]) -> Any:
+    """`run` of tensors without the leading dims that came with the movement of those that lack dims."""
+    extra = [
+        max(0, want.grid.dim - value.dim) if isinstance(want, Needs) else 0
+        for value, want in zip(tensors, wants, strict=True)
+    ]
+    if not any(extra):
+        return run
+    dims = [value.dim for value in tensors]
+
+    def stripped(*given: Tensor) -> Any:
+        parts = [x.reshape(x.shape[x.dim() - n :]) if x.dim() > n else x for x, n in zip(given, dims, strict=True)]
+        return run(*parts)
+
+    return stripped
+
+
+def _shared(call: Call, operands: Sequence[Labels], result: Labels, run: Any) -> Placed:
+    """A product of replicated tensors: on every worker, or if it is large, each makes its part of the last dim it can cut."""
+    tensors = call.tensors
+    everywhere = Placed(Replicated(), run or call.locally(), [Replicated()] * len(tensors))
+    extents = {
+        label: n
+        for value, labels in zip(tensors, operands, strict=False)
+        for label, n in zip(labels, value.shape, strict=True)
+    }
+    if math.prod(extents.values()) < WORTH_CUTTING:
+        return everywhere
+    placed = call.workers.spread(call.result.shape)
+    if not isinstance(placed, Cut):
+        return everywhere
+    wants: list[Want] = [
+        seen_of(placed.layout, value, labels, result) for value, labels in zip(tensors, operands, strict=False)
+    ]
+    wants += [Replicated()] * (len(tensors) - len(operands))
+    return Placed(placed, _plain(run or call.locally(), tensors, placed.layout, wants), wants)
+
+
+def _names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{i}" for i in range(count)]
+
+
+def _batch(value: Value, lead: int, most: int) -> list[str]:
+    """Labels of leading dims, which broadcast: counted from the last."""
+    return _names("b", most)[most - lead :]
+
+
+@rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
+def matmul(call: Call) -> Placed:
+    a, b = call.tensors
+    if a.dim == 1 and b.dim == 1:
+        return contraction(call)
+    leads = max(a.dim - 2, 0), max(b.dim - 2, 0)
+    most = max(leads)
+    first = ["k"] if a.dim == 1 else [*_batch(a, leads[0], most), "n", "k"]
+    second = ["k"] if b.dim == 1 else [*_batch(b, leads[1], most), "k", "m"]
+    result = _names("b", most) + ["n"] * (a.dim > 1) + ["m"] * (b.dim > 1)
+    return product(call, [first, second], result)
+
+
+def contraction(call: Call) -> Placed:
+    """The sum of a product over everything: of blocks, then over the workers."""
+    from ..placement import Partial
+    from .pointwise import common_layout, seen_by
+
+    if not call.cut:
+        return call.everywhere()
+    target = common_layout(call.cut, call.tensors[0].shape, call.workers)
+    assert target is not None
+    return Placed(Partial(), call.locally(), [seen_by(target, value) for value in call.tensors])
+
+
+@rule("linear")
+def linear(call: Call) -> Placed:
+    x, weight = call.tensors[:2]
+    lead = _names("b", x.dim - 1)
+    operands = [[*lead, "k"], ["m", "k"] if weight.dim == 2 else ["k"]]
+    result = [*lead, "m"] if weight.dim == 2 else lead
+    if len(call.tensors) > 2:
+        operands.append(["m"] if weight.dim == 2 else [])
+    return product(call, operands, result)
+
+
+@rule("addmm", "baddbmm", "addbmm", "addmv")
+def add_product(call: Call) -> Placed:
+    if call.kind in ("addbmm", "addmv"):
+        raise NoRule("a sum and a product at once")
+    added, a = call.tensors[:2]
+    lead = _names("b", a.dim - 2)
+    result = [*lead, "n", "m"]
+    return product(call, [result[len(result) - added.dim :], [*lead, "n", "k"], [*lead, "k", "m"]], result)
+
+
+@rule("einsum")
+def einsum(call: Call) -> Placed:
+    equation = call["equation"].replace(" ", "")
+    left, _, right = equation.partition("->")
+    operands = left.split(",")
+    tensors = call.tensors
+    if "." in equation:
+        most = max(
+            value.dim - len(each.replace("...", ""))
+            for each, value in zip(operands, tensors, strict=True)
+            if "..." in each
+        )
+        spelt = []
+        for each, value in zip(operands, tensors, strict=True):
+            before, dots, after = each.partition("...")
+            count = value.dim - len(before) - len(after)
+            spelt.append([*before, *(_names(".", most)[most - count :] if dots else []), *after])
+        before, dots, after = right.partition("...")
+        result = [*before, *_names(".", most), *after] if dots or not right else [*right]
+    else:
+        spelt = [list(each) for each in operands]
+        result = list(right)
+    if "->" not in equation:
+        counts = [label for each in spelt for label in each]
+        result = [x for x in result if x.startswith(".")] + sorted(
+            {label for label in counts if counts.count(label) == 1 and not label.startswith(".")}
+        )
+    if any(len(set(each)) < len(each) for each in spelt):
+        raise NoRule("an einsum with a label twice in one tensor")
+    return product(call, spelt, result)
+
+
+@rule("tensordot")
+def tensordot(call: Call) -> Placed:
+    a, b = call.tensors
+    first, second = _names("n", a.dim), _names("m", b.dim)
+    summed = list(zip(call["dims_self"], call["dims_other"], strict=True))
+    for i, j in summed:
+        first[i % a.dim] = second[j % b.dim] = f"k{i % a.dim}"
+    result = [label for label in (*first, *second) if not label.startswith("k")]
+    return product(call, [first, second], result)
+
+
+@rule("outer", "ger")
+def outer(call: Call) -> Placed:
+    return product(call, [["n"], ["m"]], ["n", "m"])
+
+
+@rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
+def attention(call: Call) -> Placed:
+    """Batch, heads and queries may be cut; keys and values are whole for each of them."""
+    query, key = call.tensors[:2]
+    lead = query.dim - 2
+    batch = _names("b", lead)
+    operands = [[*batch, "l", "e"], [*batch, "s", "e"], [*batch, "s", "v"]]
+    mask = call["attn_mask"]
+    if mask is not None:
+        operands.append([*batch[lead - (mask.dim - 2) :], "l", "s"] if mask.dim >= 2 else ["s"])
+    result = [*batch, "l", "v"]
+    if call.given.get("enable_gqa"):
+        raise NoRule("attention with grouped queries")
+    if call["dropout_p"]:
+        return _with_dropout(call, operands, result)
+    placed = product(call, operands, result, whole=["v"])
+    if not call["is_causal"] or not isinstance(placed.outputs, Cut):
+        return placed
+    start, stop = (
+        each[lead] for each in (call.block(placed.outputs.layout).start, call.block(placed.outputs.layout).stop)
+    )
+    scale, keys = call.given.get("scale"), key.shape[-2]
+
+    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = torch.arange(start, stop, device=q.device)[:, None]
+        sees = rows >= torch.arange(keys, device=q.device)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, sees, scale=scale)
+
+    return Placed(placed.outputs, _plain(causal, call.tensors, placed.outputs.layout, placed.inputs), placed.inputs)
+
+
+def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Placed:
+    """The same with weights dropped by their global index."""
+    placed = product(call, operands, result, run=lambda *_: None, whole=["v"])
+    query, key = call.tensors[:2]
+    p, causal, scale = call["dropout_p"], call["is_causal"], call.given.get("scale")
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    shape = (*query.shape[:-1], key.shape[-2])
+    block = None
+    if isinstance(placed.outputs, Cut):
+        own = call.block(placed.outputs.layout)
+        block = Box((*own.start[:-1], 0), (*own.stop[:-1], shape[-1]))
+
+    def attended(stream: Stream, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = (q * scale) @ k.transpose(-2, -1)
+        if causal:
+            first = 0 if block is None else block.start[-2]
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + first)
+            scores = scores.masked_fill(later, -math.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        shares = scores.softmax(-1)
+        return stream.scaled(shares, stream.kept(shares, p, Elements(shape, block)), p) @ v
+
+    dims = [value.dim for value in call.tensors]
+
+    def stripped(stream: Stream, *given: Tensor) -> Tensor:
+        parts = [x.reshape(x.shape[x.dim() - n :]) if x.dim() > n else x for x, n in zip(given, dims, strict=True)]
+        return attended(stream, *parts)
+
+    return Placed(placed.outputs, stripped, placed.inputs, draws=True)

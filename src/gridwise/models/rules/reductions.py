@@ -1,0 +1,159 @@
+"""Sums, means and their like over some dims: of each block first, then over the workers along the cut ones.
+
+kept dims whole     everyone has a summand of the result: a partial sum, or one message for the maximum
+kept dims cut       summands of a box each; every worker gets the sum of its own block of the result
+others              (prod, logsumexp, argmax, ...) the dims are made whole first, by cutting others
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...grid import Layout, Needs
+from ...nn.engine.carrier import HALVES
+from ...nn.engine.copy_and_sum import AllSum
+from ..movement import Movement, applied, move_along
+from ..placement import Cut, Partial, Placement, Replicated, Value, with_dims
+from .call import Call, Placed
+from .table import rule
+
+
+def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
+    """The blocks of what is left of whole dims that are reduced."""
+    if keepdim:
+        return with_dims(layout, [(0, 1) if d in dims else cuts for d, cuts in enumerate(layout.cuts)])
+    return with_dims(layout, [cuts for d, cuts in enumerate(layout.cuts) if d not in dims])
+
+
+def reduce_whole(call: Call, dims: Sequence[int], keepdim: bool) -> Placed:
+    """Make the dims whole, then reduce each block."""
+    x = call.tensors[0]
+    placed = x.placement
+    if isinstance(placed, Cut):
+        placed = call.workers.spread(x.shape, dims, like=placed.layout)
+    if not isinstance(placed, Cut):
+        return call.everywhere()
+    target = Cut(kept_layout(placed.layout, dims, keepdim))
+    return Placed([target] * len(call.results), call.locally(), [placed.layout])
+
+
+@rule("sum", "mean", "nansum")
+def sums(call: Call) -> Placed:
+    x = call.tensors[0]
+    dims = call.dims("dim", x.dim) if "dim" in call.given else tuple(range(x.dim))
+    keepdim = bool(call.given.get("keepdim", False))
+    if not x.is_cut_along(dims):
+        return reduce_whole(call, dims, keepdim)
+    if call.kind == "nansum":
+        return reduce_whole(call, dims, keepdim)
+    count = math.prod(x.shape[d] for d in dims) if call.kind == "mean" else 1
+    return summed(call, dims, keepdim, count, call.result.dtype)
+
+
+def averaged(call: Call, dims: tuple[int, ...], keepdim: bool) -> Placed:
+    """The mean over dims, for operators that do not name them."""
+    x = call.tensors[0]
+    if not x.is_cut_along(dims):
+        return reduce_whole(call, dims, keepdim)
+    return summed(call, dims, keepdim, math.prod(x.shape[d] for d in dims), x.dtype)
+
+
+def summed(call: Call, dims: Sequence[int], keepdim: bool, count: int, dtype: torch.dtype) -> Placed:
+    """The sum over dims of which some are cut, divided by `count`."""
+    x = call.tensors[0]
+    assert x.layout is not None
+    total = torch.float32 if dtype in HALVES else dtype
+    target, finish = sum_of_blocks(
+        call, x.layout, dims, keepdim, Value(call.result.shape, total, x.device, Replicated())
+    )
+    over = tuple(dims)
+
+    def run(x: Tensor) -> Tensor:
+        y = x.sum(over, keepdim=keepdim, dtype=total)
+        y = y / count if count != 1 else y
+        return finish(y).to(dtype) if finish is not None else y.to(dtype)
+
+    if dtype in HALVES and isinstance(target, Partial):  # summed before it is rounded
+        whole = applied(AllSum(call.workers.transport, call.workers.team, call.name, call.workers.team))
+        return Placed(Replicated(), lambda x: whole(x.sum(over, keepdim=keepdim, dtype=total) / count).to(dtype))
+    return Placed(target, run)
+
+
+def sum_of_blocks(
+    call: Call, layout: Layout, dims: Sequence[int], keepdim: bool, result: Value
+) -> tuple[Placement, Movement | None]:
+    """Where the sum over `dims` lies, and what makes it of each worker's sum over its block of `layout`."""
+    kept = [d for d in range(layout.grid.dim) if d not in dims]
+    if all(layout.grid.shape[d] == 1 for d in kept):
+        return Partial(), None
+    target = call.workers.spread(result.shape)
+    if not isinstance(target, Cut):  # so few elements that nothing can be cut
+        target = Cut(
+            Layout.balanced(
+                type(layout.grid)(call.workers.ranks, (call.workers.size,) + (1,) * (len(result.shape) - 1)),
+                result.shape,
+            )
+        )
+    # a worker's sum is a box of the result; workers that differ along reduced axes only have the same
+    own = Needs.of_layout(layout).intervals
+    lines = [((0, 1),) * layout.grid.shape[d] if d in dims else own[d] for d in range(layout.grid.dim)]
+    needs = Needs(layout.grid, tuple(lines), (False,) * layout.grid.dim)
+    lifted = target.layout
+    if not keepdim:
+        cuts = iter(lifted.cuts)
+        lifted = with_dims(lifted, [(0, 1) if d in dims else next(cuts) for d in range(layout.grid.dim)])
+    back = applied(move_along(lifted, needs, call.workers, f"the adjoint of {call.name}").adjoint)
+    block, box = call.block(target.layout).shape, needs.box(call.workers.rank).shape
+    return target, lambda y: back(y.reshape(box)).reshape(block)
+
+
+@rule(
+    "amax", "amin", "prod", "logsumexp", "std", "var", "std_mean", "var_mean", "any", "all", "max.dim", "min.dim",
+    "median.dim", "argmax", "argmin", "linalg_vector_norm", "norm", "linalg_norm", "aminmax", "count_nonzero", "max", "min",
+    "frobenius_norm", "nuclear_norm", "nanmean", "mode", "quantile",
+)  # fmt: skip
+def others(call: Call) -> Placed:
+    """Reductions that need all numbers of the reduced dims together."""
+    x = call.tensors[0]
+    if len(call.tensors) > 1:
+        return call.everywhere()
+    dims = call.dims("dim", x.dim) if call.given.get("dim") is not None else tuple(range(x.dim))
+    return reduce_whole(call, dims, bool(call.given.get("keepdim", False)))
+
+
+@rule(
+    "softmax",
+    "_softmax",
+    "log_softmax",
+    "_log_softmax",
+    "softmin",
+    "cumsum",
+    "cumprod",
+    "logcumsumexp",
+    "cummax",
+    "cummin",
+    "sort",
+    "argsort",
+    "cumsum_",
+    "glu",
+)
+def along(call: Call) -> Placed:
+    """Operators along a dim that keep all dims: it is made whole, by cutting others."""
+    x = call.tensors[0]
+    if x.layout is None:
+        return call.everywhere()
+    dim = call["dim"] % x.dim
+    placed = call.workers.spread(x.shape, [dim], like=x.layout)
+    if not isinstance(placed, Cut):
+        return call.everywhere()
+    cuts = [(0, call.result.shape[d]) if d == dim else each for d, each in enumerate(placed.layout.cuts)]
+    return Placed([Cut(with_dims(placed.layout, cuts))] * len(call.results), call.locally(), [placed.layout])
+
+
+@rule("topk", "kthvalue")
+def selected(call: Call) -> Placed:
+    return along(call)

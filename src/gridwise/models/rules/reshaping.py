@@ -1,0 +1,174 @@
+"""Views: the same elements under other dims. Blocks stay where they are wherever the new shape can express them.
+
+A dim that is split or merged is first cut along the factor that stays outside (`grid.reshape`): windows of an attention,
+patches, tokens of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...grid import Layout, balanced_cuts
+from ...grid.cuts import scaled
+from ...grid.reshape import reshaped
+from ..placement import Cut, Partial, Replicated, permuted, with_dims
+from .call import Call, NoRule, Placed
+from .table import rule
+
+
+@rule(
+    "view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as", "ravel", "unsqueeze", "squeeze",
+    "atleast_1d", "atleast_2d", "atleast_3d", "view_copy", "_reshape_alias", "pixel_shuffle_view",
+)  # fmt: skip
+def reshape(call: Call) -> Placed:
+    """Any change of the shape alone."""
+    x, shape = call.tensors[0], call.result.shape
+    if call["dtype"] if "dtype" in call.given else False:
+        raise NoRule("a view of another dtype")
+    if x.layout is None:
+        return Placed(Replicated(), lambda x, *_: x.reshape(shape), [Replicated()] + [None] * (len(call.tensors) - 1))
+    if not x.volume:
+        raise NoRule("a tensor without elements")
+    found = reshaped(x.layout, shape, call.workers.ranks)
+    if found is None or (call.keeps_alias and found[0] != x.layout):
+        if call.keeps_alias:
+            raise NoRule("a view that is written to, of blocks that have to be moved")
+        return Placed(
+            Replicated(),
+            lambda x, *_: x.reshape(shape),
+            [Replicated()] + [None] * (len(call.tensors) - 1),
+            gathers=f"a view of shape {shape} has no blocks of {x.shape}",
+        )
+    before, after = found
+    block = call.block(after).shape
+    run = (lambda x, *_: x.view(block)) if call.keeps_alias else (lambda x, *_: x.reshape(block))
+    return Placed(Cut(after), run, [before] + [None] * (len(call.tensors) - 1))
+
+
+def order_of(call: Call, dim: int) -> list[int]:
+    """The dims of the input in the order of the output."""
+    order, kind = list(range(dim)), call.kind.rstrip("_")
+    if kind == "permute":
+        return [d % dim for d in call["dims"]]
+    if kind in ("transpose", "swapaxes", "swapdims", "t", "adjoint", "mT", "mH"):
+        names = {"transpose": ("dim0", "dim1"), "swapaxes": ("axis0", "axis1"), "swapdims": ("dim0", "dim1")}
+        a, b = (call[name] % dim for name in names[kind]) if kind in names else (dim - 2, dim - 1)
+        order[a], order[b] = order[b], order[a]
+        return order
+    if kind == "numpy_T":
+        return order[::-1]
+    source, target = (call.dims(name, dim) for name in ("source", "destination"))
+    rest = [d for d in order if d not in source]
+    for place, d in sorted(zip(target, source, strict=True)):
+        rest.insert(place, d)
+    return rest
+
+
+@rule("permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "movedim", "moveaxis", "permute_copy", "mT")
+def permute(call: Call) -> Placed:
+    """The dims in another order: the axes of the grid follow them."""
+    x = call.tensors[0]
+    if x.layout is None or x.dim < 2:
+        return as_it_lies(call)
+    order = order_of(call, x.dim)
+    return Placed(Cut(permuted(x.layout, order)), lambda x: x.permute(order))
+
+
+def as_it_lies(call: Call) -> Placed:
+    """The operator on the tensor as it lies, which stays so."""
+    placement = call.tensors[0].placement
+    if isinstance(placement, Partial):
+        placement = Replicated()
+    return Placed(placement, call.locally(), [None, *[Replicated()] * (len(call.tensors) - 1)])
+
+
+@rule("expand", "expand_as", "broadcast_to", "expand_copy")
+def expand(call: Call) -> Placed:
+    """Dims of extent 1 repeated without a copy: each worker repeats what it has."""
+    x, shape = call.tensors[0], call.result.shape
+    if x.layout is None:
+        return Placed(Replicated(), lambda x, *_: x.expand(shape), [Replicated()] + [None] * (len(call.tensors) - 1))
+    lacking = len(shape) - x.dim
+    grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
+    placed = call.workers.spread(x.shape, grown, like=x.layout)
+    if isinstance(placed, Replicated):
+        return Placed(Replicated(), lambda x, *_: x.expand(shape), [placed] + [None] * (len(call.tensors) - 1))
+    assert isinstance(placed, Cut)
+    layout = placed.layout
+    cuts: list[tuple[int, ...]] = [(0, n) for n in shape[:lacking]]
+    cuts += [(0, n) if d in grown else layout.cuts[d] for d, n in enumerate(shape[lacking:])]
+    target = with_dims(layout, cuts)
+    block = call.block(target).shape
+    return Placed(Cut(target), lambda x, *_: x.expand(block), [layout] + [None] * (len(call.tensors) - 1))
+
+
+@rule("view_as_real", "view_as_real_copy")
+def view_as_real(call: Call) -> Placed:
+    """Complex numbers as pairs, in a new last dim."""
+    return _last_dim(call, lambda layout: with_dims(layout, (*layout.cuts, (0, 2))))
+
+
+@rule("view_as_complex", "view_as_complex_copy")
+def view_as_complex(call: Call) -> Placed:
+    """Pairs in the last dim as complex numbers."""
+    x = call.tensors[0]
+    if x.is_cut_along([x.dim - 1]):
+        raise NoRule("pairs that lie on two workers")
+    return _last_dim(call, lambda layout: with_dims(layout, layout.cuts[:-1]))
+
+
+def _last_dim(call: Call, change: object) -> Placed:
+    x = call.tensors[0]
+    if x.layout is None:
+        return as_it_lies(call)
+    return Placed(Cut(change(x.layout)), call.locally())  # type: ignore[operator]
+
+
+@rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
+def pixels(call: Call) -> Placed:
+    """Channels to pixels, or back: a view, a permutation and a view of the dims before, dim by dim."""
+    x = call.tensors[0]
+    if x.layout is None:
+        return as_it_lies(call)
+    lead = x.dim - 3
+    if "channel_shuffle" in call.kind:
+        layout = _whole(call, x.layout, [1])
+        return Placed(_cut(layout), call.locally(), [layout or Replicated()])
+    r = call["upscale_factor"] if call.kind == "pixel_shuffle" else call["downscale_factor"]
+    layout = _whole(call, x.layout, [lead])
+    if layout is None:
+        return call.everywhere()
+    up, space = call.kind == "pixel_shuffle", layout.cuts[-2:]
+    if not up:
+        space = tuple(scaled(balanced_cuts(cuts[-1] // r, len(cuts) - 1), r) for cuts in space)
+        layout = Layout(layout.grid, (*layout.cuts[:-2], *space))
+    made = [tuple(cut * r if up else cut // r for cut in cuts) for cuts in space]
+    target = with_dims(layout, (*layout.cuts[:lead], (0, call.result.shape[lead]), *made))
+    return Placed(Cut(target), lambda x: (_shuffled if up else _unshuffled)(x, r), [layout])
+
+
+def _shuffled(x: Tensor, r: int) -> Tensor:
+    """``(..., c r r, h, w)`` to ``(..., c, h r, w r)``; torch's has no gradient for empty blocks."""
+    *lead, c, h, w = x.shape
+    n = len(lead)
+    parts = x.reshape(*lead, c // r**2, r, r, h, w).permute(*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return parts.reshape(*lead, c // r**2, h * r, w * r)
+
+
+def _unshuffled(x: Tensor, r: int) -> Tensor:
+    """``(..., c, h r, w r)`` to ``(..., c r r, h, w)``."""
+    *lead, c, h, w = x.shape
+    n = len(lead)
+    parts = x.reshape(*lead, c, h // r, r, w // r, r).permute(*range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return parts.reshape(*lead, c * r**2, h // r, w // r)
+
+
+def _whole(call: Call, layout: Layout, dims: Sequence[int]) -> Layout | None:
+    placed = call.workers.spread(layout.global_shape, dims, like=layout)
+    return placed.layout if isinstance(placed, Cut) else None
+
+
+def _cut(layout: Layout | None) -> Cut | Replicated:
+    return Replicated() if layout is None else Cut(layout)

@@ -1,0 +1,58 @@
+"""The one table of rules, by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import PartitionError
+from .call import Rule
+
+RULES: dict[str, Rule] = {}
+"""By the operator's full name, "aten::add", or that with an overload, "aten::where.Scalar"."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Let the decorated rule serve the named operators of ATen."""
+
+    def entered(function: Rule) -> Rule:
+        for name in names:
+            RULES[f"aten::{name}"] = function
+        return function
+
+    return entered
+
+
+def register_rule(operator: Any, function: Rule) -> None:
+    """Let `function` say how `operator` runs on blocks, in every model that is placed from now on.
+
+    Call it alike on all workers, before `distribute`.
+
+    Parameters
+    ----------
+    operator : an operator of torch, as ``torch.ops.mylib.op`` (all of its overloads) or ``torch.ops.mylib.op.default``
+    function : gets a `Call` and answers with a `Placed`; see docs/distribute.md. It raises `NoRule` where it cannot: the
+        operator's tensors are then gathered, and the report says so
+
+    Examples
+    --------
+    >>> from gridwise.models.rules import pointwise
+    >>> gridwise.register_rule(torch.ops.aten.erfinv, pointwise)
+    """
+    if isinstance(operator, torch._ops.OpOverload):
+        name = str(operator._schema.name)
+        RULES[f"{name}.{operator._overloadname}" if operator._overloadname != "default" else name] = function
+    elif isinstance(operator, torch._ops.OpOverloadPacket):
+        RULES[str(operator._qualified_op_name)] = function
+    else:
+        raise PartitionError(
+            f"register_rule: `operator` (={operator!r}) must be an operator of torch, as torch.ops.mylib.op."
+        )
+
+
+def rule_for(op: Any) -> Rule | None:
+    """The rule of an operator; an operator that changes its first argument in place has that of the one that does not."""
+    name, overload = str(op._schema.name), op._overloadname
+    return RULES.get(f"{name}.{overload}") or RULES.get(name)

@@ -1,0 +1,256 @@
+"""Windowed operators: convolutions, pooling, interpolation. Each is a layer of `nn`, told where its input lies.
+
+A layer agrees with the other workers on the blocks of its input; here they are known, so it only plans (`_plan`) and
+computes (`_local`). All that the layers know comes with it: halos, padding by mode, little memory, computing while messages
+travel. Weights are whole on every worker; each takes the part that the layer would hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import nn
+from ...grid import Grid, Layout
+from ...grid.arrange import arranged
+from ...nn.engine.agreement import Structure
+from ...nn.parameters.blocks import Spread
+from ...nn.windows.windowed_layer import WindowedLayer
+from ...partition import CartesianPartition
+from ..placement import SMALL, Cut, Replicated, Value, Want
+from .call import Call, NoRule, Placed, Run
+from .table import rule
+
+Make = Callable[[CartesianPartition], Any]
+
+
+class GivenWeights:
+    """What a layer with weights becomes if they are given at each call: it holds none, and agrees on nothing."""
+
+    _spreads: Mapping[str, Spread]
+    _bucketed: dict[str, Any]
+
+    def _build(self, make: Any, spreads: Any, device: Any = None, problem: str | None = None) -> Any:
+        template = make("meta")
+        self._spreads = spreads(template)
+        return template
+
+    def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        return self._bucketed["weight"], self._bucketed["bias"]
+
+    def part_of(self, name: str, rank: int) -> Callable[[Tensor], Tensor]:
+        """What the layer would hold of a whole weight."""
+        spread = self._spreads[name]
+        if spread.layout.grid.size == 1:
+            return lambda weight: weight
+        return lambda weight: spread.cut(weight, rank)
+
+
+def _given(layer: type) -> Any:
+    return type(f"Given{layer.__name__.removeprefix('Distributed')}", (GivenWeights, layer), {})
+
+
+CONV = {d: _given(getattr(nn, f"DistributedConv{d}d")) for d in (1, 2, 3)}
+CONV_TRANSPOSE = {d: _given(getattr(nn, f"DistributedConvTranspose{d}d")) for d in (1, 2, 3)}
+
+
+def each(size: Any, dims: int) -> tuple[int, ...]:
+    """A size for each dim, of one number or as many."""
+    sizes = tuple(size) if isinstance(size, Sequence) else (size,)
+    return sizes * dims if len(sizes) == 1 else sizes
+
+
+def source_layout(call: Call, x: Value, space: int, moves: bool = True) -> Layout | None:
+    """The blocks of ``(batch, channel, *space)`` that a layer gets; None where the input is best left replicated.
+
+    Where the output has fewer rows than the grid has places for them, other dims are cut instead, if the layer `moves`.
+    """
+    result = call.result
+    if x.layout is None:
+        if result.volume <= SMALL:
+            return None
+        grid = call.workers.grid
+        fits = grid.dim == x.dim and all(n >= p for n, p in zip(result.shape, grid.shape, strict=True))
+        shape = grid.shape if fits else arranged(result.shape, call.workers.size)
+        return None if max(shape) == 1 else Layout.balanced(Grid(call.workers.ranks, shape), x.shape)
+    if not moves or all(n >= p for n, p in zip(result.shape, x.layout.grid.shape, strict=True)):
+        return x.layout
+    shape = arranged(result.shape, call.workers.size, frozenset(), x.layout.grid.shape)
+    return None if max(shape) == 1 else Layout.balanced(Grid(call.workers.ranks, shape), x.shape)
+
+
+def by_layer(call: Call, make: Make, space: int, moves: bool = True, weights: Sequence[Value | None] = ()) -> Placed:
+    """The operator as the layer that `make` makes on a partition, of an input with so many dims of space."""
+    x = call.tensors[0]
+    if x.dim not in (space + 1, space + 2):
+        raise NoRule(f"an input of {x.dim} dims")
+    layout = source_layout(call, x, space, moves)
+    if layout is None:
+        return call.everywhere()
+    unbatched = x.dim == space + 1
+    batched = Layout(Grid(layout.grid.ranks, (1, *layout.grid.shape)), ((0, 1), *layout.cuts)) if unbatched else layout
+    shape = (1, *call.result.shape) if unbatched else call.result.shape
+    layer: WindowedLayer = make(CartesianPartition(call.workers.transport, batched.grid))
+    block = batched.block(call.workers.rank)
+    layer._agreed = Structure(block.shape, x.dtype, True, x.device, True)
+    layer._says = call.name
+    layer._plan(batched, shape)
+    run = _run_of(layer, weights, call.workers.rank)
+    target = Layout.balanced(batched.grid, shape)
+    if unbatched:
+        inner, target = run, Layout(layout.grid, target.cuts[1:])
+        run = lambda x, *rest: _squeezed(inner(x.unsqueeze(0), *rest))  # noqa: E731
+    wants: list[Want] = [layout, *[Replicated()] * (len(call.tensors) - 1)]
+    return Placed([Cut(target)] * len(call.results), run, wants)
+
+
+def _squeezed(y: Any) -> Any:
+    return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
+
+
+def _run_of(layer: Any, weights: Sequence[Value | None], rank: int) -> Run:
+    share, agreed = layer._share, layer._agreed
+    quiet = agreed._replace(requires_grad=False)
+
+    def run(x: Tensor, *given: Tensor) -> Any:
+        layer._agreed = agreed if x.requires_grad and torch.is_grad_enabled() else quiet
+        return layer._local(x, share)
+
+    if not weights:
+        return run
+    parts = [layer.part_of(name, rank) for name in ("weight", "bias")]
+
+    def with_weights(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        layer._bucketed = {"weight": parts[0](weight), "bias": None if bias is None else parts[1](bias)}
+        try:
+            return run(x)
+        finally:
+            layer._bucketed = {}
+
+    return with_weights
+
+
+@rule(*(f"conv{d}d" for d in (1, 2, 3)))
+def convolution(call: Call) -> Placed:
+    """A convolution with any padding that is given as numbers or as a word."""
+    dims, weight, bias = int(call.kind[4]), call["weight"], call["bias"]
+    padding = call["padding"] if isinstance(call["padding"], str) else each(call["padding"], dims)
+    return _convolution(call, dims, weight, bias, padding)
+
+
+def _convolution(call: Call, dims: int, weight: Value, bias: Value | None, padding: Any) -> Placed:
+    groups = call["groups"]
+    channels = weight.shape[1] * groups, weight.shape[0]
+    arguments = each(call["stride"], dims), padding, each(call["dilation"], dims), groups, bias is not None
+
+    def make(P: CartesianPartition) -> Any:
+        return CONV[dims](P, *channels, weight.shape[2:], *arguments, dtype=weight.dtype)
+
+    return by_layer(call, make, dims, weights=(weight, bias))
+
+
+@rule(*(f"conv_transpose{d}d" for d in (1, 2, 3)))
+def transposed_convolution(call: Call) -> Placed:
+    return _transposed(call, int(call.kind[14]))
+
+
+def _transposed(call: Call, dims: int) -> Placed:
+    weight, bias, groups = call["weight"], call["bias"], call["groups"]
+    channels = weight.shape[0], weight.shape[1] * groups
+    names = "stride", "padding", "output_padding"
+    sizes = [each(call[name], dims) for name in names]
+
+    def make(P: CartesianPartition) -> Any:
+        arguments = *sizes, groups, bias is not None, each(call["dilation"], dims)
+        return CONV_TRANSPOSE[dims](P, *channels, weight.shape[2:], *arguments, dtype=weight.dtype)
+
+    return by_layer(call, make, dims, weights=(weight, bias))
+
+
+@rule("convolution", "_convolution")
+def any_convolution(call: Call) -> Placed:
+    """Torch's one operator for all convolutions."""
+    dims = call["weight"].dim - 2
+    if call["transposed"]:
+        return _transposed(call, dims)
+    return _convolution(call, dims, call["weight"], call["bias"], each(call["padding"], dims))
+
+
+@rule(*(f"max_pool{d}d{end}" for d in (1, 2, 3) for end in ("", "_with_indices")))
+def max_pool(call: Call) -> Placed:
+    dims, indices = int(call.kind[8]), call.kind.endswith("_indices")
+    kernel = each(call["kernel_size"], dims)
+    sizes = each(call["stride"], dims) if call["stride"] else kernel, each(call["padding"], dims)
+    layer: Any = getattr(nn, f"DistributedMaxPool{dims}d")
+    arguments = kernel, *sizes, each(call["dilation"], dims), indices, call["ceil_mode"]
+    return by_layer(call, lambda P: layer(P, *arguments), dims, moves=False)
+
+
+@rule(*(f"avg_pool{d}d" for d in (1, 2, 3)))
+def avg_pool(call: Call) -> Placed:
+    dims = int(call.kind[8])
+    kernel = each(call["kernel_size"], dims)
+    sizes = each(call["stride"], dims) if call["stride"] else kernel, each(call["padding"], dims)
+    layer: Any = getattr(nn, f"DistributedAvgPool{dims}d")
+    divisor = (call["divisor_override"],) if dims > 1 else ()
+    arguments = kernel, *sizes, call["ceil_mode"], call["count_include_pad"], *divisor
+    return by_layer(call, lambda P: layer(P, *arguments), dims, moves=False)
+
+
+@rule(*(f"adaptive_max_pool{d}d" for d in (1, 2, 3)))
+def adaptive_max_pool(call: Call) -> Placed:
+    dims = int(call.kind[17])
+    layer: Any = getattr(nn, f"DistributedAdaptiveMaxPool{dims}d")
+    return by_layer(call, lambda P: layer(P, call.result.shape[-dims:], True), dims, moves=False)
+
+
+@rule(*(f"adaptive_avg_pool{d}d" for d in (1, 2, 3)), *(f"_adaptive_avg_pool{d}d" for d in (2, 3)))
+def adaptive_avg_pool(call: Call) -> Placed:
+    """Averages over windows that depend on the sizes; over all of space they are a sum over the workers."""
+    from .reductions import averaged
+
+    dims = int(call.kind[-2])
+    space = range(call.tensors[0].dim - dims, call.tensors[0].dim)
+    if call.result.shape[-dims:] == (1,) * dims:
+        return averaged(call, tuple(space), keepdim=True)
+    layer: Any = getattr(nn, f"DistributedAdaptiveAvgPool{dims}d")
+    return by_layer(call, lambda P: layer(P, call.result.shape[-dims:]), dims, moves=False)
+
+
+MODES = {
+    **{f"upsample_nearest{d}d": "nearest" for d in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{d}d": "nearest-exact" for d in (1, 2, 3)},
+    "upsample_linear1d": "linear",
+    "upsample_bilinear2d": "bilinear",
+    "upsample_trilinear3d": "trilinear",
+    "upsample_bicubic2d": "bicubic",
+}
+
+
+@rule(*MODES)
+def interpolation(call: Call) -> Placed:
+    """Interpolation by global coordinates."""
+    x = call.tensors[0]
+    layout = source_layout(call, x, x.dim - 2)
+    if layout is None:
+        return call.everywhere()
+    factors = call.given.get("scale_factors")
+    if factors is None:
+        names = ("scales",) if x.dim == 3 else tuple(f"scales_{axis}" for axis in "dhw"[5 - x.dim :])
+        given = [call.given.get(name) for name in names]
+        factors = given if None not in given and given else None
+    sizes = {"size": call.result.shape[2:]} if factors is None else {"scale_factor": tuple(factors)}
+    corners = call.given.get("align_corners")
+    P = CartesianPartition(call.workers.transport, layout.grid)
+    layer = nn.DistributedUpsample(P, **sizes, mode=MODES[call.kind], align_corners=corners)
+    layer._says = call.name
+    layer._plan(layout, call.result.shape, torch.empty(0, dtype=x.dtype, device=x.device))
+
+    def run(x: Tensor) -> Tensor:
+        layer._records = x.requires_grad and torch.is_grad_enabled()
+        return layer._interpolated(x)
+
+    return Placed(Cut(layer.layout), run, [layout])

@@ -1,0 +1,78 @@
+"""The steps of a program while it is being made: slots, movements between placements, regions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..grid import Layout
+from .movement import is_there, movement
+from .placement import Cut, Partial, Placement, Replicated, Value, Want, Workers
+from .program import Step
+from .report import Report
+
+Moved = dict[tuple[int, Want], "Item"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A tensor of the program: in which slot, and what is known of it."""
+
+    slot: int
+    value: Value
+
+
+class Tape:
+    """Steps, one after the other."""
+
+    def __init__(self, workers: Workers, report: Report) -> None:
+        self.workers, self.report = workers, report
+        self.steps: list[Step] = []
+        self.count = 0
+        self._moved: Moved = {}
+        self._outer: list[tuple[list[Step], Moved]] = []
+
+    def new_slot(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def add(self, run: Any, inputs: Sequence[Item], values: Value | Sequence[Value], draws: bool = False) -> list[Item]:
+        """Add a step that makes a tensor, or several; the items of what it makes."""
+        made = [Item(self.new_slot(), value) for value in ([values] if isinstance(values, Value) else values)]
+        outputs = made[0].slot if isinstance(values, Value) else tuple(item.slot for item in made)
+        self.steps.append(Step(run, tuple(item.slot for item in inputs), outputs, draws, self.count))
+        return made
+
+    def brought(self, item: Item, want: Want, name: str) -> Item:
+        """The tensor as it is wanted; each movement is made once."""
+        if is_there(item.value, want):
+            return item
+        key = item.slot, want
+        if key not in self._moved:
+            value = item.value
+            placement: Placement = Cut(want) if isinstance(want, Layout) else Replicated()
+            move = movement(value, want, self.workers, name)
+            (self._moved[key],) = self.add(move, [item], replace(value, placement=placement))
+            if isinstance(value.placement, Cut | Partial):
+                everywhere = isinstance(want, Replicated) or want is None
+                self.report.moved += value.nbytes if everywhere else value.nbytes // self.workers.size
+        return self._moved[key]
+
+    def forget(self, slots: Collection[int]) -> None:
+        """What was moved of tensors that have been written to is no longer right."""
+        self._moved = {key: item for key, item in self._moved.items() if key[0] not in slots}
+
+    # Regions: steps that are run as one
+
+    def begin(self) -> None:
+        self._outer.append((self.steps, dict(self._moved)))
+        self.steps = []
+
+    def end(self, live: Iterable[int]) -> tuple[list[Step], tuple[int, ...], tuple[int, ...]]:
+        """The steps since `begin`, what they use of others, and which of `live` they make; movements inside stay there."""
+        inner = self.steps
+        self.steps, self._moved = self._outer.pop()
+        made = {slot for step in inner for slot in step.made}
+        used = {slot for step in inner for slot in step.inputs} - made
+        return inner, tuple(sorted(used)), tuple(sorted(made & set(live)))

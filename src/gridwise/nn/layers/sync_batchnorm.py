@@ -1,0 +1,96 @@
+"""Batch norm over several workers on CUDA, by the fused kernels that `torch.nn.SyncBatchNorm` is made of.
+
+    forward     statistics of the block ──► one message: (mean, 1/std, count) of every worker ──► merged, normalised
+    backward    sums of dy and dy (x - mean) ──► one message: their sums over the workers ──► dx
+
+Nothing waits for the device. Every worker must have elements; where some have none, `standardise` serves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.operator import Ticket, anchor_unless, meet, prepare
+from .standardise import Sets, SharedValue, differentiable
+
+Running = tuple[Tensor | None, Tensor | None, float]
+"""Running mean and variance, which follow the statistics of this batch, and by how much."""
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        anchor: Tensor | None,
+        running: Running,
+        eps: float,
+        sets: Sets,
+        ticket: Ticket,
+        shared: SharedValue,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dense = _dense(x)
+        mean, inverse = torch.batch_norm_stats(dense, eps)
+        channels = x.shape[1]
+        mine = torch.cat([mean, inverse, mean.new_full((1,), x.numel() // channels)])
+        table = sets.transport.all_gather(mine, sets.members, sets.name)
+        counts = table[:, -1]
+        mean, inverse = torch.batch_norm_gather_stats_with_counts(
+            dense, table[:, :channels], table[:, channels : 2 * channels], *running, eps, counts
+        )
+        prepare(ctx, x, weight, bias)
+        ctx.mean, ctx.inverse, ctx.counts = mean, inverse, counts
+        ctx.eps, ctx.sets, ctx.ticket, ctx.shared = eps, sets, ticket, shared
+        ctx.mark_non_differentiable(mean, inverse)
+        return torch.batch_norm_elemt(dense, weight, bias, mean, inverse, eps), mean, inverse
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: object) -> tuple[Tensor | None, ...]:
+        sets = ctx.sets
+        if torch.is_grad_enabled():
+            x, weight, bias, _ = ctx.saved_tensors
+            return *differentiable(x, weight, bias, dy, ctx.eps, sets, ctx.ticket, ctx.shared), *(None,) * 6
+        name = f"the adjoint of {sets.name}"
+        x, weight, bias = meet(ctx, sets.transport, sets.team, name, ctx.ticket.differentiated())
+        dense, dy = _dense(x), _dense(dy)
+        plain, aligned = torch.batch_norm_backward_reduce(dy, dense, ctx.mean, ctx.inverse, weight, True, False, False)[
+            :2
+        ]
+        sums = sets.transport.all_sum(torch.stack([plain, aligned]), sets.members, name)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.batch_norm_backward_elemt(
+                dy, dense, ctx.mean, ctx.inverse, weight, sums[0], sums[1], ctx.counts.to(torch.int32)
+            )
+        needs_weight, needs_bias = ctx.needs_input_grad[1:3]
+        of_weight = (sums[1] * ctx.inverse).to(weight.dtype) if needs_weight else None
+        return dx, of_weight, sums[0].to(bias.dtype) if needs_bias else None, *(None,) * 6
+
+
+def sync_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: Running,
+    eps: float,
+    sets: Sets,
+    ticket: Ticket,
+    records: bool,
+    shared: SharedValue,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``x`` normalised over all members of the sets, and the mean and 1/std by which it was."""
+    anchor = anchor_unless(not records or any(t is not None and t.requires_grad for t in (x, weight, bias)))
+    return _SyncBatchNorm.apply(x, weight, bias, anchor, running, eps, sets, ticket, shared)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """`x` in an order of its elements that the kernels know: contiguous, or channels last."""
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    if x.dim() in (4, 5) and x.is_contiguous(memory_format=last) and x.shape[1] > 1:
+        return x
+    return x.contiguous()

@@ -1,0 +1,41 @@
+"""Gradients averaged inside a node only: the hook that goes with `SlowMomentumOptimizer` in torch's wrappers."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms._comm_hooks import default
+
+
+class SlowMoState(default.DefaultState):
+    """Whom gradients are averaged with.
+
+    Parameters
+    ----------
+    subgroup : the workers of this one's node; None: found by torch, as many as there are devices in a node
+    sync_grads : whether gradients are averaged at all
+    """
+
+    def __init__(self, subgroup: dist.ProcessGroup | None = None, sync_grads: bool = True) -> None:
+        self.subgroup = subgroup if subgroup is not None else own_node()[0]
+        super().__init__(self.subgroup)
+        self.sync_grads = sync_grads
+
+
+def slowmo_hook(state: SlowMoState, grad: Tensor) -> None:
+    """Average `grad`, in place, over the workers of `state`."""
+    if state.sync_grads:
+        default.allreduce_hook(state, grad)
+
+
+def own_node() -> tuple[dist.ProcessGroup, int]:
+    """The group of the workers on this machine, and how many machines there are; also where there is no CUDA.
+
+    By `LOCAL_WORLD_SIZE`, which torchrun sets; without it, all workers are taken to be on one machine.
+    """
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    size = min(size, dist.get_world_size())
+    group, groups = dist.new_subgroups(size)
+    return group, len(groups)

@@ -1,0 +1,78 @@
+"""Old names: found here, also in child processes, under launchers, beside an installed library, and not after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gridwise.comm.launching.start import environment_for
+
+PARENT = """
+import subprocess, sys
+import distdl, torchdistx.fake, pytagi.nn
+from distdl.nn.conv import DistributedConv2d
+import gridwise.compat.distdl.nn.conv as here
+assert distdl.nn.conv is here
+assert DistributedConv2d is here.DistributedConv2d
+assert __name__ == "__main__"
+try:
+    import distdl.nowhere
+except ModuleNotFoundError as error:
+    assert "docs/from-distdl.md" in str(error)
+else:
+    raise AssertionError
+code = "import sys; assert 'torch' not in sys.modules; import torchdistx.gossip_grad as g; print(g.Topology.CUBE.name)"
+print(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip(), *sys.argv[1:])
+"""
+WORKER = """
+from mpi4py import MPI
+from distdl.backends.mpi.partition import MPIPartition
+P = MPIPartition(MPI.COMM_WORLD)
+print("".join(["sum ", str(int(P.allreduce_data(__import__("numpy").array([P.rank + 1]))[0])), "\\n"]), end="", flush=True)
+"""
+
+
+def run(*command: str, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = environment_for(1, "auto")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environment["PYTHONPATH"]]))
+    del environment["GRIDWISE_TRANSPORT"]
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=200, env=environment, cwd=folder
+    )
+
+
+def test_a_script_and_its_children_find_the_old_names(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PARENT)
+    installed = tmp_path / "installed" / "pytagi"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("raise ImportError('the installed one')")
+    done = run("-m", "gridwise.compat", "script.py", "-x", "1", folder=tmp_path, path=str(installed.parent))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "CUBE -x 1\n"
+    assert done.stderr.count("pytagi is Gridwise's here") == 1
+    done = run(
+        "-m", "gridwise.compat", "--prefer-installed", "-m", "script", folder=tmp_path, path=str(installed.parent)
+    )
+    assert "the installed one" in done.stderr
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+def test_workers_of_both_launchers_find_them(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "script.py").write_text(WORKER)
+    command = "from gridwise.cli import main; main()"
+    done = run("-c", command, "compat", "-n", "2", "--transport", transport, "script.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["sum 3", "sum 3"]
+
+
+def test_an_installed_library_that_was_imported_is_not_mixed_with_these(tmp_path: Path) -> None:
+    (tmp_path / "torchdistx.py").write_text("")
+    code = (
+        "import torchdistx, gridwise.compat as c\ntry: c.install()\nexcept Exception as e: print(type(e).__name__, e)"
+    )
+    done = run("-c", code, folder=tmp_path)
+    assert done.stdout.startswith("GridwiseError compat.install: torchdistx has been imported already"), done.stderr

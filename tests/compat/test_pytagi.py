@@ -1,0 +1,182 @@
+"""Scripts in the style of pytagi's users: flat arrays in and out, buffers, tuples of lists, short last batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gridwise.compat
+
+gridwise.compat.install(["pytagi"])
+
+pytestmark = pytest.mark.filterwarnings("ignore::gridwise.compat.CompatibilityNote")
+
+
+def test_regression() -> None:
+    import pytagi
+    from pytagi import Normalizer, metric
+    from pytagi.nn import Linear, OutputUpdater, ReLU, Sequential
+
+    pytagi.manual_seed(0)
+    x = np.linspace(-1, 1, 50, dtype=np.float32)
+    y = (x**3).astype(np.float32)
+    mean, std = Normalizer.compute_mean_std(x[:, None])
+    x = Normalizer.standardize(x[:, None], mean, std).flatten().astype(np.float32)
+    net = Sequential(Linear(1, 30), ReLU(), Linear(30, 1))
+    net.set_threads(1)
+    updater = OutputUpdater(net.device)
+    batch_size = 16
+    var_obs = np.full((batch_size * 1,), 0.01, dtype=np.float32)  # as long as a whole batch; the last one is shorter
+    for _ in range(30):
+        for i in range(0, 50, batch_size):
+            m_pred, v_pred = net(x[i : i + batch_size])
+            updater.update(
+                output_states=net.output_z_buffer,
+                mu_obs=y[i : i + batch_size],
+                var_obs=var_obs,
+                delta_states=net.input_delta_z_buffer,
+            )
+            net.backward()
+            net.step()
+    net.eval()
+    m_pred, v_pred = net(x)
+    assert m_pred.shape == v_pred.shape == (50,)
+    assert metric.mse(m_pred, y) < 0.02
+    np.testing.assert_array_equal(np.array(net.output_z_buffer.mu_a), m_pred)
+    state = net.state_dict()
+    assert set(state) == {"Linear.0", "Linear.2"}
+    assert [len(part) for part in state["Linear.0"]] == [30, 30, 30, 30]
+    assert all(isinstance(part, list) for part in state["Linear.0"])
+    twin = Sequential(Linear(1, 30), ReLU(), Linear(30, 1))
+    twin.load_state_dict(state)
+    np.testing.assert_array_equal(twin(x)[0], m_pred)
+    assert len(net.parameters()) == 2
+    other = Sequential(Linear(1, 30), ReLU(), Linear(30, 1))
+    other.params_from(net)
+    np.testing.assert_array_equal(other(x)[0], m_pred)
+
+
+def test_attributes_can_be_set() -> None:
+    from pytagi.nn import BaseDeltaStates, BaseHiddenStates, Linear, Sequential
+
+    layer = Linear(2, 3)
+    layer.mu_w = np.arange(6, dtype=np.float32)
+    layer.var_b = [0.5, 0.25, 0.125]
+    assert layer.num_weights == 6
+    layer.num_weights = 6
+    with pytest.raises(ValueError, match="num_weights"):
+        layer.num_weights = 7
+    with pytest.raises(ValueError, match="5 values came in for `mu_w`"):
+        layer.mu_w = np.zeros(5)
+    layer.mu_b = np.zeros(3)
+    mean, _ = Sequential(layer)(np.array([1, 1], dtype=np.float32))
+    np.testing.assert_allclose(mean, [1, 5, 9])
+    layer.delta_mu_b = np.array([1.0, 0.0, -1.0])
+    np.testing.assert_allclose(layer.delta_mu_b.numpy(), [1, 0, -1])
+    states, deltas = BaseHiddenStates(6, 2), BaseDeltaStates(6, 2)
+    assert states.set_size(new_size=8, new_block_size=2) == "BaseHiddenStates"
+    deltas.set_size(8, 2)
+    states.mu_a = np.arange(8)
+    assert states.mu_a.tolist() == list(range(8))
+    assert states.actual_size == 4
+    assert states.jcb.tolist() == [1.0] * 8
+
+
+def test_one_network_takes_the_output_of_another() -> None:
+    from pytagi.nn import Linear, Sequential
+
+    encoder, decoder = Sequential(Linear(4, 2)), Sequential(Linear(2, 4))
+    x = np.linspace(0, 1, 8, dtype=np.float32)
+    mean, var = encoder(x)
+    through = decoder(encoder.output_z_buffer)
+    for ours, right in zip(through, decoder(mean, var), strict=True):
+        np.testing.assert_allclose(ours, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "batch_norm", "pooling", "attention", "embedding"])
+def test_the_first_layer_may_be_of_any_kind(kind: str) -> None:
+    from pytagi.nn import AvgPool2d, BatchNorm2d, Embedding, LayerNorm, MultiheadAttention, Sequential
+    from pytagi.nn.rms_norm import RMSNorm
+
+    x = np.linspace(0.1, 1, 32, dtype=np.float32)
+    pool = AvgPool2d(2, 2)
+    pool.in_width = pool.in_height = 4
+    pool.in_channels = 1
+    layer, wanted = {
+        "layer_norm": (LayerNorm([8]), 32),
+        "rms_norm": (RMSNorm([8]), 32),
+        "batch_norm": (BatchNorm2d(8), 32),
+        "pooling": (pool, 8),
+        "attention": (MultiheadAttention(8, 2), 32),
+        "embedding": (Embedding(4, 3, input_size=2), 96),
+    }[kind]
+    mean, var = Sequential(layer)(np.zeros(32, np.float32) if kind == "embedding" else x)
+    assert mean.shape == var.shape == (wanted,)
+    assert np.isfinite(mean).all()
+    if kind == "layer_norm":
+        rows = mean.reshape(4, 8)
+        np.testing.assert_allclose(rows.mean(1), 0, atol=1e-5)
+        assert rows.std() > 0.5
+
+
+def test_classification_by_a_tree_of_classes() -> None:
+    import pytagi
+    from pytagi import HRCSoftmaxMetric, Utils
+    from pytagi.nn import Conv2d, Linear, MaxPool2d, OutputUpdater, ReLU, Sequential
+
+    pytagi.manual_seed(1)
+    metric, utils = HRCSoftmaxMetric(num_classes=4), Utils()
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 4, 64)
+    images = random.normal(0, 0.1, (64, 1, 8, 8)).astype(np.float32)
+    for image, label in zip(images, labels, strict=True):
+        image[0, 4 * (label // 2) : 4 * (label // 2) + 4, 4 * (label % 2) : 4 * (label % 2) + 4] += 1.0
+    net = Sequential(
+        Conv2d(1, 4, 3, padding=1, in_width=8, in_height=8), ReLU(), MaxPool2d(2, 2), Linear(64, metric.hrc_softmax.len)
+    )
+    updater = OutputUpdater(net.device)
+    for _ in range(3):
+        for i in range(0, 64, 24):
+            m_pred, v_pred = net(images[i : i + 24].flatten())
+            obs, idx, _ = utils.label_to_obs(labels=labels[i : i + 24], num_classes=4)
+            updater.update_using_indices(
+                output_states=net.output_z_buffer,
+                mu_obs=obs,
+                var_obs=np.ones(24 * metric.hrc_softmax.num_obs),
+                selected_idx=idx,
+                delta_states=net.input_delta_z_buffer,
+            )
+            net.backward()
+            net.step()
+    net.eval()
+    m_pred, v_pred = net(images.flatten())
+    assert metric.error_rate(m_pred, v_pred, labels) < 0.1
+
+
+def test_time_series_and_smoother(tmp_path) -> None:
+    import pytagi
+    from pytagi.nn import LSTM, SLSTM, Linear, OutputUpdater, Sequential, SLinear
+
+    assert pytagi.__version__ == "0.2.1"
+    pytagi.manual_seed(2)
+    net = Sequential(LSTM(1, 4, 3), Linear(12, 1))
+    updater = OutputUpdater(net.device)
+    x = np.sin(np.arange(6 * 3, dtype=np.float32))
+    net(x)
+    updater.update(net.output_z_buffer, np.ones(6), np.full(6, 0.1), net.input_delta_z_buffer)
+    net.backward()
+    net.step()
+    net.save(str(tmp_path / "net.bin"))
+    twin = Sequential(LSTM(1, 4, 3), Linear(12, 1))
+    twin.load(str(tmp_path / "net.bin"))
+    np.testing.assert_array_equal(twin(x)[0], net(x)[0])
+    net = Sequential(SLSTM(1, 3, 1), SLinear(3, 1))
+    net.num_samples = 5
+    for t in range(5):
+        net(np.array([np.sin(t)], dtype=np.float32))
+        updater.update(net.output_z_buffer, np.array([np.cos(t)]), np.array([0.1]), net.input_delta_z_buffer)
+        net.backward()
+        net.step()
+    mean, var = net.smoother()
+    assert mean.shape == var.shape == (5,)
+    assert (var > 0).all()

@@ -1,0 +1,48 @@
+"""Random models on random grids equal the sequential ones, or are refused; nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gridwise.errors import UnsupportedError
+
+from .equality import compare_on_threads
+from .random_graphs import case
+
+
+def check(seed: int) -> bool:
+    """Whether the model of a seed is equal; False if it is refused."""
+    model, x, grid = case(seed)
+    try:
+        errors, _ = compare_on_threads(model, [x], grid)
+    except UnsupportedError:
+        return False
+    worst = max(errors.values())
+    assert worst < 1e-8 or worst < 100 * sensitivity(seed), (seed, grid, worst)  # norms of constant rows lose digits
+    return True
+
+
+def sensitivity(seed: int) -> float:
+    """How much of the sequential outputs and gradients changes with the last digits of the input."""
+    found = []
+    for size in (0.0, 1e-15):
+        model, x, _ = case(seed)
+        signs = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1)).sign()
+        x = (x.detach() * (1 + size * signs)).requires_grad_()  # not all alike: norms would not see that
+        ys = [y for y in model(x) if y.requires_grad]
+        cotangents = [torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(3)) for y in ys]
+        torch.autograd.backward(ys, cotangents)
+        found.append([*(y.detach() for y in ys), x.grad, *(p.grad for p in model.parameters())])
+    pairs = [(a, b) for a, b in zip(*found, strict=True) if a is not None]
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1)) for a, b in pairs)
+
+
+def test_a_handful() -> None:
+    assert sum(check(seed) for seed in range(12)) >= 10
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(0, 2000, 100))
+def test_two_thousand(first: int) -> None:
+    assert sum(check(seed) for seed in range(first, first + 100)) >= 90

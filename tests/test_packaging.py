@@ -1,0 +1,62 @@
+"""What an installed Gridwise imports and promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import gridwise
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def imported_by(code: str) -> set[str]:
+    """The packages that are loaded after `code` has run in a new process."""
+    script = f"{code}\nimport sys\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_pytest_plugin_imports_no_torch() -> None:
+    (plugin,) = PROJECT["entry-points"]["pytest11"].values()
+    loaded = imported_by(f"import {plugin}")
+    assert plugin in loaded
+    assert not loaded & {"torch", "numpy", "gridwise"}
+
+
+def test_rich_and_typer_are_left_to_pictures_and_the_command_line() -> None:
+    loaded = imported_by(
+        "import gridwise, gridwise.tagi, gridwise.checkpoint, gridwise.deferred_init, gridwise.testing"
+    )
+    assert "gridwise" in loaded
+    assert not loaded & {"rich", "typer", "click", "matplotlib"}
+
+
+def lower_bounds() -> dict[str, str]:
+    groups = [
+        PROJECT["dependencies"],
+        PROJECT["optional-dependencies"]["mpi"],
+        PROJECT["optional-dependencies"]["examples"],
+    ]
+    return dict(requirement.split(">=") for group in groups for requirement in group)
+
+
+@pytest.mark.parametrize(("name", "bound"), lower_bounds().items())
+def test_the_oldest_constraints_are_the_bounds_that_are_promised(name: str, bound: str) -> None:
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints-oldest.txt").read_text(), flags=re.MULTILINE))
+    assert f"{pins[name]}.".startswith(f"{bound}."), f"{name}: promised from {bound} on, tested with {pins[name]}"
+
+
+def test_changes_name_the_version_at_hand_and_the_one_to_cite() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    number, date = re.findall(r"^## (\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)$", changes, flags=re.MULTILINE)[0]
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {number}\ndate-released: {date}\n" in cited
+    version = gridwise.__version__
+    assert version == number or f"## Unreleased ({version.split('.dev')[0]})" in changes

@@ -86,7 +86,7 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
         return repr(self._base_optim)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of the base optimiser, and the common one when it is due; the closure's loss."""
         loss = self._base_optim.step() if closure is None else self._base_optim.step(closure)
         if self.steps % self.slowmo_freq == 0:

@@ -157,5 +157,8 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
         self._base_optim.load_state_dict({k: v for k, v in state_dict.items() if k not in (*KEYS, PREVIOUS)})
         if not self.param_groups:
             raise PartitionError("Base optimizer does not have parameter groups specified.")
+        for state in self.state.values():
+            if "slow_momentum" in state:  # torch hands on the tensors of the dict, which may still be another's
+                state["slow_momentum"] = state["slow_momentum"].clone()
         saved = state_dict.get(PREVIOUS, self._parameters())
         self._previous = [v.detach().to(p, copy=True) for v, p in zip(saved, self._parameters(), strict=True)]

@@ -69,7 +69,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update; the loss that `closure` returns, if one is given."""
         loss = None
         if closure is not None:

@@ -86,7 +86,7 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
         return repr(self._base_optim)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of the base optimiser, and the common one when it is due; the closure's loss."""
         loss = self._base_optim.step() if closure is None else self._base_optim.step(closure)
         if self.steps % self.slowmo_freq == 0:
@@ -157,5 +157,8 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
         self._base_optim.load_state_dict({k: v for k, v in state_dict.items() if k not in (*KEYS, PREVIOUS)})
         if not self.param_groups:
             raise PartitionError("Base optimizer does not have parameter groups specified.")
+        for state in self.state.values():
+            if "slow_momentum" in state:  # torch hands on the tensors of the dict, which may still be another's
+                state["slow_momentum"] = state["slow_momentum"].clone()
         saved = state_dict.get(PREVIOUS, self._parameters())
         self._previous = [v.detach().to(p, copy=True) for v, p in zip(saved, self._parameters(), strict=True)]

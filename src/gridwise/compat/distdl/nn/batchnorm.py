@@ -79,15 +79,15 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
             return
         shown = {name: self._parameters.pop(name) for name in NAMES.values() if name in self._parameters}
         unseen = {name: self._buffers.pop(name) for name in NAMES.values() if name in self._buffers}
-        kept = {name: self._buffers[name] for name in STATISTICS}
+        kept: dict[str, Tensor | None] = {name: self._buffers[name] for name in STATISTICS}
         for name, own in NAMES.items():
             if own in shown:
                 value = shown[own]
                 self._parameters[name] = None if value is None else value.view(-1)  # type: ignore[assignment]
             else:
                 self._buffers[name] = unseen[own]
-        for name, value in kept.items():
-            self._buffers[name] = None if value is None else value.view(-1)
+        for name, statistic in kept.items():
+            self._buffers[name] = None if statistic is None else statistic.view(-1)
         try:
             yield
         finally:

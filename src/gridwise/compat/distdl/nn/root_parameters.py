@@ -121,7 +121,7 @@ class RootParameters(Layer):
         with self._replicas_in_place():
             super()._apply(fn, recurse)
         for name in self.__dict__["_replica_of"]:
-            self._buffers[name] = fn(self._buffers[name])  # type: ignore[arg-type]
+            self._buffers[name] = fn(self._buffers[name])
         self.__dict__["_sent"].clear()
         return self
 

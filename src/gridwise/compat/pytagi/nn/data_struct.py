@@ -28,7 +28,7 @@ class BaseHiddenStates(own.BaseHiddenStates):
 
     mu_a, var_a, jcb = _flat("mu_a"), _flat("var_a"), _flat("jcb")
 
-    def set_size(self, new_size: int, new_block_size: int) -> str:  # type: ignore[override]
+    def set_size(self, new_size: int, new_block_size: int) -> str:
         return super().set_size(new_size, new_block_size)
 
 
@@ -37,7 +37,7 @@ class BaseDeltaStates(own.BaseDeltaStates):
 
     delta_mu, delta_var = _flat("delta_mu"), _flat("delta_var")
 
-    def set_size(self, new_size: int, new_block_size: int) -> str:  # type: ignore[override]
+    def set_size(self, new_size: int, new_block_size: int) -> str:
         return super().set_size(new_size, new_block_size)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from gridwise.tagi.nn import ddp as own
 from gridwise.tagi.nn import sequential
+from gridwise.tagi.nn.data_struct import as_tensor
 from gridwise.tagi.nn.ddp import DDPConfig as DDPConfig
 
 from .sequential import Sequential
@@ -23,9 +24,9 @@ class DDPSequential(own.DDPSequential):
     def forward(self, mu_x: Any, var_x: Any = None) -> Any:
         """Flat means and variances of this worker's outputs."""
         shape = self.__dict__["_given"]._shape_of_sample
-        flat = sequential.as_tensor(mu_x).reshape(-1)
+        flat = as_tensor(mu_x).reshape(-1)
         rows = flat.reshape(-1, *shape(flat.numel()))
-        out = super().forward(rows.numpy(), None if var_x is None else sequential.as_tensor(var_x).numpy())
+        out = super().forward(rows.numpy(), None if var_x is None else as_tensor(var_x).numpy())
         return tuple(out)
 
     __call__ = forward

@@ -39,6 +39,7 @@ class MPIPartition(Partition):
     """
 
     _grid: Grid | None
+    _comm: Any
 
     def __init__(self, comm: Any = COMM_NULL, group: Any = GROUP_NULL, root: Any = None) -> None:
         if comm is None or comm == COMM_NULL:
@@ -53,7 +54,7 @@ class MPIPartition(Partition):
         self.transport = transport
         self._grid, self._opened = grid, opened
         self.active = grid is not None and transport.rank in grid
-        self._comm: Any = Communicator(self._plain) if self.active else COMM_NULL
+        self._comm = Communicator(self._plain) if self.active else COMM_NULL
         self._group: Any = grid.ranks if self.active and grid is not None else GROUP_NULL
         self._root = transport
         _alive.setdefault(transport, weakref.WeakSet()).add(self)
@@ -115,19 +116,19 @@ class MPIPartition(Partition):
         grid = self._plain.create_cartesian_topology_partition(extents).grid if self._grid is not None else None
         return _made(MPICartesianPartition, self.transport, grid, extents, around)
 
-    def create_broadcast_partition_to(  # type: ignore[override]
+    def create_broadcast_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[MPIPartition, MPIPartition]:
         """(P_send, P_recv), one object where both have the same workers."""
         return _pair(plain(self).create_broadcast_partition_to(plain(P_dest), transpose_src, transpose_dest))
 
-    def create_reduction_partition_to(  # type: ignore[override]
+    def create_reduction_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[MPIPartition, MPIPartition]:
         """(P_send, P_recv), one object where both have the same workers."""
         return _pair(plain(self).create_reduction_partition_to(plain(P_dest), transpose_src, transpose_dest))
 
-    def create_allreduction_partition(self, axes_reduce: Iterable[int]) -> MPICartesianPartition:  # type: ignore[override]
+    def create_allreduction_partition(self, axes_reduce: Iterable[int]) -> MPICartesianPartition:
         """The workers that differ from this one only along `axes_reduce`."""
         found = plain(self).create_allreduction_partition(np.atleast_1d(np.asarray(axes_reduce)).tolist())
         return _cartesian(found)
@@ -245,4 +246,4 @@ def _pair(of: tuple[Partition, Partition]) -> tuple[MPIPartition, MPIPartition]:
     if of[0].active and of[1].active and of[0].ranks == of[1].ranks:
         both = _made(MPIPartition, of[0].transport, of[0].grid)
         return both, both
-    return tuple(_made(MPIPartition, each.transport, each.grid if each.active else None) for each in of)  # type: ignore[return-value]
+    return tuple(_made(MPIPartition, each.transport, each.grid if each.active else None) for each in of)

@@ -45,8 +45,9 @@ class HaloMixin:
         ]
 
         def halo_at(index: Sequence[int], require_nonnegative: bool = True) -> np.ndarray:
+            k, s, p, d = window
             return self._compute_halo_shape(
-                partition_shape, index, shape, *window, require_nonnegative, subtensor_shapes
+                partition_shape, index, shape, k, s, p, d, require_nonnegative, subtensor_shapes
             )
 
         index = [int(i) for i in partition_index]

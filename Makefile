@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test test-oldest check bench soak clean
+.PHONY: setup demo test test-oldest check bench bench-gpu soak zoo clean
 
 setup: $(READY)
 
@@ -20,8 +20,8 @@ demo: $(READY)
 	$(BIN)/python examples/lenet_mnist.py
 
 check: $(READY)
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks zoo
+	$(BIN)/ruff format --check src tests examples benchmarks zoo
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -45,6 +45,14 @@ soak: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py --write
+
+bench-gpu: $(READY)
+	$(BIN)/python benchmarks/gpu.py
+
+# Public models on four workers against themselves; goes on where it stopped.
+zoo: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[zoo]'
+	$(BIN)/python -m zoo.run --write
 
 clean:
 	rm -rf .venv .venv-oldest out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,178 @@
+"""One model on four workers against itself on one: outputs, gradients of the input and of parameters, buffers.
+
+Runs on every worker. Worker 0 computes the sequential step, in float64, and once more with its input changed by 1e-15 of
+itself: what that changes is what rounding may change. Random numbers are torch's own of one worker on both sides.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+import gridwise
+
+from .catalogue import specimens
+
+EXACT = 1e-9
+SENSITIVITY = 100.0
+"""How many times what a change of the input by 1e-15 causes may be the distributed error."""
+
+
+@dataclass
+class Finding:
+    """What came of one model."""
+
+    name: str
+    kind: str
+    outcome: str = "refused"
+    """equal, wrong, refused or failed (not distributed at all, or not in the sequential model either)"""
+    error: float = 0.0
+    allowed: float = EXACT
+    text: str = ""
+    flops: float = 0.0
+    """The largest share of the sequential floating-point operations that a worker has."""
+    saved: float = 0.0
+    """The largest share of the sequential bytes saved for backward that a worker keeps."""
+    gathers: list[str] = field(default_factory=list)
+    without_rule: list[str] = field(default_factory=list)
+    sequential: float = 0.0
+    first: float = 0.0
+    second: float = 0.0
+    """Seconds of the sequential step, of the first distributed step, and of the second."""
+
+
+class Saved:
+    """Bytes that autograd keeps for backward while the body runs, memory that several tensors share counted once."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+        self._seen: dict[int, int] = {}
+
+    def __enter__(self) -> Saved:
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda x: x)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+
+    def _pack(self, x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in self._known:
+            self._seen[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._seen.values())
+
+
+@dataclass
+class Step:
+    """Everything that a training step makes."""
+
+    outputs: list[Tensor]
+    of_input: Tensor
+    of_parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    flops: int
+    saved: int
+    seconds: float
+
+
+def step(model: torch.nn.Module, x: Tensor, others: dict[str, Any], counted: bool = False) -> Step:
+    """A forward and a backward pass of the sum of y^2 / 2 + 0.3 y over all outputs."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    torch.manual_seed(1)
+    start = time.perf_counter()
+    counter, saved = FlopCounterMode(display=False), Saved(model)
+    with counter if counted else nullcontext(), gridwise.sequential_random():
+        with saved if counted else nullcontext():
+            made = model(x, **others)
+        outputs = [y for y in tree_leaves(made) if isinstance(y, Tensor)]
+        learning = [y for y in outputs if y.requires_grad]
+        torch.autograd.backward(learning, [y.detach() + 0.3 for y in learning])
+    seconds = time.perf_counter() - start
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    of_input = x.grad if x.grad is not None else torch.zeros_like(x)
+    buffers = dict(model.named_buffers())
+    flops = counter.get_total_flops() if counted else 0
+    return Step([y.detach() for y in outputs], of_input, gradients, buffers, flops, saved.bytes, seconds)
+
+
+def check(name: str) -> dict[str, Any]:
+    """What came of the model of that name, the same on all workers."""
+    specimen = next(each for each in specimens([name]) if each.name == name)
+    found = Finding(specimen.name, specimen.kind)
+    world = gridwise.world()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    try:
+        model = specimen.build().double().train()
+    except Exception as error:
+        found.outcome, found.text = "failed", f"cannot be built: {error}"
+        return asdict(found)
+    x = torch.randn(specimen.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    others = specimen.others()
+    P_x = world.create_cartesian_topology_partition(specimen.grid)
+    try:
+        distributed = gridwise.distribute(model, P_x)
+        block = gridwise.scatter(x, P_x)
+        ours = step(distributed, block, others)
+    except gridwise.errors.GridwiseError as error:
+        found.text = str(error)
+        return asdict(found)
+    found.first = ours.seconds
+    report = distributed.report()
+    found.gathers = sorted({gather.operator for gather in report.gathers})
+    found.without_rule = sorted({gather.operator for gather in report.gathers if not gather.has_rule})
+    partitions = list(tree_leaves(distributed.P_y, is_leaf=lambda P: P is None or isinstance(P, gridwise.Partition)))
+    outputs = [y if P is None else gridwise.gather(y, P) for y, P in zip(ours.outputs, partitions, strict=True)]
+    of_input = gridwise.gather(ours.of_input, P_x)
+    mine = Step(outputs, of_input, ours.of_parameters, copy.deepcopy(ours.buffers), 0, 0, 0.0)
+    again = step(distributed, block, others, counted=True)
+    found.second = again.seconds
+    largest = np.array([again.flops, again.saved], dtype=np.int64)
+    world.transport.all_max(largest, world.team)
+    if world.rank == 0:
+        reference = step(copy.deepcopy(model), x, others, counted=True)
+        noise = torch.randn(specimen.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        other = step(copy.deepcopy(model), x * (1 + 1e-15 * noise), others)
+        found.error = max(differences(mine, reference))
+        found.allowed = max(EXACT, SENSITIVITY * max(differences(other, reference)))
+        found.flops = float(largest[0] / max(1, reference.flops))
+        found.saved = float(largest[1] / max(1, reference.saved))
+        found.sequential = reference.seconds
+    found.outcome = "equal" if found.error <= found.allowed else "wrong"
+    return asdict(found)
+
+
+def differences(mine: Step, theirs: Step) -> Iterator[float]:
+    """How far everything is apart, each relative to its own size."""
+    yield (
+        abs(len(mine.outputs) - len(theirs.outputs)) * float("inf") if len(mine.outputs) != len(theirs.outputs) else 0.0
+    )
+    pairs = [*list(zip(mine.outputs, theirs.outputs, strict=False)), (mine.of_input, theirs.of_input)]
+    for name in theirs.of_parameters.keys() | mine.of_parameters.keys():
+        zero = torch.zeros(())
+        pairs.append((mine.of_parameters.get(name, zero), theirs.of_parameters.get(name, zero)))
+    pairs += [(mine.buffers[name], theirs.buffers[name]) for name in theirs.buffers]
+    for a, b in pairs:
+        if a.shape != b.shape and a.numel() != 1 and b.numel() != 1:
+            yield float("inf")
+        elif b.numel():
+            a, b = (t.to(torch.complex128) if t.is_complex() else t.double() for t in (a, b))
+            apart = (a - b).abs().nan_to_num(nan=float("inf"))
+            apart[torch.isnan(a.abs()) & torch.isnan(b.abs()) | (a == b)] = 0.0
+            yield float(apart.max() / b.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1e-3))

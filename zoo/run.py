@@ -1,0 +1,136 @@
+"""Distribute every model of the zoo on four workers and compare: python -m zoo.run [name ...] [--fresh] [--write]
+
+Each finding is kept in out/zoo.jsonl as soon as it is there; a run that was interrupted goes on where it stopped. With names,
+only models whose names begin so. `--write` puts the table into docs/zoo.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.progress import Progress
+
+from gridwise.comm.launching.pool import Pool
+
+from .catalogue import Specimen, specimens
+from .check import Finding, check
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "out" / "zoo.jsonl"
+TABLE = ROOT / "docs" / "zoo.md"
+LIMIT = 900.0
+WORKERS = 4
+KNOWN_GATHERS: frozenset[str] = frozenset()
+"""Operators without a rule of which it is known that they are gathered."""
+GOALS = {"convolutional": 1.3, "transformer": 1.6}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--transport", default="auto")
+    arguments = parser.parse_args()
+    chosen = list(specimens(arguments.names))
+    if arguments.fresh:
+        KEPT.unlink(missing_ok=True)
+    done = kept()
+    findings = examine(chosen, done, arguments.transport)
+    if arguments.write:
+        TABLE.write_text(table(findings))
+    sys.exit(verdict(findings))
+
+
+def kept() -> dict[str, Finding]:
+    if not KEPT.exists():
+        return {}
+    found = [Finding(**json.loads(line)) for line in KEPT.read_text().splitlines()]
+    return {finding.name: finding for finding in found}
+
+
+def examine(chosen: list[Specimen], done: dict[str, Finding], transport: str) -> list[Finding]:
+    """A finding for each model, those that are kept taken over."""
+    KEPT.parent.mkdir(exist_ok=True)
+    findings = []
+    with Pool(WORKERS, transport) as pool, Progress() as progress, KEPT.open("a") as file:
+        task = progress.add_task("models", total=len(chosen))
+        for specimen in chosen:
+            progress.update(task, description=specimen.name)
+            if specimen.name not in done:
+                done[specimen.name] = one(pool, specimen)
+                file.write(json.dumps(vars(done[specimen.name])) + "\n")
+                file.flush()
+                progress.console.print(line(done[specimen.name]))
+            findings.append(done[specimen.name])
+            progress.advance(task)
+    return findings
+
+
+def one(pool: Pool, specimen: Specimen) -> Finding:
+    try:
+        found: list[dict[str, Any]] = pool.run(check, specimen.name, timeout=LIMIT)
+        return Finding(**found[0])
+    except Exception as error:
+        return Finding(specimen.name, specimen.kind, "failed", text=f"{type(error).__name__}: {error}")
+
+
+def line(found: Finding) -> str:
+    text = found.text.splitlines()[0][:90] if found.text else ""
+    return (
+        f"{found.outcome:8} {found.name:44} error {found.error:8.1e} of {found.allowed:8.1e}  flops {found.flops:.2f} "
+        f"saved {found.saved:.2f}  {len(found.gathers)} gathers  {found.first:.1f} s {text}"
+    )
+
+
+def table(findings: list[Finding]) -> str:
+    """The page of the documentation."""
+    counts = Counter(found.outcome for found in findings)
+    rows = [
+        "# The zoo",
+        "",
+        f"`make zoo` distributes {len(findings)} public models in training mode on {WORKERS} workers, two along each of the "
+        "last two dims, and compares outputs, gradients of the input, of all parameters, and buffers with the model's own, "
+        f"in float64: {counts['equal']} are equal, {counts['refused']} are refused, {counts['wrong']} are wrong, "
+        f"{counts['failed']} could not be tried. Shares are those of the worker that has most, of the sequential model.",
+        "",
+        "| model | outcome | error | operations | saved for backward | gathers |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in findings:
+        if found.outcome in ("equal", "wrong"):
+            numbers = f"{found.error:.0e} | {found.flops:.2f} | {found.saved:.2f} | {', '.join(found.gathers) or '-'}"
+        else:
+            numbers = f"| | | {found.text.splitlines()[0][:120] if found.text else ''}"
+        rows.append(f"| {found.name} | {found.outcome} | {numbers} |")
+    return "\n".join(rows) + "\n"
+
+
+def verdict(findings: list[Finding]) -> int:
+    """Print the sums; 1 if a model is wrong, or an operator has no rule that is not known to have none."""
+    counts = Counter(found.outcome for found in findings)
+    print(f"{dict(counts)}, {counts['equal'] / max(1, len(findings)):.1%} equal")
+    for kind, goal in GOALS.items():
+        shares = [found.flops * WORKERS for found in findings if found.kind == kind and found.outcome == "equal"]
+        if shares:
+            print(
+                f"{kind}: operations of the busiest worker, median {median(shares):.2f} / P (goal {goal}), "
+                f"most {max(shares):.2f} / P"
+            )
+    unknown = sorted({name for found in findings for name in found.without_rule} - KNOWN_GATHERS)
+    for name in unknown:
+        print(f"no rule, and not known to have none: {name}")
+    for found in findings:
+        if found.outcome in ("wrong", "failed"):
+            print(f"{found.outcome}: {found.name}: {found.text[:300]}")
+    return int(bool(counts["wrong"] or unknown))
+
+
+if __name__ == "__main__":
+    main()

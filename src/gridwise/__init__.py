@@ -15,6 +15,7 @@ from . import nn as nn
 from . import show as show
 from .comm.launching.find import guard as _guard
 from .comm.launching.launch import launch as launch
+from .models import DistributedModel as _DistributedModel
 from .models import distribute as distribute
 from .models.random import sequential_random as sequential_random
 from .models.rules import register_rule as register_rule
@@ -34,7 +35,9 @@ from .version import __version__ as __version__
 
 _guard()
 
-nn.distribute = distribute  # type: ignore[attr-defined]  # its name in version 0.1
+# Their names in version 0.1
+nn.distribute = distribute  # type: ignore[attr-defined]
+nn.DistributedModel = _DistributedModel  # type: ignore[attr-defined]
 
 _ROOMS = ("checkpoint", "compat", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
 

@@ -35,7 +35,9 @@ LAYERS = {
     "conv, outside": lambda: (nn.DistributedConv1d(grid(1, 1, 2), 4, 5, 3), (3, 4, 8), (3, 5, 6)),
     "pooling, outside": lambda: (nn.DistributedMaxPool1d(grid(1, 1, 2), 2), (3, 4, 8), (3, 4, 4)),
     "a model": lambda: (
-        gridwise.distribute(torch.nn.Sequential(torch.nn.Conv1d(4, 5, 3), torch.nn.ReLU()), grid(1, 1, 2)),
+        gridwise.distribute(
+            torch.nn.Sequential(torch.nn.Conv1d(4, 5, 3), torch.nn.ReLU()), grid(1, 1, 2), example=(3, 4, 8)
+        ),
         (3, 4, 8),
         (3, 5, 6),
     ),
@@ -47,7 +49,7 @@ LAYERS = {
 def test_a_worker_without_outputs_gets_an_empty_batch(name):
     torch.manual_seed(0)
     layer, shape, made = LAYERS[name]()
-    P_y = getattr(layer, "P_y", None) or layer.P_x
+    P_y = layer.P_x if name == "a model" else getattr(layer, "P_y", None) or layer.P_x
     x = torch.ones(shape)[gridwise.local_slice(layer.P_x, shape)] if layer.P_x.active else torch.empty(3, 0)
     y = layer(x.requires_grad_())
     expected = torch.empty(made)[gridwise.local_slice(P_y, made)].shape if P_y.active else (3, 0)

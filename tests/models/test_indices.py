@@ -27,8 +27,8 @@ class Words(nn.Module):
 @workers(2, transports=("mpi",))
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x, lambda x: x.t().long(), lambda x: x + 1, lambda x: x[:, :3]],
-    ids=["own", "t", "next", "part"],
+    [lambda x: x, lambda x: x.t().long(), lambda x: x[:, :3]],
+    ids=["own", "t", "part"],
 )
 def test_an_index_that_an_embedding_has_not(function: Callable[[Tensor], Tensor]) -> None:
     P = gridwise.world().create_cartesian_topology_partition([2, 1])
@@ -38,7 +38,7 @@ def test_an_index_that_an_embedding_has_not(function: Callable[[Tensor], Tensor]
         given = x.clone()
         if wrong is not None:
             given[3, 2] = wrong
-            with pytest.raises(PartitionError, match=f"indices from 0 to 5, got ({wrong}|{wrong + 1})"):
+            with pytest.raises(PartitionError, match=f"indices from 0 to 5, got {wrong}"):
                 model(given[gridwise.local_slice(P, x.shape)])
             continue
         expected = sequential(given)

@@ -239,7 +239,7 @@ class Placing:
             except NoRule as error:
                 self.problems.append(f"{region.backward.function.__name__}.backward: {error}")
                 return
-        self.tape.steps.append(Step(run, inputs, outputs, True, self.tape.count))
+        self.tape.steps.append(Step(run, inputs, outputs, True, self.tape.next_draw()))
 
     # Operators
 

@@ -29,7 +29,7 @@ class Tape:
     def __init__(self, workers: Workers, report: Report) -> None:
         self.workers, self.report = workers, report
         self.steps: list[Step] = []
-        self.count = 0
+        self.count = self.draws = 0
         self._moved: Moved = {}
         self._outer: list[tuple[list[Step], Moved]] = []
 
@@ -41,7 +41,8 @@ class Tape:
         """Add a step that makes a tensor, or several; the items of what it makes."""
         made = [Item(self.new_slot(), value) for value in ([values] if isinstance(values, Value) else values)]
         outputs = made[0].slot if isinstance(values, Value) else tuple(item.slot for item in made)
-        self.steps.append(Step(run, tuple(item.slot for item in inputs), outputs, draws, self.count))
+        number = self.next_draw() if draws else 0
+        self.steps.append(Step(run, tuple(item.slot for item in inputs), outputs, draws, number))
         return made
 
     def brought(self, item: Item, want: Want, name: str) -> Item:
@@ -58,6 +59,11 @@ class Tape:
                 everywhere = isinstance(want, Replicated) or want is None
                 self.report.moved += value.nbytes if everywhere else value.nbytes // self.workers.size
         return self._moved[key]
+
+    def next_draw(self) -> int:
+        """The number of the next step that takes random numbers: that of its operator in the recording, on every grid."""
+        self.draws += 1
+        return self.draws
 
     def forget(self, slots: Collection[int]) -> None:
         """What was moved of tensors that have been written to is no longer right."""

@@ -26,6 +26,14 @@ def embedding(call: Call) -> Placed:
     return Placed(Cut(target), call.locally(), [Replicated(), None])
 
 
+@rule("embedding_renorm_", "embedding_renorm")
+def embedding_renorm(call: Call) -> Placed:
+    """Rows that only some workers see would be scaled on these alone."""
+    raise UnsupportedError(
+        f"{call.name}: `max_norm` scales the rows of the table that the indices of each block name.\n  fix: max_norm=None."
+    )
+
+
 @rule("index_select")
 def index_select(call: Call) -> Placed:
     x = call.tensors[0]

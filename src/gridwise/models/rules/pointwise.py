@@ -15,8 +15,8 @@ from .call import Call, Placed
 from .table import rule
 
 UNTAGGED = (
-    "hardswish", "leaky_relu", "_prelu_kernel", "where", "masked_fill", "lerp", "addcmul", "addcdiv", "clone", "copy", "copy_", "fill",
-    "fill_", "zero", "zero_", "relu6", "selu", "mish", "celu", "softshrink", "hardshrink", "tanhshrink", "softplus",
+    "hardswish", "leaky_relu", "_prelu_kernel", "where", "masked_fill", "lerp", "addcmul", "addcdiv", "clone", "copy", "copy_",
+    "fill", "fill_", "zero", "zero_", "relu6", "selu", "mish", "celu", "softshrink", "hardshrink", "tanhshrink", "softplus",
     "threshold", "log_sigmoid", "softsign", "square", "clamp", "clip", "nan_to_num", "float_power", "true_divide", "divide",
     "multiply", "subtract", "rsub", "positive", "negative", "absolute", "isclose", "conj", "_conj", "conj_physical",
     "resolve_conj", "resolve_neg", "_neg_view", "real", "imag", "complex", "polar", "zeros_like", "ones_like", "full_like",

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import gridwise
 
 SIDE, STEPS = 112, 3
-ROOM = 1_300 << 20
+ROOM = 600 << 20
 """Bytes that a process may take beyond what it has when it starts to train."""
 
 

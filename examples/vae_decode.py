@@ -8,6 +8,7 @@ Nothing is written for this decoder: `distribute(..., methods=("decode",))` reco
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,6 +46,10 @@ class Live(TorchDispatchMode):
 
 
 def autoencoder() -> torch.nn.Module:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from zoo.compiled_ops import declare
+
+    declare()  # diffusers imports torchvision, if it is there, whose compiled operators need not load
     from diffusers import AutoencoderKLWan
 
     torch.manual_seed(0)

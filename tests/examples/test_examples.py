@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHORT = ("plan", "tagi_digits", "checkpoint", "tagi_noise", "picture_on_a_grid", "deferred_init")  # the longest first
+SHORT = (
+    "fourier_operator",
+    "plan",
+    "tagi_digits",
+    "checkpoint",
+    "tagi_noise",
+    "picture_on_a_grid",
+    "deferred_init",
+)  # the longest first
+ZOO = ("vae_decode", "unet3d")
+"""Those that need models of other libraries: pip install -e '.[zoo]'."""
 LONG = ("tagi_ddp", "tagi_regression", "tagi_series", "tagi_compare")
 
 
@@ -43,9 +53,16 @@ def test_it_runs_for_longer(name, tmp_path):
     run(name, tmp_path)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ZOO)
+def test_models_of_other_libraries_run(name, tmp_path):
+    pytest.importorskip("monai" if name == "unet3d" else "diffusers", reason="pip install -e '.[zoo]'")
+    run(name, tmp_path)
+
+
 def test_every_example_is_run_and_short_enough_to_read():
     found = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert set(found) == {*SHORT, *LONG, "lenet_mnist"}
+    assert set(found) == {*SHORT, *LONG, *ZOO, "lenet_mnist"}
     assert all(lines < 100 for lines in found.values()), found
 
 

@@ -142,3 +142,8 @@ def started(process: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+# What `torch.compiler.disable` sets: messages are no tensor code, and decorating would import the compiler.
+for _method in (Mailboxes.post, Mailboxes.wait_for):
+    _method._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -63,7 +63,7 @@ def test_models_of_other_libraries_run(name, tmp_path):
 def test_every_example_is_run_and_short_enough_to_read():
     found = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
     assert set(found) == {*SHORT, *LONG, *ZOO, "lenet_mnist"}
-    assert all(lines < 100 for lines in found.values()), found
+    assert all(lines < 120 for lines in found.values()), found
 
 
 # ---- notebooks ------------------------------------------------------------------------------------------------------

@@ -7,8 +7,11 @@ where every worker has a core of its own, it looks for a moment first, since wak
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -30,6 +33,22 @@ SPIN_SECONDS = 1e-4
 
 class NodeError(RuntimeError):
     """A wait for a worker of this machine that will not end."""
+
+
+def _outside_of_graphs(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that torch.compile does not look into; its compiler is not imported for that."""
+    disabled: list[Callable[..., Any]] = []
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        compiler = sys.modules.get("torch._dynamo")
+        if compiler is None:
+            return method(*args, **kwargs)
+        if not disabled:
+            disabled.append(compiler.disable(method))
+        return disabled[0](*args, **kwargs)
+
+    return call
 
 
 class Mailboxes:
@@ -55,6 +74,7 @@ class Mailboxes:
         self.meanwhile: Callable[[], object] | None = None
         """Called now and then by whoever waits: what the transport's own messages need to move on."""
 
+    @_outside_of_graphs
     def post(self, sends: Moves, receives: Moves, dtype: torch.dtype, add: bool = False, kind: int = 0) -> Delivery:
         """Start sending and receiving. Views that are received into may be of a wider dtype, in which halves are added up."""
         if self.is_cut:
@@ -80,6 +100,7 @@ class Mailboxes:
             raise
         return delivery
 
+    @_outside_of_graphs
     def wait_for(self, delivery: Delivery) -> None:
         """Return when all messages of the delivery have left, or have arrived."""
         try:
@@ -142,8 +163,3 @@ def started(process: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
-
-
-# What `torch.compiler.disable` sets: messages are no tensor code, and decorating would import the compiler.
-for _method in (Mailboxes.post, Mailboxes.wait_for):
-    _method._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -37,6 +37,7 @@ from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import KEPT, LayerPlans
 from ..nn.parameters.blocks import Spread
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
+from ..nn.windows.windowed_layer import as_batch
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound, Inputs
 from .placement import Cut, Placement
@@ -388,6 +389,8 @@ class Runner:
         own = [p for root in self.roots.values() for p in root.parameters()]
         parts = [x.flatten()[:0] for x in (*tensors, *own) if isinstance(x, Tensor) and x.is_floating_point()]
         nothing = torch.cat(parts) if parts else torch.empty(0)
+        if tensors and isinstance(tensors[0], Tensor):
+            nothing = as_batch(nothing, tensors[0])
         if self._outside is None:
             return nothing
         state = self._state()

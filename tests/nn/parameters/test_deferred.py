@@ -17,7 +17,7 @@ def network() -> nn.Sequential:
     )
 
 
-@workers(1, 2, 5)
+@workers(1, 2, 4)
 @pytest.mark.parametrize("cut", ["channels", "space"])
 def test_a_distributed_deferred_model_has_the_numbers_of_an_eager_one(cut):
     world = gridwise.world()

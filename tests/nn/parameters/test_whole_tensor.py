@@ -43,9 +43,7 @@ def test_blocks_are_refused_and_replicas_are_not() -> None:
 def test_data_parallel_wrappers_refuse_blocks() -> None:
     """They would copy the block of the first worker to all others, and average what is of different blocks."""
     world = gridwise.world()
-    group = torch.distributed.new_group(
-        [0, 1], use_local_synchronization=True
-    )  # of these workers, not of all in the pool
+    group = world.transport.group_of(world.team)  # of these workers, not of all in the pool
     DDP = functools.partial(torch.nn.parallel.DistributedDataParallel, process_group=group)
     split = gridwise.nn.DistributedLinear(world.create_cartesian_topology_partition([1, 2]), 4, 4)
     before = split.weight.detach().clone()

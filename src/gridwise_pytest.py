@@ -19,6 +19,7 @@ importing `gridwise` imports torch. `gridwise.testing.pytest_plugin` does the wo
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,8 @@ import pytest
 if TYPE_CHECKING:
     from gridwise.comm.launching.pool import Pool
 
+ORIGINAL_STDERR = os.dup(2)
+"""Standard error as it was before pytest began to capture it: see `gridwise.comm.supervision.original_stderr`."""
 MARK = "gridwise_workers"
 POOLS: pytest.StashKey[dict[str, Pool]] = pytest.StashKey()
 SIZES: pytest.StashKey[dict[str, int]] = pytest.StashKey()

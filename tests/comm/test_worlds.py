@@ -1,10 +1,14 @@
-"""Worlds made from communicators and process groups: kept with them, and closed without leaving anything."""
+"""Worlds made from communicators and process groups: kept with them, and closed without leaving anything.
+
+Making one is a call of all workers of MPI or of torch.distributed, so the workers are a pool of exactly these two.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +17,32 @@ import torch.distributed as dist
 
 import gridwise
 from gridwise.comm.launching.find import current
+from gridwise.comm.launching.pool import Pool
+from gridwise.comm.launching.start import mpi_missing
 from gridwise.errors import TransportError
-from gridwise.testing import workers
+
+needs_mpi = pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
 
 
-@workers(2, transports=("mpi",))
-def test_a_communicator_that_was_freed_and_made_again_has_a_world_of_its_own():
+@pytest.fixture(scope="module", params=["gloo", pytest.param("mpi", marks=needs_mpi)])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    with Pool(2, request.param) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def mpi_pair() -> Iterator[Pool]:
+    with Pool(2, "mpi") as pool:
+        yield pool
+
+
+@needs_mpi
+def test_a_communicator_that_was_freed_and_made_again_has_a_world_of_its_own(mpi_pair):
     """Handles are local: here one worker gets the old one again, and the other does not."""
+    mpi_pair.run(free_and_make_again)
+
+
+def free_and_make_again() -> None:
     from mpi4py import MPI
 
     first = MPI.COMM_WORLD.Split(0)
@@ -39,8 +62,12 @@ def test_a_communicator_that_was_freed_and_made_again_has_a_world_of_its_own():
         spare.Free()
 
 
-@workers(2, transports=("mpi",))
-def test_a_duplicate_has_a_world_of_its_own():
+@needs_mpi
+def test_a_duplicate_has_a_world_of_its_own(mpi_pair):
+    mpi_pair.run(duplicate)
+
+
+def duplicate() -> None:
     from mpi4py import MPI
 
     first = MPI.COMM_WORLD.Dup()
@@ -68,9 +95,11 @@ def in_use() -> tuple[int, int, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts children, which needs /proc")
-@workers(2)
-def test_worlds_that_are_deactivated_leave_nothing(gridwise_setting):
-    transport, _ = gridwise_setting
+def test_worlds_that_are_deactivated_leave_nothing(pair):
+    pair.run(make_and_deactivate, pair.transport)
+
+
+def make_and_deactivate(transport: str) -> None:
     current().barrier()
 
     def one() -> None:
@@ -101,9 +130,12 @@ def test_worlds_that_are_deactivated_leave_nothing(gridwise_setting):
     current().barrier()
 
 
-@workers(2)
-def test_what_was_made_from_a_closed_world_is_refused(gridwise_setting):
-    P = made_world(gridwise_setting[0])
+def test_what_was_made_from_a_closed_world_is_refused(pair):
+    pair.run(use_after_closing, pair.transport)
+
+
+def use_after_closing(transport: str) -> None:
+    P = made_world(transport)
     layer = gridwise.nn.AllSumReduce(P.create_cartesian_topology_partition([2]), (0,))
     layer(torch.ones(3))
     P.deactivate()

@@ -390,7 +390,8 @@ def test_failed_tasks_leave_nothing_open(pool: Pool) -> None:
     after, maps_after = failed(FAILURES - 5)
     assert after == descriptors
     assert max(maps_after) < max(maps) + FAILURES // 2
-    assert failed(10)[0] == descriptors  # by then new workers have taken over where nothing more can be freed
+    renewed, _ = failed(10)  # by then new workers have taken over where nothing more can be freed
+    assert all(now <= then for now, then in zip(renewed, descriptors, strict=True)), f"{descriptors} became {renewed}"
 
 
 def test_a_sum_that_nobody_joins_does_not_hold_up_the_next_task(pool: Pool) -> None:

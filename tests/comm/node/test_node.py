@@ -18,6 +18,8 @@ from gridwise.testing import workers
 
 from .crew import crew
 
+needs_mpi = pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
+
 
 @pytest.fixture(autouse=True)
 def small_slots(monkeypatch):
@@ -94,22 +96,26 @@ def mapped() -> int:
     return sum("/memfd:gridwise" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-@workers(2)
-def test_the_memory_goes_with_the_world():
-    world = gridwise.world()
-    world.barrier()
-    before = mapped()
-    if world.transport.name == "mpi":
-        from mpi4py import MPI
+@pytest.mark.parametrize("kind", ["gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_the_memory_goes_with_the_world(kind):
+    def close_a_second_world() -> None:
+        world = gridwise.world()
+        world.barrier()
+        before = mapped()
+        if kind == "mpi":
+            from mpi4py import MPI
 
-        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(range(2)))
-    else:
-        comm = torch.distributed.new_group([0, 1], use_local_synchronization=True)
-    second = gridwise.world(comm)
-    second.transport.all_sum(torch.ones(100_000), (0, 1))
-    assert mapped() == before + 1
-    second.deactivate()
-    assert mapped() == before
+            comm = MPI.COMM_WORLD.Dup()
+        else:
+            comm = torch.distributed.new_group([0, 1])
+        second = gridwise.world(comm)
+        second.transport.all_sum(torch.ones(100_000), (0, 1))
+        assert mapped() == before + 1
+        second.deactivate()
+        assert mapped() == before
+
+    with Pool(2, kind) as pool:  # of two: making a world is a call of all workers
+        pool.run(close_a_second_world)
 
 
 @pytest.mark.parametrize("n", [90, 91, 1000, 100_000])
@@ -119,7 +125,7 @@ def test_very_many_workers_have_slots_that_are_large_enough_or_none_at_all(n):
     assert chunk % 4096 == 0
 
 
-@pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
+@needs_mpi
 def test_messages_to_this_machine_and_to_others_go_together():
     """0 sends to 2, elsewhere, who then sends to 1, who then sends to 0: which waits for that all the while."""
 

@@ -1,8 +1,7 @@
 """Where the last words of a job go: the standard error that the process was started with.
 
-A test runner that captures output puts files in its place, which nobody reads when the job is aborted. Gridwise is imported
-before that, since it is a plugin of pytest's; so the descriptor is kept from the import on, in processes that are one of
-many.
+A test runner that captures output puts files in its place, which nobody reads when the job is aborted. So the descriptor is
+kept from the import on, in processes that are one of many; under pytest from that of its plugin on, which comes earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ def keep() -> None:
     """Keep the standard error of this moment."""
     if not _kept:
         with contextlib.suppress(OSError):
-            _kept.append(os.dup(2))
+            plugin = sys.modules.get("gridwise_pytest")
+            _kept.append(os.dup(2 if plugin is None else plugin.ORIGINAL_STDERR))
 
 
 def descriptor() -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gridwise.comm.launching.start import environment_for
+from gridwise.compat.finder import STARTUP, VARIABLE, CompatFinder
 
 PARENT = """
 import subprocess, sys
@@ -36,13 +37,28 @@ print("".join(["sum ", str(int(P.allreduce_data(__import__("numpy").array([P.ran
 """
 
 
-def run(*command: str, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+def run(*command: str, folder: Path, path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """A fresh program, which has inherited nothing of gridwise.compat but what `variables` say."""
     environment = environment_for(1, "auto")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environment["PYTHONPATH"]]))
-    del environment["GRIDWISE_TRANSPORT"]
+    folders = [path, *environment["PYTHONPATH"].split(os.pathsep)]
+    environment["PYTHONPATH"] = os.pathsep.join(each for each in folders if each not in ("", STARTUP))
+    for name in ("GRIDWISE_TRANSPORT", VARIABLE):
+        environment.pop(name, None)
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=200, env=environment, cwd=folder
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=environment | variables,
+        cwd=folder,
     )
+
+
+def test_tests_of_old_names_leave_this_process_as_it_was() -> None:
+    """Else every process that a later test starts has the old names, and is told nothing about it."""
+    assert VARIABLE not in os.environ
+    assert STARTUP not in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    assert not any(isinstance(finder, CompatFinder) for finder in sys.meta_path)
 
 
 def test_a_script_and_its_children_find_the_old_names(tmp_path: Path) -> None:

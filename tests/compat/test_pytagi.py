@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import gridwise.compat
-
-gridwise.compat.install(["pytagi"])
-
-pytestmark = pytest.mark.filterwarnings("ignore::gridwise.compat.CompatibilityNote")
+pytestmark = [
+    pytest.mark.usefixtures("old_names"),
+    pytest.mark.filterwarnings("ignore::gridwise.compat.CompatibilityNote"),
+]
 
 
 def test_regression() -> None:

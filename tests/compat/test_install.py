@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from gridwise.comm.launching.start import environment_for
+from gridwise.compat import install
 from gridwise.compat.finder import STARTUP, VARIABLE, CompatFinder
+from gridwise.errors import GridwiseError
 
 PARENT = """
 import subprocess, sys
@@ -37,8 +40,8 @@ print("".join(["sum ", str(int(P.allreduce_data(__import__("numpy").array([P.ran
 """
 
 
-def run(*command: str, folder: Path, path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """A fresh program, which has inherited nothing of gridwise.compat but what `variables` say."""
+def run(*command: str, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    """A fresh program, which has inherited nothing of gridwise.compat."""
     environment = environment_for(1, "auto")
     folders = [path, *environment["PYTHONPATH"].split(os.pathsep)]
     environment["PYTHONPATH"] = os.pathsep.join(each for each in folders if each not in ("", STARTUP))
@@ -48,8 +51,7 @@ def run(*command: str, folder: Path, path: str = "", **variables: str) -> subpro
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        timeout=200,
-        env=environment | variables,
+        env=environment,
         cwd=folder,
     )
 
@@ -61,19 +63,29 @@ def test_tests_of_old_names_leave_this_process_as_it_was() -> None:
     assert not any(isinstance(finder, CompatFinder) for finder in sys.meta_path)
 
 
-def test_a_script_and_its_children_find_the_old_names(tmp_path: Path) -> None:
+@pytest.fixture
+def installed(tmp_path: Path) -> str:
+    """A folder with a pytagi that is installed, on whose import a script fails."""
+    package = tmp_path / "installed" / "pytagi"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('the installed one')")
+    return str(package.parent)
+
+
+def test_a_script_and_its_children_find_the_old_names(tmp_path: Path, installed: str) -> None:
     (tmp_path / "script.py").write_text(PARENT)
-    installed = tmp_path / "installed" / "pytagi"
-    installed.mkdir(parents=True)
-    (installed / "__init__.py").write_text("raise ImportError('the installed one')")
-    done = run("-m", "gridwise.compat", "script.py", "-x", "1", folder=tmp_path, path=str(installed.parent))
+    done = run("-m", "gridwise.compat", "script.py", "-x", "1", folder=tmp_path, path=installed)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "CUBE -x 1\n"
     assert done.stderr.count("pytagi is Gridwise's here") == 1
-    done = run(
-        "-m", "gridwise.compat", "--prefer-installed", "-m", "script", folder=tmp_path, path=str(installed.parent)
-    )
+
+
+def test_an_installed_library_is_used_if_asked_for(tmp_path: Path, installed: str) -> None:
+    (tmp_path / "script.py").write_text("import pytagi")
+    command = ("-m", "gridwise.compat", "--prefer-installed", "-m", "script")
+    done = run(*command, folder=tmp_path, path=installed)
     assert "the installed one" in done.stderr
+    assert "is Gridwise's here" not in done.stderr
 
 
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
@@ -85,10 +97,8 @@ def test_workers_of_both_launchers_find_them(tmp_path: Path, transport: str) -> 
     assert done.stdout.splitlines() == ["sum 3", "sum 3"]
 
 
-def test_an_installed_library_that_was_imported_is_not_mixed_with_these(tmp_path: Path) -> None:
-    (tmp_path / "torchdistx.py").write_text("")
-    code = (
-        "import torchdistx, gridwise.compat as c\ntry: c.install()\nexcept Exception as e: print(type(e).__name__, e)"
-    )
-    done = run("-c", code, folder=tmp_path)
-    assert done.stdout.startswith("GridwiseError compat.install: torchdistx has been imported already"), done.stderr
+def test_an_installed_library_that_was_imported_is_not_mixed_with_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setitem(sys.modules, "torchdistx", ModuleType("torchdistx"))
+    with pytest.raises(GridwiseError, match=r"^compat\.install: torchdistx has been imported already"):
+        install()

@@ -71,7 +71,11 @@ def test_attributes_can_be_set() -> None:
     mean, _ = Sequential(layer)(np.array([1, 1], dtype=np.float32))
     np.testing.assert_allclose(mean, [1, 5, 9])
     layer.delta_mu_b = np.array([1.0, 0.0, -1.0])
-    np.testing.assert_allclose(layer.delta_mu_b.numpy(), [1, 0, -1])
+    np.testing.assert_allclose(layer.delta_mu_b, [1, 0, -1])
+    assert layer.mu_w == list(range(6))
+    layer.mu_w[0] = 5.0  # a copy, as in pytagi
+    assert layer.mu_w[0] == 0.0
+    assert layer.delta_var_w == [0.0] * 6
     states, deltas = BaseHiddenStates(6, 2), BaseDeltaStates(6, 2)
     assert states.set_size(new_size=8, new_block_size=2) == "BaseHiddenStates"
     deltas.set_size(8, 2)

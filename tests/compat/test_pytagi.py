@@ -85,6 +85,28 @@ def test_attributes_can_be_set() -> None:
     assert states.jcb.tolist() == [1.0] * 8
 
 
+def test_users_may_derive_classes() -> None:
+    import copy
+
+    from pytagi.nn import BaseLayer, Linear, ReLU, Sequential
+
+    class Scaled(Sequential):
+        def forward(self, mu_x, var_x=None):
+            return super().forward(2 * mu_x, var_x)
+
+    class Own(Linear):
+        pass
+
+    net = Scaled(Own(1, 2), ReLU(), Linear(2, 1))
+    twin = copy.deepcopy(net)
+    x = np.linspace(0, 1, 4, dtype=np.float32)
+    np.testing.assert_array_equal(net(x)[0], Sequential.forward(twin, 2 * x)[0])
+    assert [type(layer) for layer in net.layers] == [Linear, ReLU, Linear]
+    assert all(isinstance(layer, BaseLayer) for layer in net.layers)
+    twin.layers[0].mu_w = np.zeros(2)
+    assert any(net.layers[0].mu_w)
+
+
 def test_one_network_takes_the_output_of_another() -> None:
     from pytagi.nn import Linear, Sequential
 

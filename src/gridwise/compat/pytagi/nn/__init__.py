@@ -1,5 +1,6 @@
 """pytagi's layers, networks, buffers and updater."""
 
+from .activation import AGVI as AGVI
 from .activation import ClosedFormSoftmax as ClosedFormSoftmax
 from .activation import EvenExp as EvenExp
 from .activation import Exp as Exp
@@ -14,7 +15,6 @@ from .activation import Softmax as Softmax
 from .activation import Softplus as Softplus
 from .activation import SplitActivation as SplitActivation
 from .activation import Tanh as Tanh
-from .agvi import AGVI as AGVI
 from .attention import MultiheadAttention as MultiheadAttention
 from .attention import MultiheadAttentionV2 as MultiheadAttentionV2
 from .base_layer import BaseLayer as BaseLayer

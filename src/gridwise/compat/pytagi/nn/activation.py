@@ -1,6 +1,11 @@
 """Activations: Gridwise's own, with pytagi's attributes."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from gridwise.tagi.nn import activation as own
+from gridwise.tagi.nn import agvi
 
 from .base_layer import BaseLayer
 
@@ -59,3 +64,13 @@ class SplitActivation(BaseLayer):
 
 class Tanh(BaseLayer):
     _own = own.Tanh
+
+
+class AGVI(BaseLayer):
+    """`AGVI(activation_layer, overfit_mu, agvi)`, and the later `AGVI(odd_layer, even_layer, overfit_mu, agvi)`."""
+
+    _own = agvi.AGVI
+
+    def __init__(self, activation_layer: Any = None, *rest: Any, **options: Any) -> None:
+        odd = options.pop("odd_layer", activation_layer)
+        super().__init__(odd, *((None, *rest) if rest and isinstance(rest[0], bool) else rest), **options)

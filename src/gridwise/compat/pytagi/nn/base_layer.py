@@ -97,11 +97,14 @@ class BaseLayer:
     mu_w, var_w, mu_b, var_b = map(_parameter, ("mu_w", "var_w", "mu_b", "var_b"))
     delta_mu_w, delta_var_w, delta_mu_b, delta_var_b = map(_innovation, INNOVATIONS)
     num_weights, num_biases = map(_count, ("num_weights", "num_biases"))
+    bias = property(lambda self: bool(getattr(self._layer, "bias", False)), lambda self, value: self._set_bias(value))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.__dict__["_layer"] = self._own(*map(behind, args), **{name: behind(v) for name, v in kwargs.items()})
 
     def __init_subclass__(cls) -> None:
+        if "_own" not in cls.__dict__:  # a class of the user's
+            return
         _front[cls._own] = cls
         if "__init__" not in cls.__dict__:
             cls.__signature__ = inspect.signature(cls._own)  # type: ignore[attr-defined]
@@ -120,6 +123,14 @@ class BaseLayer:
 
     def __repr__(self) -> str:
         return repr(self._layer)
+
+    def _set_bias(self, value: bool) -> None:
+        if bool(value) != self.bias:
+            has = "has" if self.bias else "has no"
+            raise PartitionError(
+                f"{self._layer.get_layer_info()}: `bias` cannot be set to {value}, the layer {has} biases.\n"
+                "  fix: construct a layer of the other kind."
+            )
 
     def _held(self, name: str) -> Any:
         return getattr(self._layer, name) if isinstance(self._layer, ParametricLayer) else None

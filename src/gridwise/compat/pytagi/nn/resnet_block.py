@@ -19,3 +19,8 @@ class ResNetBlock(BaseLayer):
     def shortcut(self) -> BaseLayer | None:
         """The second branch; None where it is the input itself."""
         return None if self._layer.shortcut is None else in_front_of(self._layer.shortcut)
+
+    def init_shortcut_state(self) -> None:
+        """Nothing is left to do: there are no buffers that would have to exist before the first call."""
+
+    init_shortcut_delta_state = init_input_buffer = init_shortcut_state

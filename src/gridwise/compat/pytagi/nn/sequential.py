@@ -63,7 +63,8 @@ class Sequential(BaseLayer):
             out = self._layer.infer(x)
         return tuple(t.reshape(-1).cpu().numpy() for t in (out.mu, out.variance()))
 
-    __call__ = forward
+    def __call__(self, mu_x: Any, var_x: Any = None) -> Any:
+        return self.forward(mu_x, var_x)
 
     def backward(self) -> None:
         """Innovations of all layers, and of the input where it was another network's output."""

@@ -16,13 +16,18 @@ from gridwise.compat.finder import VARIABLE
 
 
 @pytest.fixture
-def old_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`import distdl`, `import torchdistx` and `import pytagi` find Gridwise's in this test, and not after it."""
+def isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """For tests that call `install()`: afterwards this process is as it was."""
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for name in (VARIABLE, "PYTHONPATH"):
         monkeypatch.setenv(name, "")  # so that it is put back, whatever install() writes
         monkeypatch.delenv(name)
-    install()
-    yield
+    yield monkeypatch
     for name in [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def old_names(isolated: pytest.MonkeyPatch) -> None:
+    """`import distdl`, `import torchdistx` and `import pytagi` find Gridwise's in this test, and not after it."""
+    install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -80,25 +81,25 @@ def test_a_script_and_its_children_find_the_old_names(tmp_path: Path, installed:
     assert done.stderr.count("pytagi is Gridwise's here") == 1
 
 
-def test_an_installed_library_is_used_if_asked_for(tmp_path: Path, installed: str) -> None:
-    (tmp_path / "script.py").write_text("import pytagi")
-    command = ("-m", "gridwise.compat", "--prefer-installed", "-m", "script")
-    done = run(*command, folder=tmp_path, path=installed)
-    assert "the installed one" in done.stderr
-    assert "is Gridwise's here" not in done.stderr
+def test_an_installed_library_is_used_if_asked_for(installed: str, isolated: pytest.MonkeyPatch, capsys) -> None:
+    isolated.syspath_prepend(installed)
+    install(prefer_installed=True)
+    with pytest.raises(ImportError, match="the installed one"):
+        importlib.import_module("pytagi")
+    assert importlib.import_module("torchdistx.fake").__name__ == "gridwise.compat.torchdistx.fake"
+    assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
-def test_workers_of_both_launchers_find_them(tmp_path: Path, transport: str) -> None:
+def test_workers_find_them(tmp_path: Path) -> None:
+    """Over MPI; tests/compat/test_torchdistx.py starts some over gloo."""
     (tmp_path / "script.py").write_text(WORKER)
     command = "from gridwise.cli import main; main()"
-    done = run("-c", command, "compat", "-n", "2", "--transport", transport, "script.py", folder=tmp_path)
+    done = run("-c", command, "compat", "-n", "2", "--transport", "mpi", "script.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["sum 3", "sum 3"]
 
 
-def test_an_installed_library_that_was_imported_is_not_mixed_with_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setitem(sys.modules, "torchdistx", ModuleType("torchdistx"))
+def test_an_installed_library_that_was_imported_is_not_mixed_with_these(isolated: pytest.MonkeyPatch) -> None:
+    isolated.setitem(sys.modules, "torchdistx", ModuleType("torchdistx"))
     with pytest.raises(GridwiseError, match=r"^compat\.install: torchdistx has been imported already"):
         install()

@@ -91,7 +91,7 @@ def test_an_installed_library_is_used_if_asked_for(installed: str, isolated: pyt
 
 
 def test_workers_find_them(tmp_path: Path) -> None:
-    """Over MPI; tests/compat/test_torchdistx.py starts some over gloo."""
+    """Over MPI; tests/compat/test_torchdistx.py starts some over gloo, in `make soak`."""
     (tmp_path / "script.py").write_text(WORKER)
     command = "from gridwise.cli import main; main()"
     done = run("-c", command, "compat", "-n", "2", "--transport", "mpi", "script.py", folder=tmp_path)

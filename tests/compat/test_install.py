@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from gridwise.comm.launching.start import environment_for
+from gridwise.compat import install
+from gridwise.compat.finder import STARTUP, VARIABLE, CompatFinder
+from gridwise.errors import GridwiseError
 
 PARENT = """
 import subprocess, sys
@@ -37,42 +42,64 @@ print("".join(["sum ", str(int(P.allreduce_data(__import__("numpy").array([P.ran
 
 
 def run(*command: str, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    """A fresh program, which has inherited nothing of gridwise.compat."""
     environment = environment_for(1, "auto")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environment["PYTHONPATH"]]))
-    del environment["GRIDWISE_TRANSPORT"]
+    folders = [path, *environment["PYTHONPATH"].split(os.pathsep)]
+    environment["PYTHONPATH"] = os.pathsep.join(each for each in folders if each not in ("", STARTUP))
+    for name in ("GRIDWISE_TRANSPORT", VARIABLE):
+        environment.pop(name, None)
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=200, env=environment, cwd=folder
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
     )
 
 
-def test_a_script_and_its_children_find_the_old_names(tmp_path: Path) -> None:
+def test_tests_of_old_names_leave_this_process_as_it_was() -> None:
+    """Else every process that a later test starts has the old names, and is told nothing about it."""
+    assert VARIABLE not in os.environ
+    assert STARTUP not in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    assert not any(isinstance(finder, CompatFinder) for finder in sys.meta_path)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> str:
+    """A folder with a pytagi that is installed, on whose import a script fails."""
+    package = tmp_path / "installed" / "pytagi"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('the installed one')")
+    return str(package.parent)
+
+
+def test_a_script_and_its_children_find_the_old_names(tmp_path: Path, installed: str) -> None:
     (tmp_path / "script.py").write_text(PARENT)
-    installed = tmp_path / "installed" / "pytagi"
-    installed.mkdir(parents=True)
-    (installed / "__init__.py").write_text("raise ImportError('the installed one')")
-    done = run("-m", "gridwise.compat", "script.py", "-x", "1", folder=tmp_path, path=str(installed.parent))
+    done = run("-m", "gridwise.compat", "script.py", "-x", "1", folder=tmp_path, path=installed)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "CUBE -x 1\n"
     assert done.stderr.count("pytagi is Gridwise's here") == 1
-    done = run(
-        "-m", "gridwise.compat", "--prefer-installed", "-m", "script", folder=tmp_path, path=str(installed.parent)
-    )
-    assert "the installed one" in done.stderr
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
-def test_workers_of_both_launchers_find_them(tmp_path: Path, transport: str) -> None:
+def test_an_installed_library_is_used_if_asked_for(installed: str, isolated: pytest.MonkeyPatch, capsys) -> None:
+    isolated.syspath_prepend(installed)
+    install(prefer_installed=True)
+    with pytest.raises(ImportError, match="the installed one"):
+        importlib.import_module("pytagi")
+    assert importlib.import_module("torchdistx.fake").__name__ == "gridwise.compat.torchdistx.fake"
+    assert capsys.readouterr().err == ""
+
+
+def test_workers_find_them(tmp_path: Path) -> None:
+    """Over MPI; tests/compat/test_torchdistx.py starts some over gloo, in `make soak`."""
     (tmp_path / "script.py").write_text(WORKER)
     command = "from gridwise.cli import main; main()"
-    done = run("-c", command, "compat", "-n", "2", "--transport", transport, "script.py", folder=tmp_path)
+    done = run("-c", command, "compat", "-n", "2", "--transport", "mpi", "script.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["sum 3", "sum 3"]
 
 
-def test_an_installed_library_that_was_imported_is_not_mixed_with_these(tmp_path: Path) -> None:
-    (tmp_path / "torchdistx.py").write_text("")
-    code = (
-        "import torchdistx, gridwise.compat as c\ntry: c.install()\nexcept Exception as e: print(type(e).__name__, e)"
-    )
-    done = run("-c", code, folder=tmp_path)
-    assert done.stdout.startswith("GridwiseError compat.install: torchdistx has been imported already"), done.stderr
+def test_an_installed_library_that_was_imported_is_not_mixed_with_these(isolated: pytest.MonkeyPatch) -> None:
+    isolated.setitem(sys.modules, "torchdistx", ModuleType("torchdistx"))
+    with pytest.raises(GridwiseError, match=r"^compat\.install: torchdistx has been imported already"):
+        install()

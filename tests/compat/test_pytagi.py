@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import gridwise.compat
-
-gridwise.compat.install(["pytagi"])
-
-pytestmark = pytest.mark.filterwarnings("ignore::gridwise.compat.CompatibilityNote")
+pytestmark = [
+    pytest.mark.usefixtures("old_names"),
+    pytest.mark.filterwarnings("ignore::gridwise.compat.CompatibilityNote"),
+]
 
 
 def test_regression() -> None:
@@ -72,7 +71,11 @@ def test_attributes_can_be_set() -> None:
     mean, _ = Sequential(layer)(np.array([1, 1], dtype=np.float32))
     np.testing.assert_allclose(mean, [1, 5, 9])
     layer.delta_mu_b = np.array([1.0, 0.0, -1.0])
-    np.testing.assert_allclose(layer.delta_mu_b.numpy(), [1, 0, -1])
+    np.testing.assert_allclose(layer.delta_mu_b, [1, 0, -1])
+    assert layer.mu_w == list(range(6))
+    layer.mu_w[0] = 5.0  # a copy, as in pytagi
+    assert layer.mu_w[0] == 0.0
+    assert layer.delta_var_w == [0.0] * 6
     states, deltas = BaseHiddenStates(6, 2), BaseDeltaStates(6, 2)
     assert states.set_size(new_size=8, new_block_size=2) == "BaseHiddenStates"
     deltas.set_size(8, 2)
@@ -80,6 +83,28 @@ def test_attributes_can_be_set() -> None:
     assert states.mu_a.tolist() == list(range(8))
     assert states.actual_size == 4
     assert states.jcb.tolist() == [1.0] * 8
+
+
+def test_users_may_derive_classes() -> None:
+    import copy
+
+    from pytagi.nn import BaseLayer, Linear, ReLU, Sequential
+
+    class Scaled(Sequential):
+        def forward(self, mu_x, var_x=None):
+            return super().forward(2 * mu_x, var_x)
+
+    class Own(Linear):
+        pass
+
+    net = Scaled(Own(1, 2), ReLU(), Linear(2, 1))
+    twin = copy.deepcopy(net)
+    x = np.linspace(0, 1, 4, dtype=np.float32)
+    np.testing.assert_array_equal(net(x)[0], Sequential.forward(twin, 2 * x)[0])
+    assert [type(layer) for layer in net.layers] == [Linear, ReLU, Linear]
+    assert all(isinstance(layer, BaseLayer) for layer in net.layers)
+    twin.layers[0].mu_w = np.zeros(2)
+    assert any(net.layers[0].mu_w)
 
 
 def test_one_network_takes_the_output_of_another() -> None:

@@ -5,7 +5,9 @@ block is `BatchNorm2d.main.3.1` (`BatchNorm2d.main.3` where the branch is that s
 `BatchNorm2d.shortcut.3.1`.
 
 The binary file has, for every layer that is not an activation: the length of its description (8 bytes, little-endian),
-the description, then mu_w, var_w, mu_b, var_b and, for BatchNorm2d, the running mean and variance, all float32.
+the description, then mu_w, var_w, mu_b, var_b and, for BatchNorm2d, the running mean and variance, all float32. The
+original writes the statistics of the last batch after a LayerNorm that it has used, a mean and a variance for each sample;
+nothing reads them, and how many there are is found by where the next layer is described.
 
 What does not fit is refused before anything is changed.
 """
@@ -27,6 +29,7 @@ from .nn.base_layer import BaseLayer, ParametricLayer
 from .nn.batch_norm import BatchNorm2d
 from .nn.data_struct import as_tensor
 from .nn.layer_block import LayerBlock
+from .nn.layer_norm import LayerNorm
 from .nn.resnet_block import ResNetBlock
 
 _CSV = {"mu_w": "_1_mw.csv", "var_w": "_2_Sw.csv", "mu_b": "_3_mb.csv", "var_b": "_4_Sb.csv"}
@@ -157,21 +160,50 @@ def save_binary(layers: list[BaseLayer], filename: str) -> None:
 def load_binary(layers: list[BaseLayer], filename: str) -> None:
     """Read pytagi's binary file, whether the original or `save_binary` wrote it."""
     data, at, found = Path(filename).read_bytes(), 0, []
-    for layer, tensors in _stored(layers):
+    stored = list(_stored(layers))
+    for position, (layer, tensors) in enumerate(stored):
         name, at = _description(data, at, filename)
-        if name.split("(")[0] != layer.get_layer_info().split("(")[0]:
+        if _kind(name) != _kind(layer.get_layer_info()):
             raise PartitionError(f"{filename}: found layer {name} where {layer.get_layer_info()} was expected.")
         for tensor in tensors:
             if at + 4 * tensor.numel() > len(data):
                 raise PartitionError(f"{filename}: the file ends inside layer {name}.")
             found.append((tensor, np.frombuffer(data, "<f4", tensor.numel(), at)))
             at += 4 * tensor.numel()
+        if isinstance(layer, LayerNorm):
+            following = stored[position + 1][0] if position + 1 < len(stored) else None
+            at = _after_statistics(data, at, following)
     if at != len(data):
         raise PartitionError(f"{filename}: {len(data) - at} bytes are left over: the file is of another network.")
     _take(found)
-    for layer, _ in _stored(layers):
+    for layer, _ in stored:
         if isinstance(layer, BatchNorm2d):
             layer.num_batches.fill_(1)
+
+
+def _kind(description: str) -> str:
+    return description.split("(")[0]
+
+
+def _after_statistics(data: bytes, at: int, following: BaseLayer | None) -> int:
+    """Where the statistics of a LayerNorm's last batch end; `at` where none are found."""
+    if following is None:
+        rest = np.frombuffer(data, "<f4", (len(data) - at) // 4, at)
+        _, var = np.split(rest, 2) if rest.size % 2 == 0 else (rest, rest[:0])
+        fits = (len(data) - at) % 8 == 0 and np.isfinite(rest).all() and (var >= 0).all()
+        return len(data) if fits and _described(data, at) is None else at
+    wanted = _kind(following.get_layer_info())
+    places = range(at, len(data), 8)
+    return next((place for place in places if _kind(_described(data, place) or "") == wanted), at)
+
+
+def _described(data: bytes, at: int) -> str | None:
+    """The description at byte `at`, if that is what is there."""
+    if at + 8 > len(data):
+        return None
+    (length,) = struct.unpack_from("<Q", data, at)
+    text = data[at + 8 : at + 8 + length] if 0 < length <= 4096 else b""
+    return text.decode() if len(text) == length and text.isascii() and b"(" in text else None
 
 
 def _description(data: bytes, at: int, filename: str) -> tuple[str, int]:

@@ -20,6 +20,7 @@ down ("terminate called without an active exception"), or hangs it. So a transpo
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import hashlib
 import itertools
@@ -238,7 +239,8 @@ class TorchTransport(Transport):
         if self._is_ending:
             self._never_free()
         for group in self._groups.values():
-            dist.destroy_process_group(group)
+            with contextlib.suppress(ValueError):  # the program has destroyed them all, at its end as scripts do
+                dist.destroy_process_group(group)
         self._groups.clear()
         self._sockets.clear()
         if self._owns_world and dist.is_initialized():

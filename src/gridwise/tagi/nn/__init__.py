@@ -3,6 +3,7 @@
 from ..inference.train_step import TrainStep as TrainStep
 from .activation import ClosedFormSoftmax as ClosedFormSoftmax
 from .activation import EvenExp as EvenExp
+from .activation import Exp as Exp
 from .activation import LeakyReLU as LeakyReLU
 from .activation import MixtureReLU as MixtureReLU
 from .activation import MixtureSigmoid as MixtureSigmoid
@@ -12,7 +13,9 @@ from .activation import Remax as Remax
 from .activation import Sigmoid as Sigmoid
 from .activation import Softmax as Softmax
 from .activation import Softplus as Softplus
+from .activation import SplitActivation as SplitActivation
 from .activation import Tanh as Tanh
+from .agvi import AGVI as AGVI
 from .attention import MultiheadAttention as MultiheadAttention
 from .base_layer import BaseLayer as BaseLayer
 from .batch_norm import BatchNorm2d as BatchNorm2d

@@ -128,20 +128,69 @@ class EvenExp(Activation):
     """
 
     def forward(self, x: Gaussian) -> Gaussian:
-        if x.mu.shape[-1] % 2:
-            raise PartitionError(
-                f"EvenExp: the input of shape {tuple(x.mu.shape)} has an odd number of units.\n"
-                "  fix: two units for every observed quantity, its mean and the log of its noise variance."
-            )
-        odd = Gaussian(*(None if t is None else t[..., 1::2] for t in x))  # type: ignore[arg-type]
+        even, odd = halves(x, "EvenExp")
         mu, var, jcb = moments.exponential(odd.mu, odd.variance())
         jcb = odd.variance() * mu if self.compat == "cutagi" else jcb * odd.jacobian()
+        return Gaussian(interleaved(even.mu, mu), interleaved(even.variance(), var), interleaved(even.jacobian(), jcb))
+
+
+class Exp(Activation):
+    """exp(scale z + shift), a log-normal, with exact moments.
+
+    With `compat='cutagi'` neither the mean nor the variance is less than 1e-6, as in the original.
+    """
+
+    def __init__(self, scale: float = 1.0, shift: float = 0.0) -> None:
+        super().__init__()
+        self.scale, self.shift = scale, shift
+
+    def moments(self, m: Tensor, v: Tensor) -> Moments:
+        mu, var, jcb = moments.exponential(self.scale * m + self.shift, self.scale**2 * v)
+        if self.compat == "cutagi":
+            mu, var, jcb = mu.clamp_min(moments.TINY), var.clamp_min(moments.TINY), jcb.clamp_min(moments.TINY)
+        return Moments(mu, var, self.scale * jcb)
+
+
+class SplitActivation(Activation):
+    """One activation on the odd units 1, 3, ... and another, or none, on the even ones 0, 2, ...
+
+    Parameters
+    ----------
+    odd_layer
+        The activation of the odd units.
+    even_layer
+        The activation of the even units; None for the units themselves.
+    """
+
+    def __init__(self, odd_layer: Activation, even_layer: Activation | None = None) -> None:
+        super().__init__()
+        for layer in (odd_layer, even_layer):
+            if not isinstance(layer, Activation | None):
+                raise PartitionError(f"SplitActivation: {layer.get_layer_info()} is not an activation.")
+        self.odd_layer, self.even_layer = odd_layer, even_layer
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        even, odd = halves(x, "SplitActivation")
+        odd = self.odd_layer.forward(odd)
+        even = even if self.even_layer is None else self.even_layer.forward(even)
         return Gaussian(
-            _interleave(x.mu[..., 0::2], mu),
-            _interleave(x.variance()[..., 0::2], var),
-            _interleave(x.jacobian()[..., 0::2], jcb),
+            interleaved(even.mu, odd.mu),
+            interleaved(even.variance(), odd.variance()),
+            interleaved(even.jacobian(), odd.jacobian()),
         )
 
 
-def _interleave(even: Tensor, odd: Tensor) -> Tensor:
+def halves(x: Gaussian, name: str) -> tuple[Gaussian, Gaussian]:
+    """The even and the odd units of the last dim."""
+    if x.mu.shape[-1] % 2:
+        raise PartitionError(
+            f"{name}: the input of shape {tuple(x.mu.shape)} has an odd number of units.\n"
+            "  fix: two units for every observed quantity, its mean and the log of its noise variance."
+        )
+    even, odd = (Gaussian(*(None if t is None else t[..., start::2] for t in x)) for start in (0, 1))  # type: ignore[arg-type]
+    return even, odd
+
+
+def interleaved(even: Tensor, odd: Tensor) -> Tensor:
+    """The inverse of `halves`."""
     return torch.stack((even, odd), -1).flatten(-2)

@@ -38,7 +38,13 @@ class HaloExchange(Primitive):
     ----------
     P_x : a partition with as many axes as the tensor has dims
     halo_shape : this worker's rows before and after its block, for each dim
-    recv_buffer_shape, send_buffer_shape, buffer_manager : not used; everybody's `halo_shape` says what is sent
+    recv_buffer_shape, send_buffer_shape, buffer_manager : everybody's `halo_shape` says what is sent; these are for `slices`
+
+    Attributes
+    ----------
+    slices : after the first call, for each dim the parts of the block that go to and come from the neighbours: left bulk,
+        left ghost, right bulk, right ghost. Dims before it have their ghosts, dims after it do not. None if the shapes of
+        buffers were not given.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class HaloExchange(Primitive):
                 )
             self.halo_shape = tuple((int(a), int(b)) for a, b in pairs)
         self.neighbor_ranks = P_x.neighbor_ranks(P_x.rank) if hasattr(P_x, "neighbor_ranks") and P_x.active else None
+        self.recv_buffer_shape, self.send_buffer_shape = recv_buffer_shape, send_buffer_shape
+        self.slices: list[list[tuple[slice, ...]]] | None = None
         self._takes_part(self.P_x)
 
     def _inner(self, x: Tensor) -> Tensor:
@@ -89,7 +97,22 @@ class HaloExchange(Primitive):
         for d, (place, (before, _)) in enumerate(zip(grid.index_of(transport.rank), self.halo_shape, strict=True)):
             start, stop = intervals[d][place]
             self._region.append((before - (layout.cuts[d][place] - start), stop - start))
+        if self.recv_buffer_shape is not None and self.send_buffer_shape is not None:
+            self.slices = self._assemble_slices(input[0].shape, self.recv_buffer_shape, self.send_buffer_shape)
         self._plan(Move(transport, self._team, self._says, plan, self._nothing), agreed)
+
+    def _assemble_slices(
+        self, x_local_shape: Sequence[int], recv_buffer_shape: Any, send_buffer_shape: Any
+    ) -> list[list[tuple[slice, ...]]]:
+        ghosts, bulks = np.asarray(recv_buffer_shape, dtype=int), np.asarray(send_buffer_shape, dtype=int)
+        whole = [slice(0, int(n)) for n in x_local_shape]
+        inner = [slice(int(a), int(n - b)) for n, (a, b) in zip(x_local_shape, ghosts, strict=True)]
+        found = []
+        for d, n in enumerate(x_local_shape):
+            first, last = int(ghosts[d, 0]), int(n - ghosts[d, 1])
+            ends = (first, first + bulks[d, 0]), (0, first), (last - bulks[d, 1], last), (last, n)
+            found.append([(*whole[:d], slice(int(a), int(b)), *inner[d + 1 :]) for a, b in ends])
+        return found
 
     def _needs_along(self, d: int, layout: Layout, halos: Sequence[Halo]) -> tuple[Interval, ...]:
         needs, extent = [], layout.global_shape[d]

@@ -1,7 +1,9 @@
 """pytagi's layers, networks, buffers and updater."""
 
+from .activation import AGVI as AGVI
 from .activation import ClosedFormSoftmax as ClosedFormSoftmax
 from .activation import EvenExp as EvenExp
+from .activation import Exp as Exp
 from .activation import LeakyReLU as LeakyReLU
 from .activation import MixtureReLU as MixtureReLU
 from .activation import MixtureSigmoid as MixtureSigmoid
@@ -11,8 +13,10 @@ from .activation import Remax as Remax
 from .activation import Sigmoid as Sigmoid
 from .activation import Softmax as Softmax
 from .activation import Softplus as Softplus
+from .activation import SplitActivation as SplitActivation
 from .activation import Tanh as Tanh
 from .attention import MultiheadAttention as MultiheadAttention
+from .attention import MultiheadAttentionV2 as MultiheadAttentionV2
 from .base_layer import BaseLayer as BaseLayer
 from .batch_norm import BatchNorm2d as BatchNorm2d
 from .conv2d import Conv2d as Conv2d

@@ -1,14 +1,76 @@
-"""Activations: Gridwise's own."""
+"""Activations: Gridwise's own, with pytagi's attributes."""
 
-from gridwise.tagi.nn.activation import ClosedFormSoftmax as ClosedFormSoftmax
-from gridwise.tagi.nn.activation import EvenExp as EvenExp
-from gridwise.tagi.nn.activation import LeakyReLU as LeakyReLU
-from gridwise.tagi.nn.activation import MixtureReLU as MixtureReLU
-from gridwise.tagi.nn.activation import MixtureSigmoid as MixtureSigmoid
-from gridwise.tagi.nn.activation import MixtureTanh as MixtureTanh
-from gridwise.tagi.nn.activation import ReLU as ReLU
-from gridwise.tagi.nn.activation import Remax as Remax
-from gridwise.tagi.nn.activation import Sigmoid as Sigmoid
-from gridwise.tagi.nn.activation import Softmax as Softmax
-from gridwise.tagi.nn.activation import Softplus as Softplus
-from gridwise.tagi.nn.activation import Tanh as Tanh
+from __future__ import annotations
+
+from typing import Any
+
+from gridwise.tagi.nn import activation as own
+from gridwise.tagi.nn import agvi
+
+from .base_layer import BaseLayer
+
+
+class ClosedFormSoftmax(BaseLayer):
+    _own = own.ClosedFormSoftmax
+
+
+class EvenExp(BaseLayer):
+    _own = own.EvenExp
+
+
+class Exp(BaseLayer):
+    _own = own.Exp
+
+
+class LeakyReLU(BaseLayer):
+    _own = own.LeakyReLU
+
+
+class MixtureReLU(BaseLayer):
+    _own = own.MixtureReLU
+
+
+class MixtureSigmoid(BaseLayer):
+    _own = own.MixtureSigmoid
+
+
+class MixtureTanh(BaseLayer):
+    _own = own.MixtureTanh
+
+
+class ReLU(BaseLayer):
+    _own = own.ReLU
+
+
+class Remax(BaseLayer):
+    _own = own.Remax
+
+
+class Sigmoid(BaseLayer):
+    _own = own.Sigmoid
+
+
+class Softmax(BaseLayer):
+    _own = own.Softmax
+
+
+class Softplus(BaseLayer):
+    _own = own.Softplus
+
+
+class SplitActivation(BaseLayer):
+    _own = own.SplitActivation
+
+
+class Tanh(BaseLayer):
+    _own = own.Tanh
+
+
+class AGVI(BaseLayer):
+    """`AGVI(activation_layer, overfit_mu, agvi)`, and the later `AGVI(odd_layer, even_layer, overfit_mu, agvi)`."""
+
+    _own = agvi.AGVI
+
+    def __init__(self, activation_layer: Any = None, *rest: Any, **options: Any) -> None:
+        odd = options.pop("odd_layer", activation_layer)
+        super().__init__(odd, *((None, *rest) if rest and isinstance(rest[0], bool) else rest), **options)

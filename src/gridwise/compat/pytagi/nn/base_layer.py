@@ -1,8 +1,13 @@
-"""What pytagi's layers let their users set: parameters as flat arrays, innovations, and numbers of parameters."""
+"""pytagi's layers: each one stands in front of a layer of Gridwise, with pytagi's attributes.
+
+Parameters and innovations are flat lists, copies of what the layer has, and can be set from anything flat. Everything else
+is the attribute of the layer behind, `_layer`, on which networks compute.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +17,6 @@ from gridwise.tagi.nn.base_layer import BaseLayer as GridwiseLayer
 from gridwise.tagi.nn.base_layer import ParametricLayer
 from gridwise.tagi.nn.data_struct import as_tensor
 
-PARAMETERS = ("mu_w", "var_w", "mu_b", "var_b")
 INNOVATIONS = {
     "delta_mu_w": ("w", 1),
     "delta_var_w": ("w", 2),
@@ -21,44 +25,123 @@ INNOVATIONS = {
 }
 
 
-class BaseLayer(GridwiseLayer):
-    """A layer whose attributes can be set as pytagi's can."""
+def behind(value: Any) -> Any:
+    """The layer of Gridwise behind one of pytagi's; anything else as it is."""
+    return value._layer if isinstance(value, BaseLayer) else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in PARAMETERS and not isinstance(value, torch.nn.Parameter | type(None)):
-            self._set_parameter(name, value)
-        elif name in INNOVATIONS and isinstance(self, ParametricLayer):
-            self._set_innovation(name, value)
-        elif name in ("num_weights", "num_biases") and isinstance(self, ParametricLayer):
-            if value != getattr(self, name):
-                raise PartitionError(
-                    f"{self.get_layer_info()}: `{name}` cannot be set to {value}, the layer has {getattr(self, name)}.\n"
-                    "  fix: construct a layer of another size."
-                )
-        else:
-            super().__setattr__(name, value)
 
-    def _set_parameter(self, name: str, value: Any) -> None:
-        held = getattr(self, name, None)
+def in_front_of(layer: Any) -> Any:
+    """One of pytagi's layers in front of a layer of Gridwise."""
+    kind = next(_front[cls] for cls in type(layer).__mro__ if cls in _front)
+    made = kind.__new__(kind)
+    made.__dict__["_layer"] = layer
+    return made
+
+
+def _parameter(name: str) -> Any:
+    def read(self: BaseLayer) -> list[float]:
+        held = self._held(name)
+        return [] if held is None else held.detach().reshape(-1).tolist()
+
+    def write(self: BaseLayer, value: Any) -> None:
+        held = self._held(name)
         if held is None:
-            raise PartitionError(f"{self.get_layer_info()}: there is no `{name}` to set.")
+            raise PartitionError(f"{self._layer.get_layer_info()}: there is no `{name}` to set.")
         held.data.copy_(self._fitting(name, value, held))
 
-    def _set_innovation(self, name: str, value: Any) -> None:
+    return property(read, write, doc=f"`{name}`, a flat list.")
+
+
+def _innovation(name: str) -> Any:
+    kind, power = INNOVATIONS[name]
+
+    def read(self: BaseLayer) -> list[float]:
+        var = self._held(f"var_{kind}")
+        found = None if var is None else getattr(self._layer, name)
+        return [] if var is None else (torch.zeros_like(var) if found is None else found).reshape(-1).tolist()
+
+    def write(self: BaseLayer, value: Any) -> None:
         """The sums of which the next step makes this innovation: it multiplies them by the variance, or by its square."""
-        assert isinstance(self, ParametricLayer)
-        kind, power = INNOVATIONS[name]
-        var = next((var for n, _, var in self.pairs() if n == kind), None)
+        var = self._held(f"var_{kind}")
         if var is None:
-            raise PartitionError(f"{self.get_layer_info()}: there are no biases whose `{name}` could be set.")
-        sums = list(self.sums.get(kind, (torch.zeros_like(var), torch.zeros_like(var))))
+            raise PartitionError(
+                f"{self._layer.get_layer_info()}: there are no parameters whose `{name}` could be set."
+            )
+        sums = list(self._layer.sums.get(kind, (torch.zeros_like(var), torch.zeros_like(var))))
         sums[power - 1] = self._fitting(name, value, var) / var**power
-        self.sums[kind] = (sums[0], sums[1])
+        self._layer.sums[kind] = (sums[0], sums[1])
+
+    return property(read, write, doc=f"What the next step adds before the cap, `{name}`: a flat list.")
+
+
+def _count(name: str) -> Any:
+    def read(self: BaseLayer) -> int:
+        return getattr(self._layer, name) if isinstance(self._layer, ParametricLayer) else 0
+
+    def write(self: BaseLayer, value: int) -> None:
+        if value != read(self):
+            raise PartitionError(
+                f"{self._layer.get_layer_info()}: `{name}` cannot be set to {value}, the layer has {read(self)}.\n"
+                "  fix: construct a layer of another size."
+            )
+
+    return property(read, write)
+
+
+class BaseLayer:
+    """A layer with pytagi's attributes, in front of one of Gridwise's that is made from the same arguments."""
+
+    _own: ClassVar[Any] = GridwiseLayer
+    _layer: Any
+
+    mu_w, var_w, mu_b, var_b = map(_parameter, ("mu_w", "var_w", "mu_b", "var_b"))
+    delta_mu_w, delta_var_w, delta_mu_b, delta_var_b = map(_innovation, INNOVATIONS)
+    num_weights, num_biases = map(_count, ("num_weights", "num_biases"))
+    bias = property(lambda self: bool(getattr(self._layer, "bias", False)), lambda self, value: self._set_bias(value))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.__dict__["_layer"] = self._own(*map(behind, args), **{name: behind(v) for name, v in kwargs.items()})
+
+    def __init_subclass__(cls) -> None:
+        if "_own" not in cls.__dict__:  # a class of the user's
+            return
+        _front[cls._own] = cls
+        if "__init__" not in cls.__dict__:
+            cls.__signature__ = inspect.signature(cls._own)  # type: ignore[attr-defined]
+            cls.__doc__ = cls._own.__doc__
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_layer" or name.startswith("__"):  # not made yet, as in copies
+            raise AttributeError(name)
+        return getattr(self._layer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._layer, name, behind(value))
+
+    def __repr__(self) -> str:
+        return repr(self._layer)
+
+    def _set_bias(self, value: bool) -> None:
+        if bool(value) != self.bias:
+            has = "has" if self.bias else "has no"
+            raise PartitionError(
+                f"{self._layer.get_layer_info()}: `bias` cannot be set to {value}, the layer {has} biases.\n"
+                "  fix: construct a layer of the other kind."
+            )
+
+    def _held(self, name: str) -> Any:
+        return getattr(self._layer, name) if isinstance(self._layer, ParametricLayer) else None
 
     def _fitting(self, name: str, value: Any, held: Tensor) -> Tensor:
         given = as_tensor(value, held)
         if given.numel() != held.numel():
             raise PartitionError(
-                f"{self.get_layer_info()}: {given.numel()} values came in for `{name}`, which has {held.numel()}."
+                f"{self._layer.get_layer_info()}: {given.numel()} values came in for `{name}`, which has {held.numel()}."
             )
         return given.reshape(held.shape)
+
+
+_front: dict[type, type[BaseLayer]] = {GridwiseLayer: BaseLayer}

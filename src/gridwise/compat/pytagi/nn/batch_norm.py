@@ -1,9 +1,9 @@
-"""Batch norm: Gridwise's own."""
+"""Batch norm: Gridwise's own, with pytagi's attributes."""
 
 from gridwise.tagi.nn import batch_norm as own
 
 from .base_layer import BaseLayer
 
 
-class BatchNorm2d(BaseLayer, own.BatchNorm2d):
-    """See `gridwise.tagi.nn.BatchNorm2d`."""
+class BatchNorm2d(BaseLayer):
+    _own = own.BatchNorm2d

@@ -1,4 +1,4 @@
-"""pytagi's buffers: flat arrays of the last batch, which can be read and set."""
+"""pytagi's buffers: flat arrays of the last batch, which can be read and set, and take the size of what is set."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import numpy as np
 
 from gridwise.tagi.nn import data_struct as own
 from gridwise.tagi.nn.data_struct import HRCSoftmax as HRCSoftmax
+from gridwise.tagi.nn.data_struct import of_anything
+from gridwise.tagi.nn.gaussian import Innovation
 
 
-def _flat(of: str) -> Any:
+def _flat(of: str, base: Any) -> Any:
     """An attribute of Gridwise's buffer as a flat array; on a CPU it is the buffer's own memory."""
+    attribute = getattr(base, of)
 
     def read(self: Any) -> np.ndarray:
-        return getattr(super(self._flat_in, self), of).reshape(-1).cpu().numpy()
+        return attribute.fget(self).reshape(-1).cpu().numpy()
 
     def write(self: Any, value: Any) -> None:
-        base: Any = getattr(own, self._flat_in.__name__)
-        getattr(base, of).fset(self, value)
+        values = of_anything(value)
+        if values.numel() != self.size:
+            self.set_size(
+                values.numel(), self.block_size if self.block_size and not values.numel() % self.block_size else 1
+            )
+        attribute.fset(self, values)
 
     return property(read, write)
 
@@ -26,7 +33,7 @@ def _flat(of: str) -> Any:
 class BaseHiddenStates(own.BaseHiddenStates):
     """Means, variances and Jacobians of a layer's units."""
 
-    mu_a, var_a, jcb = _flat("mu_a"), _flat("var_a"), _flat("jcb")
+    mu_a, var_a, jcb = (_flat(name, own.BaseHiddenStates) for name in ("mu_a", "var_a", "jcb"))
 
     def set_size(self, new_size: int, new_block_size: int) -> str:
         return super().set_size(new_size, new_block_size)
@@ -35,11 +42,15 @@ class BaseHiddenStates(own.BaseHiddenStates):
 class BaseDeltaStates(own.BaseDeltaStates):
     """Innovations of a layer's units."""
 
-    delta_mu, delta_var = _flat("delta_mu"), _flat("delta_var")
+    delta_mu, delta_var = (_flat(name, own.BaseDeltaStates) for name in ("delta_mu", "delta_var"))
 
     def set_size(self, new_size: int, new_block_size: int) -> str:
         return super().set_size(new_size, new_block_size)
 
-
-BaseHiddenStates._flat_in = BaseHiddenStates  # type: ignore[attr-defined]
-BaseDeltaStates._flat_in = BaseDeltaStates  # type: ignore[attr-defined]
+    def copy_from(self, source: own.BaseDeltaStates, num_data: int = -1) -> None:
+        """Take the first `num_data` values of `source`, or all of them; a smaller buffer grows."""
+        if self.size < num_data <= source.size:
+            mu, var = (t.reshape(-1)[:num_data].clone() for t in source.innovation)
+            self.innovation = Innovation(mu[None], var[None])
+        else:
+            super().copy_from(source, num_data)

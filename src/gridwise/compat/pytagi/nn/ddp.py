@@ -4,29 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from gridwise.partition import world
 from gridwise.tagi.nn import ddp as own
-from gridwise.tagi.nn import sequential
-from gridwise.tagi.nn.data_struct import as_tensor
+from gridwise.tagi.nn.data_struct import of_anything
+from gridwise.tagi.nn.ddp import BACKENDS
 from gridwise.tagi.nn.ddp import DDPConfig as DDPConfig
 
+from ...notes import note
 from .sequential import Sequential
 
 
-class DDPSequential(own.DDPSequential):
-    """A network trained on all workers, each with its own samples. It and `model` have the same layers and buffers."""
+class DDPSequential:
+    """A network trained on all workers, each with its own samples; it and `model` have the same layers and buffers."""
 
     def __init__(self, model: Sequential, config: DDPConfig, average: bool = True) -> None:
-        twin = sequential.Sequential(*model.layers, compat="cutagi")
-        twin._output, twin._input_delta, twin._output_delta = model._output, model._input_delta, model._output_delta
-        super().__init__(twin, config, average)
-        self.__dict__["_given"] = model
+        self.model, self.config, self.average = model, config, average
+        self._ddp = own.DDPSequential(model._layer, _that_is_here(config), average)
 
     def forward(self, mu_x: Any, var_x: Any = None) -> Any:
         """Flat means and variances of this worker's outputs."""
-        shape = self.__dict__["_given"]._shape_of_sample
-        flat = as_tensor(mu_x).reshape(-1)
-        rows = flat.reshape(-1, *shape(flat.numel()))
-        out = super().forward(rows.numpy(), None if var_x is None else as_tensor(var_x).numpy())
-        return tuple(out)
+        mu = of_anything(mu_x).reshape(-1)
+        rows = mu.reshape(-1, *self.model._shape_of_sample(mu.numel()))
+        return self._ddp.forward(rows.numpy(), None if var_x is None else of_anything(var_x).numpy())
 
-    __call__ = forward
+    def __call__(self, mu_x: Any, var_x: Any = None) -> Any:
+        return self.forward(mu_x, var_x)
+
+    def state_dict(self) -> Any:
+        """{'Linear.0': (mu_w, var_w, mu_b, var_b)}, flat lists."""
+        return self.model.state_dict()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_ddp" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._ddp, name)
+
+
+def _that_is_here(config: DDPConfig) -> DDPConfig:
+    """The settings, with the workers' own transport where NCCL was asked for and there is no GPU."""
+    if config.backend != "nccl" or torch.cuda.is_available():
+        return config
+    transport = world().transport.name
+    note("pytagi.nn.DDPConfig", f"there is no GPU for backend='nccl'; the workers talk over {transport!r}, on the CPU.")
+    backend = next((name for name in transport.split("+") if name in BACKENDS), "gloo")
+    return DDPConfig([], backend, config.rank, config.world_size)

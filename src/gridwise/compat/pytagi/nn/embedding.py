@@ -1,9 +1,9 @@
-"""Embedding: Gridwise's own."""
+"""Embedding: Gridwise's own, with pytagi's attributes."""
 
 from gridwise.tagi.nn import embedding as own
 
 from .base_layer import BaseLayer
 
 
-class Embedding(BaseLayer, own.Embedding):
-    """See `gridwise.tagi.nn.Embedding`."""
+class Embedding(BaseLayer):
+    _own = own.Embedding

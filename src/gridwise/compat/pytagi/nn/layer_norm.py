@@ -1,9 +1,9 @@
-"""Layer norm: Gridwise's own."""
+"""Layer norm: Gridwise's own, with pytagi's attributes."""
 
 from gridwise.tagi.nn import layer_norm as own
 
 from .base_layer import BaseLayer
 
 
-class LayerNorm(BaseLayer, own.LayerNorm):
-    """See `gridwise.tagi.nn.LayerNorm`."""
+class LayerNorm(BaseLayer):
+    _own = own.LayerNorm

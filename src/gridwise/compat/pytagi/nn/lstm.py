@@ -1,9 +1,9 @@
-"""Recurrent layers: Gridwise's own."""
+"""Recurrent layers: Gridwise's own, with pytagi's attributes."""
 
 from gridwise.tagi.nn import lstm as own
 
 from .base_layer import BaseLayer
 
 
-class LSTM(BaseLayer, own.LSTM):
-    """See `gridwise.tagi.nn.LSTM`."""
+class LSTM(BaseLayer):
+    _own = own.LSTM

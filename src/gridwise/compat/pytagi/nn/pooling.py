@@ -1,13 +1,13 @@
-"""Pooling: Gridwise's own."""
+"""Pooling: Gridwise's own, with pytagi's attributes."""
 
 from gridwise.tagi.nn import pooling as own
 
 from .base_layer import BaseLayer
 
 
-class AvgPool2d(BaseLayer, own.AvgPool2d):
-    """See `gridwise.tagi.nn.AvgPool2d`."""
+class AvgPool2d(BaseLayer):
+    _own = own.AvgPool2d
 
 
-class MaxPool2d(BaseLayer, own.MaxPool2d):
-    """See `gridwise.tagi.nn.MaxPool2d`."""
+class MaxPool2d(BaseLayer):
+    _own = own.MaxPool2d

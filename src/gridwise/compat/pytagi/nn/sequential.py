@@ -5,55 +5,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from gridwise.errors import PartitionError
 from gridwise.tagi.nn import sequential as own
 from gridwise.tagi.nn.attention import MultiheadAttention
-from gridwise.tagi.nn.base_layer import BaseLayer
+from gridwise.tagi.nn.base_layer import BaseLayer as GridwiseLayer
 from gridwise.tagi.nn.batch_norm import BatchNorm2d
 from gridwise.tagi.nn.data_struct import BaseHiddenStates as GridwiseStates
 from gridwise.tagi.nn.data_struct import of_anything
-from gridwise.tagi.nn.gaussian import Gaussian
 from gridwise.tagi.nn.layer_block import LayerBlock
 from gridwise.tagi.nn.layer_norm import LayerNorm, RMSNorm
 from gridwise.tagi.nn.pooling import AvgPool2d, MaxPool2d
 from gridwise.tagi.nn.resnet_block import ResNetBlock
 
 from ...notes import note
+from .base_layer import BaseLayer, in_front_of
 from .data_struct import BaseDeltaStates, BaseHiddenStates
 
 
-class Sequential(own.Sequential):
+class Sequential(BaseLayer):
     """Layers in a row; values in and out are flat arrays."""
+
+    _own = own.Sequential
+    _after_another: bool = False  # whether the last input was another network's output
 
     def __init__(self, *layers: BaseLayer) -> None:
         super().__init__(*layers, compat="cutagi")
-        self._output, self._input_delta, self._output_delta = BaseHiddenStates(), BaseDeltaStates(), BaseDeltaStates()
+        net = self._layer
+        net._output, net._input_delta, net._output_delta = BaseHiddenStates(), BaseDeltaStates(), BaseDeltaStates()
         note(
             "pytagi.nn.Sequential",
             "computes as cuTAGI does, quirks included; net.set_compat(None), or gridwise.tagi, has the corrected formulas.",
         )
 
+    @property
+    def layers(self) -> list[BaseLayer]:
+        """The layers, in forward order."""
+        return [in_front_of(layer) for layer in self._layer.layers]
+
     def forward(self, mu_x: Any, var_x: Any = None) -> Any:
         """Flat means and variances of the output, for flat ones of the input or for another network's output buffer."""
-        if isinstance(mu_x, Gaussian):
-            return super().forward(mu_x)
+        self._after_another = isinstance(mu_x, GridwiseStates)
+        jcb = None
         if isinstance(mu_x, GridwiseStates):
-            states = mu_x.gaussian
-            mu_x, var_x = states.mu.reshape(-1), states.variance().reshape(-1)
+            mu_x, var_x, jcb = mu_x.gaussian
         mu = of_anything(mu_x).reshape(-1)
         rows = mu.reshape(-1, *self._shape_of_sample(mu.numel()))
         var = None if var_x is None else of_anything(var_x).reshape(-1)
-        out = self.infer(self._input(rows, var))
+        x = self._layer._input(rows, var)
+        if jcb is not None:  # of the other network's last activation, which has none of its own in backward
+            x = x._replace(jcb=jcb.to(x.mu).reshape(x.mu.shape))
+        with torch.no_grad():
+            out = self._layer.infer(x)
         return tuple(t.reshape(-1).cpu().numpy() for t in (out.mu, out.variance()))
+
+    def __call__(self, mu_x: Any, var_x: Any = None) -> Any:
+        return self.forward(mu_x, var_x)
+
+    def backward(self) -> None:
+        """Innovations of all layers, and of the input where it was another network's output."""
+        net = self._layer
+        asked = net.input_state_update
+        net.input_state_update = asked or self._after_another
+        try:
+            net.backward()
+        finally:
+            net.input_state_update = asked
 
     def _shape_of_sample(self, values: int) -> tuple[int, ...]:
         """The shape of one sample of values that come in flat: as the first layer is, or says that it is."""
-        first: BaseLayer = self
+        first: GridwiseLayer = self._layer
         while isinstance(first, LayerBlock | ResNetBlock):
             first = first.main_block if isinstance(first, ResNetBlock) else first.layers[0]
         if isinstance(first, MultiheadAttention):
@@ -81,27 +106,22 @@ class Sequential(own.Sequential):
 
     # Parameters in pytagi's forms
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def state_dict(self) -> dict[str, tuple[list[float], ...]]:
         """{'Linear.0': (mu_w, var_w, mu_b, var_b)}, flat lists."""
-        return super().state_dict(*args, **kwargs) if args or kwargs else self.pytagi_state_dict()
+        return self._layer.pytagi_state_dict()
 
-    def parameters(self, recurse: bool = True) -> Any:
+    def parameters(self) -> list[tuple[list[float], ...]]:
         """[(mu_w, var_w, mu_b, var_b)] in forward order."""
-        return self.pytagi_parameters()
+        return self._layer.pytagi_parameters()
 
-    def params_from(self, other: own.Sequential) -> None:
+    def params_from(self, other: Sequential) -> None:
         """Copy all parameters and running statistics of `other`."""
-        source: Mapping[str, Any] = {**dict(other.named_parameters()), **dict(other.named_buffers())}
-        mine = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        if source.keys() != mine.keys():
-            raise PartitionError("params_from: the two networks have different layers.")
-        for name, value in mine.items():
-            value.data.copy_(source[name])
+        self._layer.params_from(other._layer)
 
     @property
     def device(self) -> str:
         """Where the parameters are: 'cpu' or 'cuda'."""
-        return next((p.device.type for _, p in self.named_parameters()), "cpu")
+        return next((p.device.type for p in self._layer.parameters()), "cpu")
 
     @device.setter
     def device(self, value: str) -> None:

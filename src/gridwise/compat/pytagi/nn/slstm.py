@@ -1,9 +1,9 @@
-"""Recurrent layers that are smoothed: Gridwise's own."""
+"""Recurrent layers that are smoothed: Gridwise's own, with pytagi's attributes."""
 
 from gridwise.tagi.nn import slstm as own
 
 from .base_layer import BaseLayer
 
 
-class SLSTM(BaseLayer, own.SLSTM):
-    """See `gridwise.tagi.nn.SLSTM`."""
+class SLSTM(BaseLayer):
+    _own = own.SLSTM

@@ -3,7 +3,9 @@
 from . import buffer as buffer
 from . import compare as compare
 from . import functional as functional
+from . import halo_exchange as halo_exchange
 from . import partition as partition
+from . import repartition as repartition
 from . import tensor_comm as tensor_comm
 from . import tensor_decomposition as tensor_decomposition
 from .buffer import MPIBufferManager as BufferManager

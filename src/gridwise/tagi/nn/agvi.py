@@ -1,0 +1,93 @@
+"""AGVI, approximate Gaussian variance inference, as a layer: a value, and the noise on it that the network itself tells.
+
+Units come in pairs: z, and one of which an activation makes the expected variance a = E[V**2] of the noise V on z, itself
+known up to a variance q, with Jacobian J. What comes out is y = z + V, half as many units:
+
+    mu_y = mu_z          var_y = var_z + a
+
+With innovations (delta, Delta) of y, and V ~ N(0, a) before, as in output_updater.py:
+
+    V    | y:  mean = a delta                variance = a g,   g = 1 + a Delta
+    V**2 | y:  mean+ = mean**2 + variance    variance+ = 2 variance**2 + 4 variance mean**2
+    V**2 before:  a,  a**2 r                 r = 3 q / a**2 + 2
+    delta_odd = (J / a) (a delta**2 + g - 1) / r
+    Delta_odd = (J / a)**2 ((2 g**2 + 4 g a delta**2) / r - 1) / r
+
+Even units get delta and Delta of y. With `overfit_mu` their delta is larger by var_y / var_z: the mean is fitted as if there
+were no noise, which the original found to train faster.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import PartitionError
+from ..inference.moments import TINY
+from .activation import Activation, halves, interleaved
+from .base_layer import BaseLayer
+from .gaussian import Gaussian, Innovation
+
+
+class AGVI(BaseLayer):
+    """Values with the noise on them, from pairs of units.
+
+    Parameters
+    ----------
+    odd_layer
+        The activation that makes variances of the odd units 1, 3, ...: `Exp()`, say.
+    even_layer
+        An activation of the even units; None for the units themselves.
+    overfit_mu
+        Whether means are fitted as if there were no noise.
+    agvi
+        Whether the variance of the noise is added to that of the output.
+    """
+
+    def __init__(
+        self, odd_layer: BaseLayer, even_layer: BaseLayer | None = None, overfit_mu: bool = True, agvi: bool = True
+    ) -> None:
+        super().__init__()
+        for layer in (odd_layer, even_layer):
+            if not isinstance(layer, Activation | None):
+                raise PartitionError(f"AGVI: {layer!r} is not an activation.")
+        self.odd_layer, self.even_layer, self.overfit_mu, self.agvi = odd_layer, even_layer, overfit_mu, agvi
+
+    def forward(self, x: Gaussian) -> Gaussian:
+        even, odd = halves(x, "AGVI")
+        noise = self.odd_layer.forward(odd)
+        value = even if self.even_layer is None else self.even_layer.forward(even)
+        var = value.variance() + noise.mu if self.agvi else value.variance()
+        self._keep(value, noise, var)
+        return Gaussian(value.mu, var)
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        value, noise, var = self._recall()
+        d = delta.reshape(*var.shape)
+        of_noise = _of_noise(noise, d)
+        if self.overfit_mu:
+            d = Innovation(d.mu * (var / value.variance().clamp_min(TINY)), d.var)
+        of_value = d.through(value.jcb)
+        return Innovation(*(interleaved(even, odd) for even, odd in zip(of_value, of_noise, strict=True)))
+
+    def get_layer_info(self) -> str:
+        return f"AGVI({self.odd_layer.get_layer_name()})"
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+def _of_noise(noise: Gaussian, d: Innovation) -> Innovation:
+    """Innovations of the odd units; none where there is no noise, or nothing unknown about it."""
+    a, q = noise.mu, noise.variance()
+    g = torch.maximum(1.0 + a * d.var, TINY / a)  # a variance is positive, however much was learnt
+    square = a * d.mu * d.mu
+    r = 3.0 * (q / a / a) + 2.0
+    gain = noise.jacobian() / a
+    mu, var = gain * (square + g - 1.0) / r, gain * gain * ((2.0 * g * g + 4.0 * g * square) / r - 1.0) / r
+    known = (a > 0) & (q > 0) & torch.isfinite(mu) & torch.isfinite(var)
+    return Innovation(_where(known, mu), _where(known, var))
+
+
+def _where(known: Tensor, value: Tensor) -> Tensor:
+    return torch.where(known, value, 0.0)

@@ -83,6 +83,7 @@ def test_compiled_on_a_cpu() -> None:
     assert _used(step) == {"compiled" if _IN_PLACE else "compiled out of place"}
 
 
+@pytest.mark.soak  # torch compiles the same once more
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_compiled_out_of_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_step, "_IN_PLACE", False)

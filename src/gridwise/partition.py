@@ -10,7 +10,6 @@ outside it is inactive, but still knows who is in it and in what shape.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
@@ -20,9 +19,10 @@ import torch
 from torch import Tensor
 
 from .comm.launching.find import begin, current
+from .comm.messages.arrays import gathered_arrays
 from .comm.supervision.matching_calls import roll_call
 from .comm.transports.base import Team, Transport
-from .errors import MismatchError, PartitionError, describe
+from .errors import PartitionError, describe
 from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
 from .grid.grid import unravel
 
@@ -164,14 +164,14 @@ class Partition:
             return None
         mine = self.transport.rank == owners.ranks[root]
         call = f"broadcast_data from worker {owners.ranks[root]}"
-        parts = self._told(call, lambda: np.atleast_1d(data) if mine else None)
+        parts = self._gathered(call, lambda: np.atleast_1d(data) if mine else None)
         return next(part for part in parts if part is not None)
 
     def allgather_data(self, data: Any) -> np.ndarray | None:
         """The integer arrays of all workers, one row each, in the partition's order."""
         if not self.active:
             return None
-        rows = dict(zip(self.team, self._told("allgather_data", lambda: _integers(data)), strict=True))
+        rows = dict(zip(self.team, self._gathered("allgather_data", lambda: _integers(data)), strict=True))
         if len({row.shape for row in rows.values()}) > 1:
             raise PartitionError(
                 "allgather_data needs arrays of one length from all workers.\n"
@@ -191,7 +191,7 @@ class Partition:
             raise PartitionError(f"`op` (={op!r}) must be one of {', '.join(operations)}.")
         if not self.active:
             return None
-        parts = self._told(f"allreduce_data {op}", lambda: np.asarray(data))
+        parts = self._gathered(f"allreduce_data {op}", lambda: np.asarray(data))
         if len({(part.shape, part.dtype) for part in parts}) > 1:
             raise PartitionError(
                 "allreduce_data needs arrays of one shape and dtype from all workers.\n"
@@ -199,26 +199,8 @@ class Partition:
             )
         return operations[op](np.stack(parts), axis=0).astype(parts[0].dtype)
 
-    def _told(self, call: str, make: Callable[[], np.ndarray | None]) -> list[Any]:
-        """Everyone's array (or None), in the team's order; what goes wrong on one worker is raised on all."""
-        problem, body = "", b""
-        try:
-            array = make()
-            body = b"" if array is None else _packed(array)
-        except (PartitionError, TypeError, ValueError, OverflowError) as error:
-            problem = str(error)
-        header = json.dumps([call, problem]).encode()
-        roll_call(self.transport, self.team, call, "data of a partition")
-        told = self.transport.gather_bytes(header + b"\n" + body, self.team, call)
-        parts = [part.split(b"\n", 1) for part in told]
-        calls, problems = zip(*(json.loads(part[0]) for part in parts), strict=True)
-        if len(set(calls)) > 1:
-            lines = "\n".join(f"  worker {rank}: {name}" for rank, name in zip(self.team, calls, strict=True))
-            raise MismatchError(f"the workers called different things.\n{lines}")
-        if any(problems):
-            lines = "\n".join(f"  worker {r}: {text}" for r, text in zip(self.team, problems, strict=True) if text)
-            raise PartitionError(f"{call} cannot send what it was given.\n{lines}")
-        return [_unpacked(part[1]) if part[1] else None for part in parts]
+    def _gathered(self, call: str, make: Callable[[], np.ndarray | None]) -> list[Any]:
+        return gathered_arrays(self.transport, self.team, call, make)
 
     def print_sequential(self, value: object) -> None:
         """Print everyone's value on the partition's first worker, in order."""
@@ -413,16 +395,3 @@ def _integers(data: Any) -> np.ndarray:
     if array.dtype.kind not in "iub":
         raise PartitionError(f"allgather_data gathers integers, got an array of {array.dtype}.")
     return array.astype(np.int64)
-
-
-def _packed(array: np.ndarray) -> bytes:
-    if array.dtype.hasobject:
-        raise PartitionError("only arrays of plain numbers can be sent: this one holds Python objects.")
-    header = f"{array.dtype.str} {','.join(map(str, array.shape))}\n".encode()
-    return header + np.ascontiguousarray(array).tobytes()
-
-
-def _unpacked(data: bytes) -> np.ndarray:
-    header, body = data.split(b"\n", 1)
-    dtype, _, shape = header.decode().partition(" ")
-    return np.frombuffer(body, dtype=np.dtype(dtype)).reshape([int(n) for n in shape.split(",") if n]).copy()

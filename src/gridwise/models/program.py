@@ -20,8 +20,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ..nn.engine.agreement import agreement, key_of
 from ..nn.engine.operator import Ticket
-from ..nn.parameters.blocks import Shared, shared_together
-from ..nn.parameters.gradient_buckets import FULL, LARGE
+from ..nn.parameters.blocks import FULL, LARGE, Shared, shared_together
 from .placement import Placement, Workers
 from .random import Replay, Stream
 from .recording.recording import Source

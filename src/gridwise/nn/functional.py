@@ -14,7 +14,6 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Grid, whole_numbers
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
-from .engine.plans import script
 from .primitives.all_gather import AllGather
 from .primitives.all_sum_reduce import AllSumReduce
 from .primitives.base import Primitive
@@ -108,11 +107,10 @@ def _alone(P_x: Partition, root: int) -> Partition:
 def _kept(layer: Callable[..., Primitive], *args: Any) -> Primitive:
     """The layer with these arguments; counted by the workers that call it, since these make the same calls."""
     ranks = tuple(arg.ranks for arg in args if isinstance(arg, Partition))
-    of_models, others = args[0].transport.kept.setdefault(ranks, ({}, {}))  # a model's script knows its layers
-    found = of_models.get((layer, args)) or others.pop((layer, args), None) or layer(*args)
-    (others if script() is None else of_models)[layer, args] = found
-    if len(others) > KEPT:
-        del others[next(iter(others))]
+    kept = args[0].transport.kept.setdefault(ranks, {})
+    found = kept[layer, args] = kept.pop((layer, args), None) or layer(*args)
+    if len(kept) > KEPT:
+        del kept[next(iter(kept))]
     return found
 
 

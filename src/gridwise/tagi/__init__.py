@@ -17,8 +17,8 @@ from .distributed.grid_sequential import GridSequential as GridSequential
 from .distributed.grid_sequential import on_grid as on_grid
 from .estimators.classification import Classifier as Classifier
 from .estimators.classification import ClassPrediction as ClassPrediction
-from .estimators.estimator import Prediction as Prediction
 from .estimators.forecasting import Forecaster as Forecaster
+from .estimators.prediction import Prediction as Prediction
 from .estimators.regression import Regressor as Regressor
 from .metric import HRCSoftmaxMetric as HRCSoftmaxMetric
 from .tagi_utils import HRCSoftmax as HRCSoftmax

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import PartitionError
 from .estimators.classification import ClassPrediction
-from .estimators.estimator import Prediction
+from .estimators.prediction import Prediction
 from .metric import calibration
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import PartitionError, UnsupportedError
 from .calibration import calibration_curve
 from .estimators.classification import ClassPrediction
-from .estimators.estimator import Prediction
+from .estimators.prediction import Prediction
 
 
 def plot_intervals(

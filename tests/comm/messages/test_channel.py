@@ -40,19 +40,6 @@ def test_a_channel_carries_new_values_each_time():
 
 
 @workers(2)
-def test_what_was_begun_and_never_waited_for_does_not_take_the_next_message():
-    channel = channel_to_the_other()
-    for number in range(4):
-        load(channel, number)
-        pending = channel.begin()
-        if number % 2:
-            pending.wait()
-            check(channel.incoming, number)
-        del pending
-        gridwise.world().transport.barrier()  # waits for what is left over
-
-
-@workers(2)
 def test_the_other_end_may_move_views():
     world = gridwise.world()
     if world.rank == 0:

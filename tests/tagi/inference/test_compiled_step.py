@@ -148,6 +148,8 @@ def test_without_a_compiler_the_step_runs_plainly(
     assert "not compiled: no compiler here" in caplog.text
 
 
+@pytest.mark.soak  # `test_train_step` compiles a small network
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler imports it
 def test_compiled() -> None:
     one, other = _pair("cnn")

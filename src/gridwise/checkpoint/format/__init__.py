@@ -5,5 +5,4 @@ values                          plain values and keys as JSON
 data_file, chunks               safetensors files, in chunks with a checksum each
 tiling                          whether blocks fill a shape, each element once
 open_inside                     files of a checkpoint's folder, links not followed
-stored_tensors, whole_columns   the tensors of a manifest, by key; those whole in one chunk in columns
 """

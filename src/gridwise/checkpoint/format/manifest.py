@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -122,12 +122,8 @@ class Manifest:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The manifest as it is written."""
-    return bytes_of_lines(manifest, [quoted(key) + rest_of(tensor) for key, tensor in manifest.tensors.items()])
-
-
-def bytes_of_lines(manifest: Manifest, lines: Iterable[str]) -> bytes:
-    """The manifest as it is written, with these lines in the place of its tensors."""
+    """The manifest as it is written: a line for each tensor."""
+    lines = [quoted(key) + _rest_of(tensor) for key, tensor in manifest.tensors.items()]
     head = {
         "id": manifest.id,
         "written_by": manifest.written_by,
@@ -153,15 +149,10 @@ compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
 
 
-def rest_of(tensor: StoredTensor) -> str:
+def _rest_of(tensor: StoredTensor) -> str:
     """What follows the name of a tensor in its line."""
     blocks = ",".join(map(_block_text, tensor.blocks))
-    return f':["{tensor.code}",{compact(list(tensor.shape))},[{blocks}]]'
-
-
-def rest_of_whole(code: str, shape: str, file: str, offset: int, sums: str) -> str:
-    """The same for a tensor that is one block, with the text of its shape and its file's number."""
-    return f':["{code}",{shape},[[{file},{offset},"{sums}"]]]'
+    return f':["{tensor.code}",[{",".join(map(str, tensor.shape))}],[{blocks}]]'
 
 
 def _block_text(block: StoredBlock) -> str:

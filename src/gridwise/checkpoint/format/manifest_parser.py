@@ -17,18 +17,15 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ...grid import Box, Shape
 from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
 from .open_inside import open_inside
-from .stored_tensors import StoredTensors
 from .tiling import tiling_problem
 from .values import check_keys
-from .whole_columns import MOST_DIMS, WholeTensors, whole_tensors_of, without_tensors
 
+MOST_DIMS = 64
 LARGEST_MANIFEST = 256 << 20
 LARGEST_HEADER = 128 << 20
 
@@ -41,7 +38,7 @@ _TAIL = re.compile(rb'"checksum":"([0-9a-f]{16})"\}\n\Z')
 _ID_LINE = re.compile(rb'\n"id":"([0-9a-f]{32})"')
 _ID = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"w[0-9]{1,7}\.safetensors")
-_SUMS = re.compile(r"[0-9a-f]*").fullmatch
+_HEXADECIMAL = "0123456789abcdef"
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -129,40 +126,10 @@ def _check_ends(start: bytes, end: bytes, name: Path) -> re.Match[bytes]:
 
 
 def _parsed(data: bytes) -> Manifest:
-    fast = _parsed_by_lines(data)
-    if fast is not None:
-        return _manifest(*fast)
     tree = _json(data)
     files = _files(tree)
     items = _dict(tree["tensors"], "tensors").items()
-    tensors = {key: _stored_tensor(key, item, files) for key, item in items}
-    return _manifest(tree, files, StoredTensors.spelt_out(tensors))
-
-
-def _parsed_by_lines(data: bytes) -> tuple[dict[str, Any], tuple[StoredFile, ...], StoredTensors] | None:
-    """The manifest with its tensors read line by line; None if it is laid out differently."""
-    apart = without_tensors(data)
-    if apart is None:
-        return None
-    rest, word, lines = apart
-    try:
-        tree = _json(rest)
-        files = _files(tree)
-        found = whole_tensors_of(lines, files)
-        if tree["tensors"] != word or found is None:
-            return None
-        others = {place: _items_of(line) for place, line in found[1].items()}
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, CheckpointDamaged):
-        return None
-    tensors = _with_others(found[0], others, files)
-    return (tree, files, tensors) if tensors.is_unique else None
-
-
-def _items_of(line: str) -> dict[str, Any]:
-    """The tensors in a line: one, if it is one of ours."""
-    items = _json(f"{{{line.removesuffix(',')}}}")
-    _must(items and line.endswith(","), "a line is empty, or not ended by a comma")
-    return items
+    return _manifest(tree, files, {key: _stored_tensor(key, item, files) for key, item in items})
 
 
 def _json(data: bytes | str) -> dict[str, Any]:
@@ -174,27 +141,7 @@ def strict_json(data: bytes | str) -> Any:
     return json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant, parse_float=_finite)
 
 
-def _with_others(
-    wholes: WholeTensors, lines: dict[int, dict[str, Any]], files: tuple[StoredFile, ...]
-) -> StoredTensors:
-    """All tensors in the order of their lines; `lines` are those, by number, that still have to be looked at."""
-    if not lines:
-        return StoredTensors(wholes, {})
-    others: dict[str, StoredTensor] = {}
-    order: list[str] = []
-    keys = iter(wholes.keys)
-    for place in range(len(wholes.keys) + len(lines)):
-        if place not in lines:
-            order.append(next(keys))
-            continue
-        for key, item in lines[place].items():
-            _must(key not in others, f"the name {key[:100]!r} stands twice")
-            others[key] = _stored_tensor(key, item, files)
-            order.append(key)
-    return StoredTensors(wholes, others, order)
-
-
-def _manifest(tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: StoredTensors) -> Manifest:
+def _manifest(tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: dict[str, StoredTensor]) -> Manifest:
     version = tree["format_version"]
     _must(type(version) is int and 1 <= version <= FORMAT_VERSION, f"format_version is {version!r}")
     identity = tree["id"]
@@ -270,7 +217,7 @@ def _stored_file(item: Any) -> StoredFile:
 
 
 def _is_sums(text: Any, count: int) -> bool:
-    return isinstance(text, str) and len(text) == count * DIGITS and _SUMS(text) is not None
+    return isinstance(text, str) and len(text) == count * DIGITS and not text.strip(_HEXADECIMAL)
 
 
 def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> StoredTensor:
@@ -284,7 +231,8 @@ def _stored_tensor(key: str, item: Any, files: tuple[StoredFile, ...]) -> Stored
         if type(extent) is not int or not 0 <= extent < 2**63:
             raise CheckpointDamaged(f"{key!r} has the shape {str(extents)[:100]}.")
     stored = tuple([_stored_block(key, block, shape, ITEMSIZE[code], files) for block in blocks])
-    if not (len(stored) == 1 and stored[0].box is None) and not (0 in shape and not stored):
+    is_whole = len(stored) == 1 and stored[0].box is None
+    if not is_whole and not (0 in shape and not stored):
         problem = tiling_problem(shape, [block.box or Box.of_shape(shape) for block in stored])
         _must(problem is None, f"the blocks of {key!r} {problem}")
     return StoredTensor(code, shape, stored)
@@ -306,7 +254,7 @@ def _stored_block(key: str, item: Any, shape: Shape, itemsize: int, files: tuple
         raise CheckpointDamaged(
             f"{key!r} has {nbytes} bytes at {str(offset)[:50]} of {files[file].name}, which has {files[file].size}."
         )
-    if type(sums) is not str or len(sums) != DIGITS * number_of_chunks(nbytes) or not _SUMS(sums):
+    if type(sums) is not str or len(sums) != DIGITS * number_of_chunks(nbytes) or sums.strip(_HEXADECIMAL):
         raise CheckpointDamaged(f"{key!r} needs {number_of_chunks(nbytes)} checksums of {DIGITS} hexadecimal digits.")
     return StoredBlock(file, offset, sums, box)
 
@@ -319,29 +267,18 @@ def _box(key: str, start: Any, stop: Any, shape: Shape) -> Box:
     return Box(tuple(start), tuple(stop))
 
 
-def _check_bytes(tensors: StoredTensors, files: tuple[StoredFile, ...]) -> None:
+def _check_bytes(tensors: dict[str, StoredTensor], files: tuple[StoredFile, ...]) -> None:
     """The blocks of a file follow one another from the end of its header to its end: no overlap, nothing hidden."""
-    wholes = tensors.wholes
-    ranges: list[tuple[int, int, int]] = []
-    names = list(wholes.keys)
-    for key, (code, shape, blocks) in tensors.others.items():
-        for block in blocks:
-            volume = math.prod(shape) if block.box is None else block.box.volume
-            ranges.append((block.file, block.offset, block.offset + volume * ITEMSIZE[code]))
-            names.append(key)
-    others = np.array(ranges, dtype=np.int64).reshape(-1, 3)
-    columns = wholes.files, wholes.starts, wholes.starts + wholes.sizes
-    number, start, stop = (np.concatenate(pair) for pair in zip(columns, others.T, strict=True))
-    order = np.lexsort((stop, start, number))
-    number, start, stop = number[order], start[order], stop[order]
-    firsts = np.flatnonzero(np.diff(number, prepend=-1))
-    due = np.roll(stop, 1)
-    due[firsts] = [files[k].header for k in number[firsts]]
-    for place in np.flatnonzero(start != due)[:1]:
-        key, file = names[order[place]], files[number[place]]
-        _must(False, f"{key!r} starts at byte {start[place]} of {file.name}, where byte {due[place]} comes next")
-    lasts = np.flatnonzero(np.diff(number, append=-1))
-    ends = dict(zip(number[lasts].tolist(), stop[lasts].tolist(), strict=True))
-    for place, file in enumerate(files):
-        end = ends.get(place, file.header)
+    ends = [file.header for file in files]
+    blocks = [
+        (block.file, block.offset, (block.box.volume if block.box else math.prod(shape)) * ITEMSIZE[code], key)
+        for key, (code, shape, stored) in tensors.items()
+        for block in stored
+    ]
+    for number, start, nbytes, key in sorted(blocks):
+        if start != ends[number]:
+            name, due = files[number].name, ends[number]
+            raise CheckpointDamaged(f"{key!r} starts at byte {start} of {name}, where byte {due} comes next.")
+        ends[number] += nbytes
+    for end, file in zip(ends, files, strict=True):
         _must(end == file.size, f"{file.name} has {file.size} bytes, its tensors end at {end}")

@@ -229,7 +229,7 @@ def _tensor(path: Path, manifest: Manifest, key: str) -> Tensor:
     stored = manifest.tensors[key]
     available_memory.check_new(stored.nbytes)
     target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
-    with Reader(path, manifest, units_of_all([Want(key, stored, target, None, fresh=True)], [])) as reader:
+    with Reader(path, manifest, units_of_all([Want(key, stored, target, None, fresh=True)])) as reader:
         reader.check()
     return target
 

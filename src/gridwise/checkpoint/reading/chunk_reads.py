@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,16 +86,13 @@ class ChunkReads:
         arrays = [np.array(column, dtype=dtype) for column, dtype in zip(columns, DTYPES, strict=False)]
         return cls(*arrays, *columns[len(DTYPES) :])  # type: ignore[arg-type]
 
-    @classmethod
-    def in_order(cls, parts: Sequence[ChunkReads]) -> ChunkReads:
-        """The units of all parts that have bytes, as these lie in the files."""
-        columns = [part.columns for part in parts]
-        units = parts[0] if len(parts) == 1 else cls(*map(_joined, zip(*columns, strict=True)))
-        order = np.lexsort((units.offsets, units.files))
-        order = order[units.sizes[order] > 0]
-        if np.array_equal(order, np.arange(len(units))):
-            return units
-        return cls(*(_taken(column, order) for column in units.columns))
+    def in_order(self) -> ChunkReads:
+        """The units that have bytes, as these lie in the files."""
+        order = np.lexsort((self.offsets, self.files))
+        order = order[self.sizes[order] > 0]
+        if np.array_equal(order, np.arange(len(self))):
+            return self
+        return ChunkReads(*(_taken(column, order) for column in self.columns))
 
     @property
     def columns(self) -> list[Any]:
@@ -161,10 +157,6 @@ class ChunkReads:
         """The tensors that they belong to, in words."""
         keys = list(dict.fromkeys(self.keys))
         return f"tensor {', '.join(map(repr, keys[:3]))}{', ...' * (len(keys) > 3)}"
-
-
-def _joined(columns: Sequence[Any]) -> Any:
-    return np.concatenate(columns) if isinstance(columns[0], np.ndarray) else list(chain.from_iterable(columns))
 
 
 def _taken(column: Any, order: np.ndarray) -> Any:

@@ -10,21 +10,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import CheckpointDamaged, CheckpointMismatch, describe
 from ...grid import Box
 from ..format.manifest import Manifest, StoredTensor
-from ..format.stored_tensors import StoredTensors
 from ..format.values import decoded, unescaped
-from ..format.whole_columns import WholeTensors
 from ..state.key_tree import KeyNode, find, tree_of
-from ..state.plain_tensors import Plain
 from . import available_memory
 from .shared_memory_targets import overlaps_itself
-from .wanted_chunks import PlainWants, Want
+from .wanted_chunks import Want
 
 MOST_NAMED = 8
 
@@ -34,7 +30,6 @@ class ReadPlan:
     """What is to be read, and what is to be done when that lies in place."""
 
     wants: list[Want] = field(default_factory=list)
-    plain: list[PlainWants] = field(default_factory=list)
     finish: list[Callable[[], None]] = field(default_factory=list)
     result: Any = None
 
@@ -117,23 +112,6 @@ class Fit:
                 "  fix: load(..., cast=True) converts, with rounding; or change the dtype of `into`."
             )
 
-    def want_plain(self, keys: list[str], plain: Plain) -> list[int]:
-        """Note the plain tensors that are stored just as they lie here, small and in one piece; where the others are."""
-        tensors = self.manifest.tensors
-        if not isinstance(tensors, StoredTensors):
-            return list(range(len(keys)))
-        wholes, places = tensors.wholes, tensors.places(keys)
-        columns: tuple[list[Any], ...] = (keys, plain.tensors, plain.addresses)
-        others = _misfits(wholes, places, plain)
-        if others:
-            left_out = set(others)
-            columns = tuple([item for n, item in enumerate(column) if n not in left_out] for column in columns)
-            places = np.delete(places, others)
-        if len(places):
-            where = [column[places] for column in (wholes.files, wholes.starts, wholes.sizes, wholes.sums)]
-            self.plan.plain.append(PlainWants(*columns, *where))  # type: ignore[arg-type]
-        return others
-
     def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
         if not target.numel():
             return
@@ -143,16 +121,6 @@ class Fit:
                 "  fix: give it memory of its own (`.clone()`)."
             )
         self.plan.wants.append(Want(key, stored, target, box, fresh))
-
-
-def _misfits(wholes: WholeTensors, places: np.ndarray, plain: Plain) -> list[int]:
-    """Which plain tensors are not stored whole, with the dtype and shape that they have."""
-    if not wholes.keys:
-        return list(range(len(places)))
-    number_of = {(code, shape): number for number, (code, shape, _) in enumerate(plain.kinds)}
-    kinds = zip(wholes.codes, wholes.shapes, strict=True)
-    numbers = np.array([number_of.get(kind, -1) for kind in kinds])[wholes.kinds[places]]
-    return np.flatnonzero((numbers != plain.numbers) | (places < 0)).tolist()
 
 
 def name_of(part: str, key: str) -> str | int:

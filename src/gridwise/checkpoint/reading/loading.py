@@ -112,7 +112,7 @@ def _started(
         with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.place}.safetensors", consensus.size == 1):
             manifest = from_bytes(data, path / MANIFEST)
             plan = plan_load(manifest, into, consensus.rank, consensus.place, consensus.size, cast)
-            reader = Reader(path, manifest, units_of_all(plan.wants, plan.plain), consensus.transport.cores)
+            reader = Reader(path, manifest, units_of_all(plan.wants), consensus.transport.cores)
             if reader.nbytes <= SOON:
                 _check(reader, plan)
     except Exception as caught:
@@ -166,7 +166,6 @@ def _fill(reader: Reader, plan: ReadPlan) -> None:
     reader.fill()
     _wait_for_devices(plan)
     changed = [want.target for want in plan.wants if not want.fresh]
-    changed += [x for wants in plan.plain for x in wants.targets]
     if changed:
         torch.autograd.graph.increment_version(changed)
     with torch.no_grad():
@@ -186,6 +185,6 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ma
     """
     where = Path(path)
     manifest = read_manifest(where)
-    with Reader(where, manifest, [all_units(manifest)]) as reader:
+    with Reader(where, manifest, all_units(manifest)) as reader:
         reader.check(progress)
     return manifest

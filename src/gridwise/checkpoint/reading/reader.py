@@ -62,14 +62,12 @@ def number_of_threads(free_cores: int) -> int:
 class Reader:
     """The open data files of a checkpoint, and the units to be read from them; by as many threads as there are cores."""
 
-    def __init__(
-        self, path: Path, manifest: Manifest, units: Sequence[ChunkReads], free_cores: int | None = None
-    ) -> None:
+    def __init__(self, path: Path, manifest: Manifest, units: ChunkReads, free_cores: int | None = None) -> None:
         self.path = path
         self.files = manifest.files
         self.folder = path / manifest.folder
         self.save_id = manifest.id
-        self.units = ChunkReads.in_order(units)
+        self.units = units.in_order()
         self.nbytes = int(self.units.sizes.sum())
         self.is_checked = False
         # Small units are the interpreter's work, of which threads do not get more done.

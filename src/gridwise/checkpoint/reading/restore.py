@@ -55,6 +55,7 @@ from ..state.local_blocks import (
 )
 from ..state.plain_tensors import plain_of
 from .fit import Fit, ReadPlan, listed, name_of
+from .wanted_chunks import Want
 
 SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
 """Options that schedulers of torch add to groups."""
@@ -72,9 +73,8 @@ def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int
         walk.mapping("", into, 0)
     else:
         walk.any("", into, lambda _: None, 0)
-    for wants in walk.plan.plain if walk.asked_late else ():
-        if list(map(Tensor.data_ptr, wants.targets)) != wants.addresses:
-            raise CheckpointMismatch("a `state_dict()` in `into` moves the memory of tensors that stand before it.")
+    if any(want.address and want.target.data_ptr() != want.address for want in walk.plan.wants):
+        raise CheckpointMismatch("a `state_dict()` in `into` moves the memory of tensors that stand before it.")
     walk.plan.result = into
     return walk.plan
 
@@ -85,8 +85,6 @@ class _StateFitter(Fit):
     def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
         super().__init__(manifest, rank, place, workers, cast)
         self.into: Any = None
-        self.asked_late = False
-        """Whether a `state_dict()` was called when addresses had been noted already."""
         self._made: dict[int, Tensor] = {}
 
     @cached_property
@@ -98,8 +96,6 @@ class _StateFitter(Fit):
     def any(self, key: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
         if depth > DEEPEST:
             raise CheckpointMismatch(f"{key!r} of `into` is nested deeper than {DEEPEST} levels, or holds itself.")
-        if self.plan.plain and not self.asked_late:
-            self.asked_late = has_state(value)
         if is_tensor(value):
             self.tensor(key, value, put)
         elif isinstance(value, torch.nn.Module):
@@ -128,9 +124,13 @@ class _StateFitter(Fit):
     def but_plain(self, key: str, items: Mapping[Any, Any]) -> dict[Any, Any]:
         """Take the plain tensors among the items in one go; the other items."""
         plain, others = plain_of(items)
-        keys = joined_all(key, plain.names)
-        for place in self.want_plain(keys, plain):
-            self.tensor(keys[place], plain.tensors[place], lambda _: None)
+        columns = joined_all(key, plain.names), plain.tensors, plain.addresses, plain.codes, plain.shapes
+        for at, x, address, code, shape in zip(*columns, strict=True):
+            stored = self.stored(at)
+            if stored.code != code or stored.shape != shape or len(stored.blocks) != 1:
+                self.tensor(at, x, lambda _: None)
+            else:
+                self.plan.wants.append(Want(at, stored, x, None, False, address))
         return others
 
     def items(self, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int) -> None:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from ...errors import CheckpointDamaged
@@ -28,37 +27,29 @@ class Want(NamedTuple):
     target: Tensor
     box: Box | None
     fresh: bool
+    address: int = 0
+    """Where the whole tensor lies in host memory just as it is stored; 0: not known yet."""
 
 
-class PlainWants(NamedTuple):
-    """Whole plain tensors of at most a chunk, each stored in one, in columns; users have seen their memory."""
-
-    keys: list[str]
-    targets: list[Tensor]
-    addresses: list[int]
-    files: np.ndarray
-    offsets: np.ndarray
-    sizes: np.ndarray
-    sums: np.ndarray
-
-
-def units_of_all(wants: Iterable[Want], plain: Iterable[PlainWants]) -> list[ChunkReads]:
+def units_of_all(wants: Iterable[Want]) -> ChunkReads:
     """The chunks that hold what is wanted."""
-    units = [ChunkReads.of(unit for want in wants for unit in units_of(want))]
-    for keys, _, addresses, files, offsets, sizes, sums in plain:
-        count = len(keys)
-        goes_to = (np.array(addresses, dtype=np.int64), np.zeros(count, dtype=np.bool_), keys, [None] * count)
-        units.append(ChunkReads(files, offsets, sizes, sums, *goes_to))
-    return [part for part in units if len(part)] or units[:1]
+    return ChunkReads.of(unit for want in wants for unit in units_of(want))
 
 
 def units_of(want: Want) -> Iterable[ChunkRead]:
     """The chunks that hold what one tensor wants."""
-    stored, target = want.stored, want.target
-    plain = is_plain_memory(target) and CODES[target.dtype] == stored.code
-    if want.box is None and plain and len(stored.blocks) == 1:
-        return _whole_units(want, stored.blocks[0])
-    return _units_of_pieces(want, plain)
+    key, stored, target, box, fresh, address = want
+    plain = bool(address) or (is_plain_memory(target) and CODES[target.dtype] == stored.code)
+    if box is not None or not plain or len(stored.blocks) != 1:
+        return _units_of_pieces(want, plain)
+    file, offset, sums, _ = stored.blocks[0]
+    address, nbytes = address or target.data_ptr(), target.nbytes
+    if nbytes <= CHUNK:
+        return (ChunkRead(file, offset, nbytes, int(sums, 16), address, fresh, key, None),)
+    return [
+        ChunkRead(file, offset + at, min(CHUNK, nbytes - at), sum_at(sums, chunk), address + at, fresh, key, None)
+        for chunk, at in enumerate(range(0, nbytes, CHUNK))
+    ]
 
 
 def _units_of_pieces(want: Want, plain: bool) -> Iterator[ChunkRead]:
@@ -71,17 +62,6 @@ def _units_of_pieces(want: Want, plain: bool) -> Iterator[ChunkRead]:
         yield from _piece_units(want, stored.blocks[place], boxes[place], common, common.relative_to(box), plain)
     if found != box.volume:
         raise CheckpointDamaged(f"{want.key!r}: {found} of the {box.volume} wanted elements are in the checkpoint.")
-
-
-def _whole_units(want: Want, block: StoredBlock) -> list[ChunkRead]:
-    file, offset, sums, _ = block
-    address, nbytes = want.target.data_ptr(), want.target.nbytes
-    units = []
-    for chunk, start in enumerate(range(0, nbytes, CHUNK)):
-        size = min(CHUNK, nbytes - start)
-        found = sum_at(sums, chunk)
-        units.append(ChunkRead(file, offset + start, size, found, address + start, want.fresh, want.key, None))
-    return units
 
 
 def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: Box, plain: bool) -> Iterator[ChunkRead]:

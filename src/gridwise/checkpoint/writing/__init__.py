@@ -2,6 +2,6 @@
 
 saving, background   save now, or while training goes on; staging: the copy that it writes from
 write_shares         who writes what; coalesce: small tensors copied together
-manifest_lines, manifest_assembly   what each worker has written, and the manifest of all of it
+written_part, manifest_assembly   what each worker has written, and the manifest of all of it
 folder               how a save starts, commits, and leaves nothing behind
 """

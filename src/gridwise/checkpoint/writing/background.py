@@ -27,10 +27,10 @@ from .. import disk
 from ..consensus import Consensus, collector_paused, in_flight
 from ..state.flatten import Flat, flatten
 from .folder import Saving
-from .manifest_lines import WorkerLines
 from .saving import NOTHING_COMMITTED, commit, start, write_part
 from .staging import Staged
 from .write_shares import Shares, shares_of
+from .written_part import WrittenPart
 
 POLL = 0.01
 """Seconds between two looks for the other workers' notes."""
@@ -161,7 +161,7 @@ class Pending:
             if _program_ends():  # nobody will call `wait`
                 print(f"gridwise: {self.consensus.what} failed: {error}", file=sys.stderr)
 
-    def _write(self) -> tuple[Flat, Shares, WorkerLines | None]:
+    def _write(self) -> tuple[Flat, Shares, WrittenPart | None]:
         place = self.consensus.place
         flat, shares, part, staged = Flat(), Shares(), None, None
         try:
@@ -208,7 +208,7 @@ def _program_ends() -> bool:
     return not threading.main_thread().is_alive()
 
 
-def _leave_note(folder: Path, place: int, part: WorkerLines) -> None:
+def _leave_note(folder: Path, place: int, part: WrittenPart) -> None:
     draft = folder / f"w{place}.part.tmp"
     draft.write_bytes(part.to_bytes())
     disk.rename(draft, folder / f"w{place}.part")

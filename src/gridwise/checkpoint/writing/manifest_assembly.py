@@ -1,106 +1,54 @@
-"""The manifest of what all workers have written: their lines joined, the rest compared and put together.
+"""The manifest of what all workers have written, compared and put together.
 
-A tensor is in one line if one worker alone names it, or everybody holds it, and one has written it whole. All others are
-spelt out: blocks must fill them, copies must be equal, and workers that name them must agree about what they are.
+Blocks must fill their tensors, copies must be equal, and workers that name a tensor must agree about what it is.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import chain
-from operator import add
 
-from ...errors import CheckpointError, CheckpointMismatch
+from ...errors import CheckpointMismatch
 from ...grid import Box, Shape
 from ...version import __version__
 from ..format.chunks import checksum
-from ..format.manifest import Manifest, StoredBlock, StoredTensor, bytes_of_lines, quoted, rest_of
+from ..format.manifest import Manifest, StoredBlock, StoredTensor, to_bytes
 from ..format.tiling import tiling_problem
 from ..state.flatten import Flat
-from .manifest_lines import WorkerLines
-from .write_shares import Shares, writer_of_whole
-
-Rests = dict[str, str]
-"""Name as JSON has it -> the rest of its line; nothing for a tensor that has to be spelt out."""
+from .written_part import WrittenPart
 
 
-def assembled(save_id: str, parts: Sequence[WorkerLines], flat: Flat, shares: Shares, workers: int) -> bytes:
+def assembled(save_id: str, parts: Sequence[WrittenPart], flat: Flat, workers: int) -> bytes:
     """The manifest of the parts that all workers have written, as it is to be stored."""
-    claims = [_shared_rests(parts, flat, shares), *map(_own_rests, parts)]
-    rests: Rests = {}
-    several: set[str] = set()
-    for claim in claims:
-        several |= rests.keys() & claim.keys()
-        rests.update(claim)
-    odd = several.union(name for name, rest in rests.items() if not rest)
-    spelt_out = _spelt_out(odd, claims, parts, flat)
-    _check_whole(spelt_out)
-    _check_replicas(spelt_out, parts)
-    rests.update((quoted(key), rest_of(tensor)) for key, tensor in spelt_out.items())
+    tensors = _stored_tensors(parts, flat)
+    _check_whole(tensors)
+    _check_replicas(tensors, parts)
     manifest = Manifest(
         save_id,
         flat.workers or workers,
         tuple(part.file for part in parts if part.file is not None),
-        {},
+        tensors,
         dict(chain(flat.values.items(), *(part.values.items() for part in parts))),
         dict.fromkeys(flat.per_worker, flat.workers or workers),
         f"gridwise {__version__}",
         datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return bytes_of_lines(manifest, map(add, rests.keys(), rests.values()))
+    return to_bytes(manifest)
 
 
-def _shared_rests(parts: Sequence[WorkerLines], flat: Flat, shares: Shares) -> Rests:
-    """The lines of the tensors that everybody names, each as the worker has it that has written it whole."""
-    writers = {key: writer for key, blocks in shares.items() if (writer := writer_of_whole(blocks)) is not None}
-    counts = Counter(writers.values())
-    for place, part in enumerate(parts):
-        if len(part.shared) != counts[place]:
-            raise CheckpointError(
-                f"worker {place} has written {len(part.shared)} of the tensors that all hold, not {counts[place]}."
-            )
-    each = [iter(part.shared) for part in parts]
-    found = {key: next(each[writer]) for key, writer in writers.items()}
-    return {quoted(key): found.get(key, "") for key in flat.tensors}
-
-
-def _own_rests(part: WorkerLines) -> Rests:
-    rests = dict(zip(part.names, part.rests, strict=True))
-    if len(rests) < len(part.names):
-        raise CheckpointError("a worker names a tensor of its own twice.")
-    return rests
-
-
-def _spelt_out(
-    odd: set[str], claims: Sequence[Rests], parts: Sequence[WorkerLines], flat: Flat
-) -> dict[str, StoredTensor]:
-    """The tensors with these names, of all blocks that anybody has written."""
-    known: dict[str, tuple[str, Shape]] = {}
+def _stored_tensors(parts: Sequence[WrittenPart], flat: Flat) -> dict[str, StoredTensor]:
+    """All tensors, of all blocks that anybody has written; first those that everybody names."""
+    known: dict[str, tuple[str, Shape]] = {key: (x.code, tuple(x.shape)) for key, x in flat.tensors.items()}
     blocks: dict[str, list[StoredBlock]] = {}
-
-    def tell(key: str, code: str, shape: Sequence[int]) -> None:
-        if known.setdefault(key, (code, tuple(shape))) != (code, tuple(shape)):
-            raise CheckpointMismatch(f"{key!r} is {known[key]} on one worker and {(code, tuple(shape))} on another.")
-
-    for key, x in flat.tensors.items() if odd else ():
-        if quoted(key) in odd:
-            tell(key, x.code, x.shape)
-    for claim in claims:
-        for name, rest in claim.items() if odd else ():
-            if rest and name in odd:
-                key, (code, shape, [[file, offset, sums]]) = json.loads(f"[{name},{rest[1:]}]")
-                tell(key, code, shape)
-                blocks.setdefault(key, []).append(StoredBlock(file, offset, sums, None))
     number = 0
     for part in parts:
-        for key, (code, shape) in part.own.items():
-            tell(key, code, shape)
+        for key, (code, extents) in part.own.items():
+            kind = code, tuple(extents)
+            if known.setdefault(key, kind) != kind:
+                raise CheckpointMismatch(f"{key!r} is {known[key]} on one worker and {kind} on another.")
         for key, ends, offset, sums in part.blocks:
-            box = _box(ends, known[key][1])
-            blocks.setdefault(key, []).append(StoredBlock(number, offset, sums, box))
+            blocks.setdefault(key, []).append(StoredBlock(number, offset, sums, _box(ends, known[key][1])))
         number += part.file is not None
     return {key: StoredTensor(code, shape, tuple(blocks.get(key, ()))) for key, (code, shape) in known.items()}
 
@@ -113,6 +61,8 @@ def _box(ends: Sequence[Sequence[int]] | None, shape: Shape) -> Box | None:
 
 def _check_whole(tensors: dict[str, StoredTensor]) -> None:
     for key, tensor in tensors.items():
+        if len(tensor.blocks) == 1 and tensor.blocks[0].box is None:
+            continue
         problem = tiling_problem(tensor.shape, tensor.boxes())
         if problem is not None:
             raise CheckpointMismatch(
@@ -121,7 +71,7 @@ def _check_whole(tensors: dict[str, StoredTensor]) -> None:
             )
 
 
-def _check_replicas(tensors: dict[str, StoredTensor], parts: Sequence[WorkerLines]) -> None:
+def _check_replicas(tensors: dict[str, StoredTensor], parts: Sequence[WrittenPart]) -> None:
     for place, part in enumerate(parts):
         for key, ends, found in part.replicas:
             box = _box(ends, tensors[key].shape)

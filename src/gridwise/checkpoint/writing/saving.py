@@ -28,8 +28,8 @@ from ..state.flatten import Flat, flatten
 from ..state.same_structure import check_alike, number_of
 from .folder import NUMBERS, Saving, id_of_save
 from .manifest_assembly import assembled
-from .manifest_lines import WorkerLines, worker_lines
 from .write_shares import Shares, blocks_to_write, check_same, shares_of
+from .written_part import WrittenPart, written_part
 
 Copy = TypeVar("Copy")
 
@@ -72,7 +72,7 @@ def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -
 def save_flat(consensus: Consensus, path: Path, flattened: Callable[[], Flat]) -> None:
     """Save what `flattened` gives on each worker."""
     flat, _, saving, save_id = start(consensus, path, lambda _: (flattened(), None))
-    parts: list[WorkerLines] = []
+    parts: list[WrittenPart] = []
 
     def written() -> bytes:
         parts.append(write_part(path / f"data-{save_id}", save_id, consensus.place, flat, shares, consensus.size))
@@ -137,33 +137,30 @@ def start(
 
 
 @torch.no_grad()
-def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Shares, workers: int) -> WorkerLines:
+def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Shares, workers: int) -> WrittenPart:
     """Write this worker's data file, and tell what is in it. No communication: any thread may do it."""
     blocks = blocks_to_write(flat, shares, place)
     written = write_data_file(folder / f"w{place}.safetensors", save_id, blocks) if blocks else None
-    return worker_lines(flat, shares, place, workers, written)
+    return written_part(flat, shares, place, workers, written)
 
 
 def commit(
-    saving: Saving | None, own: WorkerLines, others: list[bytes], flat: Flat, shares: Shares, consensus: Consensus
+    saving: Saving | None, own: WrittenPart, others: list[bytes], flat: Flat, shares: Shares, consensus: Consensus
 ) -> None:
     """On the first worker: put its own part and the others' together, check that they are whole and alike, and commit."""
     assert saving is not None
     try:
-        parts, number = [own], 0
-        for message in others:
-            number += parts[-1].file is not None
-            parts.append(WorkerLines.from_bytes(message, number))
+        parts = [own, *map(WrittenPart.from_bytes, others)]
         if len(parts) > 1:
             check_same(shares, [part.same for part in parts], consensus.P.ranks)
             _check_files_are_here(saving.data, parts)
-        saving.commit(assembled(saving.id, parts, flat, shares, consensus.size))
+        saving.commit(assembled(saving.id, parts, flat, consensus.size))
     except Exception as error:
         kind = type(error) if isinstance(error, CheckpointError) else CheckpointWriteFailed
         raise kind(f"{error}{NOT_SYNCED if saving.renamed else NOTHING_COMMITTED}") from error
 
 
-def _check_files_are_here(folder: Path, parts: list[WorkerLines]) -> None:
+def _check_files_are_here(folder: Path, parts: list[WrittenPart]) -> None:
     for place, part in enumerate(parts):
         if part.file is not None:
             name, size, *_ = part.file

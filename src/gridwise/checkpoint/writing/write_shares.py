@@ -48,12 +48,6 @@ def shares_of(tensors: dict[str, LocalTensor], workers: int) -> Shares:
     return shares
 
 
-def writer_of_whole(blocks: list[tuple[int, Box | None]]) -> int | None:
-    """The worker that writes all of a tensor as one block; None if several do."""
-    writer, box = blocks[0]
-    return writer if box is None else None
-
-
 def _nbytes(x: LocalTensor) -> int:
     return math.prod(x.shape) * ITEMSIZE[x.code]
 

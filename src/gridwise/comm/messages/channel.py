@@ -1,7 +1,7 @@
 """A small exchange that is made again and again: its buffers are made once, and what a library needs to know of them.
 
     for part, view in zip(channel.outgoing, ...): part.copy_(view)
-    channel.exchange()                  or channel.begin(), something else, and wait() for what that has returned
+    channel.exchange()
     for part, view in zip(channel.incoming, ...): view.copy_(part)
 
 The messages are those of `Transport.move`: the parts for one peer one after the other, in one message. A peer need not know
@@ -16,9 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..supervision.waiting import Guarded
 from ..transports.base import Parcel, Transport
-from .requests import NOTHING, Request, UnderWay
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -44,20 +42,10 @@ class Channel:
 
     def exchange(self) -> None:
         """Send what is in `outgoing`, and return when `incoming` has arrived."""
-        self._transport.finish_left_over()
         if self._post is not None:
             self._transport.count(*self._parcels)
             with self._waiting:
                 self._post().wait()
-
-    def begin(self) -> Request:
-        """Start that, for a caller who does something else before it waits, and who may fail at that."""
-        self._transport.finish_left_over()
-        if self._post is None:
-            return NOTHING
-        self._transport.count(*self._parcels)
-        with self._waiting:
-            return UnderWay(Guarded(self._post(), self._waiting), self._transport.left_over)
 
     def __deepcopy__(self, memo: dict) -> Channel:
         return self  # with a layer that makes plans of its own

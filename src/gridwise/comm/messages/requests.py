@@ -63,18 +63,3 @@ class Both:
     def wait(self) -> None:
         self.second.wait()
         self.first.wait()
-
-
-class UnderWay:
-    """Messages that are waited for later. If they never are, they are left over: their memory lives until they have landed."""
-
-    def __init__(self, pending: Request, left_over: list[Request]) -> None:
-        self.pending, self.left_over = pending, left_over
-
-    def wait(self) -> None:
-        pending, self.pending = self.pending, NOTHING
-        pending.wait()
-
-    def __del__(self) -> None:
-        if self.pending is not NOTHING:
-            self.left_over.append(self.pending)

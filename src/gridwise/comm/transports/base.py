@@ -26,7 +26,7 @@ from ...grid import Grid, Layout
 from ..launching.cores import cores
 from ..messages import wire_dtypes
 from ..messages.packing import Landing, Views, packed
-from ..messages.requests import NOTHING, Arriving, Both, Request, UnderWay, Unstaging
+from ..messages.requests import NOTHING, Arriving, Both, Request, Unstaging
 from ..node import Node
 from ..supervision.forks import Refuses
 from ..supervision.waiting import Guarded, Waiting, Watching
@@ -58,8 +58,6 @@ class Transport(Refuses, ABC):
         self.on_close: list[Callable[[], None]] = []
         self.kept: dict[Any, Any] = {}
         """Layers that functions have made, for their next call."""
-        self.left_over: list[Request] = []
-        """Messages that somebody has started and, for an error in between, never waited for."""
         self.node: Node | None = None
         """The way to the workers of the same machine, where it is better than the library's own."""
         self.cores = max(1, cores() // size)
@@ -115,7 +113,6 @@ class Transport(Refuses, ABC):
         add: bool = False,
     ) -> Request:
         """Start sending views to peers and receiving into views from peers, copied or added there when waited for."""
-        self.finish_left_over()
         near_out, sends = self._near(sends, dtype)
         near_in, receives = self._near(receives, dtype)
         near: Request = NOTHING
@@ -135,21 +132,6 @@ class Transport(Refuses, ABC):
         )
         far = Arriving(pending, [landing for _, landing in landings])
         return far if near is NOTHING else Both(far, near)
-
-    def move_meanwhile(
-        self,
-        sends: Sequence[tuple[int, Views]],
-        receives: Sequence[tuple[int, Views]],
-        dtype: torch.dtype,
-        what: str = "a movement",
-    ) -> Request:
-        """`move`, for a caller who does something else before it waits, and who may fail at that."""
-        return UnderWay(self.move(sends, receives, dtype, what), self.left_over)
-
-    def finish_left_over(self) -> None:
-        """Before anything new: what an error has left behind, which peers may still write to or wait for."""
-        while self.left_over:
-            self.left_over.pop(0).wait()
 
     def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Request]:
         """A function that posts these parcels, on the host, each time that it is called; the caller keeps them."""
@@ -213,13 +195,6 @@ class Transport(Refuses, ABC):
         """A fresh tensor: the sum of `x` over the team, bitwise the same on all of it."""
         with self.waiting_for(what, team):
             return wire_dtypes.summed(x, lambda total, part: self._sum_into(total, part, team), self._carries(x, team))
-
-    def sum_few(self, values: np.ndarray, team: Team, what: str = "a sum") -> None:
-        """Replace the array, of float32 or float64, by its sum over the team, as `all_sum` does: in fewer steps."""
-        if len(team) > 1:
-            with self.waiting_for(what, team):
-                x = torch.from_numpy(values)
-                self._sum_into(x, x, team)
 
     def post_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Request:
         """Start replacing the contiguous `x` by its sum over the team; not to be touched until `wait` has returned.
@@ -313,7 +288,6 @@ class Transport(Refuses, ABC):
 
     def waiting_for(self, what: str, team: Team) -> Waiting:
         """Say which collective is waited for while the body runs, and raise its failures as errors that name a worker."""
-        self.finish_left_over()
         self.collectives[team] = number = self.collectives.get(team, 0) + 1
         return Waiting(self, what, team, number)
 

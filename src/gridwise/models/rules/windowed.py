@@ -31,7 +31,7 @@ class GivenWeights:
     """What a layer with weights becomes if they are given at each call: it holds none, and agrees on nothing."""
 
     _spreads: Mapping[str, Spread]
-    _bucketed: dict[str, Any]
+    _given: tuple[Tensor, Tensor | None]
 
     def _build(self, make: Any, spreads: Any, device: Any = None, problem: str | None = None) -> Any:
         template = make("meta")
@@ -39,7 +39,10 @@ class GivenWeights:
         return template
 
     def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
-        return self._bucketed["weight"], self._bucketed["bias"]
+        return self._given
+
+    def _raw_weight_and_bias(self) -> tuple[Tensor, Tensor | None, list[None]]:
+        return *self._given, [None, None]
 
     def part_of(self, name: str, rank: int) -> Callable[[Tensor], Tensor]:
         """What the layer would hold of a whole weight."""
@@ -124,11 +127,11 @@ def _run_of(layer: Any, weights: Sequence[Value | None], rank: int) -> Run:
     parts = [layer.part_of(name, rank) for name in ("weight", "bias")]
 
     def with_weights(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        layer._bucketed = {"weight": parts[0](weight), "bias": None if bias is None else parts[1](bias)}
+        layer._given = parts[0](weight), None if bias is None else parts[1](bias)
         try:
             return run(x)
         finally:
-            layer._bucketed = {}
+            del layer._given
 
     return with_weights
 

@@ -70,17 +70,24 @@ class Traffic:
                 put(target(y), source(x), add)
             for place, part in zip(self.arriving, arrived, strict=True):
                 put(place(y), part, add)
-            return
+        else:
+            self.carry_together([x], [y], kept, add)
+
+    def carry_together(
+        self, sources: Sequence[Tensor], targets: Sequence[Tensor], kept: Sequence[tuple[Place, Place]], add: bool
+    ) -> None:
+        """The same for several tensors of one dtype at a time: what goes to one peer is one message."""
         pending = self.transport.move(
-            [(peer, [place(x) for place in places]) for peer, places in self.sends],
-            [(peer, [place(y) for place in places]) for peer, places in self.receives],
-            x.dtype,
+            [(peer, [place(x) for x in sources for place in places]) for peer, places in self.sends],
+            [(peer, [place(y) for y in targets for place in places]) for peer, places in self.receives],
+            sources[0].dtype,
             self.what,
             add,
         )
         try:
-            for source, target in kept:
-                put(target(y), source(x), add)
+            for x, y in zip(sources, targets, strict=True):
+                for source, target in kept:
+                    put(target(y), source(x), add)
         finally:  # whatever happens here: peers still write to the memory of these messages
             pending.wait()
 

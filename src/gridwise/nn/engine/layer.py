@@ -50,7 +50,6 @@ class Layer(Module):
         self._spreads: dict[str, Spread] = {}
         self._block_shapes: dict[str, torch.Size] = {}
         self._shared: dict[str, tuple[Shared, int]] = {}
-        self._bucketed: dict[str, Tensor] = {}
         self._absent: frozenset[str] = frozenset()
         """Parameters and buffers of torch's layer that this one was constructed without."""
 
@@ -164,7 +163,7 @@ class Layer(Module):
     def _weight_and_bias(self) -> tuple[Any, Tensor | None]:
         """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
         held, weight, bias = self._shared, self._parameters.get("weight"), self._parameters.get("bias")
-        together = "weight" in held and "bias" in held and torch.is_grad_enabled() and not self._bucketed
+        together = "weight" in held and "bias" in held and torch.is_grad_enabled()
         if not together or weight is None or bias is None:  # something may compute them
             return self._parameter("weight"), self._parameter("bias")
         (operator, key), (other, _) = held["weight"], held["bias"]
@@ -175,11 +174,8 @@ class Layer(Module):
         return both[0], both[1]
 
     def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[Shared, int] | None]]:
-        """Both, and how the caller has to sum their gradients; None for those that a model sums."""
-        lent, shared = self._bucketed, self._shared
-        weight = lent["weight"] if "weight" in lent else self._block("weight")
-        bias = lent["bias"] if "bias" in lent else self._block("bias")
-        return weight, bias, [None if name in lent else shared.get(name) for name in ("weight", "bias")]
+        """Both, and how the caller has to sum their gradients."""
+        return self._block("weight"), self._block("bias"), [self._shared.get(name) for name in ("weight", "bias")]
 
     def _block(self, name: str) -> Tensor | None:
         """A parameter as it is, or what something computes of a whole one; None without one."""
@@ -188,8 +184,6 @@ class Layer(Module):
 
     def _parameter(self, name: str) -> Any:
         """A parameter for use in `forward`, or None: its gradient is summed over its sharers on the way back."""
-        if name in self._bucketed:
-            return self._bucketed[name]
         value = self._block(name)
         if value is None or name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
             return value
@@ -236,12 +230,6 @@ class Layer(Module):
                 call(one)
         except RuntimeError as error:
             raise PartitionError(f"{self._says}: {error}") from None
-
-    def _bucket_members(self) -> list[tuple[str, Shared]]:
-        """The parameters for which `forward` asks `_parameter`, if they need a gradient and are shared
-        (`gradient_buckets`)."""
-        needed = {name for name, value in self._parameters.items() if value is not None and value.requires_grad}
-        return [(name, operator) for name, (operator, _) in self._shared.items() if name in needed]
 
     # Conversion, saving and loading
 

@@ -39,12 +39,6 @@ def looks_of(values: Iterable[Tensor | None]) -> tuple[Any, ...]:
         return tuple([None if value is None else _look_of(value) for value in values])
 
 
-def settings_of(module: torch.nn.Module) -> Hashable:
-    """The settings of a layer of ours; of torch's, what decides about its buffers."""
-    read = getattr(type(module), "_read_settings", None)
-    return module.__dict__.get("track_running_stats") if read is None else read(module)
-
-
 def without_shapes(held: Held) -> Hashable:
     """The part of it that is the same on all workers: blocks differ in shape, and devices in their number.
 

@@ -32,7 +32,7 @@ from .agreement import Structure, agree_common, agree_plan, is_on, key_of
 from .arguments import need_first_partition
 from .mode import NOTHING_HELD, Held, agree_mode, without_shapes
 from .operator import Operator, Ticket, apply
-from .plans import LayerPlan, LayerPlans, script
+from .plans import LayerPlan, LayerPlans
 
 _CONTRACT = frozenset(
     {"_distdl_module_setup", "_distdl_module_teardown", "_distdl_input_changed", "_distdl_module_requires_reset"}
@@ -152,11 +152,6 @@ class Module(torch.nn.Module):
 
     def _agree_and_take_up(self, input: tuple) -> None:
         """Be set up for this input, as all workers of the layer at this moment."""
-        model = script()
-        if model is not None and model.is_complete and self._keeps_plans:
-            self.__dict__["_ticket"] = self._ticket.called_again()  # torch's own way to set it takes microseconds
-            self._take_up(model.next(self, input))
-            return
         problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
         plan = self._plan_at_hand(input) if problem is None else None
         if plan is None and problem is None:
@@ -165,7 +160,9 @@ class Module(torch.nn.Module):
         if self._transport is not None:
             ticket = self._ticket.called_again()
             number = agree_plan(self._transport, self._team, self._says, ticket.number, number, problem)
-            self.__dict__["_ticket"] = ticket  # a call counts when all have joined it
+            self.__dict__["_ticket"] = (
+                ticket  # a call counts when all have joined it; torch's own way to set it is slow
+            )
         elif problem is not None:
             raise ValueError(f"{self._says}: {problem}")
         if plan is None or not number:
@@ -173,8 +170,6 @@ class Module(torch.nn.Module):
         if self._transport is not None and is_due(self._ticket.call):
             agree_replicas(self._transport, self._team, self._says, self._replicas())
         self._take_up(plan)
-        if model is not None and self._keeps_plans:
-            model.note(self, plan, input)
 
     def _plan_at_hand(self, input: tuple) -> LayerPlan | None:
         """The plan that this worker would take for the input, if it has one."""

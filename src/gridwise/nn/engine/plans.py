@@ -1,24 +1,16 @@
-"""What a layer's set-up has made, kept for inputs that come back; and the script of a model's calls.
+"""What a layer's set-up has made, kept for inputs that come back.
 
 A pool that a network calls at two sizes would be set up twice in every step. So a layer keeps what its last set-ups
 assigned, by the structure of the input. One worker's structure does not tell the global one: which of the plans to take
 is agreed by its *number*, which counts the set-ups and is the same everywhere, since all workers set up together. Each
 worker names its newest plan that fits; where these differ, all look for one that fits everywhere.
-
-A model whose input has not changed makes the same calls as before. It keeps them as a `CallScript`, layer by layer with
-the plan of each call, and follows that without asking anybody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
-
-from ...errors import PartitionError
 
 KEPT = 16
 """How many plans a layer keeps, and a model runs; the oldest goes first."""
@@ -81,58 +73,3 @@ class LayerPlans:
 
     def __deepcopy__(self, memo: dict) -> LayerPlans:
         return LayerPlans()  # the copy of a layer sets itself up
-
-
-class CallScript:
-    """The calls of a model: recorded when it runs for the first time with an input, then followed."""
-
-    def __init__(self) -> None:
-        self.is_complete = False
-        self._calls: list[tuple[Any, LayerPlan, Hashable]] = []
-        self._at = 0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Let the layers called in the body record their plans here, or take them from here."""
-        global _running
-        before, _running, self._at = _running, self, 0
-        try:
-            yield
-            self.is_complete = True
-        finally:
-            _running = before
-
-    def note(self, layer: Any, plan: LayerPlan, input: tuple) -> None:
-        self._calls.append((layer, plan, _look_of(input)))
-
-    def next(self, layer: Any, input: tuple) -> LayerPlan:
-        """The plan of the call that is due; `layer` and `input` are those of the call that was made."""
-        was = "the end of the model"
-        if self._at < len(self._calls):
-            due, plan, look = self._calls[self._at]
-            # the model has looked at modes and parameters itself
-            alike = plan.structure == layer._structure_of(input) if look is None else look == _look_of(input)
-            if due is layer and alike:
-                self._at += 1
-                return plan
-            was = f"{due._says} with {plan.structure}"
-        raise PartitionError(
-            f"{layer._says} was called with {layer._structure_of(input)}. When the model was first run with this input, {was} "
-            "came here.\n  fix: a distributed model must make the same calls with the same shapes for the same input."
-        )
-
-
-def _look_of(input: tuple) -> Hashable:
-    """What may change of an input when the same model is called with the same structure; None if there is more to it."""
-    if len(input) != 1 or not isinstance(input[0], Tensor):
-        return None
-    x = input[0]
-    return x.shape, x.dtype, x.requires_grad
-
-
-_running: CallScript | None = None
-
-
-def script() -> CallScript | None:
-    """The script of the model that is being run, if one is."""
-    return _running

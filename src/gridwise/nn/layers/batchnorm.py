@@ -163,9 +163,6 @@ class DistributedBatchNorm(Layer):
         """Whether the statistics are those of the batch."""
         return self.training or self.running_mean is None
 
-    def _bucket_members(self) -> list[tuple[str, Shared]]:
-        return [] if self._uses_batch else super()._bucket_members()  # backward sums their gradients anyway
-
     def _shared_value(self, parameter: Tensor) -> Tensor:
         if len(self._sharing.team) == 1:
             return parameter

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from ...errors import PartitionError
 from ...partition import Partition
@@ -17,18 +17,22 @@ from ..engine.arguments import need_first_partition
 from .conv_base import Conv
 
 
-class DistributedConv1d(Conv):
-    """`torch.nn.Conv1d` on a grid; see `DistributedConv2d`."""
+class AnyConv(Conv):
+    """A convolution of the family that its partitions ask for."""
 
-    dims = 1
-
-    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv1d:
+    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> Self:
         if args or kwargs:  # a copy has none
             need_first_partition(cls, args, kwargs)
         return object.__new__(_family_of(cls, P_y, P_w))
 
 
-class DistributedConv2d(Conv):
+class DistributedConv1d(AnyConv):
+    """`torch.nn.Conv1d` on a grid; see `DistributedConv2d`."""
+
+    dims = 1
+
+
+class DistributedConv2d(AnyConv):
     """`torch.nn.Conv2d` on a grid: equal to it for every argument, size and grid, or refused.
 
     Parameters
@@ -56,21 +60,11 @@ class DistributedConv2d(Conv):
 
     dims = 2
 
-    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv2d:
-        if args or kwargs:  # a copy has none
-            need_first_partition(cls, args, kwargs)
-        return object.__new__(_family_of(cls, P_y, P_w))
 
-
-class DistributedConv3d(Conv):
+class DistributedConv3d(AnyConv):
     """`torch.nn.Conv3d` on a grid; see `DistributedConv2d`."""
 
     dims = 3
-
-    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> DistributedConv3d:
-        if args or kwargs:  # a copy has none
-            need_first_partition(cls, args, kwargs)
-        return object.__new__(_family_of(cls, P_y, P_w))
 
 
 class DistributedFeatureConv1d(DistributedConv1d):

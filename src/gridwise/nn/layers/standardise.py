@@ -11,17 +11,15 @@ the workers of a team. With k over the parts of a set, n_k elements each,
 
 Whatever the size of the tensor, backward sends two numbers per set. Forward sends three for every worker of a small team
 (n_k / n, mean_k, var_k: all of it, in one message), and one twice in a larger one. The sums are torch's own kernels for
-local norms; what is left to do with a few numbers per set, NumPy does in a fraction of the time that torch takes to call
-a kernel. Under `create_graph` the gradient is taken of the same formulas, written in differentiable operators.
+local norms. Under `create_graph` the gradient is taken of the same formulas, written in differentiable operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,22 +34,6 @@ MANY = 1 << 14
 
 SharedValue = Callable[[Tensor], Tensor]
 """What makes a parameter one whose gradient is summed over those who hold it."""
-Numbers = Tensor | np.ndarray
-"""Statistics, a few for each row or set: NumPy's where they are few and on the host. The formulas are the same."""
-
-
-def numbers_of(x: Tensor) -> Numbers:
-    """A detached tensor of statistics for arithmetic: in the same memory, as NumPy sees it, where that is faster."""
-    is_plain = type(x) is Tensor and x.is_cpu and x.dtype in (torch.float32, torch.float64)
-    return x.numpy() if is_plain and x.numel() <= MANY else x
-
-
-def tensor_of(numbers: Numbers) -> Tensor:
-    return torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else numbers
-
-
-def _zeros(like: Numbers, *shape: int) -> Numbers:
-    return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
 
 
 @dataclass
@@ -78,11 +60,7 @@ class Sets:
         """Whether a set may have any rows here."""
         return self.of_row is not None and not self.run
 
-    def numbers(self, x: Tensor) -> Any:
-        """`numbers_of`; torch's where rows have to be merged."""
-        return x if self.merges else numbers_of(x)
-
-    def fold(self, rows: Any) -> Any:
+    def fold(self, rows: Tensor) -> Tensor:
         """Sum the rows (last dim) of each set."""
         if self.of_row is None:
             return rows
@@ -90,26 +68,17 @@ class Sets:
             return rows.reshape(*rows.shape[:-1], self.total, self.run).sum(-1)
         return rows.new_zeros(*rows.shape[:-1], self.total).index_add(-1, self.of_row, rows)
 
-    def unfold(self, sets: Any) -> Any:
+    def unfold(self, sets: Tensor) -> Tensor:
         """Give each row the value of its set."""
-        if self.of_row is None:
-            return sets
-        if isinstance(sets, np.ndarray) and self.run:
-            return sets.repeat(self.run, -1)
-        return sets.index_select(-1, self.of_row)
+        return sets if self.of_row is None else sets.index_select(-1, self.of_row)
 
     @property
     def all_sum(self) -> AllSum:
         return AllSum(self.transport, self.team, self.name, self.members)
 
-    def summed(self, numbers: Any) -> Any:
-        """The sum over the members of what each has; in the same memory, where that is NumPy's."""
-        if len(self.members) == 1:
-            return numbers
-        if isinstance(numbers, np.ndarray):
-            self.transport.sum_few(numbers, self.members, self.name)
-            return numbers
-        return self.transport.all_sum(numbers, self.members, self.name)
+    def summed(self, numbers: Tensor) -> Tensor:
+        """The sum over the members of what each has."""
+        return numbers if len(self.members) == 1 else self.transport.all_sum(numbers, self.members, self.name)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance (not corrected) of every set; no gradient."""
@@ -118,23 +87,20 @@ class Sets:
         rows = x.shape[1]
         share = x.numel() / max(1, rows) / max(1, self.count)  # of a set, in each of its rows
         sets = rows if self.of_row is None else self.total
-        with np.errstate(all="ignore"):  # as torch: nan and inf come out, and nobody is warned
-            mean, var = row_moments(x.detach(), self.numbers) if x.numel() else (x.new_zeros(rows),) * 2
-            if len(self.members) > FEW or len(self.members) * sets > MANY:
-                fold, unfold = (self.fold, self.unfold) if self.merges else (_same, _same)
-                whole = self.summed(fold(mean * share))
-                spread = self.summed(fold((var + (mean - unfold(whole)) ** 2) * share))
-                return tensor_of(whole), tensor_of(spread)
-            shares: Any = share
-            if self.merges:
-                shares, mean, var = self._merged(share, mean, var)
-            table = _zeros(mean, len(self.members), 3, len(mean))
-            for place, values in enumerate((shares, mean, var)):
-                table[self.members.index(self.transport.rank), place] = values
-            table = self.summed(table)
-            parts, means, variances = table[:, 0], table[:, 1], table[:, 2]
-            whole = (parts * means).sum(0)
-            return tensor_of(whole), tensor_of((parts * (variances + (means - whole) ** 2)).sum(0))
+        mean, var = row_moments(x.detach()) if x.numel() else (x.new_zeros(rows),) * 2
+        if len(self.members) > FEW or len(self.members) * sets > MANY:
+            fold, unfold = (self.fold, self.unfold) if self.merges else (_same, _same)
+            whole = self.summed(fold(mean * share))
+            return whole, self.summed(fold((var + (mean - unfold(whole)) ** 2) * share))
+        shares: Tensor | float = share
+        if self.merges:
+            shares, mean, var = self._merged(share, mean, var)
+        table = mean.new_zeros(len(self.members), 3, len(mean))
+        for place, values in enumerate((shares, mean, var)):
+            table[self.members.index(self.transport.rank), place] = values
+        parts, means, variances = self.summed(table).unbind(1)
+        whole = (parts * means).sum(0)
+        return whole, (parts * (variances + (means - whole) ** 2)).sum(0)
 
     def _merged(self, share: float, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The share, mean and variance of the rows here, put together for each set."""
@@ -144,11 +110,11 @@ class Sets:
         return total, middle, self.fold((var + (mean - self.unfold(middle)).square()) * share) / safe
 
 
-def _same(rows: Any) -> Any:
+def _same(rows: Tensor) -> Tensor:
     return rows
 
 
-def row_moments(x: Tensor, numbers: Callable[[Tensor], Any]) -> tuple[Any, Any]:
+def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of the rows of ``(n, row, ...)``, by the kernel of group norm: one group for each n and row.
 
     It makes one careful pass, four times faster than the kernel of batch norm. Its results for each n are merged.
@@ -157,7 +123,7 @@ def row_moments(x: Tensor, numbers: Callable[[Tensor], Any]) -> tuple[Any, Any]:
     x = x.contiguous()  # of channels last it would take E[x^2] - E[x]^2
     elements = x.numel() // (samples * rows)
     _, *found = torch.native_group_norm(x, None, None, samples, rows, elements, rows, 0.0)
-    mean, scale = (numbers(each).reshape(samples, rows) for each in found)
+    mean, scale = (each.reshape(samples, rows) for each in found)
     var = scale**-2
     if samples == 1:
         return mean[0], var[0]
@@ -218,8 +184,7 @@ class Standardised(torch.autograd.Function):
             )
         else:  # which torch's kernel divides by
             aligned = plain = torch.zeros_like(mean)
-        with np.errstate(all="ignore"):
-            sums, slopes = _pulled(sets, plain, aligned, weight, var, ctx.eps, ctx.shared is not None)
+        sums, slopes = _pulled(sets, plain, aligned, weight, var, ctx.eps, ctx.shared is not None)
         dx = None
         if ctx.needs_input_grad[0]:
             m1, m2, slope = slopes
@@ -232,24 +197,22 @@ class Standardised(torch.autograd.Function):
 
 def _pulled(
     sets: Sets, plain: Tensor, aligned: Tensor, weight: Tensor | None, var: Tensor, eps: float, shared: bool
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """The sums of dy and of dy (x - mean) r, for each row; and for each row -r m1, -r m2 and w r.
 
     With `shared` the sums are those over all members, else of this worker.
     """
-    few = sets.numbers(var)
-    sums: Any = np.empty((2, len(few)), few.dtype) if isinstance(few, np.ndarray) else few.new_empty(2, len(few))
-    sums[0], sums[1] = sets.numbers(plain), sets.numbers(aligned)
+    sums = torch.stack([plain, aligned]).to(var.dtype)
     if shared:
         sums = sets.summed(sums)
-    scale = 1.0 if weight is None else sets.numbers(weight.detach().as_subclass(Tensor))
-    r = (few + eps) ** -0.5
+    scale = 1.0 if weight is None else weight.detach().as_subclass(Tensor)
+    r = (var + eps).rsqrt()
     slope = scale * r
     if shared:
         m1, m2 = sums * (slope / -sets.count)
     else:
         m1, m2 = sets.unfold(sets.summed(sets.fold(sums * scale))) * (r / -sets.count)
-    return [tensor_of(each) for each in sums], [tensor_of(each) for each in (m1, m2, slope)]
+    return sums, (m1, m2, slope)
 
 
 def standardised(

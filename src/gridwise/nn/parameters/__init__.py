@@ -2,7 +2,6 @@
 
 blocks             this worker's block, who else holds it, how its gradient is summed
 replicas           whether those who hold the same block hold the same numbers
-gradient_buckets   one sum for the gradients of many parameters
 clipping           clip by the global norm
 whole_tensor       optimisers that need whole tensors refuse blocks
 full_state_dict    the state of the global model; saved_blocks: what a state dict says of its blocks

@@ -203,6 +203,12 @@ class _Together(torch.autograd.Function):
         return None, None, *(part.view(like[0]) if count else None for part, count, like in found)
 
 
+LARGE = 1 << 18
+"""Bytes from which a gradient is summed alone: putting it beside others would cost more than its message."""
+FULL = 1 << 22
+"""Bytes at which a bucket of small gradients, summed in one message, is closed."""
+
+
 def shared_together(blocks: Sequence[Tensor], operator: Shared, ticket: Ticket) -> tuple[Tensor, ...]:
     """The blocks, of one dtype, with the sum of their gradients over the sharers recorded as one node."""
     return _Together.apply(operator, ticket, *blocks)

@@ -69,11 +69,11 @@ class Fetch(Move):
         else:
             if self.stack is not None and x.is_contiguous() and (arrived := self.traffic.exchanged(x)) is not None:
                 return self.stack.of(x, arrived)
-            y = self._room_for(x)
+            y = self.room_for(x)
         self.traffic.carry(x, y, self.kept, add=False)
         return y
 
-    def _room_for(self, x: Tensor) -> Tensor:
+    def room_for(self, x: Tensor) -> Tensor:
         """A new box with its margins filled."""
         y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=memory_format_of(x))
         for edge in self.edges:
@@ -86,7 +86,7 @@ class Fetch(Move):
 
     def put_together(self, x: Tensor, received: Sequence[Tensor]) -> Tensor:
         """The box that was fetched, from the own block and `received_pieces`; nothing is sent."""
-        y = self._room_for(x)
+        y = self.room_for(x)
         for source, target in self.kept:
             put(target(y), source(x), add=False)
         for place, piece in zip(self.traffic.arriving, received, strict=True):

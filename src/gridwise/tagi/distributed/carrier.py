@@ -15,10 +15,9 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...comm.messages.packing import put
 from ...comm.transports.base import Team, Transport
 from ...grid import Interval, Layout, Needs, route
-from ...nn.engine.carrier import Place, Placed
+from ...nn.engine.carrier import Place
 from ...nn.windows.fetch import Fetch
 from ..nn.base_layer import BaseLayer
 from ..nn.gaussian import Gaussian, Innovation
@@ -37,28 +36,18 @@ class Carrier:
         margins: Sequence[Interval] = (),
         fill: float = 0.0,
     ) -> None:
-        self.transport, self.team, self.name = transport, team, name
-        self.source, self.needs, self.margins, self.fill = source, needs, tuple(margins), fill
+        self.transport, self.needs = transport, needs
         plan = route(source, needs, transport.rank)
-        self._forth = Fetch(transport, team, name, plan, _nothing, self.margins, fill)
+        self._forth = Fetch(transport, team, name, plan, _nothing, tuple(margins), fill)
 
     def fetch(self, x: Gaussian) -> Gaussian:
         """What this worker needs, without Jacobians: they stay with the owners."""
         forth, sources = self._forth, [x.mu] if x.var is None else [x.mu, x.var]
         if forth.is_identity:
             return Gaussian(x.mu, x.var)
-        results = [self._room(t) for t in sources]
-        self._carry(sources, results, forth.sends, forth.receives, forth.kept, add=False)
+        results = [_nothing(t) if forth.plan.needed is None else forth.room_for(t) for t in sources]
+        forth.traffic.carry_together(sources, results, forth.kept, add=False)
         return Gaussian(*results)
-
-    def _room(self, like: Tensor) -> Tensor:
-        """A tensor for what this worker needs, with the margins filled."""
-        if self._forth.plan.needed is None:
-            return _nothing(like)
-        out = like.new_empty(self._forth.shape)
-        for edge in self._forth.edges:
-            edge(out).fill_(self.fill)
-        return out
 
     def give_back(self, delta: Innovation, fresh: bool = True) -> Innovation:
         """The innovations of what this worker owns, from those of everything that was fetched of it.
@@ -76,32 +65,8 @@ class Carrier:
             owned = forth.plan.owned
             targets = [_nothing(t) if owned is None else t.new_zeros(owned.shape) for t in sources]
             kept = [(target, source) for source, target in forth.kept]
-        self._carry(sources, targets, forth.receives, forth.sends, kept, add=True)
+        forth.adjoint.traffic.carry_together(sources, targets, kept, add=True)
         return Innovation(*targets)
-
-    def _carry(
-        self,
-        sources: Sequence[Tensor],
-        targets: Sequence[Tensor],
-        sends: Sequence[Placed],
-        receives: Sequence[Placed],
-        kept: Sequence[tuple[Place, Place]],
-        add: bool,
-    ) -> None:
-        """Send places of all `sources`, one message per peer, and put what arrives and what is kept into `targets`."""
-        pending = self.transport.move(
-            [(peer, [place(t) for t in sources for place in places]) for peer, places in sends],
-            [(peer, [place(t) for t in targets for place in places]) for peer, places in receives],
-            sources[0].dtype,
-            self.name,
-            add,
-        )
-        try:
-            for source, target in zip(sources, targets, strict=True):
-                for origin, place in kept:
-                    put(place(target), origin(source), add)
-        finally:  # whatever happens here: peers still write to the memory of these messages
-            pending.wait()
 
 
 class GridHalo(Carrier):

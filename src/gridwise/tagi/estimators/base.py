@@ -22,25 +22,42 @@ from .scaling import Scale
 from .search import Settings, Task, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, outputs_of
 
+LEARNT = "learnt"
+"""The noise is what is likeliest on held-out rows."""
+
 
 class TAGIEstimator(BaseEstimator):
     """Base of `TAGIRegressor` and `TAGIClassifier`."""
-
-    hidden_layers: Any
-    activation: str
-    noise: Any
-    batch_size: int
-    max_epochs: int
-    early_stopping: bool
-    patience: int
-    validation_fraction: float
-    random_state: Any
-    verbose: int
 
     net_: Sequential
     noise_: Any
     n_epochs_: int
     scale_x_: Scale
+
+    def __init__(
+        self,
+        hidden_layers: Any = (50,),
+        activation: str = "relu",
+        *,
+        noise: float | str = LEARNT,
+        batch_size: int = 32,
+        max_epochs: int = 100,
+        early_stopping: bool = True,
+        patience: int = 10,
+        validation_fraction: float = 0.2,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.hidden_layers = hidden_layers
+        self.activation = activation
+        self.noise = noise
+        self.batch_size = batch_size
+        self.max_epochs = max_epochs
+        self.early_stopping = early_stopping
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.verbose = verbose
 
     # ---- settings ---------------------------------------------------------------------------------------------------
     def _settings(self, noises: tuple[str, ...]) -> Settings:

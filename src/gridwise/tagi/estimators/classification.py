@@ -13,7 +13,8 @@ from ...errors import PartitionError
 from ..hrc_softmax import class_probabilities, class_tree
 from ..metric import classification_error
 from ..nn import Sequential
-from .estimator import Estimator, Noise
+from .estimator import Estimator
+from .fitted_network import Noise
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ...errors import PartitionError
 from ..hrc_softmax import class_tree
-from .base import TAGIEstimator, scale_of
+from .base import LEARNT, TAGIEstimator, scale_of
 from .tasks import Classes, Shape, probabilities
-
-LEARNT = "learnt"
 
 
 class TAGIClassifier(ClassifierMixin, TAGIEstimator):
@@ -51,31 +49,6 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
     >>> model.predict_proba([[2.0, 0.0]]).shape
     (1, 2)
     """
-
-    def __init__(
-        self,
-        hidden_layers: Any = (50,),
-        activation: str = "relu",
-        *,
-        noise: float | str = LEARNT,
-        batch_size: int = 32,
-        max_epochs: int = 100,
-        early_stopping: bool = True,
-        patience: int = 10,
-        validation_fraction: float = 0.2,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.hidden_layers = hidden_layers
-        self.activation = activation
-        self.noise = noise
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.early_stopping = early_stopping
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.verbose = verbose
 
     # ---- learning ---------------------------------------------------------------------------------------------------
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIClassifier:

@@ -1,4 +1,4 @@
-"""What the estimators share: checks before anything is learnt, epochs with a progress bar, predictions, their state.
+"""What the estimators share in training: checks before anything is learnt, and epochs with a progress bar.
 
 model = Regressor(net, sigma_v=0.2).fit(x, y, epochs=20)
 p = model.predict(x_new)
@@ -10,50 +10,21 @@ agree on the scales and on the number of batches, and those with fewer make empt
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import GridwiseError, PartitionError, describe
 from ..inference.finite_values import check_inputs
-from ..metric import half_width
-from ..nn import LSTM, Conv2d, Linear, Sequential, TrainStep
-from ..nn.gaussian import Gaussian
-from .batches import Batches, Shape, as_columns, as_rows
+from ..nn import Sequential, TrainStep
+from .batches import Batches, Shape, as_columns
+from .fitted_network import FittedNetwork, Noise
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-Noise = float | Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A Gaussian for every observation.
-
-    Attributes
-    ----------
-    mean, std
-        Of the observation that is to come, its noise included.
-    model_std
-        The part that more data would take away.
-    """
-
-    mean: np.ndarray
-    std: np.ndarray
-    model_std: np.ndarray
-
-    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval that holds an observation with probability `level`."""
-        reach = half_width(level) * self.std
-        return self.mean - reach, self.mean + reach
 
 
 class Survey(NamedTuple):
@@ -75,7 +46,7 @@ class Data(NamedTuple):
     empty: int
 
 
-class Estimator:
+class Estimator(FittedNetwork):
     """Base of `Regressor`, `Classifier` and `Forecaster`: training in epochs of shuffled batches.
 
     Parameters
@@ -91,14 +62,8 @@ class Estimator:
     observe = "all"
 
     def __init__(self, net: Sequential, sigma_v: Noise, compile: bool = False) -> None:
-        self.net, self.sigma_v = net, sigma_v
-        self.history: list[dict[str, float]] = []
+        super().__init__(net, sigma_v)
         self._step = TrainStep(net, self.observe, compile)
-        self._shape: Shape | None = None  # of a row of x; None before the first fit
-        self._units = 0  # outputs of the network for a row
-        self._start: dict[str, Tensor] | None = None  # the network before the first fit
-        if not callable(sigma_v):
-            self._sigma(0)
 
     # ---- to be given by a subclass ----------------------------------------------------------------------------------
     def _learn(self, x: Tensor, y: Tensor, sigma: float) -> float:
@@ -167,9 +132,6 @@ class Estimator:
             return self.fit(x, y, epochs=epochs, batch_size=batch_size, shuffle=shuffle, progress=progress, seed=seed)
         return self._learn_all(self._look_through(x, y, epochs, batch_size, shuffle, seed), progress)
 
-    def _network_now(self) -> dict[str, Tensor]:
-        return {name: value.detach().cpu().clone() for name, value in self.net.state_dict().items()}
-
     def _look_through(self, x: Any, y: Any, epochs: int, batch_size: int, shuffle: bool, seed: int) -> Data:
         """The data of a fit, after all workers have found that they can be learnt from; else all raise."""
         problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
@@ -214,15 +176,6 @@ class Estimator:
                     "  fix: a fresh network; inputs of moderate size (x - x.mean(0)) / x.std(0), a larger sigma_v, or float64."
                 )
 
-    def _sigma(self, epoch: int) -> float:
-        sigma = float(self.sigma_v(epoch) if callable(self.sigma_v) else self.sigma_v)
-        if not (math.isfinite(sigma) and sigma >= 0):
-            at = f" in epoch {epoch}" if callable(self.sigma_v) else ""
-            raise PartitionError(
-                f"{type(self).__name__}: `sigma_v` (={sigma}){at} is a standard deviation: zero or more, and finite."
-            )
-        return sigma
-
     def _survey(self, data: Batches) -> Survey:
         """Look through this worker's data; raises for what cannot be learnt."""
         self._begin()
@@ -241,38 +194,6 @@ class Estimator:
             self._inspect(what, x.reshape(len(x), *(shape or ())), as_columns(y))
             rows, blocks = rows + len(x), blocks + 1
         return Survey(shape if blocks else None, columns, rows, data.count(blocks))
-
-    def _check_features(self, x: Tensor, what: str) -> Shape:
-        """The shape of a row for the network, the same as in the first fit; raises for another number of features."""
-        shape = tuple(x.shape[1:])
-        given, needed = math.prod(shape), _features_of(self.net, shape)
-        if self._shape is not None:
-            shape, needed = self._shape, math.prod(self._shape)
-        if needed is not None and given != needed:
-            first = next(iter(self.net.leaves())).get_layer_info()
-            raise PartitionError(
-                f"{what}: `x` has {given} features in a row, the network needs {needed} ({first}).\n"
-                f"  fix: `x` of shape (rows, {needed})."
-            )
-        return shape
-
-    def _outputs_of(self, shape: Shape) -> int:
-        """Outputs of the network for one row of `shape`: one sample is tried."""
-        if self._shape is not None:
-            return self._units
-        trial = self._for_evaluation()
-        given: Gaussian = trial._input(torch.zeros(1, *shape), None)
-        if given.mu.shape[0] != 1:
-            raise PartitionError(
-                f"{type(self).__name__}: the network takes a row of shape {shape} of `x` for {given.mu.shape[0]} samples."
-            )
-        try:
-            with torch.no_grad():
-                return trial.infer(given).mu.numel()
-        except (GridwiseError, RuntimeError, ValueError, IndexError) as error:
-            raise PartitionError(
-                f"{type(self).__name__}: the network cannot take a row of shape {shape} of `x`: {error}"
-            ) from error
 
     def _mean_error(self, errors: list[float]) -> float:
         known = [error for error in errors if not math.isnan(error)]
@@ -310,97 +231,6 @@ class Estimator:
             raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
         shape, columns = shapes.pop()
         return shape, columns or 0, max(t[3] for t in told)
-
-    # ---- predictions ------------------------------------------------------------------------------------------------
-    def _device(self) -> torch.device:
-        return next(self.net.parameters()).device
-
-    def _last_sigma(self) -> float:
-        return self.history[-1]["sigma_v"] if self.history else self._sigma(0)
-
-    def _rows(self, x: Any, what: str) -> Tensor:
-        """`x` as rows for the network, checked."""
-        if self._shape is None:
-            raise PartitionError(
-                f"{type(self).__name__}.{what}: nothing has been fitted yet.\n"
-                "  fix: fit(x, y) first, or load_state_dict; fit(x, y, epochs=0) for a network that is trained already."
-            )
-        rows = as_rows(x, "x", what)
-        shape = self._check_features(rows, what)
-        check_inputs(rows, what, "x")
-        return rows.reshape(len(rows), *shape)
-
-    def _for_evaluation(self) -> Sequential:
-        """The network in evaluation mode: a copy that shares its tensors and belongs to no team.
-
-        So several threads may predict at once, and a prediction leaves no trace in the network.
-        """
-        shared = {id(t): t for t in (*self.net.parameters(), *self.net.buffers())}
-        return copy.deepcopy(self.net, shared).eval()
-
-    @torch.no_grad()
-    def _outputs(
-        self, mu: Tensor, batch_size: int, var: Tensor | None = None, net: Sequential | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the network's output for all rows, each of which recurrent layers start from zero.
-
-        `net` is what `_for_evaluation` gave, where it is asked for more than once.
-        """
-        if batch_size < 1:
-            raise PartitionError(f"predict: `batch_size` (={batch_size}) is less than one.")
-        net = self._for_evaluation() if net is None else net
-        parts = [] if len(mu) else [(torch.zeros(0, self._units, device="cpu"),) * 2]
-        for start in range(0, len(mu), batch_size):
-            rows = slice(start, start + batch_size)
-            net.reset_lstm_states()
-            out = net(mu[rows].to(self._device()), None if var is None else var[rows])
-            parts.append(tuple(t.flatten(1).cpu() for t in out))
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-    # ---- state ------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """The network's state and all that predictions and further fits need; a checkpoint takes the estimator itself."""
-        return {
-            "kind": self._kind(),
-            "net": self.net.state_dict(),
-            "shape": None if self._shape is None else list(self._shape),
-            "units": self._units,
-            "sigma_v": [epoch["sigma_v"] for epoch in self.history],
-            "error": [epoch["error"] for epoch in self.history],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the estimator that `state_dict` was called on; one of another kind or network is refused."""
-        if state.get("kind") != self._kind():
-            raise PartitionError(f"load_state_dict: the state is that of {state.get('kind')}, this is {self._kind()}.")
-        theirs, mine = ({k: tuple(t.shape) for k, t in d.items()} for d in (state["net"], self.net.state_dict()))
-        if theirs != mine:
-            name = next(k for k in sorted({*theirs, *mine}) if theirs.get(k) != mine.get(k))
-            raise PartitionError(
-                f"load_state_dict: {name!r} has shape {theirs.get(name)} in the state, {mine.get(name)} in this network.\n"
-                "  fix: build the network with the same layers."
-            )
-        if self._start is None:
-            self._start = self._network_now()
-        self.net.load_state_dict(state["net"])
-        self._shape, self._units = None if state["shape"] is None else tuple(state["shape"]), int(state["units"])
-        pairs = zip(state["sigma_v"], state["error"], strict=True)
-        self.history = [{"sigma_v": float(sigma), "error": float(error)} for sigma, error in pairs]
-
-    def _kind(self) -> str:
-        return type(self).__name__
-
-
-def _features_of(net: Sequential, shape: Shape) -> int | None:
-    """Features that the first layer takes in a row of `shape`, where it tells."""
-    first = next(iter(net.leaves()))
-    if isinstance(first, LSTM):
-        is_sequence = len(shape) == 2 and shape[1] == first.input_size
-        return None if is_sequence else first.seq_len * first.input_size
-    if isinstance(first, Conv2d):
-        flat = first.flat_shape()
-        return math.prod(flat) if len(shape) != 3 and flat is not None else None
-    return first.input_size if isinstance(first, Linear) else None
 
 
 def _bar(shown: bool) -> Progress:

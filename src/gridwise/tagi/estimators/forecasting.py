@@ -20,7 +20,8 @@ import torch
 from ...errors import PartitionError
 from ..nn import Sequential
 from ..series import Series, as_series, covariates, windows
-from .estimator import Noise, Prediction
+from .fitted_network import Noise
+from .prediction import Prediction
 from .regression import Regressor
 from .scaling import ColumnMoments, Scale
 

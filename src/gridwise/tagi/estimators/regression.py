@@ -11,7 +11,9 @@ from torch import Tensor
 from ...errors import PartitionError
 from ..nn import Embedding, EvenExp, Sequential
 from .batches import Shape, as_columns
-from .estimator import Estimator, Noise, Prediction
+from .estimator import Estimator
+from .fitted_network import Noise
+from .prediction import Prediction
 from .scaling import ColumnMoments, Scale
 
 

@@ -12,12 +12,12 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from ...errors import PartitionError
-from .base import TAGIEstimator, scale_of
-from .estimator import Prediction
+from .base import LEARNT, TAGIEstimator, scale_of
+from .prediction import Prediction
 from .scaling import Scale
 from .tasks import Numbers, Shape, VaryingNumbers
 
-LEARNT, VARYING = "learnt", "heteroscedastic"
+VARYING = "heteroscedastic"
 
 MEMORY = 1000
 """Rows that the noise goes back to where rows come bit by bit: a network that has just begun makes errors of its own."""
@@ -79,31 +79,6 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     >>> bool(0.05 < model.noise_ < 0.2)
     True
     """
-
-    def __init__(
-        self,
-        hidden_layers: Any = (50,),
-        activation: str = "relu",
-        *,
-        noise: float | str = LEARNT,
-        batch_size: int = 32,
-        max_epochs: int = 100,
-        early_stopping: bool = True,
-        patience: int = 10,
-        validation_fraction: float = 0.2,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.hidden_layers = hidden_layers
-        self.activation = activation
-        self.noise = noise
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.early_stopping = early_stopping
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.verbose = verbose
 
     # ---- learning ---------------------------------------------------------------------------------------------------
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIRegressor:

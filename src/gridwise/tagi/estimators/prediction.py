@@ -1,0 +1,31 @@
+"""What an estimator of numbers predicts: a Gaussian for every observation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..metric import half_width
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A Gaussian for every observation.
+
+    Attributes
+    ----------
+    mean, std
+        Of the observation that is to come, its noise included.
+    model_std
+        The part that more data would take away.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    model_std: np.ndarray
+
+    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """The central interval that holds an observation with probability `level`."""
+        reach = half_width(level) * self.std
+        return self.mean - reach, self.mean + reach

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .classics import CLASSICS
+from .compiled_ops import declare
 
 Shape = tuple[int, ...]
 PICTURE: Shape = (2, 3, 64, 64)
@@ -36,6 +37,9 @@ class Specimen:
         """Four workers, two along each of the last two dims."""
         return (*(1,) * (len(self.shape) - 2), 2, 2)
 
+    def input(self) -> torch.Tensor:
+        return torch.randn(self.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
 
 TORCHVISION = (Path(__file__).parent / "torchvision.txt").read_text().split()
 
@@ -50,6 +54,8 @@ def specimens(beginnings: Sequence[str] = ()) -> Iterator[Specimen]:
     wanted = tuple(beginnings) or ("",)
     for prefix, library in LIBRARIES.items():
         if any(name.startswith(each.split(".")[0]) for name in prefix.split() for each in wanted):
+            if prefix != "classics":
+                declare()  # the other libraries import torchvision
             yield from (found for found in library() if found.name.startswith(wanted))
 
 
@@ -59,9 +65,6 @@ def _classics() -> Iterator[Specimen]:
 
 
 def _torchvision() -> Iterator[Specimen]:
-    from .compiled_ops import declare
-
-    declare()
     from torchvision import models
     from torchvision.models import detection, segmentation, swin_transformer, video
     from torchvision.models.detection.backbone_utils import mobilenet_backbone, resnet_fpn_backbone

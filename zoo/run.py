@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +19,7 @@ from rich.progress import Progress
 
 from gridwise.comm.launching.pool import Pool
 
+from . import threads
 from .catalogue import Specimen, specimens
 from .check import Finding, check
 
@@ -37,12 +39,13 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--transport", default="auto")
+    parser.add_argument("--threads", action="store_true", help="workers are threads: quicker on few cores")
     arguments = parser.parse_args()
     chosen = list(specimens(arguments.names))
     if arguments.fresh:
         KEPT.unlink(missing_ok=True)
     done = kept()
-    findings = examine(chosen, done, arguments.transport)
+    findings = examine(chosen, done, arguments.transport, arguments.threads)
     if arguments.write:
         TABLE.write_text(table(findings))
     sys.exit(verdict(findings))
@@ -55,11 +58,13 @@ def kept() -> dict[str, Finding]:
     return {finding.name: finding for finding in found}
 
 
-def examine(chosen: list[Specimen], done: dict[str, Finding], transport: str) -> list[Finding]:
+def examine(chosen: list[Specimen], done: dict[str, Finding], transport: str, by_threads: bool) -> list[Finding]:
     """A finding for each model, those that are kept taken over."""
     KEPT.parent.mkdir(exist_ok=True)
     findings = []
-    with Pool(WORKERS, transport) as pool, Progress() as progress, KEPT.open("a") as file:
+    with ExitStack() as stack:
+        pool = None if by_threads else stack.enter_context(Pool(WORKERS, transport))
+        progress, file = stack.enter_context(Progress()), stack.enter_context(KEPT.open("a"))
         task = progress.add_task("models", total=len(chosen))
         for specimen in chosen:
             progress.update(task, description=specimen.name)
@@ -73,8 +78,10 @@ def examine(chosen: list[Specimen], done: dict[str, Finding], transport: str) ->
     return findings
 
 
-def one(pool: Pool, specimen: Specimen) -> Finding:
+def one(pool: Pool | None, specimen: Specimen) -> Finding:
     try:
+        if pool is None:
+            return threads.check(specimen.name)
         found: list[dict[str, Any]] = pool.run(check, specimen.name, timeout=LIMIT)
         return Finding(**found[0])
     except Exception as error:

@@ -77,10 +77,8 @@ def _joined_layout(call: Call, dim: int) -> Layout | None:
     return Layout(layout.grid, tuple(cuts))
 
 
-@rule("stack", "hstack", "vstack", "dstack", "column_stack")
+@rule("stack")
 def stack(call: Call) -> Placed:
-    if call.kind != "stack":
-        raise NoRule("stacks of tensors of any dims")
     if not call.cut:
         return call.everywhere()
     dim = call["dim"] % len(call.result.shape)
@@ -174,13 +172,13 @@ def select(call: Call) -> Placed:
 
 
 @rule(
-    "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_chunk", "hsplit", "vsplit",
-    "split_with_sizes_copy", "unbind_copy",
+    "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_chunk", "split_with_sizes_copy",
+    "unbind_copy",
 )  # fmt: skip
 def split(call: Call) -> Placed:
     """Parts along a dim, which is made whole first."""
     x = call.tensors[0]
-    if call.kind in ("hsplit", "vsplit") or len(call.tensors) > 1:
+    if len(call.tensors) > 1:
         raise NoRule("a split at places that are no numbers")
     if x.layout is None:
         return Placed([Replicated()] * len(call.results), call.locally(), [Replicated()])
@@ -253,7 +251,7 @@ def roll(call: Call) -> Placed:
     return Placed(Cut(x.layout), lambda x: torch.roll(x, amounts, rest) if rest else x, [needs if any(wraps) else None])
 
 
-@rule("flip", "fliplr", "flipud")
+@rule("flip")
 def flip(call: Call) -> Placed:
     """Rows in reverse: each worker reverses its own, and the grid is read the other way round."""
     x = call.tensors[0]
@@ -261,7 +259,7 @@ def flip(call: Call) -> Placed:
         return call.everywhere()
     import numpy as np
 
-    dims = tuple(d % x.dim for d in call["dims"]) if call.kind == "flip" else ((1,) if call.kind == "fliplr" else (0,))
+    dims = tuple(d % x.dim for d in call["dims"])
     ranks = np.flip(np.array(x.layout.grid.ranks).reshape(x.layout.grid.shape), dims)
     cuts = [
         tuple(each[-1] - cut for cut in reversed(each)) if d in dims else each for d, each in enumerate(x.layout.cuts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def _classics() -> Iterator[Specimen]:
 
 def _torchvision() -> Iterator[Specimen]:
     from torchvision import models
-    from torchvision.models import detection, segmentation, swin_transformer, video
+    from torchvision.models import detection, segmentation, video
     from torchvision.models.detection.backbone_utils import mobilenet_backbone, resnet_fpn_backbone
     from torchvision.models.feature_extraction import create_feature_extractor
     from torchvision.ops import FrozenBatchNorm2d
@@ -99,7 +100,7 @@ def _torchvision() -> Iterator[Specimen]:
     for name in ("r3d_18", "mc3_18", "r2plus1d_18"):
         yield Specimen(f"tvvideo.{name}", getattr(video, name), CLIP)
     yield Specimen("tvvideo.s3d", video.s3d, (1, 3, 16, 224, 224))
-    yield Specimen("tvvideo.swin3d_t", swin3d(swin_transformer, video), CLIP, **vit)
+    yield Specimen("tvvideo.swin3d_t", video.swin3d_t, CLIP, **vit)
     yield Specimen("tvvideo.mvit_small", lambda: _mvit(video), CLIP, **vit)
     yield Specimen("tvdet.resnet18_fpn", lambda: resnet_fpn_backbone(backbone_name="resnet18", weights=None))
     yield Specimen("tvdet.mobilenetv3_fpn", lambda: mobilenet_backbone("mobilenet_v3_large", weights=None, fpn=True))
@@ -108,10 +109,6 @@ def _torchvision() -> Iterator[Specimen]:
     yield Specimen("tvdet.resnet18_frozenbn", lambda: models.resnet18(norm_layer=FrozenBatchNorm2d))
     ssd = detection.ssdlite320_mobilenet_v3_large
     yield Specimen("tvdet.ssdlite_backbone", lambda: ssd(**bare).backbone)
-
-
-def swin3d(_: Any, video: Any) -> Callable[[], torch.nn.Module]:
-    return video.swin3d_t
 
 
 def _mvit(video: Any) -> torch.nn.Module:
@@ -133,27 +130,24 @@ def _mvit(video: Any) -> torch.nn.Module:
 
 
 def _timm() -> Iterator[Specimen]:
+    for name in TIMM:
+        size = SIZES.get(name, 64)
+        kind = "transformer" if name.startswith(TRANSFORMERS) else "convolutional"
+        yield Specimen(f"timm.{name}", partial(_of_size, name, size), (2, 3, size, size), kind=kind)
+
+
+def _of_size(name: str, size: int) -> torch.nn.Module:
+    """A model of timm for pictures of a size, which some have to be told."""
     import timm
 
-    for name in TIMM:
-        if not timm.is_model(name):
-            continue
-        size = timm.get_pretrained_cfg(name).input_size if timm.get_pretrained_cfg(name) else (3, 224, 224)
-        fixed = name.startswith(TRANSFORMERS) or bool(getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False))
-        kind = "transformer" if name.startswith(TRANSFORMERS) else "convolutional"
-        shape = (2, *size) if fixed else PICTURE
-        if name in NEED_96:
-            shape = (2, 3, 96, 96)
-        if name in NEED_128:
-            shape = (2, 3, 128, 128)
-        if name in NEED_OWN:
-            shape = (2, *size)
-        yield Specimen(f"timm.{name}", lambda name=name: timm.create_model(name, pretrained=False), shape, kind=kind)
+    try:
+        return timm.create_model(name, pretrained=False, img_size=size)
+    except TypeError:
+        return timm.create_model(name, pretrained=False)
 
 
-NEED_96 = {"inception_v4", "xception41"}
-NEED_128: set[str] = {"nextvit_small", "twins_svt_small"}
-NEED_OWN: set[str] = {"botnet26t_256", "lambda_resnet26t", "davit_tiny"}
+SIZES = {"inception_v4": 96, "xception41": 96, "haloregnetz_b": 224, "sehalonet33ts": 256, "eva02_tiny_patch14_224": 56}
+"""Pictures that a model of timm wants, where 64 x 64 will not do."""
 
 
 def _monai() -> Iterator[Specimen]:
@@ -255,7 +249,7 @@ def _diffusers() -> Iterator[Specimen]:
         (1, 3, 1, 32, 32),
         kind="transformer",
     )
-    mochi = {"latent_channels": 4, "encoder_block_out_channels": (16, 32), "decoder_block_out_channels": (16, 32)}
+    mochi = {"latent_channels": 4, "encoder_block_out_channels": (32, 64), "decoder_block_out_channels": (32, 64)}
     mochi |= {
         "layers_per_block": (1, 1, 1),
         "temporal_expansions": (2,),

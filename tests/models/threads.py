@@ -1,6 +1,7 @@
 """Workers that are threads of one process: for many small comparisons, where starting and waiting would take all the time.
 
-The programs are those of real workers; only the messages go through a dict.
+The programs are those of real workers; only the messages go through a dict. One thread runs at a time, until it has to wait:
+several would spend most of the time on taking the interpreter from one another.
 """
 
 from __future__ import annotations
@@ -23,12 +24,24 @@ class Hub:
     """What the threads share."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.changed, self.turn = threading.Condition(), threading.Lock()
         self.mail: dict[tuple[int, int], deque[Tensor]] = {}
         self.rounds: dict[tuple[Team, int], dict[int, Any]] = {}
         self.failed = False
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Wait until others have made something ready; who calls has `changed` and `turn`."""
+        if ready():
+            return
+        self.turn.release()
+        try:
+            self._wait_for(ready)
+        finally:
+            self.changed.release()
+            self.turn.acquire()
+            self.changed.acquire()
+
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
         if not self.changed.wait_for(lambda: ready() or self.failed, PATIENCE) or not ready():
             self.failed = True
             self.changed.notify_all()
@@ -102,13 +115,14 @@ def on_threads(size: int, body: Callable[[ThreadTransport], Any]) -> list[Any]:
     errors: list[BaseException | None] = [None] * size
 
     def run(rank: int) -> None:
-        try:
-            results[rank] = body(ThreadTransport(rank, size, hub))
-        except BaseException as error:
-            errors[rank] = error
-            with hub.changed:
-                hub.failed = True
-                hub.changed.notify_all()
+        with hub.turn:
+            try:
+                results[rank] = body(ThreadTransport(rank, size, hub))
+            except BaseException as error:
+                errors[rank] = error
+                with hub.changed:
+                    hub.failed = True
+                    hub.changed.notify_all()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:

@@ -77,12 +77,13 @@ def main() -> tuple[float, float] | None:
     distributed = gridwise.distribute(model, P_x, methods=("decode",))
     part = gridwise.scatter(latent, P_x)
     block, mine = peak_of(lambda: distributed.decode(part, return_dict=False)[0])
-    video = gridwise.gather(block, P_x)
+    (P_y,) = distributed.decode.P_y  # after its attention the decoder goes on with blocks of rows
+    video = gridwise.gather(block, P_y)
     if P_x.rank:
         return None
     whole, alone = peak_of(lambda: model.decode(latent, return_dict=False)[0])
     picture = whole[0, :, -1].mean(0).numpy()
-    layouts = {"who decoded what": Layout.balanced(P_x.grid, whole.shape)}
+    layouts = {"who decoded what": Layout.balanced(P_y.grid, whole.shape)}
     gridwise.show.owners(layouts, "out/vae_decode.png", image=picture, title="The last frame")
     return float((video - whole).abs().max()), mine / alone
 

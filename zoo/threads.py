@@ -6,7 +6,6 @@ fraction of the time. What it leaves out is the first call of `distribute` itsel
 
 from __future__ import annotations
 
-import copy
 import time
 from typing import Any
 
@@ -44,9 +43,7 @@ def check(name: str) -> Finding:
     try:
         recording = recorded(model, x, specimen)
         with agreement(False):
-            steps = on_threads(
-                4, lambda transport: _step(transport, copy.deepcopy(model), recording, x, specimen, found)
-            )
+            steps = on_threads(4, lambda transport: _step(transport, model, recording, x, specimen, found))
     except gridwise.errors.GridwiseError as error:
         found.text = str(error)
         return found
@@ -79,15 +76,20 @@ def _step(
     program = place(recording, [layout, *(None for _ in others)], CartesianPartition(transport, grid))
     if transport.rank == 0:
         found.note(program.report)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    buffers = dict(model.named_buffers(remove_duplicate=False))
+    own: dict[int, Tensor] = {}  # parameters share the numbers, not the gradients; buffers are changed
+    for p in model.parameters():
+        own[id(p)] = p.detach().requires_grad_(p.requires_grad)
+    for b in model.buffers():
+        own[id(b)] = b.clone()
+    parameters = {name: own[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: own[id(b)] for name, b in model.named_buffers(remove_duplicate=False)}
     block = x.detach()[layout.block(transport.rank).slices].clone().requires_grad_()
 
     def forward() -> list[Tensor]:
         with gridwise.sequential_random(torch.Generator().manual_seed(1)):
             return program(parameters, {**buffers, **parameters}, [block, *others])
 
-    step = counted(forward, model, block)
+    step = counted(forward, parameters, buffers, block)
     step.layouts = [each.layout if isinstance(each, Cut) else None for each in program.outputs] + [layout]
     return step
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gridwise.comm.transports.base import Parcel, Team, Transport
@@ -77,8 +76,16 @@ class ThreadTransport(Transport):
         return [given[rank] for rank in team]
 
     def _all_sum(self, x: Tensor, team: Team) -> None:
-        parts = self._round(x.detach().clone(), team)
-        x.copy_(torch.stack([part.reshape(x.shape) for part in parts]).sum(0))
+        if len(team) == 1:
+            return
+        parts = self._round(x.detach(), team)
+        if self.rank == team[0]:  # the first adds all up, in an order that is always the same
+            for part in parts[1:]:
+                x.add_(part.reshape(x.shape))
+        total = self._round(x.detach(), team)[0]
+        if self.rank != team[0]:
+            x.copy_(total.reshape(x.shape))
+        self._round(None, team)  # nobody changes the sum before all have it
 
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
         self._all_sum(x, team)

@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--threads", action="store_true", help="workers are threads: quicker on few cores")
     arguments = parser.parse_args()
     chosen = list(specimens(arguments.names))
+    if arguments.names:  # in the order in which they are named
+        chosen.sort(key=lambda each: [each.name.startswith(name) for name in arguments.names].index(True))
     if arguments.fresh:
         KEPT.unlink(missing_ok=True)
     done = kept()

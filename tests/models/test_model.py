@@ -29,6 +29,9 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+OFFSET = 1.0
+
+
 class Settings:
     """What some models keep their numbers in."""
 
@@ -51,7 +54,7 @@ class Net(nn.Module):
 
     def encode(self, x: Tensor, scale: float = 1.0) -> Tensor:
         y = scale * self.alpha * self.norm(self.conv(x)) * self.sizes[1] * self.gain + self.parts[0].shift
-        return y * self.config.inner.scale + float(self.table.sum())
+        return y * self.config.inner.scale + float(self.table.sum()) * OFFSET
 
     def decode(self, z: Tensor) -> Tensor:
         return self.head(z.relu())
@@ -84,6 +87,7 @@ LATER: dict[str, Any] = {
     "a setting in a list": lambda m: setattr(m.parts[0], "shift", 0.5),
     "an element of an array": lambda m: m.table.__setitem__(1, 5.0),
     "a number of the class": lambda m: setattr(Net, "gain", Net.gain + 1.0),
+    "a global variable": lambda m: Net.encode.__globals__.update(OFFSET=OFFSET + 1.0),
     "the mode": lambda m: m.eval(),
     "the mode of a part": lambda m: m.norm.eval(),
     "what is frozen": lambda m: m.conv.requires_grad_(False),

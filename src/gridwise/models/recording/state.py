@@ -1,8 +1,9 @@
 """What modules hold: their tensors by name, and everything else as it was at a moment, to be compared and put back.
 
 A snapshot of a module is a copy of its `__dict__`, of the lists, dicts, sets and arrays in it, of objects of the user's own
-classes that it refers to, and of the plain values that its class has. Comparing it with what is there now is one comparison of
-dicts, in which what is the same object is not looked at further: cheap enough for every call.
+classes that it refers to, and of plain values that its class has or its functions find in global variables. Comparing it with
+what is there now is one comparison of dicts, in which what is the same object is not looked at further: cheap enough for every
+call.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Literal
 
 import numpy as np
@@ -72,13 +74,17 @@ class Snapshot:
         self._names = [path for path, _ in found.values()]
         self._was = [(now, _copied(now)) for _, now in found.values()]
         self._objects = [dict(now) for _, now in found.values()]
-        self._classes = {kind: _plain_values(kind) for kind in _own_classes(modules.values())}
+        classes = list(_own_classes(modules.values()))
+        self._classes = {kind: _plain_values(kind) for kind in classes}
+        self._globals = [each for kind in classes for each in _globals_of(kind)]
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
         try:
-            return all(now == was for now, was in self._was) and all(
-                _plain_values(kind) == was for kind, was in self._classes.items()
+            return (
+                all(now == was for now, was in self._was)
+                and all(_plain_values(kind) == was for kind, was in self._classes.items())
+                and all(_same(was, names.get(name)) for names, name, was in self._globals)
             )
         except (RuntimeError, ValueError, TypeError):  # another tensor or array, compared element by element
             return False
@@ -138,6 +144,18 @@ def _own_classes(modules: Iterable[torch.nn.Module]) -> Iterator[type]:
 def _plain_values(kind: type) -> dict[str, Any]:
     """What a class has besides functions: numbers and words that its code may read."""
     return {key: value for key, value in vars(kind).items() if isinstance(value, PLAIN)}
+
+
+def _globals_of(kind: type) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """The plain values of global variables that the functions of a class name: where they are, and what they were."""
+    for function in vars(kind).values():
+        if isinstance(function, FunctionType):
+            names = function.__globals__
+            yield from (
+                (names, name, names[name])
+                for name in function.__code__.co_names
+                if isinstance(names.get(name, ...), PLAIN)
+            )
 
 
 class _Numbers:

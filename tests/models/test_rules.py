@@ -199,6 +199,7 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "broadcast_tensors": lambda m, x: sum(torch.broadcast_tensors(x, x[:, :1], m.c.view(-1, 1, 1))),
     "arccos": lambda m, x: torch.arccos(x.tanh()) + torch.special.expit(x) + torch.special.xlog1py(x, x.abs()),
     "hstack": lambda m, x: torch.hstack([x, x.sin()]),
+    "atleast_3d": lambda m, x: torch.atleast_3d(x[:, 0, 0], x)[0] + torch.atleast_1d(x.sum()),
     "lstm_cell": lambda m, x: cell(m, x),
 }
 

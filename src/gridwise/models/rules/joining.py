@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 
 from ...grid import Grid, Layout, Needs, balanced_cuts, sliced_need
-from ..placement import SMALL, Cut, Placement, Replicated, Value, Want, with_dims
+from ..placement import SMALL, Cut, Placement, Replicated, Value, Want, resized, with_dims
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -187,8 +187,7 @@ def split(call: Call) -> Placed:
     if x.is_cut_along([dim]):
         if call.keeps_alias:
             raise NoRule("parts that are written to, along a dim that is cut")
-        placed = call.workers.spread(x.shape, [dim], like=x.layout)
-        layout = placed.layout if isinstance(placed, Cut) else None
+        layout = call.with_whole(x, [dim])
     if layout is None:
         return Placed([Replicated()] * len(call.results), call.locally(), [Replicated()])
     targets: list[Placement] = []
@@ -196,7 +195,7 @@ def split(call: Call) -> Placed:
         if call.kind.startswith("unbind"):
             cuts = [each for d, each in enumerate(layout.cuts) if d != dim]
         else:
-            cuts = [(0, result.shape[d]) if d == dim else each for d, each in enumerate(layout.cuts)]
+            cuts = list(resized(layout, [dim], result.shape).cuts)
         targets.append(Cut(with_dims(layout, cuts)))
     return Placed(targets, call.locally(), [layout])
 
@@ -215,12 +214,11 @@ def repeat(call: Call) -> Placed:
         cuts = [tuple(times * cut for cut in each) if d == dim else each for d, each in enumerate(x.layout.cuts)]
         return Placed(Cut(Layout(x.layout.grid, tuple(cuts))), lambda x: x.repeat_interleave(times, dim))
     grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
-    placed = call.workers.spread(x.shape, grown, like=x.layout)
-    if not isinstance(placed, Cut):
+    layout = call.with_whole(x, grown)
+    if layout is None:
         return call.everywhere()
-    cuts = [(0, n) for n in shape[:lacking]]
-    cuts += [(0, n) if d in grown else placed.layout.cuts[d] for d, n in enumerate(shape[lacking:])]
-    return Placed(Cut(with_dims(placed.layout, cuts)), call.locally(), [placed.layout])
+    cuts = [*((0, n) for n in shape[:lacking]), *resized(layout, grown, shape[lacking:]).cuts]
+    return Placed(Cut(with_dims(layout, cuts)), call.locally(), [layout])
 
 
 @rule("roll", "fft_fftshift", "fft_ifftshift")

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import torch
-from tests.models.threads import on_threads
+from tests.models import threads as workers
 from torch import Tensor
 
 import gridwise
@@ -25,6 +25,9 @@ from gridwise.partition import CartesianPartition
 
 from .catalogue import Specimen
 from .check import Finding, Step, counted, judge, specimen_of
+
+
+workers.PATIENCE = 900.0  # seconds for which one waits for another, on a machine that has much to do
 
 
 def check(name: str) -> Finding:
@@ -43,7 +46,7 @@ def check(name: str) -> Finding:
     try:
         recording = recorded(model, x, specimen)
         with agreement(False):
-            steps = on_threads(4, lambda transport: _step(transport, model, recording, x, specimen, found))
+            steps = workers.on_threads(4, lambda transport: _step(transport, model, recording, x, specimen, found))
     except gridwise.errors.GridwiseError as error:
         found.text = str(error)
         return found
@@ -81,14 +84,17 @@ def _step(
         own[id(p)] = p.detach().requires_grad_(p.requires_grad)
     for b in model.buffers():
         own[id(b)] = b.clone()
-    parameters = {name: own[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: own[id(b)] for name, b in model.named_buffers(remove_duplicate=False)}
+    all_parameters = {name: own[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    all_buffers = {name: own[id(b)] for name, b in model.named_buffers(remove_duplicate=False)}
     block = x.detach()[layout.block(transport.rank).slices].clone().requires_grad_()
 
     def forward() -> list[Tensor]:
         with gridwise.sequential_random(torch.Generator().manual_seed(1)):
-            return program(parameters, {**buffers, **parameters}, [block, *others])
+            return program(all_parameters, {**all_buffers, **all_parameters}, [block, *others])
 
+    parameters, buffers = (  # each once, as the sequential model names them
+        {name: own[id(value)] for name, value in named} for named in (model.named_parameters(), model.named_buffers())
+    )
     step = counted(forward, parameters, buffers, block)
     step.layouts = [each.layout if isinstance(each, Cut) else None for each in program.outputs] + [layout]
     return step

@@ -26,7 +26,6 @@ from gridwise.partition import CartesianPartition
 from .catalogue import Specimen
 from .check import Finding, Step, counted, judge, specimen_of
 
-
 workers.PATIENCE = 900.0  # seconds for which one waits for another, on a machine that has much to do
 
 

@@ -146,7 +146,14 @@ def _of_size(name: str, size: int) -> torch.nn.Module:
         return timm.create_model(name, pretrained=False)
 
 
-SIZES = {"inception_v4": 96, "xception41": 96, "haloregnetz_b": 224, "sehalonet33ts": 256, "eva02_tiny_patch14_224": 56}
+SIZES = {
+    "inception_v4": 96,
+    "xception41": 96,
+    "haloregnetz_b": 224,
+    "sehalonet33ts": 256,
+    "eva02_tiny_patch14_224": 56,
+    "crossvit_tiny_240": 240,
+}
 """Pictures that a model of timm wants, where 64 x 64 will not do."""
 
 
@@ -178,8 +185,8 @@ def _monai() -> Iterator[Specimen]:
     yield specimen("SwinUNETR", lambda: nets.SwinUNETR(**swin), (1, 1, 64, 64, 64), kind="transformer")
     yield specimen("HighResNet", lambda: nets.HighResNet(**volume))
     yield specimen("DenseNet121_3d", lambda: nets.DenseNet121(**volume))
-    yield specimen("AutoEncoder", lambda: nets.AutoEncoder(**volume, **levels))
-    yield specimen("MedNeXtS", lambda: nets.MedNeXtSmall(3, 1, 2))
+    yield specimen("AutoEncoder", lambda: nets.AutoEncoder(**volume, channels=(8, 16), strides=(2, 2)))
+    yield specimen("MedNeXtS", lambda: nets.MedNeXtSmall(spatial_dims=3, in_channels=1, out_channels=2))
     yield specimen("RegUNet", lambda: nets.RegUNet(3, 1, 8, depth=2))
     yield specimen("FlexibleUNet2d", lambda: nets.FlexibleUNet(3, 2, "efficientnet-b0"), PICTURE)
     yield specimen("ResNet10_3d", lambda: nets.resnet10(n_input_channels=1, num_classes=2))
@@ -187,7 +194,9 @@ def _monai() -> Iterator[Specimen]:
     vae = {"spatial_dims": 2, "in_shape": (3, 64, 64), "out_channels": 3, "latent_size": 8}
     yield specimen("VarAutoEncoder", lambda: nets.VarAutoEncoder(**vae, channels=(8, 16), strides=(2, 2)), PICTURE)
     yield specimen(
-        "VoxelMorphUNet", lambda: nets.VoxelMorphUNet(3, 1, 8, channels=(8, 8, 16, 16, 16, 8), final_conv_channels=(8,))
+        "VoxelMorphUNet",
+        lambda: nets.VoxelMorphUNet(3, 2, 8, channels=(8, 8, 16, 16, 16, 8), final_conv_channels=(8,)),
+        (1, 2, 32, 32, 32),
     )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .classics import CLASSICS
+from .compiled_ops import declare
 
 Shape = tuple[int, ...]
 PICTURE: Shape = (2, 3, 64, 64)
@@ -36,6 +38,9 @@ class Specimen:
         """Four workers, two along each of the last two dims."""
         return (*(1,) * (len(self.shape) - 2), 2, 2)
 
+    def input(self) -> torch.Tensor:
+        return torch.randn(self.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
 
 TORCHVISION = (Path(__file__).parent / "torchvision.txt").read_text().split()
 
@@ -50,6 +55,8 @@ def specimens(beginnings: Sequence[str] = ()) -> Iterator[Specimen]:
     wanted = tuple(beginnings) or ("",)
     for prefix, library in LIBRARIES.items():
         if any(name.startswith(each.split(".")[0]) for name in prefix.split() for each in wanted):
+            if prefix != "classics":
+                declare()  # the other libraries import torchvision
             yield from (found for found in library() if found.name.startswith(wanted))
 
 
@@ -59,11 +66,8 @@ def _classics() -> Iterator[Specimen]:
 
 
 def _torchvision() -> Iterator[Specimen]:
-    from .compiled_ops import declare
-
-    declare()
     from torchvision import models
-    from torchvision.models import detection, segmentation, swin_transformer, video
+    from torchvision.models import detection, segmentation, video
     from torchvision.models.detection.backbone_utils import mobilenet_backbone, resnet_fpn_backbone
     from torchvision.models.feature_extraction import create_feature_extractor
     from torchvision.ops import FrozenBatchNorm2d
@@ -96,7 +100,7 @@ def _torchvision() -> Iterator[Specimen]:
     for name in ("r3d_18", "mc3_18", "r2plus1d_18"):
         yield Specimen(f"tvvideo.{name}", getattr(video, name), CLIP)
     yield Specimen("tvvideo.s3d", video.s3d, (1, 3, 16, 224, 224))
-    yield Specimen("tvvideo.swin3d_t", swin3d(swin_transformer, video), CLIP, **vit)
+    yield Specimen("tvvideo.swin3d_t", video.swin3d_t, CLIP, **vit)
     yield Specimen("tvvideo.mvit_small", lambda: _mvit(video), CLIP, **vit)
     yield Specimen("tvdet.resnet18_fpn", lambda: resnet_fpn_backbone(backbone_name="resnet18", weights=None))
     yield Specimen("tvdet.mobilenetv3_fpn", lambda: mobilenet_backbone("mobilenet_v3_large", weights=None, fpn=True))
@@ -105,10 +109,6 @@ def _torchvision() -> Iterator[Specimen]:
     yield Specimen("tvdet.resnet18_frozenbn", lambda: models.resnet18(norm_layer=FrozenBatchNorm2d))
     ssd = detection.ssdlite320_mobilenet_v3_large
     yield Specimen("tvdet.ssdlite_backbone", lambda: ssd(**bare).backbone)
-
-
-def swin3d(_: Any, video: Any) -> Callable[[], torch.nn.Module]:
-    return video.swin3d_t
 
 
 def _mvit(video: Any) -> torch.nn.Module:
@@ -130,27 +130,31 @@ def _mvit(video: Any) -> torch.nn.Module:
 
 
 def _timm() -> Iterator[Specimen]:
+    for name in TIMM:
+        size = SIZES.get(name, 64)
+        kind = "transformer" if name.startswith(TRANSFORMERS) else "convolutional"
+        yield Specimen(f"timm.{name}", partial(_of_size, name, size), (2, 3, size, size), kind=kind)
+
+
+def _of_size(name: str, size: int) -> torch.nn.Module:
+    """A model of timm for pictures of a size, which some have to be told."""
     import timm
 
-    for name in TIMM:
-        if not timm.is_model(name):
-            continue
-        size = timm.get_pretrained_cfg(name).input_size if timm.get_pretrained_cfg(name) else (3, 224, 224)
-        fixed = name.startswith(TRANSFORMERS) or bool(getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False))
-        kind = "transformer" if name.startswith(TRANSFORMERS) else "convolutional"
-        shape = (2, *size) if fixed else PICTURE
-        if name in NEED_96:
-            shape = (2, 3, 96, 96)
-        if name in NEED_128:
-            shape = (2, 3, 128, 128)
-        if name in NEED_OWN:
-            shape = (2, *size)
-        yield Specimen(f"timm.{name}", lambda name=name: timm.create_model(name, pretrained=False), shape, kind=kind)
+    try:
+        return timm.create_model(name, pretrained=False, img_size=size)
+    except TypeError:
+        return timm.create_model(name, pretrained=False)
 
 
-NEED_96 = {"inception_v4", "xception41"}
-NEED_128: set[str] = {"nextvit_small", "twins_svt_small"}
-NEED_OWN: set[str] = {"botnet26t_256", "lambda_resnet26t", "davit_tiny"}
+SIZES = {
+    "inception_v4": 96,
+    "xception41": 96,
+    "haloregnetz_b": 224,
+    "sehalonet33ts": 256,
+    "eva02_tiny_patch14_224": 56,
+    "crossvit_tiny_240": 240,
+}
+"""Pictures that a model of timm wants, where 64 x 64 will not do."""
 
 
 def _monai() -> Iterator[Specimen]:
@@ -181,8 +185,8 @@ def _monai() -> Iterator[Specimen]:
     yield specimen("SwinUNETR", lambda: nets.SwinUNETR(**swin), (1, 1, 64, 64, 64), kind="transformer")
     yield specimen("HighResNet", lambda: nets.HighResNet(**volume))
     yield specimen("DenseNet121_3d", lambda: nets.DenseNet121(**volume))
-    yield specimen("AutoEncoder", lambda: nets.AutoEncoder(**volume, **levels))
-    yield specimen("MedNeXtS", lambda: nets.MedNeXtSmall(3, 1, 2))
+    yield specimen("AutoEncoder", lambda: nets.AutoEncoder(**volume, channels=(8, 16), strides=(2, 2)))
+    yield specimen("MedNeXtS", lambda: nets.MedNeXtSmall(spatial_dims=3, in_channels=1, out_channels=2))
     yield specimen("RegUNet", lambda: nets.RegUNet(3, 1, 8, depth=2))
     yield specimen("FlexibleUNet2d", lambda: nets.FlexibleUNet(3, 2, "efficientnet-b0"), PICTURE)
     yield specimen("ResNet10_3d", lambda: nets.resnet10(n_input_channels=1, num_classes=2))
@@ -190,7 +194,9 @@ def _monai() -> Iterator[Specimen]:
     vae = {"spatial_dims": 2, "in_shape": (3, 64, 64), "out_channels": 3, "latent_size": 8}
     yield specimen("VarAutoEncoder", lambda: nets.VarAutoEncoder(**vae, channels=(8, 16), strides=(2, 2)), PICTURE)
     yield specimen(
-        "VoxelMorphUNet", lambda: nets.VoxelMorphUNet(3, 1, 8, channels=(8, 8, 16, 16, 16, 8), final_conv_channels=(8,))
+        "VoxelMorphUNet",
+        lambda: nets.VoxelMorphUNet(3, 2, 8, channels=(8, 8, 16, 16, 16, 8), final_conv_channels=(8,)),
+        (1, 2, 32, 32, 32),
     )
 
 
@@ -252,7 +258,7 @@ def _diffusers() -> Iterator[Specimen]:
         (1, 3, 1, 32, 32),
         kind="transformer",
     )
-    mochi = {"latent_channels": 4, "encoder_block_out_channels": (16, 32), "decoder_block_out_channels": (16, 32)}
+    mochi = {"latent_channels": 4, "encoder_block_out_channels": (32, 64), "decoder_block_out_channels": (32, 64)}
     mochi |= {
         "layers_per_block": (1, 1, 1),
         "temporal_expansions": (2,),

@@ -1,16 +1,16 @@
 """One model on four workers against itself on one: outputs, gradients of the input and of parameters, buffers.
 
-Runs on every worker. Worker 0 computes the sequential step, in float64, and once more with its input changed by 1e-15 of
-itself: what that changes is what rounding may change. Random numbers are torch's own of one worker on both sides.
+Runs on every worker. Worker 0 computes the sequential step, in float64; if that is not equal, once more with its input changed
+by 1e-15 of itself: what that changes is what rounding may change. Random numbers are torch's own of one worker on both sides.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import gridwise
+from gridwise.models.report import Report
 
-from .catalogue import specimens
+from .catalogue import Specimen, specimens
 
 EXACT = 1e-9
+ALL = 0.9
+"""The share of the operations from which a worker has as good as all of them: such a model counts as refused."""
 SENSITIVITY = 100.0
 """How many times what a change of the input by 1e-15 causes may be the distributed error."""
 
@@ -39,6 +42,8 @@ class Finding:
     error: float = 0.0
     allowed: float = EXACT
     text: str = ""
+    nodes: int = 0
+    """How many operators the recorded model consists of."""
     flops: float = 0.0
     """The largest share of the sequential floating-point operations that a worker has."""
     saved: float = 0.0
@@ -47,15 +52,21 @@ class Finding:
     without_rule: list[str] = field(default_factory=list)
     sequential: float = 0.0
     first: float = 0.0
-    second: float = 0.0
-    """Seconds of the sequential step, of the first distributed step, and of the second."""
+    """Seconds of the sequential step, and of the first distributed one, with recording and placing."""
+    workers: str = "processes"
+    """What the workers were: processes, or threads."""
+
+    def note(self, report: Report) -> None:
+        self.nodes = report.operators
+        self.gathers = sorted({gather.operator for gather in report.gathers})
+        self.without_rule = sorted({gather.operator for gather in report.gathers if not gather.has_rule})
 
 
 class Saved:
     """Bytes that autograd keeps for backward while the body runs, memory that several tensors share counted once."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        self._known = {t.untyped_storage().data_ptr() for t in known}
         self._seen: dict[int, int] = {}
 
     def __enter__(self) -> Saved:
@@ -88,32 +99,54 @@ class Step:
     flops: int
     saved: int
     seconds: float
+    layouts: list[Any] = field(default_factory=list)
+    """Of the outputs and of the input, where they are blocks."""
 
 
-def step(model: torch.nn.Module, x: Tensor, others: dict[str, Any], counted: bool = False) -> Step:
+def step(model: torch.nn.Module, x: Tensor, others: dict[str, Any], counts: bool = True) -> Step:
     """A forward and a backward pass of the sum of y^2 / 2 + 0.3 y over all outputs."""
     x = x.clone().requires_grad_()
-    model.zero_grad()
     torch.manual_seed(1)
+
+    def forward() -> Any:
+        with gridwise.sequential_random():
+            return model(x, **others)
+
+    model.zero_grad()
+    return counted(forward, dict(model.named_parameters()), dict(model.named_buffers()), x, counts)
+
+
+def counted(
+    forward: Callable[[], Any],
+    parameters: dict[str, Tensor],
+    buffers: dict[str, Tensor],
+    x: Tensor,
+    counts: bool = True,
+) -> Step:
+    """A step whose outputs `forward` makes of `x`, its operations and the bytes that it saves counted."""
     start = time.perf_counter()
-    counter, saved = FlopCounterMode(display=False), Saved(model)
-    with counter if counted else nullcontext(), gridwise.sequential_random():
-        with saved if counted else nullcontext():
-            made = model(x, **others)
+    counter, saved = FlopCounterMode(display=False), Saved((*parameters.values(), *buffers.values()))
+    with counter if counts else nullcontext():
+        with saved if counts else nullcontext():
+            made = forward()
         outputs = [y for y in tree_leaves(made) if isinstance(y, Tensor)]
         learning = [y for y in outputs if y.requires_grad]
         torch.autograd.backward(learning, [y.detach() + 0.3 for y in learning])
     seconds = time.perf_counter() - start
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     of_input = x.grad if x.grad is not None else torch.zeros_like(x)
-    buffers = dict(model.named_buffers())
-    flops = counter.get_total_flops() if counted else 0
+    buffers = {name: b.clone() for name, b in buffers.items()}
+    flops = counter.get_total_flops() if counts else 0
     return Step([y.detach() for y in outputs], of_input, gradients, buffers, flops, saved.bytes, seconds)
 
 
+def specimen_of(name: str) -> Specimen:
+    return next(each for each in specimens([name]) if each.name == name)
+
+
 def check(name: str) -> dict[str, Any]:
-    """What came of the model of that name, the same on all workers."""
-    specimen = next(each for each in specimens([name]) if each.name == name)
+    """What came of the model of that name, as worker 0 has found it; all workers enter."""
+    specimen = specimen_of(name)
     found = Finding(specimen.name, specimen.kind)
     world = gridwise.world()
     torch.set_num_threads(1)
@@ -123,39 +156,43 @@ def check(name: str) -> dict[str, Any]:
     except Exception as error:
         found.outcome, found.text = "failed", f"cannot be built: {error}"
         return asdict(found)
-    x = torch.randn(specimen.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    others = specimen.others()
+    x, others = specimen.input(), specimen.others()
     P_x = world.create_cartesian_topology_partition(specimen.grid)
     try:
-        distributed = gridwise.distribute(model, P_x)
-        block = gridwise.scatter(x, P_x)
-        ours = step(distributed, block, others)
+        distributed, block = gridwise.distribute(model, P_x), gridwise.scatter(x, P_x)
+        ours = step(distributed, block, others, counts=False)  # the counter hooks all modules, which cannot be recorded
     except gridwise.errors.GridwiseError as error:
         found.text = str(error)
         return asdict(found)
     found.first = ours.seconds
-    report = distributed.report()
-    found.gathers = sorted({gather.operator for gather in report.gathers})
-    found.without_rule = sorted({gather.operator for gather in report.gathers if not gather.has_rule})
+    found.note(distributed.report())
     partitions = list(tree_leaves(distributed.P_y, is_leaf=lambda P: P is None or isinstance(P, gridwise.Partition)))
-    outputs = [y if P is None else gridwise.gather(y, P) for y, P in zip(ours.outputs, partitions, strict=True)]
-    of_input = gridwise.gather(ours.of_input, P_x)
-    mine = Step(outputs, of_input, ours.of_parameters, copy.deepcopy(ours.buffers), 0, 0, 0.0)
-    again = step(distributed, block, others, counted=True)
-    found.second = again.seconds
+    ours.outputs = [y if P is None else gridwise.gather(y, P) for y, P in zip(ours.outputs, partitions, strict=True)]
+    ours.of_input = gridwise.gather(ours.of_input, P_x)
+    mine = replace(ours, of_parameters={name: g.clone() for name, g in ours.of_parameters.items()})
+    again = step(distributed, block, others)
     largest = np.array([again.flops, again.saved], dtype=np.int64)
     world.transport.all_max(largest, world.team)
     if world.rank == 0:
-        reference = step(copy.deepcopy(model), x, others, counted=True)
+        judge(found, model, specimen, mine, int(largest[0]), int(largest[1]))
+    return asdict(found)
+
+
+def judge(found: Finding, model: torch.nn.Module, specimen: Specimen, ours: Step, flops: int, saved: int) -> None:
+    """Compare a distributed step with the sequential one; `flops` and `saved` are those of the worker that has most."""
+    x, others = specimen.input(), specimen.others()
+    reference = step(copy.deepcopy(model), x, others)
+    found.sequential = reference.seconds
+    found.flops, found.saved = flops / max(1, reference.flops), saved / max(1, reference.saved)
+    found.error = max(differences(ours, reference))
+    if found.error > EXACT:
         noise = torch.randn(specimen.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
         other = step(copy.deepcopy(model), x * (1 + 1e-15 * noise), others)
-        found.error = max(differences(mine, reference))
         found.allowed = max(EXACT, SENSITIVITY * max(differences(other, reference)))
-        found.flops = float(largest[0] / max(1, reference.flops))
-        found.saved = float(largest[1] / max(1, reference.saved))
-        found.sequential = reference.seconds
     found.outcome = "equal" if found.error <= found.allowed else "wrong"
-    return asdict(found)
+    if found.outcome == "equal" and found.flops > ALL:
+        found.outcome = "refused"
+        found.text = f"it runs, but every worker computes {found.flops:.0%} of it"
 
 
 def differences(mine: Step, theirs: Step) -> Iterator[float]:

@@ -1,4 +1,6 @@
-"""Distribute every model of the zoo on four workers and compare: python -m zoo.run [name ...] [--fresh] [--write]
+"""Distribute every model of the zoo on four workers and compare.
+
+    python -m zoo.run [name ...] [--fresh] [--threads] [--kept] [--write]
 
 Each finding is kept in out/zoo.jsonl as soon as it is there; a run that was interrupted goes on where it stopped. With names,
 only models whose names begin so. `--write` puts the table into docs/zoo.md.
@@ -10,6 +12,8 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +22,7 @@ from rich.progress import Progress
 
 from gridwise.comm.launching.pool import Pool
 
+from . import threads
 from .catalogue import Specimen, specimens
 from .check import Finding, check
 
@@ -36,15 +41,22 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--kept", action="store_true", help="run nothing: only what was found before")
     parser.add_argument("--transport", default="auto")
+    parser.add_argument("--threads", action="store_true", help="workers are threads: quicker on few cores")
     arguments = parser.parse_args()
     chosen = list(specimens(arguments.names))
+    if arguments.names:  # in the order in which they are named
+        chosen.sort(key=lambda each: [each.name.startswith(name) for name in arguments.names].index(True))
     if arguments.fresh:
         KEPT.unlink(missing_ok=True)
     done = kept()
-    findings = examine(chosen, done, arguments.transport)
+    if arguments.kept:
+        findings = [done[each.name] for each in chosen if each.name in done]
+    else:
+        findings = examine(chosen, done, arguments.transport, arguments.threads)
     if arguments.write:
-        TABLE.write_text(table(findings))
+        TABLE.write_text(table(findings, [each.name for each in chosen]))
     sys.exit(verdict(findings))
 
 
@@ -55,11 +67,13 @@ def kept() -> dict[str, Finding]:
     return {finding.name: finding for finding in found}
 
 
-def examine(chosen: list[Specimen], done: dict[str, Finding], transport: str) -> list[Finding]:
+def examine(chosen: list[Specimen], done: dict[str, Finding], transport: str, by_threads: bool) -> list[Finding]:
     """A finding for each model, those that are kept taken over."""
     KEPT.parent.mkdir(exist_ok=True)
     findings = []
-    with Pool(WORKERS, transport) as pool, Progress() as progress, KEPT.open("a") as file:
+    with ExitStack() as stack:
+        pool = None if by_threads else stack.enter_context(Pool(WORKERS, transport))
+        progress, file = stack.enter_context(Progress()), stack.enter_context(KEPT.open("a"))
         task = progress.add_task("models", total=len(chosen))
         for specimen in chosen:
             progress.update(task, description=specimen.name)
@@ -73,8 +87,10 @@ def examine(chosen: list[Specimen], done: dict[str, Finding], transport: str) ->
     return findings
 
 
-def one(pool: Pool, specimen: Specimen) -> Finding:
+def one(pool: Pool | None, specimen: Specimen) -> Finding:
     try:
+        if pool is None:
+            return threads.check(specimen.name)
         found: list[dict[str, Any]] = pool.run(check, specimen.name, timeout=LIMIT)
         return Finding(**found[0])
     except Exception as error:
@@ -89,26 +105,66 @@ def line(found: Finding) -> str:
     )
 
 
-def table(findings: list[Finding]) -> str:
-    """The page of the documentation."""
-    counts = Counter(found.outcome for found in findings)
+LIBRARY_NAMES = {
+    "classics": "well-known public repositories, rewritten",
+    "tv": "torchvision", "tvseg": "torchvision", "tvvideo": "torchvision", "tvdet": "torchvision",
+    "timm": "timm", "monai": "MONAI", "diffusers": "diffusers",
+}  # fmt: skip
+
+
+def library(name: str) -> str:
+    return LIBRARY_NAMES[name.partition(".")[0]]
+
+
+def table(findings: list[Finding], names: Sequence[str]) -> str:
+    """The page of the documentation, of what was found of the models of these names."""
+    found = {finding.name: finding for finding in findings}
+    counts = Counter(finding.outcome for finding in findings)
+    on_threads = sum(finding.workers == "threads" for finding in findings)
     rows = [
         "# The zoo",
         "",
-        f"`make zoo` distributes {len(findings)} public models in training mode on {WORKERS} workers, two along each of the "
+        f"`make zoo` distributes {len(names)} public models in training mode on {WORKERS} workers, two along each of the "
         "last two dims, and compares outputs, gradients of the input, of all parameters, and buffers with the model's own, "
-        f"in float64: {counts['equal']} are equal, {counts['refused']} are refused, {counts['wrong']} are wrong, "
-        f"{counts['failed']} could not be tried. Shares are those of the worker that has most, of the sequential model.",
+        f"in float64. This page is written by it: {len(findings)} were tried, {counts['equal']} are equal, "
+        f"{counts['refused']} are refused, {counts['wrong']} are wrong, {counts['failed']} could not be tried; "
+        f"{len(names) - len(findings)} are still to be run.",
         "",
-        "| model | outcome | error | operations | saved for backward | gathers |",
-        "|---|---|---|---|---|---|",
+        f"The workers were threads of one process for {on_threads} of them (`python -m zoo.run --threads`): one recording, "
+        "four programs, the messages in memory. For the others they were processes, through `gridwise.distribute`.",
+        "",
+        "*Equal* is an error of at most 1e-9, relative to the largest number of each tensor, or 100 times what a relative "
+        "change of the input by 1e-15 causes in the sequential model. A model of which a worker computes more than nine "
+        "tenths counts as refused.",
+        "",
+        "| library | models | tried | equal | refused | wrong | worst error |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for found in findings:
-        if found.outcome in ("equal", "wrong"):
-            numbers = f"{found.error:.0e} | {found.flops:.2f} | {found.saved:.2f} | {', '.join(found.gathers) or '-'}"
+    for each in dict.fromkeys(LIBRARY_NAMES.values()):
+        own = [finding for finding in findings if library(finding.name) == each]
+        many = Counter(finding.outcome for finding in own)
+        worst = max((finding.error for finding in own if finding.outcome == "equal"), default=0.0)
+        models = sum(library(name) == each for name in names)
+        refused = many["refused"] + many["failed"]
+        rows.append(f"| {each} | {models} | {len(own)} | {many['equal']} | {refused} | {many['wrong']} | {worst:.0e} |")
+    rows += [
+        "",
+        "Shares are those of the worker that has most, of the sequential model: floating-point operations of forward and "
+        "backward, and bytes that autograd keeps, parameters apart. A quarter each would be perfect.",
+        "",
+        "| model | operators | outcome | error | operations | saved for backward | gathers |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        one = found.get(name)
+        if one is None:
+            rows.append(f"| {name} | | not yet run | | | | |")
+        elif one.outcome in ("equal", "wrong"):
+            shares = f"{one.error:.0e} | {one.flops:.2f} | {one.saved:.2f} | {', '.join(one.gathers) or '-'}"
+            rows.append(f"| {name} | {one.nodes} | {one.outcome} | {shares} |")
         else:
-            numbers = f"| | | {found.text.splitlines()[0][:120] if found.text else ''}"
-        rows.append(f"| {found.name} | {found.outcome} | {numbers} |")
+            reason = one.text.splitlines()[0][:200] if one.text else ""
+            rows.append(f"| {name} | {one.nodes or ''} | {one.outcome}: {reason} | | | | |")
     return "\n".join(rows) + "\n"
 
 

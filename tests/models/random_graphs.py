@@ -16,11 +16,11 @@ MOST = 4096
 
 
 class RandomGraph(nn.Module):
-    """Does what a seed says, with a pool of tensors."""
+    """Does what a seed says, with a pool of tensors; `rounding` changes all that it makes by about so much of itself."""
 
-    def __init__(self, seed: int, steps: int = 12) -> None:
+    def __init__(self, seed: int, steps: int = 12, rounding: float = 0.0) -> None:
         super().__init__()
-        self.seed, self.steps = seed, steps
+        self.seed, self.steps, self.rounding = seed, steps, rounding
         self.weights = nn.ParameterList([nn.Parameter(torch.randn(64, 64, dtype=torch.float64) / 8) for _ in range(2)])
         self.kernel = nn.Parameter(torch.randn(16, 16, 3, 3, dtype=torch.float64) / 12)
         self.register_buffer("mean", torch.zeros(64, dtype=torch.float64))
@@ -31,8 +31,14 @@ class RandomGraph(nn.Module):
         for _ in range(self.steps):
             made = _step(self, choose, pool)
             if made is not None:
-                pool.append(made)
+                pool.append(self._rounded(made))
         return [pool[-1], *pool[: -1 : max(1, len(pool) // 3)]]
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        if not self.rounding:
+            return x
+        signs = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(x.numel())).sign()
+        return x * (1 + self.rounding * signs)
 
 
 def _step(model: RandomGraph, choose: random.Random, pool: list[Tensor]) -> Tensor | None:
@@ -196,10 +202,10 @@ KINDS = [
 ]  # fmt: skip
 
 
-def case(seed: int) -> tuple[RandomGraph, Tensor, tuple[int, ...]]:
+def case(seed: int, rounding: float = 0.0) -> tuple[RandomGraph, Tensor, tuple[int, ...]]:
     """A model, its input and a grid."""
     choose = random.Random(seed)
     shape = choose.choice([1, 2, 3, 4]), choose.choice([1, 2, 4, 6]), choose.randint(1, 9), choose.randint(1, 9)
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     torch.manual_seed(seed)
-    return RandomGraph(seed), x.requires_grad_(), choose.choice(GRIDS)
+    return RandomGraph(seed, rounding=rounding), x.requires_grad_(), choose.choice(GRIDS)

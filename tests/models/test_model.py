@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,17 +29,32 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+OFFSET = 1.0
+
+
+class Settings:
+    """What some models keep their numbers in."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+
 class Net(nn.Module):
+    gain = 1.5
+
     def __init__(self) -> None:
         super().__init__()
         self.alpha, self.sizes = 2.0, [1, 2]
+        self.config, self.parts = Settings(inner=Settings(scale=1.0)), [Settings(shift=0.0)]
+        self.table = np.array([0.5, 0.25])
         self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decode(self.encode(x))
 
     def encode(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        return scale * self.alpha * self.norm(self.conv(x)) * self.sizes[1]
+        y = scale * self.alpha * self.norm(self.conv(x)) * self.sizes[1] * self.gain + self.parts[0].shift
+        return y * self.config.inner.scale + float(self.table.sum()) * OFFSET
 
     def decode(self, z: Tensor) -> Tensor:
         return self.head(z.relu())
@@ -67,6 +83,11 @@ LATER: dict[str, Any] = {
     "an attribute": lambda m: setattr(m, "alpha", 3.0),
     "an element of a list": lambda m: m.sizes.__setitem__(1, 5),
     "an attribute of a part": lambda m: setattr(m.norm, "momentum", 0.5),
+    "a setting of a setting": lambda m: setattr(m.config.inner, "scale", 0.5),
+    "a setting in a list": lambda m: setattr(m.parts[0], "shift", 0.5),
+    "an element of an array": lambda m: m.table.__setitem__(1, 5.0),
+    "a number of the class": lambda m: setattr(Net, "gain", Net.gain + 1.0),
+    "a global variable": lambda m: Net.encode.__globals__.update(OFFSET=OFFSET + 1.0),
     "the mode": lambda m: m.eval(),
     "the mode of a part": lambda m: m.norm.eval(),
     "what is frozen": lambda m: m.conv.requires_grad_(False),
@@ -122,6 +143,32 @@ def test_a_recording_is_kept_for_each_structure() -> None:
             both_equal(model, sequential, x, P)
         model(block(x, P).requires_grad_())
         assert record.call_count == 6
+
+
+@workers(4, transports=("mpi",))
+def test_batches_of_any_size_and_what_is_left_of_the_last() -> None:
+    """Recorded once for each size, kept, and equal, fewer samples than workers too."""
+    from unittest.mock import patch
+
+    torch.manual_seed(0)
+    for grid in ((4, 1, 1, 1), (2, 1, 2, 1)):
+        P, sequential = partition(*grid), Net().double()
+        model = gridwise.distribute(sequential, P, example=(8, 2, 6, 4))
+        runner = model._distributed.runners["forward"]
+        with patch.object(type(runner), "record", autospec=True, side_effect=type(runner).record) as record:
+            for size in (8, 5, 8, 3, 1, 5, 8):
+                x = torch.randn((size, 2, 6, 4), dtype=torch.float64, generator=torch.Generator().manual_seed(size))
+                given, whole = block(x, P).requires_grad_(), x.clone().requires_grad_()
+                y, expected = model(given), sequential(whole)
+                torch.testing.assert_close(y, block(expected, model.P_y))
+                y.square().sum().backward()
+                expected.square().sum().backward()
+                torch.testing.assert_close(given.grad, block(whole.grad, P))
+            assert record.call_count == 4, "8, 5, 3 and 1; the example's needs no gradient of its input"
+        for p, q in zip(model.parameters(), sequential.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+        for b, c in zip(model.buffers(), sequential.buffers(), strict=True):
+            torch.testing.assert_close(b, c)
 
 
 @workers(2, transports=("mpi",))

@@ -19,17 +19,18 @@ def check(seed: int) -> bool:
     except UnsupportedError:
         return False
     worst = max(errors.values())
-    assert worst < 1e-8 or worst < 100 * sensitivity(seed), (seed, grid, worst)  # norms of constant rows lose digits
+    assert worst < 1e-9 or worst < 100 * sensitivity(seed), (seed, grid, worst)
     return True
 
 
 def sensitivity(seed: int) -> float:
-    """How much of the sequential outputs and gradients changes with the last digits of the input."""
+    """How much of the sequential outputs and gradients changes with the last digit of all that is computed on the way.
+
+    Of the input alone would not do: a norm of rows that padding has made constant does not see it, and loses most digits.
+    """
     found = []
-    for size in (0.0, 1e-15):
-        model, x, _ = case(seed)
-        signs = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1)).sign()
-        x = (x.detach() * (1 + size * signs)).requires_grad_()  # not all alike: norms would not see that
+    for size in (0.0, 2.0**-52):
+        model, x, _ = case(seed, size)
         ys = [y for y in model(x) if y.requires_grad]
         cotangents = [torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(3)) for y in ys]
         torch.autograd.backward(ys, cotangents)
@@ -40,6 +41,13 @@ def sensitivity(seed: int) -> float:
 
 def test_a_handful() -> None:
     assert sum(check(seed) for seed in range(12)) >= 10
+
+
+def test_those_that_lose_most_digits() -> None:
+    """A cosine of large numbers, and a norm of constant rows."""
+    for seed in (409, 442):
+        assert check(seed)
+        assert sensitivity(seed) < 1e-6
 
 
 @pytest.mark.soak

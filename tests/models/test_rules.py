@@ -172,6 +172,17 @@ def test_every_operator_of_the_list_has_a_rule() -> None:
     assert not [name for name in LISTED if not has_rule(name)]
 
 
+def test_a_norm_before_tokens_of_one_sample() -> None:
+    """The gradient comes with its dims in another order, of blocks with one sample each: torch's kernel misreads those."""
+
+    def tokens(m: Any, x: Tensor) -> Tensor:
+        y = F.batch_norm(x, None, None, m.c, m.c.sin(), True)
+        t = y.reshape(x.shape[0], 4, -1).transpose(1, 2)
+        return t + F.linear(t, m.w[:4, :, 0, 0])
+
+    assert not differences(tokens, (2, 4, 6, 2), [(2, 1, 2, 1), (2, 1, 1, 2)])
+
+
 def test_losses_are_one_number() -> None:
     def loss(m: Any, x: Tensor) -> Tensor:
         target = torch.arange(math.prod(x.shape) // 4).reshape(x.shape[0], *x.shape[2:]) % 4
@@ -180,6 +191,56 @@ def test_losses_are_one_number() -> None:
         return plain + F.mse_loss(x, x.detach() * 0.5) + F.binary_cross_entropy_with_logits(x, x.detach().sigmoid())
 
     assert not differences(loss, (2, 4, 6, 8), [(1, 1, 2, 1), (2, 1, 1, 1), (1, 2, 1, 2)])
+
+
+COMPOSITES: dict[str, Callable[..., Any]] = {
+    "mse_loss": lambda m, x: F.mse_loss(x, x.detach().sin()),
+    "mse_loss with a weight": lambda m, x: F.mse_loss(x, x.detach().sin(), weight=x.detach().abs()),
+    "l1_loss": lambda m, x: F.l1_loss(x, x.detach().sin(), reduction="sum"),
+    "smooth_l1_loss": lambda m, x: F.smooth_l1_loss(x, x.detach().sin()),
+    "huber_loss": lambda m, x: F.huber_loss(x, x.detach().sin(), delta=0.3),
+    "margin_ranking_loss": lambda m, x: F.margin_ranking_loss(x, x.sin(), x.detach().sign()),
+    "hinge_embedding_loss": lambda m, x: F.hinge_embedding_loss(x, x.detach().sign()),
+    "cosine_embedding_loss": lambda m, x: F.cosine_embedding_loss(
+        x.flatten(1), x.flatten(1).cos(), torch.ones(x.shape[0])
+    ),
+    "triplet_margin_loss": lambda m, x: F.triplet_margin_loss(x, x.sin(), x.cos()),
+    "cosine_similarity": lambda m, x: F.cosine_similarity(x, x.sin(), 1),
+    "pairwise_distance": lambda m, x: F.pairwise_distance(x, x.sin()),
+    "broadcast_tensors": lambda m, x: sum(torch.broadcast_tensors(x, x[:, :1], m.c.view(-1, 1, 1))),
+    "arccos": lambda m, x: torch.arccos(x.tanh()) + torch.special.expit(x) + torch.special.xlog1py(x, x.abs()),
+    "hstack": lambda m, x: torch.hstack([x, x.sin()]),
+    "atleast_3d": lambda m, x: torch.atleast_3d(x[:, 0, 0], x)[0] + torch.atleast_1d(x.sum()),
+    "lstm_cell": lambda m, x: cell(m, x),
+}
+
+
+def cell(m: Any, x: Tensor) -> Tensor:
+    rows = x.mean((2, 3))
+    h, c = torch.lstm_cell(rows, (rows.sin(), rows.cos()), m.w.reshape(54, 4)[:16], m.w.reshape(54, 4)[16:32])
+    return h * c
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_what_torch_puts_together_from_others_needs_no_rule_of_its_own(name: str) -> None:
+    """Nothing is gathered: it is recorded as what it consists of."""
+    x = input_of((3, 4, 5, 6))
+    errors, _ = compare_on_threads(Of(COMPOSITES[name]), [x], (1, 1, 2, 2), gather="refuse")
+    assert max(errors.values()) < 1e-10, errors
+
+
+def test_a_composite_that_autocast_knows_is_recorded_whole_under_autocast() -> None:
+    class Under(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = x.bfloat16()
+                return F.cosine_embedding_loss(y.flatten(1), y.flatten(1).cos(), torch.ones(x.shape[0]))
+
+    x = input_of((2, 4, 4, 4)).detach()
+    names = {str(node.target) for node in recorded(Under(), [x]).module.graph.nodes}
+    assert "aten.cosine_embedding_loss.default" in names
+    errors, _ = compare_on_threads(Under(), [x], (1, 1, 2, 1))
+    assert max(errors.values()) < 1e-3
 
 
 def test_random_numbers_do_not_depend_on_the_grid() -> None:

@@ -1,6 +1,7 @@
 """Workers that are threads of one process: for many small comparisons, where starting and waiting would take all the time.
 
-The programs are those of real workers; only the messages go through a dict.
+The programs are those of real workers; only the messages go through a dict. One thread runs at a time, until it has to wait:
+several would spend most of the time on taking the interpreter from one another.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gridwise.comm.transports.base import Parcel, Team, Transport
@@ -23,12 +23,24 @@ class Hub:
     """What the threads share."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.changed, self.turn = threading.Condition(), threading.Lock()
         self.mail: dict[tuple[int, int], deque[Tensor]] = {}
         self.rounds: dict[tuple[Team, int], dict[int, Any]] = {}
         self.failed = False
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Wait until others have made something ready; who calls has `changed` and `turn`."""
+        if ready():
+            return
+        self.turn.release()
+        try:
+            self._wait_for(ready)
+        finally:
+            self.changed.release()
+            self.turn.acquire()
+            self.changed.acquire()
+
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
         if not self.changed.wait_for(lambda: ready() or self.failed, PATIENCE) or not ready():
             self.failed = True
             self.changed.notify_all()
@@ -64,8 +76,16 @@ class ThreadTransport(Transport):
         return [given[rank] for rank in team]
 
     def _all_sum(self, x: Tensor, team: Team) -> None:
-        parts = self._round(x.detach().clone(), team)
-        x.copy_(torch.stack([part.reshape(x.shape) for part in parts]).sum(0))
+        if len(team) == 1:
+            return
+        parts = self._round(x.detach(), team)
+        if self.rank == team[0]:  # the first adds all up, in an order that is always the same
+            for part in parts[1:]:
+                x.add_(part.reshape(x.shape))
+        total = self._round(x.detach(), team)[0]
+        if self.rank != team[0]:
+            x.copy_(total.reshape(x.shape))
+        self._round(None, team)  # nobody changes the sum before all have it
 
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
         self._all_sum(x, team)
@@ -102,13 +122,14 @@ def on_threads(size: int, body: Callable[[ThreadTransport], Any]) -> list[Any]:
     errors: list[BaseException | None] = [None] * size
 
     def run(rank: int) -> None:
-        try:
-            results[rank] = body(ThreadTransport(rank, size, hub))
-        except BaseException as error:
-            errors[rank] = error
-            with hub.changed:
-                hub.failed = True
-                hub.changed.notify_all()
+        with hub.turn:
+            try:
+                results[rank] = body(ThreadTransport(rank, size, hub))
+            except BaseException as error:
+                errors[rank] = error
+                with hub.changed:
+                    hub.failed = True
+                    hub.changed.notify_all()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:

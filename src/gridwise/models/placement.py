@@ -142,6 +142,11 @@ def permuted(layout: Layout, order: Sequence[int]) -> Layout:
     )
 
 
+def resized(layout: Layout, dims: Sequence[int], shape: Sequence[int]) -> Layout:
+    """The blocks of a tensor of `shape` that differs along `dims` alone, which are whole."""
+    return with_dims(layout, [(0, shape[d]) if d in dims else cuts for d, cuts in enumerate(layout.cuts)])
+
+
 def with_dims(layout: Layout, cuts: Sequence[tuple[int, ...]]) -> Layout:
     """The same workers in the same order, with other cuts: dims that are added or dropped are not cut."""
     return Layout(Grid(layout.grid.ranks, tuple(len(each) - 1 for each in cuts)), tuple(cuts))

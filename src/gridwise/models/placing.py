@@ -55,7 +55,8 @@ def place(
     UnsupportedError : naming every operator that cannot be run on blocks, with its module and line
     """
     workers, mode = Workers(P_x.transport, P_x.grid), torch.is_grad_enabled()
-    report = Report(workers.size)
+    operators = sum(isinstance(node.target, torch._ops.OpOverload) for node in recording.module.graph.nodes)
+    report = Report(workers.size, operators)
     placing = Placing(recording.module.graph, Tape(workers, report), name, recording.regions, recording.sources)
     try:
         sources = placing.enter(recording.sources, input_layouts)
@@ -154,7 +155,7 @@ class Placing:
                 self._rebind(node, several[node.args[1]])
             elif not isinstance(node.target, torch._ops.OpOverload):
                 self._refuse(node, "it is no operator of torch")
-            elif str(node.target._schema.name) not in SKIPPED:
+            elif not _is_settled(node):
                 try:
                     self._place(node)
                 except NoRule as error:
@@ -323,6 +324,11 @@ class Placing:
                 name = str(call.op).removeprefix("aten.").removesuffix(".default")
                 gather = Gather(name, module, line, reason, value.nbytes, placed.gathers is None)
                 self.tape.report.gathers.append(gather)
+
+
+def _is_settled(node: Node) -> bool:
+    """Whether an operator has done all that it does while it was recorded: it checks what is known, or makes no tensor."""
+    return str(node.target._schema.name) in SKIPPED or not (node.users or tensors_in(node.meta.get("val")))  # type: ignore[union-attr]
 
 
 def value_of(x: Tensor, placement: Placement) -> Value:

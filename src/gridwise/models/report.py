@@ -34,12 +34,14 @@ class Report:
     Attributes
     ----------
     workers : how many
+    operators : how many the recorded model consists of
     gathers : where tensors are gathered, and why
     moved : bytes that this worker receives in movements between operators, in a forward pass (halos not counted)
     imbalance : the largest block of any output of an operator, over the average, weighted by size
     """
 
     workers: int
+    operators: int = 0
     gathers: list[Gather] = field(default_factory=list)
     moved: int = 0
     _largest: float = 0.0

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...errors import PartitionError, UnsupportedError, describe
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .interception import Calls, intercepting
+from .merged_rows import keep_rows_apart
 from .recording import Recording, Source
 from .regions import Regions
 from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
@@ -124,6 +125,9 @@ class _Attempt:
         changes = self._plain_changes(values)
         _without_idle_switches(module.graph)
         _without_out(module.graph)
+        if not any(region.backward for region in self.regions.found.values()):  # which names nodes that it needs
+            with fakes.mode:
+                keep_rows_apart(module.graph)
         sources, constants = _with_sources(module, holdings, len(given))
         for node in module.graph.nodes:
             region = self.regions.enclosing(node.meta.pop("region", None))

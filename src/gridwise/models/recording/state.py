@@ -1,16 +1,21 @@
 """What modules hold: their tensors by name, and everything else as it was at a moment, to be compared and put back.
 
-A snapshot of a module is a copy of its `__dict__`, and of the lists, dicts and sets in it. Comparing it with what is there
-now is one comparison of dicts, in which what is the same object is not looked at further: cheap enough for every call.
+A snapshot of a module is a copy of its `__dict__`, of the lists, dicts, sets and arrays in it, of objects of the user's own
+classes that it refers to, and of plain values that its class has or its functions find in global variables. Comparing it with
+what is there now is one comparison of dicts, in which what is the same object is not looked at further: cheap enough for every
+call.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,20 +65,27 @@ class Snapshot:
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self.modules = dict(modules)
-        held = [module.__dict__ for module in modules.values()]
-        self._names = [path or type(module).__name__ for path, module in modules.items()]
-        for path, attributes in zip(tuple(self._names), tuple(held), strict=True):
+        found = {
+            id(module.__dict__): (path or type(module).__name__, module.__dict__) for path, module in modules.items()
+        }
+        for path, attributes in tuple(found.values()):
             for key, value in attributes.items():
-                if _is_own(value):  # a configuration, say
-                    held.append(vars(value))
-                    self._names.append(f"{path}.{key}")
-        self._was = [(now, _copied(now)) for now in held]
-        self._objects = [dict(now) for now in held]
+                _find_objects(f"{path}.{key}", value, found)
+        self._names = [path for path, _ in found.values()]
+        self._was = [(now, _copied(now)) for _, now in found.values()]
+        self._objects = [dict(now) for _, now in found.values()]
+        classes = list(_own_classes(modules.values()))
+        self._classes = {kind: _plain_values(kind) for kind in classes}
+        self._globals = [each for kind in classes for each in _globals_of(kind)]
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
         try:
-            return all(now == was for now, was in self._was)
+            return (
+                all(now == was for now, was in self._was)
+                and all(_plain_values(kind) == was for kind, was in self._classes.items())
+                and all(_same(was, names.get(name)) for names, name, was in self._globals)
+            )
         except (RuntimeError, ValueError, TypeError):  # another tensor or array, compared element by element
             return False
 
@@ -102,7 +114,64 @@ def _is_own(value: Any) -> bool:
     kind = type(value)
     if isinstance(value, Tensor | torch.nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
         return False
-    return kind.__module__.partition(".")[0] not in ("torch", "gridwise", "builtins", "collections", "numpy", "weakref")
+    return kind.__module__.partition(".")[0] not in FOREIGN
+
+
+def _find_objects(path: str, value: Any, found: dict[int, tuple[str, dict[str, Any]]]) -> None:
+    """Add the attributes of a configuration, say, and of those in it, by the dict that holds them."""
+    if isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            _find_objects(f"{path}[{i}]", part, found)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _find_objects(f"{path}[{key!r}]", part, found)
+    elif _is_own(value) and id(vars(value)) not in found:
+        found[id(vars(value))] = path, vars(value)
+        for key, part in vars(value).items():
+            _find_objects(f"{path}.{key}", part, found)
+
+
+FOREIGN = ("torch", "gridwise", "builtins", "collections", "numpy", "weakref")
+PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
+
+
+def _own_classes(modules: Iterable[torch.nn.Module]) -> Iterator[type]:
+    """The classes of modules that are not torch's."""
+    kinds = {kind for module in modules for kind in type(module).__mro__}
+    return (kind for kind in kinds if kind.__module__.partition(".")[0] not in FOREIGN)
+
+
+def _plain_values(kind: type) -> dict[str, Any]:
+    """What a class has besides functions: numbers and words that its code may read."""
+    return {key: value for key, value in vars(kind).items() if isinstance(value, PLAIN)}
+
+
+def _globals_of(kind: type) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """The plain values of global variables that the functions of a class name: where they are, and what they were."""
+    for function in vars(kind).values():
+        if isinstance(function, FunctionType):
+            names = function.__globals__
+            yield from (
+                (names, name, names[name])
+                for name in function.__code__.co_names
+                if isinstance(names.get(name, ...), PLAIN)
+            )
+
+
+class _Numbers:
+    """A copy of an array, which equals it as long as it has the same numbers."""
+
+    __array_ufunc__ = None  # or the array would compare itself with each of its elements
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array.copy()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, np.ndarray) and np.array_equal(
+            self.array, other, equal_nan=self.array.dtype.kind in "fc"
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class _Absent:
@@ -114,6 +183,10 @@ ABSENT = _Absent()
 
 
 def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _Numbers(value)
+    if isinstance(value, deque):
+        return value.copy()
     if type(value) in (dict, list, set):
         return {k: _copied(v) for k, v in value.items()} if type(value) is dict else type(value)(map(_copied, value))
     if isinstance(value, dict) and type(value).__module__ == "collections":
@@ -125,17 +198,31 @@ def _copied(value: Any) -> Any:
 
 def _refilled(value: Any, was: Any) -> Any:
     """A container with the contents of its copy `was`; anything else as it is."""
-    if isinstance(value, list):
-        value[:] = was
-    elif isinstance(value, dict | set) and type(value) is type(was) and value is not was:
+    if not isinstance(value, np.ndarray | list | dict | set | deque) or _same(was, value):
+        return value
+    contents = _uncopied(was)
+    if isinstance(value, np.ndarray):
+        value[...] = contents
+    elif isinstance(value, list):
+        value[:] = contents
+    elif type(value) is type(was):
         value.clear()
-        value.update(was)
+        value.extend(contents) if isinstance(value, deque) else value.update(contents)
     return value
 
 
+def _uncopied(was: Any) -> Any:
+    """A copy as what it is a copy of, in containers of its own."""
+    if isinstance(was, _Numbers):
+        return was.array.copy()
+    if type(was) is dict:
+        return {key: _uncopied(part) for key, part in was.items()}
+    return [_uncopied(part) for part in was] if type(was) is list else was
+
+
 def _same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
+    if one is other or isinstance(one, _Numbers):
+        return one is other or one == other
     if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
         return False
     if isinstance(one, weakref.ref):  # torch's RNNs keep them to see whether their weights are others

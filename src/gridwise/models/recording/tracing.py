@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +30,8 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..rules.pointwise import is_pointwise
+from ..rules.table import rule_for
 from .containers import flatten
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -83,8 +86,34 @@ def trace(
         finally:
             del tracer.create_node
 
+    apart = {op: partial(_apart, op) for op in _composites() if rule_for(op) is None and not is_pointwise(op)}
     with fakes.mode:
-        return make_fx(annotated, pre_dispatch=True, tracing_mode="real")(*inputs)
+        return make_fx(annotated, apart, pre_dispatch=True, tracing_mode="real")(*inputs)
+
+
+@cache
+def _composites() -> list[Any]:
+    """Operators that torch itself puts together from others, and that make tensors: recorded as those if they have no rule."""
+    found = []
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
+        namespace, _, rest = name.partition("::")
+        if namespace != "aten":
+            continue
+        packet, _, overload = rest.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        returns = [str(each.type) for each in op._schema.returns]
+        if returns and all("Tensor" in each for each in returns) and not op._schema.is_mutable:
+            found.append(op)
+    return found
+
+
+def _apart(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a composite operator consists of; under autocast those that it knows as they are stay whole."""
+    for kind in ("cpu", "cuda"):
+        known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{kind.upper()}")
+        if known and torch.is_autocast_enabled(kind):
+            return NotImplemented
+    return op.decompose(*args, **kwargs)
 
 
 @contextmanager

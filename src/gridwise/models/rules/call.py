@@ -131,6 +131,13 @@ class Call:
             return lambda *tensors: of_nothing(tensors, *made[0])
         return lambda *tensors: tuple(of_nothing(tensors, *each) for each in made)
 
+    def with_whole(self, x: Value, dims: Sequence[int]) -> Layout | None:
+        """The blocks of a tensor with these dims whole and others cut instead; None if it is not cut, or cannot be so."""
+        if x.layout is None:
+            return None
+        placed = self.workers.spread(x.shape, dims, like=x.layout)
+        return placed.layout if isinstance(placed, Cut) else None
+
     def everywhere(self) -> Placed:
         """All tensors whole on every worker, which then compute the same."""
         return Placed(tuple(Replicated() for _ in self.results), self.locally(), [Replicated()] * len(self.tensors))

@@ -9,37 +9,17 @@ from .table import rule
 
 
 @rule(
-    "arange",
-    "linspace",
-    "logspace",
-    "eye",
-    "tril_indices",
-    "triu_indices",
-    "scalar_tensor",
-    "tensor",
-    "meshgrid",
-    "hann_window",
-    "hamming_window",
-    "lift_fresh_copy",
-    "lift_fresh",
-)
+    "arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "scalar_tensor", "tensor", "meshgrid",
+    "hann_window", "hamming_window", "lift_fresh_copy", "lift_fresh",
+)  # fmt: skip
 def everywhere(call: Call) -> Placed:
     """On every worker alike."""
     return call.everywhere()
 
 
 @rule(
-    "zeros",
-    "ones",
-    "full",
-    "empty",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-)
+    "zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty", "empty_strided", "new_empty_strided",
+)  # fmt: skip
 def filled(call: Call) -> Placed:
     result, grid = call.result, call.workers.grid
     if result.volume <= SMALL or grid.dim != len(result.shape) or call.kind.endswith("strided"):

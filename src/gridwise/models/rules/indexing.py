@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import UnsupportedError
-from ..placement import Cut, Replicated, with_dims
+from ..placement import Cut, Replicated, resized, with_dims
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -17,11 +17,9 @@ def embedding(call: Call) -> Placed:
             f"{call.name}: sparse gradients cannot be summed over the workers.\n  fix: sparse=False."
         )
     if call["scale_grad_by_freq"] and call.cut:
-        raise NoRule("gradients scaled by how often an index occurs in all blocks")
+        raise NoRule("its gradient counts how often each index occurs in all blocks")
     if indices.layout is None:
         return call.everywhere()
-    if call.given.get("scale_grad_by_freq"):
-        raise NoRule("its gradient counts how often each index occurs in all blocks")
     target = with_dims(indices.layout, (*indices.layout.cuts, (0, call.result.shape[-1])))
     return Placed(Cut(target), call.locally(), [Replicated(), None])
 
@@ -37,14 +35,11 @@ def embedding_renorm(call: Call) -> Placed:
 @rule("index_select")
 def index_select(call: Call) -> Placed:
     x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
     dim = call["dim"] % x.dim
-    placed = call.workers.spread(x.shape, [dim], like=x.layout)
-    if not isinstance(placed, Cut):
+    layout = call.with_whole(x, [dim])
+    if layout is None:
         return call.everywhere()
-    cuts = [(0, call.result.shape[d]) if d == dim else each for d, each in enumerate(placed.layout.cuts)]
-    return Placed(Cut(with_dims(placed.layout, cuts)), call.locally(), [placed.layout, Replicated()])
+    return Placed(Cut(resized(layout, [dim], call.result.shape)), call.locally(), [layout, Replicated()])
 
 
 @rule("index")
@@ -58,11 +53,10 @@ def index(call: Call) -> Placed:
         raise NoRule("indexing by a mask: how many elements it takes depends on their values")
     if given != list(range(given[0], given[-1] + 1)):
         raise NoRule("indices for dims that are not next to one another")
-    placed = call.workers.spread(x.shape, given, like=x.layout)
-    if not isinstance(placed, Cut):
+    layout = call.with_whole(x, given)
+    if layout is None:
         return call.everywhere()
-    layout, count = placed.layout, len(call.result.shape) - (x.dim - len(given))
-    at = given[0]
+    at, count = given[0], len(call.result.shape) - (x.dim - len(given))
     made = [(0, n) for n in call.result.shape[at : at + count]]
     target = with_dims(layout, [*layout.cuts[:at], *made, *layout.cuts[given[-1] + 1 :]])
     return Placed(Cut(target), call.locally(), [layout, *[Replicated()] * (len(call.tensors) - 1)])
@@ -77,16 +71,10 @@ def gather(call: Call) -> Placed:
     dim = call["dim"] % x.dim
     if any(a != b for d, (a, b) in enumerate(zip(x.shape, chosen.shape, strict=True)) if d != dim):
         raise NoRule("a gather from other rows than those of the indices")
-    like = max(call.cut, key=lambda value: value.volume)
-    placed = call.workers.spread(like.shape, [dim], like=like.layout)
-    if not isinstance(placed, Cut):
+    layout = call.with_whole(max(call.cut, key=lambda value: value.volume), [dim])
+    if layout is None:
         return call.everywhere()
-    layouts = [
-        with_dims(
-            placed.layout, [(0, value.shape[d]) if d == dim else each for d, each in enumerate(placed.layout.cuts)]
-        )
-        for value in (x, chosen)
-    ]
+    layouts = [resized(layout, [dim], value.shape) for value in (x, chosen)]
     return Placed(Cut(layouts[1]), call.locally(), layouts)
 
 
@@ -94,9 +82,5 @@ def gather(call: Call) -> Placed:
 def triangle(call: Call) -> Placed:
     """Below or above a diagonal: the last two dims are whole."""
     x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
-    placed = call.workers.spread(x.shape, [x.dim - 2, x.dim - 1], like=x.layout)
-    if not isinstance(placed, Cut):
-        return call.everywhere()
-    return Placed(placed, call.locally(), [placed.layout])
+    layout = call.with_whole(x, [x.dim - 2, x.dim - 1])
+    return call.everywhere() if layout is None else Placed(Cut(layout), call.locally(), [layout])

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 
 from ...grid import Grid, Layout, Needs, balanced_cuts, sliced_need
-from ..placement import SMALL, Cut, Placement, Replicated, Value, Want, with_dims
+from ..placement import SMALL, Cut, Placement, Replicated, Value, Want, resized, with_dims
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -77,10 +77,8 @@ def _joined_layout(call: Call, dim: int) -> Layout | None:
     return Layout(layout.grid, tuple(cuts))
 
 
-@rule("stack", "hstack", "vstack", "dstack", "column_stack")
+@rule("stack")
 def stack(call: Call) -> Placed:
-    if call.kind != "stack":
-        raise NoRule("stacks of tensors of any dims")
     if not call.cut:
         return call.everywhere()
     dim = call["dim"] % len(call.result.shape)
@@ -174,13 +172,13 @@ def select(call: Call) -> Placed:
 
 
 @rule(
-    "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_chunk", "hsplit", "vsplit",
-    "split_with_sizes_copy", "unbind_copy",
+    "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_chunk", "split_with_sizes_copy",
+    "unbind_copy",
 )  # fmt: skip
 def split(call: Call) -> Placed:
     """Parts along a dim, which is made whole first."""
     x = call.tensors[0]
-    if call.kind in ("hsplit", "vsplit") or len(call.tensors) > 1:
+    if len(call.tensors) > 1:
         raise NoRule("a split at places that are no numbers")
     if x.layout is None:
         return Placed([Replicated()] * len(call.results), call.locally(), [Replicated()])
@@ -189,8 +187,7 @@ def split(call: Call) -> Placed:
     if x.is_cut_along([dim]):
         if call.keeps_alias:
             raise NoRule("parts that are written to, along a dim that is cut")
-        placed = call.workers.spread(x.shape, [dim], like=x.layout)
-        layout = placed.layout if isinstance(placed, Cut) else None
+        layout = call.with_whole(x, [dim])
     if layout is None:
         return Placed([Replicated()] * len(call.results), call.locally(), [Replicated()])
     targets: list[Placement] = []
@@ -198,7 +195,7 @@ def split(call: Call) -> Placed:
         if call.kind.startswith("unbind"):
             cuts = [each for d, each in enumerate(layout.cuts) if d != dim]
         else:
-            cuts = [(0, result.shape[d]) if d == dim else each for d, each in enumerate(layout.cuts)]
+            cuts = list(resized(layout, [dim], result.shape).cuts)
         targets.append(Cut(with_dims(layout, cuts)))
     return Placed(targets, call.locally(), [layout])
 
@@ -217,12 +214,11 @@ def repeat(call: Call) -> Placed:
         cuts = [tuple(times * cut for cut in each) if d == dim else each for d, each in enumerate(x.layout.cuts)]
         return Placed(Cut(Layout(x.layout.grid, tuple(cuts))), lambda x: x.repeat_interleave(times, dim))
     grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
-    placed = call.workers.spread(x.shape, grown, like=x.layout)
-    if not isinstance(placed, Cut):
+    layout = call.with_whole(x, grown)
+    if layout is None:
         return call.everywhere()
-    cuts = [(0, n) for n in shape[:lacking]]
-    cuts += [(0, n) if d in grown else placed.layout.cuts[d] for d, n in enumerate(shape[lacking:])]
-    return Placed(Cut(with_dims(placed.layout, cuts)), call.locally(), [placed.layout])
+    cuts = [*((0, n) for n in shape[:lacking]), *resized(layout, grown, shape[lacking:]).cuts]
+    return Placed(Cut(with_dims(layout, cuts)), call.locally(), [layout])
 
 
 @rule("roll", "fft_fftshift", "fft_ifftshift")
@@ -253,7 +249,7 @@ def roll(call: Call) -> Placed:
     return Placed(Cut(x.layout), lambda x: torch.roll(x, amounts, rest) if rest else x, [needs if any(wraps) else None])
 
 
-@rule("flip", "fliplr", "flipud")
+@rule("flip")
 def flip(call: Call) -> Placed:
     """Rows in reverse: each worker reverses its own, and the grid is read the other way round."""
     x = call.tensors[0]
@@ -261,7 +257,7 @@ def flip(call: Call) -> Placed:
         return call.everywhere()
     import numpy as np
 
-    dims = tuple(d % x.dim for d in call["dims"]) if call.kind == "flip" else ((1,) if call.kind == "fliplr" else (0,))
+    dims = tuple(d % x.dim for d in call["dims"])
     ranks = np.flip(np.array(x.layout.grid.ranks).reshape(x.layout.grid.shape), dims)
     cuts = [
         tuple(each[-1] - cut for cut in reversed(each)) if d in dims else each for d, each in enumerate(x.layout.cuts)

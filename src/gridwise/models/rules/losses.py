@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..placement import Cut, Partial, Placement, Want
+from ...grid import Layout
+from ...nn.engine.copy_and_sum import AllSum
+from ..placement import Cut, Partial, Replicated, Want, with_dims
 from .call import Call, NoRule, Placed
 from .pointwise import common_layout, seen_by
 from .table import rule
@@ -32,10 +35,7 @@ def elementwise(call: Call) -> Placed:
     run = call.locally(reduction=NONE)
     if reduction == NONE:
         return Placed(Cut(target), run, wants)
-    count = 1
-    for n in shape:
-        count *= n
-    divisor = count if reduction == MEAN else 1
+    divisor = math.prod(shape) if reduction == MEAN else 1
     return Placed(Partial(), lambda *tensors: run(*tensors).sum() / divisor, wants)
 
 
@@ -49,35 +49,27 @@ def cross_entropy(call: Call) -> Placed:
         raise NoRule("the loss of one sample")
     cut = x if x.layout is not None else target
     assert cut.layout is not None
-    placed: Placement
-    if x.layout is not None:
-        placed = call.workers.spread(x.shape, [1], like=x.layout)
-        if not isinstance(placed, Cut):
-            return call.everywhere()
-        of_x = placed.layout
+    if x.layout is None:
+        of_x: Layout | None = with_dims(cut.layout, (cut.layout.cuts[0], (0, x.shape[1]), *cut.layout.cuts[1:]))
     else:
-        of_x = with_classes(cut.layout, x.shape[1])
-    of_terms = without_classes(of_x)
+        of_x = call.with_whole(x, [1])
+    if of_x is None:
+        return call.everywhere()
+    of_terms = with_dims(of_x, (of_x.cuts[0], *of_x.cuts[2:]))
     by_probability = target.shape == x.shape
     wants: list[Want] = [of_x, of_x if by_probability else of_terms]
     weighted = call["weight"] is not None
     if weighted:
-        from ..placement import Replicated
-
         wants.append(Replicated())
     ignored = call["ignore_index"]
     run = _terms(call)
-    reduction, samples = call["reduction"], 1
-    for d, n in enumerate(x.shape):
-        samples *= n if d != 1 else 1
+    reduction, samples = call["reduction"], math.prod(n for d, n in enumerate(x.shape) if d != 1)
     if reduction == NONE:
         return Placed(Cut(of_terms), run, wants)
     if reduction != MEAN:
         return Placed(Partial(), lambda *tensors: run(*tensors).sum(), wants)
     if by_probability:
         return Placed(Partial(), lambda *tensors: run(*tensors).sum() / samples, wants)
-    from ...nn.engine.copy_and_sum import AllSum
-
     total = AllSum(call.workers.transport, call.workers.team, f"the number of terms of {call.name}", call.workers.team)
 
     def mean(x: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
@@ -108,15 +100,3 @@ def _terms(call: Call) -> Any:
         return functional.nll_loss(x, target, weight, ignore_index=ignored, reduction="none")
 
     return likelihood
-
-
-def with_classes(layout: Any, classes: int) -> Any:
-    from ..placement import with_dims
-
-    return with_dims(layout, (layout.cuts[0], (0, classes), *layout.cuts[1:]))
-
-
-def without_classes(layout: Any) -> Any:
-    from ..placement import with_dims
-
-    return with_dims(layout, (layout.cuts[0], *layout.cuts[2:]))

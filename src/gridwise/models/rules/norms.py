@@ -209,10 +209,8 @@ def layer_norm(call: Call) -> Placed:
     if not x.is_cut_along(range(lead, x.dim)):
         return Placed(Cut(layout), call.locally(), [None, *wants])
     if call.kind == "rms_norm":
-        placed = call.workers.spread(x.shape, range(lead, x.dim), like=layout)
-        if not isinstance(placed, Cut):
-            return call.everywhere()
-        return Placed(placed, call.locally(), [placed.layout, *wants])
+        whole = call.with_whole(x, range(lead, x.dim))
+        return call.everywhere() if whole is None else Placed(Cut(whole), call.locally(), [whole, *wants])
     names, _ = _parts(call, "weight", "bias")
     sets = _sets(call, layout, range(lead, x.dim), math.prod(x.shape[lead:]))
     slices, eps = call.block(layout).slices[lead:], call["eps"]

@@ -62,19 +62,9 @@ def native_dropout(call: Call) -> Placed:
 
 
 @rule(
-    "bernoulli",
-    "bernoulli_",
-    "uniform",
-    "uniform_",
-    "normal",
-    "normal_",
-    "normal_functional",
-    "rand_like",
-    "randn_like",
-    "randint_like",
-    "random_",
-    "exponential_",
-)
+    "bernoulli", "bernoulli_", "uniform", "uniform_", "normal", "normal_", "normal_functional", "rand_like", "randn_like",
+    "randint_like", "random_", "exponential_",
+)  # fmt: skip
 def like_a_tensor(call: Call) -> Placed:
     """Numbers in the place of those of a tensor."""
     x, result, kind = call.tensors[0], call.result, call.kind.rstrip("_").removesuffix("_functional")

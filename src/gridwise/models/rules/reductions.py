@@ -17,7 +17,7 @@ from ...grid import Layout, Needs
 from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
 from ..movement import Movement, applied, move_along
-from ..placement import Cut, Partial, Placement, Replicated, Value, with_dims
+from ..placement import Cut, Partial, Placement, Replicated, Value, resized, with_dims
 from .call import Call, Placed
 from .table import rule
 
@@ -31,14 +31,10 @@ def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
 
 def reduce_whole(call: Call, dims: Sequence[int], keepdim: bool) -> Placed:
     """Make the dims whole, then reduce each block."""
-    x = call.tensors[0]
-    placed = x.placement
-    if isinstance(placed, Cut):
-        placed = call.workers.spread(x.shape, dims, like=placed.layout)
-    if not isinstance(placed, Cut):
+    layout = call.with_whole(call.tensors[0], dims)
+    if layout is None:
         return call.everywhere()
-    target = Cut(kept_layout(placed.layout, dims, keepdim))
-    return Placed([target] * len(call.results), call.locally(), [placed.layout])
+    return Placed([Cut(kept_layout(layout, dims, keepdim))] * len(call.results), call.locally(), [layout])
 
 
 @rule("sum", "mean", "nansum")
@@ -46,9 +42,7 @@ def sums(call: Call) -> Placed:
     x = call.tensors[0]
     dims = call.dims("dim", x.dim) if "dim" in call.given else tuple(range(x.dim))
     keepdim = bool(call.given.get("keepdim", False))
-    if not x.is_cut_along(dims):
-        return reduce_whole(call, dims, keepdim)
-    if call.kind == "nansum":
+    if not x.is_cut_along(dims) or call.kind == "nansum":
         return reduce_whole(call, dims, keepdim)
     count = math.prod(x.shape[d] for d in dims) if call.kind == "mean" else 1
     return summed(call, dims, keepdim, count, call.result.dtype)
@@ -113,7 +107,8 @@ def sum_of_blocks(
 
 @rule(
     "amax", "amin", "prod", "logsumexp", "std", "var", "std_mean", "var_mean", "any", "all", "max.dim", "min.dim",
-    "median.dim", "argmax", "argmin", "linalg_vector_norm", "norm", "linalg_norm", "aminmax", "count_nonzero", "max", "min",
+    "median.dim", "nanmedian.dim", "kthvalue", "argmax", "argmin", "linalg_vector_norm", "norm", "linalg_norm", "aminmax",
+    "count_nonzero", "max", "min",
     "frobenius_norm", "nuclear_norm", "nanmean", "mode", "quantile",
 )  # fmt: skip
 def others(call: Call) -> Placed:
@@ -126,34 +121,16 @@ def others(call: Call) -> Placed:
 
 
 @rule(
-    "softmax",
-    "_softmax",
-    "log_softmax",
-    "_log_softmax",
-    "softmin",
-    "cumsum",
-    "cumprod",
-    "logcumsumexp",
-    "cummax",
-    "cummin",
-    "sort",
-    "argsort",
-    "cumsum_",
-    "glu",
-)
+    "softmax", "_softmax", "log_softmax", "_log_softmax", "softmin", "cumsum", "cumsum_", "cumprod", "logcumsumexp", "cummax",
+    "cummin", "sort", "argsort", "topk", "glu",
+)  # fmt: skip
 def along(call: Call) -> Placed:
-    """Operators along a dim that keep all dims: it is made whole, by cutting others."""
+    """Operators along a dim, which they keep: it is made whole, by cutting others."""
     x = call.tensors[0]
     if x.layout is None:
         return call.everywhere()
     dim = call["dim"] % x.dim
-    placed = call.workers.spread(x.shape, [dim], like=x.layout)
-    if not isinstance(placed, Cut):
+    layout = call.with_whole(x, [dim])
+    if layout is None:
         return call.everywhere()
-    cuts = [(0, call.result.shape[d]) if d == dim else each for d, each in enumerate(placed.layout.cuts)]
-    return Placed([Cut(with_dims(placed.layout, cuts))] * len(call.results), call.locally(), [placed.layout])
-
-
-@rule("topk", "kthvalue")
-def selected(call: Call) -> Placed:
-    return along(call)
+    return Placed([Cut(resized(layout, [dim], call.result.shape))] * len(call.results), call.locally(), [layout])

@@ -6,21 +6,19 @@ patches, tokens of an image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from ...grid import Layout, balanced_cuts
 from ...grid.cuts import scaled
 from ...grid.reshape import reshaped
-from ..placement import Cut, Partial, Replicated, permuted, with_dims
+from ..placement import Cut, Partial, Replicated, permuted, resized, with_dims
 from .call import Call, NoRule, Placed
 from .table import rule
 
 
 @rule(
     "view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as", "ravel", "unsqueeze", "squeeze",
-    "atleast_1d", "atleast_2d", "atleast_3d", "view_copy", "_reshape_alias", "pixel_shuffle_view",
+    "view_copy", "_reshape_alias",
 )  # fmt: skip
 def reshape(call: Call) -> Placed:
     """Any change of the shape alone."""
@@ -92,13 +90,10 @@ def expand(call: Call) -> Placed:
         return Placed(Replicated(), lambda x, *_: x.expand(shape), [Replicated()] + [None] * (len(call.tensors) - 1))
     lacking = len(shape) - x.dim
     grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
-    placed = call.workers.spread(x.shape, grown, like=x.layout)
-    if isinstance(placed, Replicated):
-        return Placed(Replicated(), lambda x, *_: x.expand(shape), [placed] + [None] * (len(call.tensors) - 1))
-    assert isinstance(placed, Cut)
-    layout = placed.layout
-    cuts: list[tuple[int, ...]] = [(0, n) for n in shape[:lacking]]
-    cuts += [(0, n) if d in grown else layout.cuts[d] for d, n in enumerate(shape[lacking:])]
+    layout = call.with_whole(x, grown)
+    if layout is None:
+        return Placed(Replicated(), lambda x, *_: x.expand(shape), [Replicated()] + [None] * (len(call.tensors) - 1))
+    cuts = [*((0, n) for n in shape[:lacking]), *resized(layout, grown, shape[lacking:]).cuts]
     target = with_dims(layout, cuts)
     block = call.block(target).shape
     return Placed(Cut(target), lambda x, *_: x.expand(block), [layout] + [None] * (len(call.tensors) - 1))
@@ -134,10 +129,10 @@ def pixels(call: Call) -> Placed:
         return as_it_lies(call)
     lead = x.dim - 3
     if "channel_shuffle" in call.kind:
-        layout = _whole(call, x.layout, [1])
-        return Placed(_cut(layout), call.locally(), [layout or Replicated()])
+        layout = call.with_whole(x, [1])
+        return call.everywhere() if layout is None else Placed(Cut(layout), call.locally(), [layout])
     r = call["upscale_factor"] if call.kind == "pixel_shuffle" else call["downscale_factor"]
-    layout = _whole(call, x.layout, [lead])
+    layout = call.with_whole(x, [lead])
     if layout is None:
         return call.everywhere()
     up, space = call.kind == "pixel_shuffle", layout.cuts[-2:]
@@ -163,12 +158,3 @@ def _unshuffled(x: Tensor, r: int) -> Tensor:
     n = len(lead)
     parts = x.reshape(*lead, c, h // r, r, w // r, r).permute(*range(n), n, n + 2, n + 4, n + 1, n + 3)
     return parts.reshape(*lead, c * r**2, h // r, w // r)
-
-
-def _whole(call: Call, layout: Layout, dims: Sequence[int]) -> Layout | None:
-    placed = call.workers.spread(layout.global_shape, dims, like=layout)
-    return placed.layout if isinstance(placed, Cut) else None
-
-
-def _cut(layout: Layout | None) -> Cut | Replicated:
-    return Replicated() if layout is None else Cut(layout)

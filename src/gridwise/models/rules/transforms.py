@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ...grid import Grid, Layout, Needs
-from ..placement import Cut, Placement, Replicated, Want, with_dims
+from ..placement import Cut, Placement, Replicated, Want, resized, with_dims
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -26,12 +26,11 @@ def fourier(call: Call) -> Placed:
     else:
         sizes = call["s"]
         dims = tuple(range(x.dim)) if sizes is None else tuple(range(x.dim - len(sizes), x.dim))
-    placed = call.workers.spread(x.shape, dims, like=x.layout)
-    if not isinstance(placed, Cut):
+    layout = call.with_whole(x, dims)
+    if layout is None:
         return call.everywhere()
-    cuts = [(0, call.result.shape[d]) if d in dims else each for d, each in enumerate(placed.layout.cuts)]
-    target = with_dims(placed.layout, cuts)
-    return Placed(Cut(target), call.unless_empty(call.locally(), target), [placed.layout])
+    target = resized(layout, dims, call.result.shape)
+    return Placed(Cut(target), call.unless_empty(call.locally(), target), [layout])
 
 
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
@@ -41,15 +40,14 @@ def grid_sampler(call: Call) -> Placed:
     if not call.cut:
         return call.everywhere()
     if places.layout is not None:
-        last = places.dim - 1
-        placed = call.workers.spread(places.shape, [last], like=places.layout)
-        if not isinstance(placed, Cut):
+        layout = call.with_whole(places, [places.dim - 1])
+        if layout is None:
             return call.everywhere()
-        grid, cuts = placed.layout.grid, placed.layout.cuts
+        grid, cuts = layout.grid, layout.cuts
         target = Layout(
             Grid(grid.ranks, (grid.shape[0], 1, *grid.shape[1:-1])), (cuts[0], (0, x.shape[1]), *cuts[1:-1])
         )
-        want: Want = placed.layout
+        want: Want = layout
     else:
         spread = call.workers.spread(call.result.shape)
         if not isinstance(spread, Cut):

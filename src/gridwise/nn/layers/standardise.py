@@ -137,7 +137,17 @@ def by_statistics(
     """The rows of ``(n, row, ...)`` normalised by a mean and a variance for each, scaled and shifted; no gradient."""
     if not x.numel():  # on which torch's kernels for CUDA fail, or end the process
         return torch.empty_like(x)
+    x = readable(x)
     return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
+
+
+def readable(x: Tensor) -> Tensor:
+    """The same numbers as torch's kernels for the CPU read them.
+
+    They take a batch of one that lies channels last for another tensor where the stride of its batch, which nobody needs, is
+    not what it would be for more samples; gradients are then wrong without a word (torch 2.13).
+    """
+    return x.contiguous() if len(x) == 1 and not x.is_cuda else x
 
 
 class Standardised(torch.autograd.Function):
@@ -179,6 +189,7 @@ class Standardised(torch.autograd.Function):
             plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)
             aligned = aligned * r
         elif x.numel():
+            x, dy = readable(x), readable(dy)
             _, aligned, plain = torch.ops.aten.native_batch_norm_backward.default(
                 dy, x, None, mean, var, None, None, False, ctx.eps, [False, True, True]
             )

@@ -1,0 +1,81 @@
+"""Rows that are merged only for a product along the last dim, and parted again after it, stay apart.
+
+    reshape (l, b, h, e) to (l b, k);  linear;  view (l b, m) as (l, b, m)
+
+is what torch's multi-head attention does. Blocks of b are no blocks of l b, so both views would move tensors; the product
+does not care, and `linear` takes any leading dims.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints)
+
+
+def keep_rows_apart(graph: Graph) -> None:
+    """Let views that merge leading dims follow a `linear` instead of preceding it, and views of views be one."""
+    written = _written(graph)
+    for node in [node for node in graph.nodes if node.target is aten.linear.default]:
+        view = node.args[0]
+        if view.target in VIEWS and not written & {_memory(view), _memory(node)}:
+            _exchange(graph, node, view)
+
+
+def _exchange(graph: Graph, node: Node, view: Node) -> None:
+    source, rows = view.args[0], leading(view.args[0].meta["val"].shape, view.meta["val"].shape)  # type: ignore[union-attr]
+    if rows is None:
+        return
+    merged, result = view.meta["val"], node.meta["val"]
+    with graph.inserting_before(view):
+        apart = graph.call_function(aten.reshape.default, (source, [*rows, merged.shape[-1]]))
+    with graph.inserting_after(node):
+        after = graph.call_function(aten.reshape.default, (node, list(result.shape)))
+    apart.meta, after.meta = dict(view.meta), dict(node.meta)
+    node.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
+    node.update_arg(0, apart)
+    for each, value in ((apart, merged), (node, result)):
+        each.meta["val"] = value.new_empty((*rows, value.shape[-1]))
+    for user in list(after.users):
+        if user.target in VIEWS and user.args[0] is after:
+            user.update_arg(0, node)
+            if user.target is aten.flatten.using_ints:
+                user.target, user.args = aten.reshape.default, (node, list(user.meta["val"].shape))
+    for each in (after, view):
+        if not each.users:
+            graph.erase_node(each)
+            each.meta.clear()
+
+
+def leading(shape: torch.Size, merged: torch.Size) -> list[int] | None:
+    """The rows of ``shape`` that a view has merged into the first of two dims; None if it has merged none."""
+    if len(merged) != 2 or not prod(shape):
+        return None
+    rows, left = list[int](), merged[0]
+    for n in shape:
+        if left == 1:
+            break
+        if left % n and n % left:
+            return None
+        rows.append(min(n, left))
+        left //= rows[-1]
+    return rows if left == 1 and len(rows) > 1 else None
+
+
+def _memory(node: Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def _written(graph: Graph) -> set[int | None]:
+    """The memory that some operator changes."""
+    found: set[int | None] = set()
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            found |= {_memory(each) for each in node.all_input_nodes}
+    return found

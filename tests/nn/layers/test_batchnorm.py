@@ -141,6 +141,26 @@ def test_gradients_of_gradients() -> None:
         torch.testing.assert_close(actual, expected[block] if expected.dim() == 3 else expected)
 
 
+@workers(4, transports=("gloo",))
+def test_gradients_in_any_order_of_memory() -> None:
+    """Torch's kernel takes such gradients for others if a block has but one sample or row."""
+    for grid, shape in (((2, 1, 2, 1), (2, 6, 2, 3)), ((1, 1, 4, 1), (1, 6, 4, 2)), ((2, 2, 1, 1), (2, 4, 1, 3))):
+        P_x = gridwise.world().create_cartesian_topology_partition(grid)
+        layer, sequential = pair(P_x, shape[1])
+        x, dy = torch.randn(2, *shape, dtype=torch.float64)
+        whole = x.clone().requires_grad_()
+        sequential(whole).backward(dy)
+        for order in itertools.permutations(range(4)):
+            layer.zero_grad()
+            block = gridwise.scatter(x, P_x).requires_grad_()
+            back = [order.index(d) for d in range(4)]
+            layer(block).backward(gridwise.scatter(dy, P_x).permute(order).contiguous().permute(back))
+            torch.testing.assert_close(block.grad, gridwise.scatter(whole.grad, P_x))
+            if grid[1] == 1:
+                torch.testing.assert_close(layer.weight.grad, sequential.weight.grad)
+                torch.testing.assert_close(layer.bias.grad, sequential.bias.grad)
+
+
 @workers(2)
 def test_large_means_do_not_cancel() -> None:
     """E[x^2] - E[x]^2 would lose every digit here."""

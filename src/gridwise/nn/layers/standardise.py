@@ -26,6 +26,7 @@ from torch import Tensor
 from ...comm.transports.base import Team, Transport
 from ..engine.copy_and_sum import AllSum
 from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
+from ..windows.fetch import memory_format_of
 
 FEW = 8
 """The largest team whose members' statistics go into one message; its size grows with the team."""
@@ -137,17 +138,7 @@ def by_statistics(
     """The rows of ``(n, row, ...)`` normalised by a mean and a variance for each, scaled and shifted; no gradient."""
     if not x.numel():  # on which torch's kernels for CUDA fail, or end the process
         return torch.empty_like(x)
-    x = readable(x)
     return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
-
-
-def readable(x: Tensor) -> Tensor:
-    """The same numbers as torch's kernels for the CPU read them.
-
-    They take a batch of one that lies channels last for another tensor where the stride of its batch, which nobody needs, is
-    not what it would be for more samples; gradients are then wrong without a word (torch 2.13).
-    """
-    return x.contiguous() if len(x) == 1 and not x.is_cuda else x
 
 
 class Standardised(torch.autograd.Function):
@@ -189,7 +180,7 @@ class Standardised(torch.autograd.Function):
             plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)
             aligned = aligned * r
         elif x.numel():
-            x, dy = readable(x), readable(dy)
+            dy, x = _laid_out_alike(dy, x)
             _, aligned, plain = torch.ops.aten.native_batch_norm_backward.default(
                 dy, x, None, mean, var, None, None, False, ctx.eps, [False, True, True]
             )
@@ -204,6 +195,15 @@ class Standardised(torch.autograd.Function):
         plain, aligned = sums
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
         return dx, aligned if needs_weight else None, plain if needs_bias else None, *(None,) * 6
+
+
+def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the memory format of `x`: torch's kernel for the CPU reads one as if it lay like the other.
+
+    It does so, without a word, where both might be channels last but for a dim of one element (torch 2.13).
+    """
+    x = x.contiguous(memory_format=memory_format_of(x))
+    return dy.contiguous(memory_format=memory_format_of(x)), x
 
 
 def _pulled(

@@ -1,0 +1,62 @@
+"""Files of NumPy (.npy), and memory maps that a user has made: pages come from the disk as they are touched."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+from ...grid import Box
+from .source import Source, native, reading
+
+
+class MappedSource(Source):
+    """An array in a file, as it lies in memory."""
+
+    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: Any) -> None:
+        self.path, self.says, self.shape = path, str(path), shape
+        self.stored, self.offset, self.order = dtype, offset, order
+        self.dtype = native(dtype, self.says)
+        self._map: np.memmap | None = None
+        self._check_length()
+
+    def _check_length(self) -> None:
+        """Whoever touches a page behind the end of a file is killed, so look first."""
+        end = self.offset + math.prod(self.shape) * self.stored.itemsize
+        length = os.stat(self.path).st_size
+        if length < end:
+            raise DataError(f"{self.says} ends too early: it has {length} bytes, its array takes {end}.")
+
+    def _read(self, box: Box, out: np.ndarray) -> None:
+        self._check_length()
+        if self._map is None:
+            self._map = np.memmap(self.path, self.stored, "r", self.offset, self.shape, self.order)
+        np.copyto(out, self._map[box.slices])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_map": None}
+
+
+def open_npy(path: Path) -> MappedSource:
+    """The array in a .npy file; one of Python objects is refused."""
+    with reading(str(path)), path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers:
+            raise DataError(f"the version {version} of its format is not known.")
+        shape, fortran, dtype = headers[version](file)
+        return MappedSource(path, dtype, shape, file.tell(), "F" if fortran else "C")
+
+
+def of_memmap(array: np.memmap) -> MappedSource | None:
+    """The file behind a memory map, None for a view of one, whose place in the file NumPy does not know."""
+    order = "C" if array.flags.c_contiguous else "F"
+    is_whole = isinstance(array.base, mmap.mmap) and (array.flags.c_contiguous or array.flags.f_contiguous)
+    if not is_whole or array.filename is None:
+        return None
+    return MappedSource(Path(array.filename), array.dtype, array.shape, array.offset, order)

@@ -50,7 +50,7 @@ class CutLoader:
         self.partitions: Sequence[Partition] = P_x if isinstance(P_x, tuple | list) else (P_x,)
         if reads not in READS or not all(isinstance(P, Partition) for P in self.partitions):
             raise PartitionError(
-                f"CutLoader: `reads` (={reads!r}) must be one of {READS}, `P_x` (={P_x!r}) a partition or a tuple of them."
+                f"CutLoader: `reads` (={reads!r}) must be one of {READS}, and `P_x` a partition or a tuple of them."
             )
         self.loader, self.reads, self.seed = loader, reads, int(seed)
         self.transport = self.partitions[0].transport

@@ -163,13 +163,9 @@ class BlockDataset:
 
     def _check(self, reader: Reader) -> None:
         """Raise unless the arrays have as many samples, in as many dims as their grids, and the transforms fit."""
-        lengths = {field.samples.says: len(field.samples) for field in reader.fields}
-        if len(set(lengths.values())) > 1:
-            raise DataError(
-                describe(
-                    "the arrays of one dataset need as many samples each.", (f"{k}: {n}" for k, n in lengths.items())
-                )
-            )
+        lengths = [f"{field.samples.says}: {len(field.samples)}" for field in reader.fields]
+        if len({len(field.samples) for field in reader.fields}) > 1:
+            raise DataError(describe("the arrays of one dataset need as many samples each.", lengths))
         for field, P, shape in zip(reader.fields, self.partitions, reader.shapes(), strict=True):
             if isinstance(P, CartesianPartition) and P.dim != 1 + len(shape):
                 raise DataError(

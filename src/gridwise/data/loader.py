@@ -39,6 +39,7 @@ class Drawing:
     def draw(self, words: str, key: str, problem: Exception | None) -> None:
         """Note a batch; raise where nobody else would."""
         if not self.transport.drawn.is_told(self.name):
+            self.transport.drawn.forget(self.name)
             raise DataError(
                 f"{self.says}: a batch could not be read, and no model was called with it, which would have told the others."
                 "\n  fix: call a model or layer with every batch, or BlockLoader(..., agree=True)."

@@ -80,6 +80,7 @@ class BlockWriter:
             raise PartitionError(
                 f"BlockWriter: `chunks` (={wish}) needs at least 1 for each of {len(self.shape)} dims."
             )
+        wish = tuple(min(c, max(1, n)) for c, n in zip(wish, self.shape, strict=True))
         self._says = f"BlockWriter({self.path})"
         self._unfinished = self.path.with_name(f"{self.path.name}.partial")
         self._target = kind(self._unfinished, self.shape, stored, wish)

@@ -66,12 +66,20 @@ class DrawnBatches:
         """Whether there is nothing about the last batch of a loader that the other workers would have to know."""
         return loader not in self._last or self._last[loader].problem is None
 
-    def tell(self, team: Team) -> None:
-        """Note that all workers of the team know of the problems."""
+    def forget(self, loader: str) -> None:
+        """Forget the last batch of a loader."""
+        self._last.pop(loader, None)
+        self._looked_up.clear()
+
+    def forget_of(self, team: Team) -> None:
+        """Forget what all workers of the team have been told: they may go on from here."""
         members = set(team)
-        for loader, batch in self._last.items():
-            if members <= set(batch.team):
-                self._last[loader] = batch._replace(problem=None)
+        self._last = {name: batch for name, batch in self._last.items() if not members <= set(batch.team)}
+        self._looked_up.clear()
+
+    def clear(self) -> None:
+        """Forget everything: another program begins."""
+        self._last.clear()
         self._looked_up.clear()
 
     def _drawn_by(self, team: Team) -> list[DrawnBatch]:

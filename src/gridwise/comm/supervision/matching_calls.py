@@ -47,10 +47,12 @@ def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoR
     told = transport.gather_bytes(json.dumps([key, transport.drawn.of(team)[0]]).encode(), team, "the text of an error")
     keys, batches = zip(*map(json.loads, told), strict=True)
     if len(set(keys)) == 1 and len(set(batches)) > 1:
+        lines = tell(transport, team, transport.drawn.says(team))
+        transport.drawn.forget_of(team)
         raise MismatchError(
             describe(
                 f"the workers called {what} with different batches.",
-                tell(transport, team, transport.drawn.says(team)),
+                lines,
                 "draw every batch on every worker: all of them skip it or none does.",
             )
         )
@@ -66,7 +68,7 @@ def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoR
 def raise_unread(transport: Transport, team: Team, what: str, problem: str | None) -> NoReturn:
     """The error of workers of which some could not read their part of a batch; all of them come here."""
     lines = tell(transport, team, problem)
-    transport.drawn.tell(team)
+    transport.drawn.forget_of(team)
     raise DataError(describe(f"{what}: a batch could not be read.", lines))
 
 

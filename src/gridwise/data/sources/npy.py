@@ -55,8 +55,8 @@ def open_npy(path: Path) -> MappedSource:
 
 def of_memmap(array: np.memmap) -> MappedSource | None:
     """The file behind a memory map, None for a view of one, whose place in the file NumPy does not know."""
-    order = "C" if array.flags.c_contiguous else "F"
-    is_whole = isinstance(array.base, mmap.mmap) and (array.flags.c_contiguous or array.flags.f_contiguous)
-    if not is_whole or array.filename is None:
+    flags, name = array.flags, array.filename
+    under: Any = array.base
+    if not isinstance(under, mmap.mmap) or not (flags.c_contiguous or flags.f_contiguous) or name is None:
         return None
-    return MappedSource(Path(array.filename), array.dtype, array.shape, array.offset, order)
+    return MappedSource(Path(name), array.dtype, array.shape, array.offset, "C" if flags.c_contiguous else "F")

@@ -91,6 +91,7 @@ class BlockDataset:
 
         self.reader = together(self.transport, self.team, "BlockDataset", opened, self._spelt)
         self.shapes = self.reader.shapes()
+        self._boxes: dict[int, tuple[Box, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.reader.fields[0].samples)
@@ -117,8 +118,13 @@ class BlockDataset:
         wrong = [sample for sample in wanted if not 0 <= sample < len(self)]
         if wrong:
             raise DataError(f"there are {len(self)} samples, and no sample {wrong[0]}.")
-        boxes = tuple(self._box(number, len(wanted)) for number in range(len(self.shapes)))
-        return Request(wanted, boxes, epoch, seed)
+        return Request(wanted, self.boxes(len(wanted)), epoch, seed)
+
+    def boxes(self, count: int) -> tuple[Box, ...]:
+        """This worker's box of each tensor of a batch of so many samples."""
+        if count not in self._boxes:
+            self._boxes[count] = tuple(self._box(number, count) for number in range(len(self.shapes)))
+        return self._boxes[count]
 
     def finished(self, blocks: Sequence[Tensor], count: int) -> Any:
         """What was read of a batch of so many samples, as the loader hands it on; a worker outside of a grid holds nothing."""

@@ -160,10 +160,11 @@ class BlockLoader:
         """Every batch of an epoch from sample `start` of its order on: what is read, its number, and how many are done then."""
         order = self.order.samples(epoch)
         for first in range(start, len(order), self.batch_size):
-            samples = order[first : first + self.batch_size].tolist()
+            samples = tuple(order[first : first + self.batch_size].tolist())
             if len(samples) < self.batch_size and self.drop_last:
                 return
-            yield self.dataset.request(samples, epoch, self.order.seed), (first, first + len(samples))
+            request = Request(samples, self.dataset.boxes(len(samples)), epoch, self.order.seed)
+            yield request, (first, first + len(samples))
 
     def _draw(self, request: Request, about: tuple[int, int], found: Batch) -> None:
         numbers = ", ".join(map(str, request.samples[:SHOWN])) + (", ..." if len(request.samples) > SHOWN else "")

@@ -14,6 +14,7 @@ from ..errors import DataError, GridwiseError
 from ..grid import Box, Region, Shape
 from .order import runs
 from .samples import Samples
+from .sources import Place
 from .transforms import PlaceTransform, ValueTransform, generator_of
 
 
@@ -31,13 +32,12 @@ class Field:
         """Of a sample as it is stored, with the channel that is added."""
         return (1, *self.samples.shape) if self.add_channel else self.samples.shape
 
-    def read(self, first: int, box: Box, out: np.ndarray) -> None:
-        """Fill `out` with a box, in the dims of `shape`, of samples `first`, `first` + 1, ..."""
-        if self.add_channel:
-            if not box.shape[0]:
-                return
-            box, out = Box(box.start[1:], box.stop[1:]), out[:, 0]
-        self.samples.read(first, box, out)
+    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+        """Fill `out` with a place, in the dims of `shape`, of samples `first`, `first` + 1, ..."""
+        if not self.add_channel:
+            self.samples.read(first, place, out)
+        elif out.size:
+            self.samples.read(first, place[1:], out[:, 0])
 
 
 class Request(NamedTuple):
@@ -80,18 +80,19 @@ class Reader:
         out = np.empty(box.shape, field.samples.dtype)
         inner = Box(box.start[1:], box.stop[1:])
         mine = request.samples[box.start[0] : box.stop[0]]
-        for place, run in runs(mine, longest=1 if self.moves else len(mine)):
-            rows = out[place : place + len(run)]
+        place = inner.slices
+        for row, run in runs(mine, longest=1 if self.moves else len(mine)):
+            rows = out[row : row + len(run)]
             if self.moves:
                 self._read_region(field, self._regions(request, run[0])[number], inner, run[0], rows)
             else:
-                field.read(run[0], inner, rows)
+                field.read(run[0], place, rows)
         return torch.from_numpy(out).to(field.dtype)
 
     def _read_region(self, field: Field, region: Region, box: Box, sample: int, out: np.ndarray) -> None:
         turned = tuple(d + 1 for d in region.mirrored_dims)
         found = np.empty_like(out) if turned else out
-        field.read(sample, region.source_of(box), found)
+        field.read(sample, region.source_of(box).slices, found)
         if turned:
             np.copyto(out, np.flip(found, turned))
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, describe
-from ..grid import Box, Shape
-from .sources import Source, as_source
+from ..grid import Shape
+from .sources import Place, Source, as_source
 
 OPEN = 64
 """How many files of samples stay open: those that were read last."""
@@ -34,8 +34,8 @@ class Samples(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def read(self, first: int, box: Box, out: np.ndarray) -> None:
-        """Fill each row of `out` with a box of a sample, from sample `first` on."""
+    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+        """Fill each row of `out` with that place of a sample, from sample `first` on."""
 
     @abstractmethod
     def name_of(self, sample: int) -> str:
@@ -55,14 +55,14 @@ class StackedSamples(Samples):
     def __len__(self) -> int:
         return self.source.shape[self.dim]
 
-    def read(self, first: int, box: Box, out: np.ndarray) -> None:
-        d, rows = self.dim, (first, first + len(out))
-        ends = list(zip(box.start, box.stop, strict=True))
-        wanted = Box.of_intervals((*ends[:d], rows, *ends[d:]))
+    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+        d, rows = self.dim, slice(first, first + len(out))
+        wanted = (*place[:d], rows, *place[d:])
         if d == 0:
             self.source.read(wanted, out)
         else:
-            found = np.empty(wanted.shape, self.dtype)
+            shape = out.shape[1:]
+            found = np.empty((*shape[:d], len(out), *shape[d:]), self.dtype)
             self.source.read(wanted, found)
             np.copyto(out, np.moveaxis(found, d, 0))
 
@@ -85,18 +85,18 @@ class SeparateSamples(Samples):
     def __len__(self) -> int:
         return len(self.items)
 
-    def read(self, first: int, box: Box, out: np.ndarray) -> None:
-        for place, row in enumerate(out):
-            source = self._source(first + place)
+    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+        for sample, row in enumerate(out, start=first):
+            source = self._source(sample)
             if (source.shape, source.dtype) != (self.shape, self.dtype):
                 raise DataError(
                     describe(
-                        f"{self.name_of(first + place)} has shape {source.shape} of {source.dtype}, sample 0 has {self.shape} "
+                        f"{self.name_of(sample)} has shape {source.shape} of {source.dtype}, sample 0 has {self.shape} "
                         f"of {self.dtype}: all samples are of one shape.",
                         fix="bring them to one shape and dtype before; a RandomCrop needs that too.",
                     )
                 )
-            source.read(box, row)
+            source.read(place, row)
 
     def name_of(self, sample: int) -> str:
         item = self.items[sample]

@@ -67,9 +67,7 @@ class BlockWriter:
         self.path, self.shape, self.P_x, self.dtype = Path(path), whole_numbers(shape, "shape"), P_x, dtype
         kind = target_of(self.path)
         if not isinstance(P_x, CartesianPartition) or P_x.dim != len(self.shape):
-            raise PartitionError(
-                f"BlockWriter: an array of shape {self.shape} needs a grid of as many axes, got {P_x}."
-            )
+            raise PartitionError(f"BlockWriter: an array of shape {self.shape} needs a partition with as many axes.")
         try:
             stored = torch.empty(0, dtype=dtype).numpy().dtype
         except TypeError:

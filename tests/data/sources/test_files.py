@@ -75,7 +75,7 @@ BOX = Box((1, 2, 0), (3, 6, 4))
 
 def read(source, box=BOX):
     out = np.full(box.shape, -1, source.dtype)
-    source.read(box, out)
+    source.read(box.slices, out)
     return out
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, describe
-from ...grid import Box
-from .source import Source, copy_checked, native, reading
+from .source import Place, Source, copy_checked, native, reading
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 LINKS = 16
@@ -35,12 +34,12 @@ class HDF5Source(Source):
             self._dataset = checked(found(file, self.name or only_name(file)), self.says)
         return self._dataset
 
-    def _read(self, box: Box, out: np.ndarray) -> None:
+    def _read(self, place: Place, out: np.ndarray) -> None:
         dataset = self._opened()
         if out.flags.c_contiguous and dataset.dtype == out.dtype:
-            dataset.read_direct(out, source_sel=box.slices)
+            dataset.read_direct(out, source_sel=place)
         else:
-            copy_checked(dataset[box.slices], out)
+            copy_checked(dataset[place], out)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dataset": None}

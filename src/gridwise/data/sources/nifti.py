@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
-from ...grid import Box
-from .source import Source, copy_checked, native, reading
+from .source import Place, Source, copy_checked, native, reading
 
 
 class NiftiSource(Source):
@@ -35,8 +34,8 @@ class NiftiSource(Source):
             self._proxy = image.dataobj
         return self._proxy
 
-    def _read(self, box: Box, out: np.ndarray) -> None:
-        copy_checked(np.asarray(self._opened()[box.slices]), out)
+    def _read(self, place: Place, out: np.ndarray) -> None:
+        copy_checked(np.asarray(self._opened()[place]), out)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_proxy": None}

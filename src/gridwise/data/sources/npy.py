@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
-from ...grid import Box
-from .source import Source, native, reading
+from .source import Place, Source, native, reading
 
 
 class MappedSource(Source):
@@ -22,21 +21,22 @@ class MappedSource(Source):
         self.path, self.says, self.shape = path, str(path), shape
         self.stored, self.offset, self.order = dtype, offset, order
         self.dtype = native(dtype, self.says)
-        self._map: np.memmap | None = None
+        self.end = offset + math.prod(shape) * dtype.itemsize
+        self._map: np.ndarray | None = None
         self._check_length()
 
     def _check_length(self) -> None:
         """Whoever touches a page behind the end of a file is killed, so look first."""
-        end = self.offset + math.prod(self.shape) * self.stored.itemsize
         length = os.stat(self.path).st_size
-        if length < end:
-            raise DataError(f"{self.says} ends too early: it has {length} bytes, its array takes {end}.")
+        if length < self.end:
+            raise DataError(f"{self.says} ends too early: it has {length} bytes, its array takes {self.end}.")
 
-    def _read(self, box: Box, out: np.ndarray) -> None:
+    def _read(self, place: Place, out: np.ndarray) -> None:
         self._check_length()
         if self._map is None:
-            self._map = np.memmap(self.path, self.stored, "r", self.offset, self.shape, self.order)
-        np.copyto(out, self._map[box.slices])
+            mapped = np.memmap(self.path, self.stored, "r", self.offset, self.shape, self.order)
+            self._map = mapped.view(np.ndarray)  # slicing a memmap takes three times as long
+        np.copyto(out, self._map[place])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_map": None}

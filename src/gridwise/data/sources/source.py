@@ -15,7 +15,10 @@ import numpy as np
 import torch
 
 from ...errors import DataError, GridwiseError, describe
-from ...grid import Box, Shape
+from ...grid import Shape
+
+Place = tuple[slice, ...]
+"""A box, as arrays take it."""
 
 NUMBERS = "?bhilqBHILQefdFD"
 """Codes of the dtypes of NumPy that torch has too."""
@@ -34,15 +37,14 @@ class Source(ABC):
     shape: Shape
     dtype: np.dtype
 
-    def read(self, box: Box, out: np.ndarray) -> None:
-        """Fill `out`, of the box's shape and this dtype, with the numbers of the box."""
-        assert out.shape == box.shape, (out.shape, box.shape)
-        if box.volume:
+    def read(self, place: Place, out: np.ndarray) -> None:
+        """Fill `out`, of the place's shape and this dtype, with the numbers of the place."""
+        if out.size:
             with reading(self.says):
-                self._read(box, out)
+                self._read(place, out)
 
     @abstractmethod
-    def _read(self, box: Box, out: np.ndarray) -> None: ...
+    def _read(self, place: Place, out: np.ndarray) -> None: ...
 
 
 class ArraySource(Source):
@@ -64,8 +66,8 @@ class ArraySource(Source):
         self.shape = tuple(int(n) for n in array.shape)
         self.dtype = native(array.dtype, self.says)
 
-    def _read(self, box: Box, out: np.ndarray) -> None:
-        copy_checked(np.asarray(self.array[box.slices]), out)
+    def _read(self, place: Place, out: np.ndarray) -> None:
+        copy_checked(np.asarray(self.array[place]), out)
 
     def __getstate__(self) -> dict[str, Any]:
         if not isinstance(self.array, np.ndarray) or isinstance(self.array, np.memmap):

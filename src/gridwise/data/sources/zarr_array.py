@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, describe
-from ...grid import Box
-from .source import Source, copy_checked, native, reading
+from .source import Place, Source, copy_checked, native, reading
 
 
 class ZarrSource(Source):
@@ -38,8 +37,8 @@ class ZarrSource(Source):
             self._array = checked(store, self.says)
         return self._array
 
-    def _read(self, box: Box, out: np.ndarray) -> None:
-        copy_checked(np.asarray(self._opened()[box.slices]), out)
+    def _read(self, place: Place, out: np.ndarray) -> None:
+        copy_checked(np.asarray(self._opened()[place]), out)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_array": None}

@@ -6,12 +6,14 @@ The bare loop opens the file with its library, slices this worker's block of eac
 batches. The ways take turns, epoch by epoch, from the system's memory; the best of `--repeat` epochs of each counts, of the
 slowest worker. "x bare" is the loader's throughput relative to that; the goal is 0.9. Nobody computes meanwhile, so reading
 ahead gains nothing here. "read" is what a worker has taken from the file in a first epoch, as the system counts it: for .npy
-the pages of the file that it has touched, else the bytes that the library has read. "share" is its part of the file's bytes.
+what came from the disk, with the system's read-ahead, else the bytes that the library has read. "share" is its part of the
+file's bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import tempfile
 import time
@@ -57,10 +59,16 @@ def bare(path: Path, block: tuple[slice, ...], order: list[int]) -> Iterator[tor
 
 
 def taken(suffix: str) -> int:
-    """What this process has read so far: pages of mapped files, or bytes of calls."""
-    if suffix == ".npy":
-        return int(re.findall(r"RssFile:\s*(\d+)", Path("/proc/self/status").read_text())[0]) * 1024
-    return int(re.findall(r"rchar: (\d+)", Path("/proc/self/io").read_text())[0])
+    """What this process has read so far: from the disk for a mapped file, by calls otherwise."""
+    counter = "read_bytes" if suffix == ".npy" else "rchar"
+    return int(re.findall(rf"{counter}: (\d+)", Path("/proc/self/io").read_text())[0])
+
+
+def forget(path: Path) -> None:
+    """Let the system drop a file from its memory, so that it has to be read from the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def seconds(batches: Callable[[], Iterator[torch.Tensor]]) -> float:
@@ -80,6 +88,8 @@ def measure(path: Path, repeat: int) -> dict[str, Any]:
     ways: dict[str, Callable[[], Iterator[torch.Tensor]]] = {"bare": lambda: bare(path, block, order)}
     loaders = {f"prefetch={n}": BlockLoader(dataset, BATCH, shuffle=True, prefetch=n) for n in (0, 2)}
     ways |= {name: loader.__iter__ for name, loader in loaders.items()}
+    if path.is_file() and P_x.rank == 0:
+        forget(path)
     before = taken(path.suffix)
     seconds(ways["prefetch=0"])
     read = taken(path.suffix) - before

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -88,7 +87,7 @@ class CutLoader:
         """The batches of an epoch as this worker reads them."""
         if self.loader is None:
             raise DataError(f"CutLoader: worker {self.transport.rank} reads, and has no `loader`.")
-        sampler = getattr(self.loader, "sampler", None)
+        sampler: Any = getattr(self.loader, "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
         end = object()
@@ -127,7 +126,7 @@ class CutLoader:
         kinds = json.loads(parts[self.team.index(self.root)])
         if not kinds:
             return None
-        whole = found or [None] * len(kinds)
+        whole: list[Tensor | None] = [None] * len(kinds) if found is None else [*found]
         return self._returned([self._sent(*of) for of in zip(whole, kinds, self.partitions, strict=True)])
 
     def _sent(self, x: Tensor | None, kind: list[Any], P: Partition) -> Tensor:
@@ -170,5 +169,5 @@ def _tensors(batch: Any, count: int) -> list[Tensor]:
 
 def _digest(x: Tensor) -> int:
     """A number for the values of a tensor."""
-    data = x.cpu().contiguous().flatten().view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
-    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(data.numpy()))
+    data: Any = x.cpu().contiguous().flatten().view(torch.uint8).numpy() if x.numel() else b""
+    return xxhash.xxh3_64_intdigest(data)

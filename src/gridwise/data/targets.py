@@ -71,7 +71,8 @@ class NpyTarget(Target):
         for index in np.ndindex(*box.shape[:run]):
             inside = (*index, *(0,) * (len(strides) - run))
             offset = sum((a + i) * stride for a, i, stride in zip(box.start, inside, strides, strict=True))
-            self._put(memoryview(data[index].reshape(-1).view(np.uint8)), self._start + offset)
+            run_of_bytes: Any = data[index].reshape(-1).view(np.uint8)
+            self._put(memoryview(run_of_bytes), self._start + offset)
 
     def _put(self, data: memoryview, offset: int) -> None:
         while data:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import h5py
 import numpy as np
 import pytest
 import torch
+import zarr
 from slicing import numbers, part_of, partition, raised, random_grid
 
 import gridwise
@@ -14,24 +16,43 @@ from gridwise.data import BlockDataset
 from gridwise.testing import workers
 
 
-@workers(1, 2, 4)
-def test_random_shapes_grids_and_halos(tmp_path):
+def check_random(cases, folder):
+    """Random arrays on random grids with random halos, in all formats."""
     world = gridwise.world()
-    if world.rank == 0:
-        for case in range(12):
-            rng = random.Random(case)
-            np.save(tmp_path / f"{case}.npy", numbers(*(rng.randint(1, 7) for _ in range(rng.randint(2, 5)))))
-    world.barrier()
-    for case in range(12):
+    for case in cases:
         rng = random.Random(case)
         shape = tuple(rng.randint(1, 7) for _ in range(rng.randint(2, 5)))
-        whole = torch.from_numpy(numbers(*shape))
-        P = random_grid(rng, len(shape))
-        halo = [(0, 0), *((rng.randint(0, 3), rng.randint(0, 3)) for _ in shape[1:])]
-        dataset = BlockDataset(tmp_path / f"{case}.npy", P, halo)
-        samples = [rng.randrange(shape[0]) for _ in range(rng.randint(1, 2 * shape[0]))]
-        assert torch.equal(dataset.read(samples), part_of(whole[samples], P, halo)), case
+        whole, path = numbers(*shape), folder / f"{case}.{rng.choice(['npy', 'h5', 'zarr'])}"
+        if world.rank == 0:
+            write(whole, path, tuple(rng.randint(1, n) for n in shape))
+        world.barrier()
+        P = random_grid(random.Random(case), len(shape))
+        halo = [(0, 0), *((n % 4, (n + case) % 3) for n in shape[1:])]
+        dataset = BlockDataset(path, P, halo)
+        samples = [(7 * i + case) % shape[0] for i in range(1 + case % (2 * shape[0]))]
+        assert torch.equal(dataset.read(samples), part_of(torch.from_numpy(whole)[samples], P, halo)), case
         assert len(dataset) == shape[0]
+
+
+def write(whole, path, chunks):
+    if path.suffix == ".npy":
+        np.save(path, whole)
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=whole, chunks=chunks)
+    else:
+        zarr.create_array(path, shape=whole.shape, chunks=chunks, dtype=whole.dtype)[:] = whole
+
+
+@workers(1, 2, 4)
+def test_random_shapes_grids_and_halos(tmp_path):
+    check_random(range(12), tmp_path)
+
+
+@pytest.mark.soak
+@workers(1, 2, 3, 4)
+def test_many_random_shapes_grids_and_halos(tmp_path):
+    check_random(range(12, 400), tmp_path)
 
 
 @workers(4)
@@ -51,7 +72,9 @@ def test_pairs_have_a_partition_each():
 @workers(3)
 def test_workers_outside_hold_nothing():
     P_x = partition(2, 1)
-    read = BlockDataset(numbers(4, 5), P_x).read([1, 2, 3])
+    dataset = BlockDataset(numbers(4, 5), P_x)
+    assert tuple(dataset[1].shape) == ((5,), (5,), (0,))[gridwise.world().rank]
+    read = dataset.read([1, 2, 3])
     assert tuple(read.shape) == ((2, 5), (1, 5), (3, 0))[gridwise.world().rank]
 
 

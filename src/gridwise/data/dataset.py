@@ -102,7 +102,8 @@ class BlockDataset:
             raise IndexError(f"there are {len(self)} samples, and no sample {sample}.")
         boxes = [self._box(number, 1, alone=True) for number in range(len(self.shapes))]
         request = Request((sample % len(self),), tuple(boxes), 0, 0)
-        return self._returned([block[0] for block in self.reader.read(request)])
+        pairs = zip(self.reader.read(request), self.partitions, strict=True)
+        return self._returned([block[0] if P.active else zero_volume_tensor(None, block.dtype) for block, P in pairs])
 
     def read(self, samples: Iterable[int], epoch: int = 0, seed: int = 0) -> Any:
         """This worker's part of a batch of these samples: a tensor, or a tuple of them.

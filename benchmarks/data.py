@@ -51,9 +51,8 @@ def opened(path: Path) -> Any:
     return h5py.File(path)["x"] if path.suffix == ".h5" else zarr.open_array(path, mode="r")
 
 
-def bare(path: Path, block: tuple[slice, ...], order: list[int]) -> Iterator[torch.Tensor]:
+def bare(array: Any, block: tuple[slice, ...], order: list[int]) -> Iterator[torch.Tensor]:
     """Batches as somebody would read them who needs no library of ours."""
-    array = opened(path)
     for first in range(0, len(order), BATCH):
         yield torch.from_numpy(np.stack([array[(i, *block[1:])] for i in order[first : first + BATCH]]))
 
@@ -83,9 +82,9 @@ def measure(path: Path, repeat: int) -> dict[str, Any]:
     """Best times of an epoch, and bytes, of this worker."""
     P_x = gridwise.world().create_cartesian_topology_partition(GRID)
     block = gridwise.local_slice(P_x, SHAPE)
-    dataset = BlockDataset(path, P_x)
+    array, dataset = opened(path), BlockDataset(path, P_x)
     order = torch.randperm(SHAPE[0], generator=torch.Generator().manual_seed(0)).tolist()
-    ways: dict[str, Callable[[], Iterator[torch.Tensor]]] = {"bare": lambda: bare(path, block, order)}
+    ways: dict[str, Callable[[], Iterator[torch.Tensor]]] = {"bare": lambda: bare(array, block, order)}
     loaders = {f"prefetch={n}": BlockLoader(dataset, BATCH, shuffle=True, prefetch=n) for n in (0, 2)}
     ways |= {name: loader.__iter__ for name, loader in loaders.items()}
     if path.is_file() and P_x.rank == 0:
@@ -104,7 +103,7 @@ def measure(path: Path, repeat: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--repeat", type=int, default=15)
     options = parser.parse_args()
     workers = int(np.prod(GRID))
     table = Table("file", "read / share, MiB", "bare loop", "prefetch=0", "x bare", "prefetch=2", "x bare")

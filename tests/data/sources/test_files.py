@@ -41,6 +41,12 @@ def hdf5(path):
     return path / "a.h5"
 
 
+def hdf5_other_byte_order(path):
+    with h5py.File(path / "a.h5", "w") as file:
+        file["x"] = WHOLE.astype(">f4")
+    return path / "a.h5"
+
+
 def zarr_3(path):
     zarr.create_array(path / "a.zarr", shape=WHOLE.shape, chunks=(1, 4, 4), dtype="f4")[:] = WHOLE
     return path / "a.zarr"
@@ -69,7 +75,7 @@ def nifti_gz(path):
     return path / "a.nii.gz"
 
 
-FORMATS = [npy, fortran, other_byte_order, hdf5, zarr_3, zarr_2, ome_zarr, nifti, nifti_gz]
+FORMATS = [npy, fortran, other_byte_order, hdf5, hdf5_other_byte_order, zarr_3, zarr_2, ome_zarr, nifti, nifti_gz]
 BOX = Box((1, 2, 0), (3, 6, 4))
 
 

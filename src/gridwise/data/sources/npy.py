@@ -27,7 +27,7 @@ class MappedSource(Source):
 
     def _check_length(self) -> None:
         """Whoever touches a page behind the end of a file is killed, so look first."""
-        length = os.stat(self.path).st_size
+        length = os.stat(self.says).st_size
         if length < self.end:
             raise DataError(f"{self.says} ends too early: it has {length} bytes, its array takes {self.end}.")
 

@@ -40,8 +40,10 @@ class Source(ABC):
     def read(self, place: Place, out: np.ndarray) -> None:
         """Fill `out`, of the place's shape and this dtype, with the numbers of the place."""
         if out.size:
-            with reading(self.says):
+            try:
                 self._read(place, out)
+            except Exception as error:
+                raise named(error, self.says) from error
 
     @abstractmethod
     def _read(self, place: Place, out: np.ndarray) -> None: ...
@@ -108,14 +110,18 @@ def reading(says: str, doing: str = "read") -> Iterator[None]:
     """Raise whatever goes wrong in the body as an error that names the source."""
     try:
         yield
-    except DataError as error:
-        raise error if says in str(error) else DataError(f"{says}: {error}") from error
-    except (GridwiseError, KeyboardInterrupt):
-        raise
-    except ImportError as error:
-        raise DataError(
-            describe(f"{says} cannot be {doing}: {error}", fix="pip install 'gridwise[data]' (h5py, zarr, nibabel).")
-        ) from error
-    except Exception as error:  # of whichever library
-        words = str(error) or type(error).__name__
-        raise DataError(f"{says} cannot be {doing}: {type(error).__name__}: {words}") from error
+    except Exception as error:
+        raise named(error, says, doing) from error
+
+
+def named(error: Exception, says: str, doing: str = "read") -> GridwiseError:
+    """An error of whichever library as one that names the source."""
+    if isinstance(error, DataError):
+        return error if says in str(error) else DataError(f"{says}: {error}")
+    if isinstance(error, GridwiseError):
+        return error
+    if isinstance(error, ImportError):
+        fix = "pip install 'gridwise[data]' (h5py, zarr, nibabel)."
+        return DataError(describe(f"{says} cannot be {doing}: {error}", fix=fix))
+    words = str(error) or type(error).__name__
+    return DataError(f"{says} cannot be {doing}: {type(error).__name__}: {words}")

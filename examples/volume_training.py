@@ -88,11 +88,10 @@ def train(folder: Path, name: str, die_at: int | None = None) -> tuple[list[floa
 
 def predict(model: Any, folder: Path, name: str, P_x: gridwise.CartesianPartition, device: torch.device) -> None:
     """Whole samples through the model, to a Zarr array; no worker holds more than its block."""
-    with BlockLoader(BlockDataset(folder / "x.zarr", P_x), device=device) as loader, torch.no_grad():
-        shape = (SAMPLES, 1, SIDE, SIDE, SIDE)
-        with BlockWriter(folder / f"{name}.zarr", shape, P_x, chunks=(1, 1, 24, SIDE, SIDE)) as writer:
-            for x in loader:
-                writer.write(model(x), loader.samples)
+    shape, loader = (SAMPLES, 1, SIDE, SIDE, SIDE), BlockLoader(BlockDataset(folder / "x.zarr", P_x), device=device)
+    with torch.no_grad(), BlockWriter(folder / f"{name}.zarr", shape, P_x, chunks=(1, 1, 24, SIDE, SIDE)) as writer:
+        for x in loader:
+            writer.write(model(x), loader.samples)
 
 
 def main() -> None:
@@ -109,9 +108,8 @@ def main() -> None:
         one, many = (zarr.open_array(folder / f"{name}.zarr", mode="r")[:] for name in ("alone", "grids"))
     print(f"losses       {', '.join(f'{loss:.4f}' for loss in losses)}")
     print(f"on 1 worker  {', '.join(f'{loss:.4f}' for loss in alone)}")
-    print(
-        f"predictions differ by {abs(one - many).max():.1e} at most, each sample was seen {set(Counter(seen).values())} times"
-    )
+    times = set(Counter(seen).values())
+    print(f"predictions differ by {abs(one - many).max():.1e} at most, each sample was seen {times} times")
     assert np.allclose(alone, losses, rtol=1e-4)
     assert np.allclose(one, many, atol=1e-4)
     assert Counter(seen) == dict.fromkeys(range(SAMPLES), EPOCHS)

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,3 +59,14 @@ def test_public_names_are_documented(name):
     assert thing.__doc__, f"gridwise.{name} has no docstring"
     if inspect.isfunction(thing) or inspect.isclass(thing):
         assert ">>>" in thing.__doc__ or thing is gridwise.CartesianPartition, f"gridwise.{name} has no example"
+
+
+def test_the_guide_to_data_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = Path(__file__).parents[1] / "docs" / "data.md"
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) > 5
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, guide.name, "exec"), names)
+    assert names["y"].shape == (2, 4, 32, 32), "the remainder of the last loop"

@@ -20,6 +20,7 @@ PACKAGES = [
     "gridwise.nn.mixins",
     "gridwise.nn.utils",
     "gridwise.checkpoint",
+    "gridwise.data",
     "gridwise.deferred_init",
     "gridwise.fake",
     "gridwise.optim",

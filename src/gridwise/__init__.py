@@ -1,7 +1,7 @@
 """Gridwise: tensors on a Cartesian grid of workers; every movement is a linear operator with an exact adjoint.
 
-What is used most stands here. The rest is one import away: `gridwise.nn` (primitives and layers), `gridwise.fake` and
-`gridwise.deferred_init`, `gridwise.checkpoint`, `gridwise.tagi`, `gridwise.optim`, `gridwise.planning`,
+What is used most stands here. The rest is one import away: `gridwise.nn` (primitives and layers), `gridwise.data`,
+`gridwise.fake` and `gridwise.deferred_init`, `gridwise.checkpoint`, `gridwise.tagi`, `gridwise.optim`, `gridwise.planning`,
 `gridwise.testing`, `gridwise.show`.
 """
 
@@ -15,6 +15,7 @@ from . import nn as nn
 from . import show as show
 from .comm.launching.find import guard as _guard
 from .comm.launching.launch import launch as launch
+from .comm.launching.local_device import device as device
 from .models import DistributedModel as _DistributedModel
 from .models import distribute as distribute
 from .models.random import sequential_random as sequential_random
@@ -39,7 +40,7 @@ _guard()
 nn.distribute = distribute  # type: ignore[attr-defined]
 nn.DistributedModel = _DistributedModel  # type: ignore[attr-defined]
 
-_ROOMS = ("checkpoint", "compat", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
+_ROOMS = ("checkpoint", "compat", "data", "deferred_init", "fake", "optim", "planning", "tagi", "testing")
 
 
 def __getattr__(name: str) -> ModuleType:

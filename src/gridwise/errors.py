@@ -50,6 +50,10 @@ class TransportError(FaultError):
     """No way to talk to the other workers was found, or the one that was asked for does not work here."""
 
 
+class DataError(GridwiseError, RuntimeError):
+    """An array or a file cannot be read as samples, or results cannot be written; the message names it."""
+
+
 class FakeTensorError(GridwiseError, RuntimeError):
     """A fake tensor was asked for something that only a tensor with data can give."""
 

@@ -14,6 +14,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = (
+    "volume_training",
     "fourier_operator",
     "plan",
     "tagi_digits",

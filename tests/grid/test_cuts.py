@@ -1,13 +1,13 @@
 """Cuts: blocks tile the dim, are never negative, and are found by bisection."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from gridwise.errors import PartitionError
-from gridwise.grid import Cuts, Interval, balanced_cuts, cuts_from_extents
+from gridwise.grid import Cuts, Interval, aligned_cuts, balanced_cuts, cuts_from_extents
 from gridwise.grid.cuts import blocks_meeting, checked_cuts, interval
 
 from .strategies import cases, cuts, intervals
@@ -47,3 +47,15 @@ def test_cuts_that_do_not_make_two_blocks_are_refused(wrong: Cuts) -> None:
 
 def test_no_extents_make_no_blocks() -> None:
     assert cuts_from_extents([]) == (0,)
+
+
+def test_aligned_cuts_leave_every_chunk_in_one_block() -> None:
+    for extent, blocks, chunk in product(range(0, 40, 3), range(1, 6), range(1, 8)):
+        even = balanced_cuts(extent, blocks)
+        aligned = aligned_cuts(even, chunk)
+        assert (len(aligned), aligned[0], aligned[-1]) == (blocks + 1, 0, extent)
+        assert list(aligned) == sorted(aligned)
+        assert all(cut % chunk == 0 or cut == extent for cut in aligned)
+        assert all(abs(a - b) <= chunk for a, b in zip(even, aligned, strict=True))
+    with pytest.raises(PartitionError, match="at least 1 row"):
+        aligned_cuts((0, 4), 0)

@@ -6,6 +6,7 @@ from .box import whole_numbers as whole_numbers
 from .copies import Copies as Copies
 from .cuts import Cuts as Cuts
 from .cuts import Interval as Interval
+from .cuts import aligned_cuts as aligned_cuts
 from .cuts import balanced_cuts as balanced_cuts
 from .cuts import cuts_from_extents as cuts_from_extents
 from .grid import Grid as Grid
@@ -16,6 +17,7 @@ from .groups import group_runs as group_runs
 from .groups import groups_of as groups_of
 from .layout import Boxes as Boxes
 from .layout import Layout as Layout
+from .region import Region as Region
 from .route import Message as Message
 from .route import Needs as Needs
 from .route import Piece as Piece

@@ -77,6 +77,15 @@ class Box:
         """The same box in the coordinates of `other`, whose start becomes the origin."""
         return self.shifted(tuple(-o for o in other.start))
 
+    def grown(self, halo: Iterable[tuple[int, int]], shape: Shape) -> Box:
+        """The box with so many rows more before and after it in each dim, cut off at the edges of `shape`.
+
+        >>> Box((0, 4), (2, 8)).grown([(1, 1), (2, 2)], (4, 9))
+        Box(start=(0, 2), stop=(3, 9))
+        """
+        ends = zip(self.start, self.stop, halo, shape, strict=True)
+        return Box.of_intervals((max(0, a - before), min(n, b + after)) for a, b, (before, after), n in ends)
+
     def intersect(self, other: Box) -> Box | None:
         """The common part, or None when it is empty."""
         start = tuple(max(a, c) for a, c in zip(self.start, other.start, strict=True))

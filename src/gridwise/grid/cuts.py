@@ -63,6 +63,18 @@ def scaled(cuts: Cuts, factor: int) -> Cuts:
     return tuple(factor * cut for cut in cuts)
 
 
+def aligned_cuts(cuts: Cuts, chunk: int) -> Cuts:
+    """Each inner cut moved to the nearest multiple of `chunk`, so that every chunk lies in one block; blocks may get empty.
+
+    >>> aligned_cuts((0, 4, 7, 10), 3)
+    (0, 3, 6, 10)
+    """
+    if chunk < 1:
+        raise PartitionError(f"a chunk has at least 1 row, not {chunk}.")
+    inner = (min((cut + chunk // 2) // chunk * chunk, cuts[-1]) for cut in cuts[1:-1])
+    return (cuts[0], *inner, cuts[-1])
+
+
 def interval(cuts: Cuts, block: int) -> Interval:
     """Where `block` starts and stops."""
     return cuts[block], cuts[block + 1]

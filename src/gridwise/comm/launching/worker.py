@@ -125,6 +125,7 @@ class PoolWorker:
         try:
             world = self._world(task.workers)
             find.use(world)
+            world.drawn.clear()
             function, args, kwargs = cloudpickle.loads(task.call)
             value = function(*args, **kwargs)
             try:

@@ -3,21 +3,26 @@
 The vote is that of layers (`nn.agreement`): the maximum of ``[h, -h, ...]``, with h = which call, is -h again in its second
 place if all have the same h. So a worker that waits in a barrier, or for data of its partition, while others call a layer is
 told so, and they too: messages of different lengths would meet otherwise, at which libraries end the process.
+
+The last of the five integers says that a worker has a problem; that of a batch that it could not read is told here too.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
 import xxhash
 
-from ...errors import MismatchError, describe
+from ...errors import DataError, MismatchError, describe
 from ..transports.base import Team, Transport
 
 SHOWN = 8
 """How many workers an error lists before it says how many more there are."""
+UNREAD = 2
+"""The last integer of a vote of a worker that could not read its part of a batch."""
 
 
 def key_of(text: str) -> int:
@@ -28,30 +33,50 @@ def key_of(text: str) -> int:
 def roll_call(transport: Transport, team: Team, what: str, kind: str) -> None:
     """Return when all workers of the team have come for the same `kind` of call; if some have not, all raise."""
     if len(team) > 1:
-        key = key_of(kind)
-        votes = np.array([key, -key, 0, 0, 0], dtype=np.int64)
+        key, (_, problem) = key_of(kind), transport.drawn.of(team)
+        votes = np.array([key, -key, 0, 0, UNREAD if problem else 0], dtype=np.int64)
         transport.all_max(votes, team, what)
         if votes[0] != -votes[1]:
             raise_mismatch(transport, team, what, key)
+        if votes[4] == UNREAD:
+            raise_unread(transport, team, what, problem)
 
 
 def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoReturn:
     """The error of workers whose votes have shown that they called different things; all of them come here."""
+    told = transport.gather_bytes(json.dumps([key, transport.drawn.of(team)[0]]).encode(), team, "the text of an error")
+    keys, batches = zip(*map(json.loads, told), strict=True)
+    if len(set(keys)) == 1 and len(set(batches)) > 1:
+        lines = tell(transport, team, transport.drawn.says(team))
+        transport.drawn.forget_of(team)
+        raise MismatchError(
+            describe(
+                f"the workers called {what} with different batches.",
+                lines,
+                "draw every batch on every worker: all of them skip it or none does.",
+            )
+        )
     raise MismatchError(
         describe(
             "the workers called different operators, or the same ones in another order.",
-            _who_called(transport, team, what, key),
+            _who_called(transport, team, what, key, keys),
             "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
         )
     )
 
 
-def _who_called(transport: Transport, team: Team, what: str, key: int) -> list[str]:
+def raise_unread(transport: Transport, team: Team, what: str, problem: str | None) -> NoReturn:
+    """The error of workers of which some could not read their part of a batch; all of them come here."""
+    lines = tell(transport, team, problem)
+    transport.drawn.forget_of(team)
+    raise DataError(describe(f"{what}: a batch could not be read.", lines))
+
+
+def _who_called(transport: Transport, team: Team, what: str, key: int, keys: Sequence[int]) -> list[str]:
     """What each worker called; where the words are the same, a letter tells equal layers, or calls of one, apart."""
     lines = tell(transport, team, f"called {what}")
     if len(lines) > 1:
         return lines
-    keys = [int(part) for part in transport.gather_bytes(str(key).encode(), team, "the text of an error")]
     letter = chr(ord("A") + min(list(dict.fromkeys(keys)).index(key), 25))
     return tell(transport, team, f"called {what}: layer, call or direction {letter} of those with this name")
 

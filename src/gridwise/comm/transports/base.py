@@ -28,6 +28,7 @@ from ..messages import wire_dtypes
 from ..messages.packing import Landing, Views, packed
 from ..messages.requests import NOTHING, Arriving, Both, Request, Unstaging
 from ..node import Node
+from ..supervision.drawn_batches import DrawnBatches
 from ..supervision.forks import Refuses
 from ..supervision.waiting import Guarded, Waiting, Watching
 
@@ -68,6 +69,8 @@ class Transport(Refuses, ABC):
         self.sent: dict[int, int] = defaultdict(int)
         self.received: dict[int, int] = defaultdict(int)
         """How many messages to and from each worker this one has started, for the same purpose."""
+        self.drawn = DrawnBatches()
+        """The batches that data loaders have given to this worker."""
         self._ordinals: Counter[str] = Counter()
 
     @property

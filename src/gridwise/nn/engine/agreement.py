@@ -8,6 +8,8 @@ questions at once:
     do we all have a plan?        max(p) == -max(-p), and not 0, else all of them plan anew, together
     has anybody a bad input?      then all raise the same `PartitionError`, before anything is sent
 
+Where a data loader feeds the workers, h also stands for the batch that it gave them last (`drawn_batches`).
+
 Planning anew takes a second all-reduce, of ``2 sum(p_d)`` integers and a few more: worker i writes its extent, and minus it,
 at its place along each dim, and everybody holds the same cuts afterwards, or sees the same disagreement. Nothing costs
 memory of the number of workers; only the text of an error does.
@@ -26,8 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...comm.supervision.matching_calls import UNREAD, raise_mismatch, raise_unread
 from ...comm.supervision.matching_calls import key_of as key_of
-from ...comm.supervision.matching_calls import raise_mismatch
 from ...comm.supervision.matching_calls import tell as tell
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError, describe
@@ -71,11 +73,18 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
         if problem is not None:
             raise PartitionError(f"{what}: {problem}")
         return plan
-    votes = np.array([key, -key, plan, -plan, problem is not None], dtype=np.int64)
+    vote, unread = key, None
+    if transport.drawn:
+        batches, unread = transport.drawn.of(team)
+        vote ^= batches
+    trouble = UNREAD if unread is not None else int(problem is not None)
+    votes = np.array([vote, -vote, plan, -plan, trouble], dtype=np.int64)
     transport.all_max(votes, team, what)
     high, low, most, least, refused = votes.tolist()
     if high != -low:
         raise_mismatch(transport, team, what, key)
+    if refused == UNREAD:
+        raise_unread(transport, team, what, unread)
     if refused:
         raise PartitionError(describe(f"{what} got an input that it cannot take.", tell(transport, team, problem)))
     return most if most == -least else 0

@@ -1,0 +1,124 @@
+"""The data loader against a bare loop over the same blocks, in the same run; and what each worker reads beside its share.
+
+    python benchmarks/data.py                    64 samples of 1 x 64 x 64 x 64 float32 on 2 workers, (1, 1, 2, 1, 1)
+
+The bare loop opens the file with its library, slices this worker's block of each sample, in the same order, and stacks
+batches. The ways take turns, epoch by epoch, from the system's memory; the best of `--repeat` epochs of each counts, of the
+slowest worker. "x bare" is the loader's throughput relative to that; the goal is 0.9. Nobody computes meanwhile, so reading
+ahead gains nothing here. "read" is what a worker has taken from the file in a first epoch, as the system counts it: for .npy
+what came from the disk, with the system's read-ahead, else the bytes that the library has read. "share" is its part of the
+file's bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+import zarr
+from rich.console import Console
+from rich.table import Table
+
+import gridwise
+from gridwise.data import BlockDataset, BlockLoader
+
+SHAPE, CHUNKS, BATCH, GRID = (64, 1, 64, 64, 64), (1, 1, 32, 32, 32), 4, (1, 1, 2, 1, 1)
+MIB = 1 << 20
+
+
+def make(folder: Path) -> dict[str, Path]:
+    """The same numbers in each format."""
+    values = np.random.default_rng(0).normal(size=SHAPE).astype("float32")
+    np.save(folder / "a.npy", values)
+    with h5py.File(folder / "a.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=CHUNKS)
+    zarr.create_array(folder / "a.zarr", shape=SHAPE, chunks=CHUNKS, dtype="float32")[:] = values
+    return {".npy": folder / "a.npy", "HDF5": folder / "a.h5", "Zarr": folder / "a.zarr"}
+
+
+def opened(path: Path) -> Any:
+    if path.suffix == ".npy":
+        return np.load(path, mmap_mode="r")
+    return h5py.File(path)["x"] if path.suffix == ".h5" else zarr.open_array(path, mode="r")
+
+
+def bare(array: Any, block: tuple[slice, ...], order: list[int]) -> Iterator[torch.Tensor]:
+    """Batches as somebody would read them who needs no library of ours."""
+    for first in range(0, len(order), BATCH):
+        yield torch.from_numpy(np.stack([array[(i, *block[1:])] for i in order[first : first + BATCH]]))
+
+
+def taken(suffix: str) -> int:
+    """What this process has read so far: from the disk for a mapped file, by calls otherwise."""
+    counter = "read_bytes" if suffix == ".npy" else "rchar"
+    return int(re.findall(rf"{counter}: (\d+)", Path("/proc/self/io").read_text())[0])
+
+
+def forget(path: Path) -> None:
+    """Let the system drop a file from its memory, so that it has to be read from the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def seconds(batches: Callable[[], Iterator[torch.Tensor]]) -> float:
+    gridwise.world().barrier()
+    start = time.perf_counter()
+    for _ in batches():
+        pass
+    return time.perf_counter() - start
+
+
+def measure(path: Path, repeat: int) -> dict[str, Any]:
+    """Best times of an epoch, and bytes, of this worker."""
+    P_x = gridwise.world().create_cartesian_topology_partition(GRID)
+    block = gridwise.local_slice(P_x, SHAPE)
+    array, dataset = opened(path), BlockDataset(path, P_x)
+    order = torch.randperm(SHAPE[0], generator=torch.Generator().manual_seed(0)).tolist()
+    ways: dict[str, Callable[[], Iterator[torch.Tensor]]] = {"bare": lambda: bare(array, block, order)}
+    loaders = {f"prefetch={n}": BlockLoader(dataset, BATCH, shuffle=True, prefetch=n) for n in (0, 2)}
+    ways |= {name: loader.__iter__ for name, loader in loaders.items()}
+    if path.is_file() and P_x.rank == 0:
+        forget(path)
+    before = taken(path.suffix)
+    seconds(ways["prefetch=0"])
+    read = taken(path.suffix) - before
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeat):
+        for name, way in ways.items():
+            times[name].append(seconds(way))
+    for loader in loaders.values():
+        loader.close()
+    return {**{name: min(found) for name, found in times.items()}, "read": read}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=15)
+    options = parser.parse_args()
+    workers = int(np.prod(GRID))
+    table = Table("file", "read / share, MiB", "bare loop", "prefetch=0", "x bare", "prefetch=2", "x bare")
+    with tempfile.TemporaryDirectory() as name:
+        for kind, path in make(Path(name)).items():
+            found = gridwise.launch(measure, path, options.repeat, workers=workers)
+            size = sum(f.stat().st_size for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file())
+            slowest = {key: max(one[key] for one in found) for key in found[0]}
+            rates = {key: size / workers / MIB / slowest[key] for key in slowest if key != "read"}
+            row = [f"{rates['bare']:.0f} MiB/s"]
+            for key in ("prefetch=0", "prefetch=2"):
+                row += [f"{rates[key]:.0f} MiB/s", f"{slowest['bare'] / slowest[key]:.2f}"]
+            table.add_row(kind, f"{slowest['read'] / MIB:.1f} / {size / workers / MIB:.1f}", *row)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

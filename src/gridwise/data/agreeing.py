@@ -1,0 +1,48 @@
+"""One outcome for all workers: a step that fails on one of them, or gives something else there, is an error on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numpy as np
+
+from ..comm.supervision.matching_calls import key_of, raise_mismatch, tell
+from ..comm.transports.base import Team, Transport
+from ..errors import DataError, GridwiseError, PartitionError, describe
+
+Result = TypeVar("Result")
+
+
+def together(
+    transport: Transport,
+    team: Team,
+    what: str,
+    step: Callable[[], Result],
+    says: Callable[[Result], str] = lambda _: "",
+) -> Result:
+    """What `step` gives here, if it fails on no worker of the team and `says` the same of it on all.
+
+    One all-reduce; workers outside of the team take the step alone.
+    """
+    result: Result | None = None
+    words, problem = "", None
+    try:
+        result = step()
+        words = says(result)
+    except (DataError, PartitionError, OSError, MemoryError) as error:
+        problem = f"{error}" or repr(error)
+        if len(team) == 1 or transport.rank not in team:
+            raise error if isinstance(error, GridwiseError) else DataError(f"{what}: {problem}") from error
+    if transport.rank not in team:
+        return cast(Result, result)
+    key, number = key_of(what), key_of(words)
+    votes = np.array([key, -key, number, -number, problem is not None], dtype=np.int64)
+    transport.all_max(votes, team, what)
+    if votes[0] != -votes[1]:
+        raise_mismatch(transport, team, what, key)
+    if votes[4]:
+        raise DataError(describe(f"{what} failed.", tell(transport, team, problem)))
+    if votes[2] != -votes[3]:
+        raise DataError(describe(f"{what} needs the same on all workers.", tell(transport, team, words)))
+    return cast(Result, result)

@@ -1,0 +1,173 @@
+"""Batches of whole samples, from a loader of torch, cut into blocks: by worker 0, which sends them, or by every worker.
+
+Every batch costs a small message. Where every worker reads, it carries a number for what was read, since loaders shuffle and
+transform with random numbers of their process: workers that have read different samples raise, and train on none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from ..comm.supervision.matching_calls import key_of
+from ..errors import DataError, PartitionError
+from ..grid import Layout, union_of
+from ..nn.functional import scatter
+from ..partition import CartesianPartition, Partition, zero_volume_tensor
+from .agreeing import together
+from .order import Position
+
+READS = ("every", "first")
+
+
+class CutLoader:
+    """The batches of a torch DataLoader, as blocks on a grid.
+
+    Parameters
+    ----------
+    loader : gives batches of whole samples, a tensor or a tuple of them: a torch DataLoader, or anything that can be iterated
+        over. With ``reads="first"``, workers but the first may give None
+    P_x : where a batch lies; a tuple of partitions for batches of several tensors. On one without a grid, every worker has all
+    reads : 'every' worker reads all of every batch and keeps its block: no data is sent. Or the 'first' worker of the
+        partition reads, and sends the others their blocks
+    seed : of torch's random numbers when an epoch begins: a DataLoader without a generator of its own draws its order from them
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> whole = torch.utils.data.DataLoader(torch.arange(12.0).reshape(4, 3), batch_size=2)
+    >>> [tuple(x.shape) for x in gridwise.data.CutLoader(whole, P_x)]
+    [(2, 3), (2, 3)]
+    """
+
+    def __init__(self, loader: Iterable[Any] | None, P_x: Any, reads: str = "every", seed: int = 0) -> None:
+        self.partitions: Sequence[Partition] = P_x if isinstance(P_x, tuple | list) else (P_x,)
+        if reads not in READS or not all(isinstance(P, Partition) for P in self.partitions):
+            raise PartitionError(
+                f"CutLoader: `reads` (={reads!r}) must be one of {READS}, and `P_x` a partition or a tuple of them."
+            )
+        self.loader, self.reads, self.seed = loader, reads, int(seed)
+        self.transport = self.partitions[0].transport
+        self.team = union_of([P.grid for P in self.partitions])
+        self.root = self.partitions[0].ranks[0]
+        self._position = Position()
+
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch, or the rest of it after `load_state_dict`: batches that were handed out are read again, and dropped."""
+        position, skipped = self._position, self._position.begin()
+        reader = self.reads == "every" or self.transport.rank == self.root
+        batches = self._whole(skipped) if reader else iter(())
+        while self.transport.rank in self.team:
+            read = self._read_by_all if self.reads == "every" else self._read_by_first
+            found = read(batches)
+            if found is None:
+                break
+            position.done += 1
+            yield found
+        position.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many batches were handed out."""
+        return self._position.state({"seed": self.seed})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, at the next `for`: on any grid, with the same batch size and order."""
+        self._position.load(state, {"seed": self.seed}, "CutLoader")
+
+    def _whole(self, skipped: int) -> Iterator[list[Tensor]]:
+        """The batches of an epoch as this worker reads them."""
+        if self.loader is None:
+            raise DataError(f"CutLoader: worker {self.transport.rank} reads, and has no `loader`.")
+        sampler: Any = getattr(self.loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self.epoch)
+        end = object()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_of(f"{self.seed} {self.epoch}"))
+            batches = iter(self.loader)
+            first = next(batches, end)  # the order is drawn now
+        for number, batch in enumerate(_chained(first, batches, end)):
+            if number >= skipped:
+                yield _tensors(batch, len(self.partitions))
+
+    def _read_by_all(self, batches: Iterator[list[Tensor]]) -> Any:
+        def says(found: list[Tensor] | None) -> str:
+            if found is None:
+                return "the end of the epoch"
+            return ", ".join(f"{tuple(x.shape)} {x.dtype} {_digest(x)}" for x in found)
+
+        found = together(self.transport, self.team, "CutLoader", lambda: _next(batches), says)
+        if found is None:
+            return None
+        return self._returned([self._own(x, P) for x, P in zip(found, self.partitions, strict=True)])
+
+    def _own(self, x: Tensor, P: Partition) -> Tensor:
+        if not P.active:
+            return zero_volume_tensor(len(x), x.dtype)
+        if not isinstance(P, CartesianPartition):
+            return x
+        return x[Layout.balanced(P.grid, x.shape).block(P.transport.rank).slices].clone()
+
+    def _read_by_first(self, batches: Iterator[list[Tensor]]) -> Any:
+        is_root = self.transport.rank == self.root
+        found = together(self.transport, self.team, "CutLoader", lambda: _next(batches) if is_root else None)
+        told = [] if found is None else [[str(x.dtype).removeprefix("torch."), *x.shape] for x in found]
+        header = json.dumps(told).encode() if is_root else b""
+        parts = self.transport.gather_bytes(header, self.team, "CutLoader")
+        kinds = json.loads(parts[self.team.index(self.root)])
+        if not kinds:
+            return None
+        whole: list[Tensor | None] = [None] * len(kinds) if found is None else [*found]
+        return self._returned([self._sent(*of) for of in zip(whole, kinds, self.partitions, strict=True)])
+
+    def _sent(self, x: Tensor | None, kind: list[Any], P: Partition) -> Tensor:
+        dtype = getattr(torch, kind[0])
+        if isinstance(P, CartesianPartition):
+            return scatter(x, P, self.root)
+        buffer = torch.empty(kind[1:], dtype=dtype) if x is None else x.contiguous()
+        self.transport.copy_from(buffer, self.root, self.team, "CutLoader")
+        return buffer if P.active else zero_volume_tensor(kind[1], dtype)
+
+    def _returned(self, blocks: list[Tensor]) -> Any:
+        return blocks[0] if len(blocks) == 1 else tuple(blocks)
+
+
+def _chained(first: Any, rest: Iterator[Any], end: object) -> Iterator[Any]:
+    if first is not end:
+        yield first
+        yield from rest
+
+
+def _next(batches: Iterator[list[Tensor]]) -> list[Tensor] | None:
+    """The next batch, None at the end; whatever goes wrong in the user's loader is an error of the data."""
+    try:
+        return next(batches, None)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"the loader has raised {type(error).__name__}: {error}") from error
+
+
+def _tensors(batch: Any, count: int) -> list[Tensor]:
+    found = [batch] if isinstance(batch, Tensor) else list(batch) if isinstance(batch, tuple | list) else []
+    if len(found) != count or not all(isinstance(x, Tensor) for x in found):
+        raise DataError(
+            f"CutLoader: a batch must be {count} tensor{'s' * (count > 1)}, as many as partitions were given, and is a "
+            f"{type(batch).__name__}" + (f" of {[type(x).__name__ for x in found]}." if found else ".")
+        )
+    return [x.detach() for x in found]
+
+
+def _digest(x: Tensor) -> int:
+    """A number for the values of a tensor."""
+    data: Any = x.cpu().contiguous().flatten().view(torch.uint8).numpy() if x.numel() else b""
+    return xxhash.xxh3_64_intdigest(data)

@@ -1,0 +1,230 @@
+"""Samples on a grid: each worker reads its block of each sample, and nothing else.
+
+    a batch of samples 5, 2, 7, 0       axis 0 of the grid cuts the batch: the first worker takes 5 and 2, ...
+    each of shape (channel, *space)     the other axes cut the samples: ... and its block of both
+
+The blocks are those of the tensor (batch, channel, *space) on the partition, as `Layout.balanced` cuts it, so a model on the
+same partition takes them as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError, PartitionError, describe
+from ..grid import Box, Layout, union_of, whole_numbers
+from ..partition import CartesianPartition, Partition, zero_volume_tensor
+from .agreeing import together
+from .reader import Field, Reader, Request
+from .samples import as_samples
+from .transforms import PlaceTransform, ValueTransform
+
+Halo = tuple[tuple[int, int], ...]
+
+
+class BlockDataset:
+    """Samples of which each worker reads its block.
+
+    All workers of the partitions make it together: they compare what they have opened, so that a file that is missing or
+    different on one of them is an error on all.
+
+    Parameters
+    ----------
+    arrays : the samples: an array with the samples along `sample_dim`, or a list with one array for each. An array is a path
+        (.npy, HDF5, NIfTI, a folder of Zarr or OME-Zarr), what `open_array` gives, or any object with shape, dtype and slicing.
+        A tuple of such is a tuple of tensors for each sample: inputs and targets
+    P_x : where a batch (batch, *dims of a sample) lies; a tuple for a tuple of arrays. On a partition without a grid, every
+        worker has all of it
+    halo : how many rows more to read around the block: a number, for all dims from the third on, or a pair (before, after) for
+        each dim of the batch. Cut off at the edges of the sample. A tuple for a tuple of arrays
+    sample_dim : along which dim of an array the samples lie
+    add_channel : whether samples get a first dim of one row, for images without channels
+    dtype : of the batches; None for that of the array
+    transforms : applied to each sample in turn, see `gridwise.data.transforms`: `RandomCrop`, `RandomFlip`, functions of blocks
+
+    Attributes
+    ----------
+    shapes : of a sample's tensors, as a batch has them: cropped, and with their channel
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> dataset = gridwise.data.BlockDataset(torch.arange(24.0).reshape(4, 1, 6), P_x)
+    >>> len(dataset), dataset.read([2, 0]).shape
+    (4, torch.Size([2, 1, 6]))
+    """
+
+    def __init__(
+        self,
+        arrays: Any,
+        P_x: Any,
+        halo: Any = None,
+        *,
+        sample_dim: int | Sequence[int] = 0,
+        add_channel: bool | Sequence[bool] = False,
+        dtype: torch.dtype | Sequence[torch.dtype | None] | None = None,
+        transforms: Iterable[PlaceTransform | ValueTransform] = (),
+    ) -> None:
+        self.is_tuple = isinstance(arrays, tuple)
+        given = arrays if isinstance(arrays, tuple) else (arrays,)
+        self.partitions: list[Partition] = self._each("P_x", P_x, len(given))
+        self.transport = self.partitions[0].transport
+        self.team = union_of([P.grid for P in self.partitions])
+        halos, dims = self._each("halo", halo, len(given)), self._each("sample_dim", sample_dim, len(given))
+        channels, dtypes = self._each("add_channel", add_channel, len(given)), self._each("dtype", dtype, len(given))
+        self.halos = [_halo(wish, P) for wish, P in zip(halos, self.partitions, strict=True)]
+        listed = list(transforms)
+
+        def opened() -> Reader:
+            found = [as_samples(array, dim) for array, dim in zip(given, dims, strict=True)]
+            kinds = [
+                wish or torch.from_numpy(np.empty(0, s.dtype)).dtype for wish, s in zip(dtypes, found, strict=True)
+            ]
+            reader = Reader([Field(*of) for of in zip(found, map(bool, channels), kinds, strict=True)], listed)
+            self._check(reader)
+            return reader
+
+        self.reader = together(self.transport, self.team, "BlockDataset", opened, self._spelt)
+        self.shapes = self.reader.shapes()
+        self._boxes: dict[int, tuple[Box, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self.reader.fields[0].samples)
+
+    def __getitem__(self, sample: int) -> Tensor | tuple[Tensor, ...]:
+        """This worker's block of a sample, without a batch dim, wherever axis 0 of the grid would put it."""
+        if not -len(self) <= sample < len(self):
+            raise IndexError(f"there are {len(self)} samples, and no sample {sample}.")
+        boxes = [self._box(number, 1, alone=True) for number in range(len(self.shapes))]
+        request = Request((sample % len(self),), tuple(boxes), 0, 0)
+        pairs = zip(self.reader.read(request), self.partitions, strict=True)
+        return self._returned([block[0] if P.active else zero_volume_tensor(None, block.dtype) for block, P in pairs])
+
+    def read(self, samples: Iterable[int], epoch: int = 0, seed: int = 0) -> Any:
+        """This worker's part of a batch of these samples: a tensor, or a tuple of them.
+
+        `epoch` and `seed` decide what random transforms do. Nothing is sent, so what goes wrong is raised here alone.
+        """
+        request = self.request(samples, epoch, seed)
+        return self.finished(self.reader.read(request), len(request.samples))
+
+    def request(self, samples: Iterable[int], epoch: int, seed: int) -> Request:
+        """What this worker has to read of a batch."""
+        wanted = whole_numbers(samples, "samples")
+        wrong = [sample for sample in wanted if not 0 <= sample < len(self)]
+        if wrong:
+            raise DataError(f"there are {len(self)} samples, and no sample {wrong[0]}.")
+        return Request(wanted, self.boxes(len(wanted)), epoch, seed)
+
+    def boxes(self, count: int) -> tuple[Box, ...]:
+        """This worker's box of each tensor of a batch of so many samples."""
+        if count not in self._boxes:
+            self._boxes[count] = tuple(self._box(number, count) for number in range(len(self.shapes)))
+        return self._boxes[count]
+
+    def finished(self, blocks: Sequence[Tensor], count: int) -> Any:
+        """What was read of a batch of so many samples, as the loader hands it on; a worker outside of a grid holds nothing."""
+        return self._returned(
+            [
+                block if P.active else zero_volume_tensor(count, block.dtype)
+                for block, P in zip(blocks, self.partitions, strict=True)
+            ]
+        )
+
+    def empty(self, request: Request) -> list[Tensor]:
+        """Zeros in the place of a batch that could not be read."""
+        kinds = [field.dtype for field in self.reader.fields]
+        return [torch.zeros(box.shape, dtype=kind) for box, kind in zip(request.boxes, kinds, strict=True)]
+
+    def _returned(self, blocks: list[Tensor]) -> Any:
+        return tuple(blocks) if self.is_tuple else blocks[0]
+
+    def _box(self, number: int, count: int, alone: bool = False) -> Box:
+        """This worker's box of a batch of so many samples; `alone`: as if axis 0 of the grid did not cut it."""
+        P, shape = self.partitions[number], (count, *self.shapes[number])
+        if not P.active:
+            return Box.of_shape((0,) * len(shape))
+        if not isinstance(P, CartesianPartition):
+            return Box.of_shape(shape)
+        box = Layout.balanced(P.grid, shape).block(P.transport.rank)
+        if alone:
+            box = Box((0, *box.start[1:]), (count, *box.stop[1:]))
+        return box.grown(self.halos[number], shape)
+
+    # What it was given
+
+    def _each(self, name: str, value: Any, count: int) -> list[Any]:
+        """An argument for each of the arrays."""
+        if not self.is_tuple or not isinstance(value, tuple | list):
+            return [value] * count
+        if len(value) != count:
+            raise PartitionError(
+                f"BlockDataset: `{name}` needs one entry for each of {count} arrays, got {len(value)}."
+            )
+        return list(value)
+
+    def _check(self, reader: Reader) -> None:
+        """Raise unless the arrays have as many samples, in as many dims as their grids, and the transforms fit."""
+        lengths = [f"{field.samples.says}: {len(field.samples)}" for field in reader.fields]
+        if len({len(field.samples) for field in reader.fields}) > 1:
+            raise DataError(describe("the arrays of one dataset need as many samples each.", lengths))
+        for field, P, shape in zip(reader.fields, self.partitions, reader.shapes(), strict=True):
+            if isinstance(P, CartesianPartition) and P.dim != 1 + len(shape):
+                raise DataError(
+                    describe(
+                        f"{field.samples.says}: a batch of samples of shape {shape} has {1 + len(shape)} dims, its grid "
+                        f"{P.shape} has {P.dim} axes.",
+                        fix="use 1 for the axes of dims that are not cut; axis 0 is that of the batch; add_channel=True adds a "
+                        "dim for channels.",
+                    )
+                )
+        batch_axes = {P.shape[0] if isinstance(P, CartesianPartition) else 1 for P in self.partitions}
+        ranks = {P.ranks for P in self.partitions}
+        if reader.changes and (len(batch_axes) > 1 or len(ranks) > 1):
+            raise DataError(
+                "a function of a sample's blocks needs all of them on the same worker: give all partitions the same workers, "
+                "and as many along axis 0."
+            )
+
+    def _spelt(self, reader: Reader) -> str:
+        fields = [
+            f"{len(f.samples)} samples of {s} {f.dtype}" for f, s in zip(reader.fields, reader.shapes(), strict=True)
+        ]
+        grids = [f"{P.shape} with halo {halo}" for P, halo in zip(self.partitions, self.halos, strict=True)]
+        kinds = [t if isinstance(t, PlaceTransform) else "a function" for t in reader.transforms]
+        return f"{'; '.join(fields)}; on {'; '.join(grids)}; {kinds}"
+
+
+def _halo(wish: Any, P: Any) -> Halo:
+    """The rows before and after the block, for each dim."""
+    if not isinstance(P, Partition):
+        raise PartitionError(
+            f"BlockDataset: `P_x` (={P!r}) must be a partition, or a tuple of them for a tuple of arrays."
+        )
+    if not isinstance(P, CartesianPartition):
+        if wish is not None:
+            raise PartitionError(
+                "BlockDataset: on a partition without a grid every worker has all: there is no `halo`."
+            )
+        return ()
+    if wish is None or isinstance(wish, int):
+        rows = wish or 0
+        pairs: Halo = tuple((rows, rows) if d > 1 else (0, 0) for d in range(P.dim))
+    else:
+        pairs = tuple(_pair(pair) for pair in wish)
+    if len(pairs) != P.dim or any(min(pair) < 0 for pair in pairs) or pairs[0] != (0, 0):
+        raise PartitionError(
+            f"BlockDataset: `halo` (={wish!r}) must be a number of rows, or a pair (before, after) for each of {P.dim} dims, "
+            "none for the batch."
+        )
+    return pairs
+
+
+def _pair(given: Any) -> tuple[int, int]:
+    before, after = whole_numbers((given, given) if isinstance(given, int) else given, "halo")
+    return before, after

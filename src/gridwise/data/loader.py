@@ -1,0 +1,185 @@
+"""Batches of blocks, in the same order on all workers, read ahead, and resumable on another grid.
+
+A batch is drawn without a message. The next agreement of a model or layer, which is made anyway, also compares which batch each
+worker has drawn, and tells all of them if one could not read its part (`comm.supervision.drawn_batches`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.supervision.drawn_batches import DrawnBatch
+from ..comm.supervision.matching_calls import key_of
+from ..errors import DataError, PartitionError
+from ..nn.engine.agreement import is_on
+from .agreeing import together
+from .dataset import BlockDataset
+from .order import Order, Position
+from .prefetch import Batch, Prefetch, Window
+from .reader import Request
+
+SHOWN = 8
+"""How many samples of a batch an error names."""
+
+
+class Drawing:
+    """One loader among those of this worker: tells the workers' agreements which batch was drawn from it."""
+
+    def __init__(self, transport: Any, team: tuple[int, ...], says: str, alone: bool) -> None:
+        self.transport, self.team, self.alone = transport, team, alone
+        number = transport.ordinal(f"{says} of {team}")
+        self.says = f"{says} #{number}" if number else says
+        self.name = f"{self.says} of {team}"
+
+    def draw(self, words: str, key: str, problem: Exception | None) -> None:
+        """Note a batch; raise where nobody else would."""
+        if not self.transport.drawn.is_told(self.name):
+            self.transport.drawn.forget(self.name)
+            raise DataError(
+                f"{self.says}: a batch could not be read, and no model was called with it, which would have told the others."
+                "\n  fix: call a model or layer with every batch, or BlockLoader(..., agree=True)."
+            )
+        says = f"{words} of {self.says}"
+        if self.alone:
+            together(self.transport, self.team, self.says, lambda: _raised(problem, says), lambda _: f"{says} {key}")
+            return
+        if problem is not None and (len(self.team) == 1 or self.transport.rank not in self.team or not is_on()):
+            _raised(problem, says)
+        text = str(problem) if problem is not None else None
+        self.transport.drawn.draw(self.name, DrawnBatch(self.team, key_of(f"{self.name} {key}"), says, text))
+
+
+class BlockLoader:
+    """Iterates over batches of a `BlockDataset`; each worker gets its part of each.
+
+    Parameters
+    ----------
+    dataset : what is read
+    batch_size : samples of a batch, over all workers: the same on any grid
+    shuffle : whether the order is drawn anew for each epoch
+    seed : of the order, and of random transforms
+    drop_last : leave out the last batch if it has fewer samples. If not, it is handed on as it is, and workers along axis 0 of
+        the grid may have no sample of it
+    prefetch : how many batches are read ahead; 0 reads each when it is asked for
+    readers : how many threads, or processes, read ahead
+    processes : read ahead in processes, which are spawned: a script needs ``if __name__ == "__main__":`` for that
+    device : where batches go; None leaves them on the host
+    agree : send a message of its own for each batch, at which all workers raise alike. For loops that call no model or layer
+
+    Attributes
+    ----------
+    epoch : how many passes have come to their end
+    samples : the numbers of the samples of the last batch, on all workers together
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> dataset = gridwise.data.BlockDataset(torch.arange(30.0).reshape(5, 1, 6), P_x)
+    >>> loader = gridwise.data.BlockLoader(dataset, batch_size=2, shuffle=True, seed=1)
+    >>> [tuple(x.shape) for x in loader]
+    [(2, 1, 6), (2, 1, 6), (1, 1, 6)]
+    >>> loader.state_dict()["epoch"]
+    1
+    """
+
+    def __init__(
+        self,
+        dataset: BlockDataset,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        prefetch: int = 2,
+        readers: int = 1,
+        processes: bool = False,
+        device: torch.device | str | None = None,
+        agree: bool = False,
+    ) -> None:
+        for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0), ("readers", readers, 1)):
+            if type(value) is not int or value < least:
+                raise PartitionError(f"BlockLoader: `{name}` (={value!r}) must be a whole number, {least} or more.")
+        self.dataset, self.batch_size, self.drop_last, self.ahead = dataset, batch_size, drop_last, prefetch
+        self.order = Order(len(dataset), bool(shuffle), int(seed))
+        self.device = None if device is None else torch.device(device)
+        self.samples: tuple[int, ...] = ()
+        self._position = Position()
+        self._drawing = Drawing(dataset.transport, dataset.team, "BlockLoader", agree)
+        self._prefetch = Prefetch(dataset.reader, readers if prefetch else 0, processes and prefetch > 0)
+        self._end = weakref.finalize(self, Prefetch.close, self._prefetch)
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+        whole, rest = divmod(self.order.length, self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch, or the rest of it after `load_state_dict`."""
+        position, start = self._position, self._position.begin()
+        epoch = position.epoch
+        for request, about, found in Window(self._prefetch, self._requests(epoch, start), self.ahead):
+            self._draw(request, about, found)
+            position.epoch, position.done = epoch, about[1]
+            self.samples = request.samples
+            blocks = self.dataset.empty(request) if isinstance(found, Exception) else found
+            yield self._moved(self.dataset.finished(blocks, len(request.samples)))
+        self._drawing.draw(f"the end of epoch {epoch}", f"{epoch} ends", None)
+        position.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it has come: the batches that were handed out count as done. Put the loader into a checkpoint's state."""
+        return self._position.state(self._settings)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, at the next `for`: on any grid, and with any batch size."""
+        self._position.load(state, self._settings, "BlockLoader")
+
+    def close(self) -> None:
+        """End the threads or processes that read ahead; the next pass starts them again."""
+        self._prefetch.close()
+
+    def __enter__(self) -> BlockLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"length": self.order.length, "shuffle": self.order.shuffle, "seed": self.order.seed}
+
+    def _requests(self, epoch: int, start: int) -> Iterator[tuple[Request, tuple[int, int]]]:
+        """Every batch of an epoch from sample `start` of its order on: what is read, its number, and how many are done then."""
+        order = self.order.samples(epoch)
+        for first in range(start, len(order), self.batch_size):
+            samples = tuple(order[first : first + self.batch_size].tolist())
+            if len(samples) < self.batch_size and self.drop_last:
+                return
+            request = Request(samples, self.dataset.boxes(len(samples)), epoch, self.order.seed)
+            yield request, (first, first + len(samples))
+
+    def _draw(self, request: Request, about: tuple[int, int], found: Batch) -> None:
+        numbers = ", ".join(map(str, request.samples[:SHOWN])) + (", ..." if len(request.samples) > SHOWN else "")
+        words = f"the batch of samples {numbers} (from place {about[0]} of epoch {request.epoch})"
+        problem = found if isinstance(found, Exception) else None
+        self._drawing.draw(words, f"{request.epoch} {about} {request.samples}", problem)
+
+    def _moved(self, batch: Any) -> Any:
+        if self.device is None or self.device.type == "cpu":
+            return batch
+        if isinstance(batch, Tensor):
+            return batch.pin_memory().to(self.device, non_blocking=True)
+        return tuple(self._moved(x) for x in batch)
+
+
+def _raised(problem: Exception | None, says: str) -> None:
+    if problem is not None:
+        raise DataError(f"{says}: {problem}") from problem

@@ -1,0 +1,126 @@
+"""Reads one worker's part of a batch, and transforms it. It knows boxes and no workers, so any process can do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError, GridwiseError
+from ..grid import Box, Region, Shape
+from .order import runs
+from .samples import Samples
+from .sources import Place
+from .transforms import PlaceTransform, ValueTransform, generator_of
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of each sample: where it comes from, and what is made of it."""
+
+    samples: Samples
+    add_channel: bool
+    dtype: torch.dtype
+    """That it has in a batch."""
+
+    @property
+    def shape(self) -> Shape:
+        """Of a sample as it is stored, with the channel that is added."""
+        return (1, *self.samples.shape) if self.add_channel else self.samples.shape
+
+    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+        """Fill `out` with a place, in the dims of `shape`, of samples `first`, `first` + 1, ..."""
+        if not self.add_channel:
+            self.samples.read(first, place, out)
+        elif out.size:
+            self.samples.read(first, place[1:], out[:, 0])
+
+
+class Request(NamedTuple):
+    """A batch, and this worker's box of each of its tensors: (rows of the batch, *dims of a sample)."""
+
+    samples: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    epoch: int
+    seed: int
+
+
+class Reader:
+    """All fields of a dataset, and its transforms."""
+
+    def __init__(self, fields: Sequence[Field], transforms: Sequence[PlaceTransform | ValueTransform]) -> None:
+        self.fields, self.transforms = tuple(fields), tuple(transforms)
+        self.moves = any(isinstance(t, PlaceTransform) for t in transforms)
+        self.changes = not all(isinstance(t, PlaceTransform) for t in transforms)
+
+    def shapes(self) -> list[Shape]:
+        """Of a sample's tensors after the transforms."""
+        shapes = [field.shape for field in self.fields]
+        for transform in self.transforms:
+            if isinstance(transform, PlaceTransform):
+                shapes = transform.shapes_after(shapes)
+        return shapes
+
+    def read(self, request: Request) -> list[Tensor]:
+        """This worker's part of a batch."""
+        blocks = [self._block(number, request) for number in range(len(self.fields))]
+        if self.changes:
+            rows = request.boxes[0].start[0]
+            for row in range(len(blocks[0])):
+                self._change([block[row] for block in blocks], request, request.samples[rows + row])
+        return blocks
+
+    def _block(self, number: int, request: Request) -> Tensor:
+        """The part of one tensor, before its values are transformed."""
+        field, box = self.fields[number], request.boxes[number]
+        out = np.empty(box.shape, field.samples.dtype)
+        inner = Box(box.start[1:], box.stop[1:])
+        mine = request.samples[box.start[0] : box.stop[0]]
+        place = inner.slices
+        for row, run in runs(mine, longest=1 if self.moves else len(mine)):
+            rows = out[row : row + len(run)]
+            if self.moves:
+                self._read_region(field, self._regions(request, run[0])[number], inner, run[0], rows)
+            else:
+                field.read(run[0], place, rows)
+        return torch.from_numpy(out).to(field.dtype)
+
+    def _read_region(self, field: Field, region: Region, box: Box, sample: int, out: np.ndarray) -> None:
+        turned = tuple(d + 1 for d in region.mirrored_dims)
+        found = np.empty_like(out) if turned else out
+        field.read(sample, region.source_of(box).slices, found)
+        if turned:
+            np.copyto(out, np.flip(found, turned))
+
+    def _regions(self, request: Request, sample: int) -> list[Region]:
+        regions = [Region.whole(field.shape) for field in self.fields]
+        for place, transform in enumerate(self.transforms):
+            if isinstance(transform, PlaceTransform):
+                regions = transform(regions, generator_of(request.seed, request.epoch, sample, place))
+        return regions
+
+    def _change(self, blocks: list[Tensor], request: Request, sample: int) -> None:
+        """Transform the values of one sample's blocks, in place."""
+        for place, transform in enumerate(self.transforms):
+            if isinstance(transform, PlaceTransform):
+                continue
+            given: Any = tuple(blocks) if len(blocks) > 1 else blocks[0]
+            try:
+                made = transform(given, generator_of(request.seed, request.epoch, sample, place))
+            except GridwiseError:
+                raise
+            except Exception as error:
+                raise DataError(f"transform {place} of sample {sample}: {type(error).__name__}: {error}") from error
+            results = (made,) if len(blocks) == 1 else tuple(made)
+            found = [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else type(x) for x in results]
+            if found != [(tuple(x.shape), x.dtype) for x in blocks]:
+                raise DataError(
+                    f"transform {place} of sample {sample} has made {found} of {[(tuple(x.shape), x.dtype) for x in blocks]}: "
+                    "it must return blocks of the same shapes and dtypes."
+                )
+            for block, result in zip(blocks, results, strict=True):
+                block.copy_(result)

@@ -1,0 +1,123 @@
+"""Samples, all of one shape: the rows of one array along a dim of it, or an array for each."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError, describe
+from ..grid import Shape
+from .sources import Place, Source, as_source
+
+OPEN = 64
+"""How many files of samples stay open: those that were read last."""
+
+
+class Samples(ABC):
+    """Numbered samples.
+
+    Attributes
+    ----------
+    says : what an error calls them
+    shape, dtype : of one sample
+    """
+
+    says: str
+    shape: Shape
+    dtype: np.dtype
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+        """Fill each row of `out` with that place of a sample, from sample `first` on."""
+
+    @abstractmethod
+    def name_of(self, sample: int) -> str:
+        """What an error calls a sample."""
+
+
+class StackedSamples(Samples):
+    """The rows of one array, along dim `dim` of it."""
+
+    def __init__(self, source: Source, dim: int) -> None:
+        if not -len(source.shape) <= dim < len(source.shape):
+            raise DataError(f"{source.says} has shape {source.shape}, and no dim {dim} along which samples could lie.")
+        self.source, self.says, self.dtype = source, source.says, source.dtype
+        self.dim = dim % len(source.shape)
+        self.shape = source.shape[: self.dim] + source.shape[self.dim + 1 :]
+
+    def __len__(self) -> int:
+        return self.source.shape[self.dim]
+
+    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+        d, rows = self.dim, slice(first, first + len(out))
+        wanted = (*place[:d], rows, *place[d:])
+        if d == 0:
+            self.source.read(wanted, out)
+        else:
+            shape = out.shape[1:]
+            found = np.empty((*shape[:d], len(out), *shape[d:]), self.dtype)
+            self.source.read(wanted, found)
+            np.copyto(out, np.moveaxis(found, d, 0))
+
+    def name_of(self, sample: int) -> str:
+        return f"sample {sample} of {self.says}"
+
+
+class SeparateSamples(Samples):
+    """An array for each sample: a list of paths, or of arrays. The first tells what all of them look like."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        if not items:
+            raise DataError("an empty list has no samples.")
+        self.items = list(items)
+        self._recent: dict[int, Source] = {}
+        self._lock = threading.Lock()
+        first = self._source(0)
+        self.says, self.shape, self.dtype = f"{len(items)} samples from {first.says} on", first.shape, first.dtype
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+        for sample, row in enumerate(out, start=first):
+            source = self._source(sample)
+            if (source.shape, source.dtype) != (self.shape, self.dtype):
+                raise DataError(
+                    describe(
+                        f"{self.name_of(sample)} has shape {source.shape} of {source.dtype}, sample 0 has {self.shape} "
+                        f"of {self.dtype}: all samples are of one shape.",
+                        fix="bring them to one shape and dtype before; a RandomCrop needs that too.",
+                    )
+                )
+            source.read(place, row)
+
+    def name_of(self, sample: int) -> str:
+        item = self.items[sample]
+        return f"sample {sample} ({getattr(item, 'says', None) or (type(item).__name__ if hasattr(item, 'shape') else item)})"
+
+    def _source(self, sample: int) -> Source:
+        with self._lock:
+            found = self._recent.pop(sample, None) or as_source(self.items[sample])
+            self._recent[sample] = found
+            if len(self._recent) > OPEN:
+                del self._recent[next(iter(self._recent))]
+            return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recent": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+def as_samples(given: Any, dim: int) -> Samples:
+    """What a user gives as samples: a list has one in each entry, anything else has them along `dim`."""
+    return SeparateSamples(given) if isinstance(given, list) else StackedSamples(as_source(given), dim)

@@ -1,0 +1,13 @@
+"""Where samples come from: arrays, and files of four formats, of which any box can be read.
+
+opening       a source for whatever is given
+source        what a source offers; arrays of any library
+npy           .npy files and memory maps
+hdf5, zarr_array, nifti   files of other libraries
+"""
+
+from .opening import as_source as as_source
+from .opening import open_array as open_array
+from .source import Place as Place
+from .source import Source as Source
+from .source import reading as reading

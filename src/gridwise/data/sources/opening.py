@@ -1,0 +1,80 @@
+"""A source for whatever a user gives: a path, by what lies there; an array, as it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError, describe
+from .hdf5 import MAGIC, HDF5Source
+from .hdf5 import checked as checked_hdf5
+from .nifti import NiftiSource
+from .npy import of_memmap, open_npy
+from .source import ArraySource, Source, reading
+from .zarr_array import ZarrSource
+from .zarr_array import checked as checked_zarr
+
+
+def open_array(path: str | os.PathLike[str], name: str | None = None, level: int = 0) -> Source:
+    """An array in a local file or folder, of which blocks can be read.
+
+    Parameters
+    ----------
+    path : a .npy file; an HDF5 file; a .nii or .nii.gz file; the folder of a Zarr array, group or OME-Zarr image
+    name : which dataset of the HDF5 file, or which array of the Zarr group. Not needed where there is only one, or for images
+    level : of an OME-Zarr image, which resolution; 0 is the finest
+
+    Examples
+    --------
+    >>> import numpy
+    >>> numpy.save("volume.npy", numpy.zeros((4, 8, 8), dtype=numpy.float32))
+    >>> gridwise.data.open_array("volume.npy").shape
+    (4, 8, 8)
+    """
+    if "://" in str(path):
+        raise DataError(
+            describe(
+                f"{path} is no local path.",
+                fix="open it with its own library (zarr, xarray, fsspec), and give the array: anything with shape, dtype and "
+                "slicing will do.",
+            )
+        )
+    place = Path(path)
+    if place.is_dir():
+        return ZarrSource(place, name, level)
+    with reading(str(place)), place.open("rb") as file:
+        start = file.read(len(MAGIC))
+    if start == MAGIC:
+        return HDF5Source(place, name)
+    if name is not None:
+        raise DataError(f"{place} is one array: `name` (={name!r}) means nothing in it.")
+    if start.startswith(np.lib.format.MAGIC_PREFIX):
+        return open_npy(place)
+    if place.name.endswith((".nii", ".nii.gz")):
+        return NiftiSource(place)
+    raise DataError(
+        describe(
+            f"{place} is no file that can be read block by block.",
+            fix=".npy, HDF5, NIfTI (.nii, .nii.gz) or a folder of Zarr; or open it, and give the array.",
+        )
+    )
+
+
+def as_source(given: Any) -> Source:
+    """A path or an array as a source."""
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return open_array(given)
+    if isinstance(given, np.memmap) and (mapped := of_memmap(given)) is not None:
+        return mapped
+    library = type(given).__module__.partition(".")[0]
+    says = f"an array of type {type(given).__name__}"
+    if library == "h5py":
+        checked_hdf5(given, says)
+    if library == "zarr" and hasattr(given, "metadata"):
+        checked_zarr(given, says)
+    return ArraySource(given)

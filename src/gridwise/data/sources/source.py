@@ -1,0 +1,127 @@
+"""What every source of samples offers: a shape, a dtype, and any box of it, read into memory that the caller has.
+
+An array that somebody has made (NumPy, torch, xarray, dask, h5py, zarr) is a source as it is (`ArraySource`); files have
+a module each beside this one. A file is not trusted: Python objects in it are refused, and so is all that leads to other files.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import DataError, GridwiseError, describe
+from ...grid import Shape
+
+Place = tuple[slice, ...]
+"""A box, as arrays take it."""
+
+NUMBERS = "?bhilqBHILQefdFD"
+"""Codes of the dtypes of NumPy that torch has too."""
+
+
+class Source(ABC):
+    """An array somewhere, of which boxes are read.
+
+    Attributes
+    ----------
+    says : what an error calls it: a path, or a type
+    shape, dtype : of the array; the dtype is a native one of NumPy
+    """
+
+    says: str
+    shape: Shape
+    dtype: np.dtype
+
+    def read(self, place: Place, out: np.ndarray) -> None:
+        """Fill `out`, of the place's shape and this dtype, with the numbers of the place."""
+        if out.size:
+            try:
+                self._read(place, out)
+            except Exception as error:
+                raise named(error, self.says) from error
+
+    @abstractmethod
+    def _read(self, place: Place, out: np.ndarray) -> None: ...
+
+
+class ArraySource(Source):
+    """An object with shape, dtype and slicing."""
+
+    def __init__(self, array: Any) -> None:
+        self.says = f"an array of type {type(array).__name__}"
+        if isinstance(array, torch.Tensor):
+            array = array.detach().cpu().resolve_conj().resolve_neg().numpy()
+        for name in ("shape", "dtype", "__getitem__"):
+            if not hasattr(array, name):
+                raise DataError(
+                    describe(
+                        f"{self.says} cannot be read as samples: it has no `{name}`.",
+                        fix="a path, or an object with shape, dtype and slicing.",
+                    )
+                )
+        self.array = array
+        self.shape = tuple(int(n) for n in array.shape)
+        self.dtype = native(array.dtype, self.says)
+
+    def _read(self, place: Place, out: np.ndarray) -> None:
+        copy_checked(np.asarray(self.array[place]), out)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self.array, np.ndarray) or isinstance(self.array, np.memmap):
+            raise DataError(
+                describe(
+                    f"{self.says} cannot be sent to a process that reads ahead.",
+                    fix="give its path, or read ahead in threads: BlockLoader(..., processes=False).",
+                )
+            )
+        return self.__dict__
+
+
+def copy_checked(found: np.ndarray, out: np.ndarray) -> None:
+    """Copy what a library has read; what has another shape than was asked for is refused, not broadcast."""
+    if found.shape != out.shape:
+        raise DataError(f"a part of shape {out.shape} was asked for, and {found.shape} was read.")
+    np.copyto(out, found)
+
+
+def native(dtype: Any, says: str) -> np.dtype:
+    """A dtype in this machine's byte order, if its values are numbers that torch knows."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found.char not in NUMBERS:
+        raise DataError(
+            describe(
+                f"{says} holds values of {dtype}, which are no numbers of torch.",
+                fix="real, complex, integer or boolean numbers that torch has; Python objects are never read.",
+            )
+        )
+    return found.newbyteorder("=")
+
+
+@contextmanager
+def reading(says: str, doing: str = "read") -> Iterator[None]:
+    """Raise whatever goes wrong in the body as an error that names the source."""
+    try:
+        yield
+    except Exception as error:
+        raise named(error, says, doing) from error
+
+
+def named(error: Exception, says: str, doing: str = "read") -> GridwiseError:
+    """An error of whichever library as one that names the source."""
+    if isinstance(error, DataError):
+        return error if says in str(error) else DataError(f"{says}: {error}")
+    if isinstance(error, GridwiseError):
+        return error
+    if isinstance(error, ImportError):
+        fix = "pip install 'gridwise[data]' (h5py, zarr, nibabel)."
+        return DataError(describe(f"{says} cannot be {doing}: {error}", fix=fix))
+    words = str(error) or type(error).__name__
+    return DataError(f"{says} cannot be {doing}: {type(error).__name__}: {words}")

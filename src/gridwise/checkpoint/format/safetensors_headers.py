@@ -57,7 +57,7 @@ def is_safetensors(path: Path) -> bool:
         return any(item.name.endswith((SUFFIX, INDEX)) for item in path.iterdir())
     if not path.is_file():
         return False
-    return path.name.endswith(INDEX) or _starts_like_one(path)
+    return path.name.endswith((SUFFIX, INDEX)) or _starts_like_one(path)
 
 
 def _starts_like_one(path: Path) -> bool:

@@ -75,10 +75,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             ["slurmctld", "-D", "-f", str(config)],
             ["slurmd", "-D", "-N", "localhost", "-f", str(config)],
         ):
-            log = (home / f"{command[0]}.out").open("wb")
-            daemons.append(
-                subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True)
-            )
+            with (home / f"{command[0]}.out").open("wb") as log:
+                daemons.append(
+                    subprocess.Popen(
+                        command, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
+                    )
+                )
             time.sleep(1.0)
         _wait_until_idle(environment, home)
         yield environment

@@ -5,7 +5,10 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import os
 import pkgutil
+import re
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +18,7 @@ import torch
 
 import gridwise
 from gridwise import checkpoint
+from gridwise.testing import workers
 
 NEED_A_LAUNCHER = (
     "gridwise.comm.transports.mpi",
@@ -39,6 +43,19 @@ def names_in_examples(folder: Path) -> dict[str, Any]:
         "path": path,
         "folder": folder / "series",
     }
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "interchange.md"
+CODE = re.compile(r"^```python\n(.*?)^```$|^<!-- setup\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
+
+
+@workers(4, transports=("gloo",))
+def test_code_on_the_page_of_interchange_runs(tmp_path):
+    os.chdir(tmp_path)
+    program = "\n".join(shown or hidden for shown, hidden in CODE.findall(PAGE.read_text()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled|TypedStorage is deprecated")
+        exec(compile(program, str(PAGE), "exec"), {"__name__": "page"})
 
 
 @pytest.mark.parametrize("name", MODULES)

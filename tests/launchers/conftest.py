@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import gridwise
+
 HOME = Path(__file__).parents[2] / "out" / "open-mpi"
 MPICC = "mpicc.openmpi"
 BUILD = {"MPICC": MPICC, "MPI4PY_BUILD_MPICC": MPICC, "CFLAGS": "-O0"}  # optimised, it takes several times as long
@@ -33,5 +35,9 @@ def open_mpi() -> str:
         (HOME / "ready").touch()
     # What is installed here is found after what is installed there.
     own = Path(sysconfig.get_path("purelib", vars={"base": str(HOME), "platbase": str(HOME)}))
-    (own / "shared.pth").write_text("".join(f"{folder}\n" for folder in site.getsitepackages()))
+    folders = [
+        *site.getsitepackages(),
+        Path(str(gridwise.__file__)).parents[1],
+    ]  # an editable install is not in the first
+    (own / "shared.pth").write_text("".join(f"{folder}\n" for folder in folders))
     return str(python)

@@ -16,7 +16,7 @@ from launchers import JOB, check_death, check_run, run, torchrun
 
 pytestmark = pytest.mark.launchers
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "scancel")
 
 CONFIG = """
 ClusterName=test
@@ -85,6 +85,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         _wait_until_idle(environment, home)
         yield environment
     finally:
+        subprocess.run(["scancel", "--quiet", "--user", "root"], env=os.environ | environment, capture_output=True)
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in daemons:

@@ -55,6 +55,17 @@ def test_what_get_state_dict_writes_comes_in(tmp_path: Path, flattened: bool) ->
     assert all(torch.equal(x, y) for x, y in zip(model.parameters(), other.parameters(), strict=True))
 
 
+def test_an_optimiser_before_its_first_step(tmp_path: Path) -> None:
+    model, optimiser = trained(steps=0)
+    checkpoint.save(tmp_path / "c", {"model": model, "optim": optimiser})
+    checkpoint.convert(tmp_path / "c", tmp_path / "dcp", to="torch.distributed")
+    checkpoint.convert(tmp_path / "dcp", tmp_path / "d", trust=True)
+    other, its_optimiser = trained(1, steps=1)
+    checkpoint.load(tmp_path / "d", into={"model": other, "optim": its_optimiser})
+    assert not its_optimiser.state
+    assert its_optimiser.param_groups[1]["weight_decay"] == 0.5
+
+
 def test_into_another_kind_of_optimiser_it_is_refused(tmp_path: Path) -> None:
     model, optimiser = trained()
     state = get_state_dict(model, optimiser)

@@ -41,13 +41,14 @@ def read_torch_distributed(path: Path, trust: bool) -> dict[str, Any]:
 
 def write_torch_distributed(path: Path, state: dict[str, Any]) -> None:
     """The state as a folder that `torch.distributed.checkpoint.load` reads on any number of ranks."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(f"{path} is there already.\n  fix: a folder that is not, or is empty.")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.save(to_torch(state), storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=True)
+        save(to_torch(state), storage_writer=FileSystemWriter(path, sync_files=True), no_dist=True)
 
 
 def from_torch(state: Any) -> Any:
@@ -57,8 +58,9 @@ def from_torch(state: Any) -> Any:
     if state and all(isinstance(key, str) and key.startswith(("state.", "param_groups.")) for key in state):
         return _from_flattened(state)
     groups = state.get("param_groups")
-    if state.keys() == OPTIMISER and isinstance(groups, list) and all(map(_names_parameters, groups)):
-        return {"groups": dict(enumerate(groups)), "state": state["state"]}
+    # Before its first step an optimiser has no state, and torch stores no empty dict.
+    if state.keys() <= OPTIMISER and isinstance(groups, list) and all(map(_names_parameters, groups)):
+        return {"groups": dict(enumerate(groups)), "state": state.get("state", {})}
     return {key: from_torch(item) for key, item in state.items()}
 
 

@@ -243,12 +243,13 @@ class _StateFitter(Fit):
         self.plan.finish.append(partial(materialize_rest, module))
 
     def is_flat_without(self, key: str) -> bool:
-        """Whether the checkpoint is the state of one module, without a key above its names, and `key` is that key."""
-        return (
-            "/" not in key
-            and key not in self.tree.children
-            and all(child.kind is None for child in self.tree.children.values())
-        )
+        """Whether the checkpoint is the state of one module, without a key above its names, and `key` is that key.
+
+        It is if `into` has no other: two modules cannot both be the one.
+        """
+        if not isinstance(self.into, dict) or list(self.into) != [key] or key in self.tree.children:
+            return False
+        return all(child.kind is None for child in self.tree.children.values())
 
     def but_tied(self, key: str, names: Mapping[str, Any]) -> dict[str, Any]:
         """The names of a module without those that are not stored, if their tensor is stored under another name.

@@ -104,8 +104,10 @@ def test_doctor_says_which_plug_in_slurm_needs(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "not on PATH" in module.slurm()
     srun = tmp_path / "srun"
-    srun.write_text("#!/bin/sh\necho 'MPI plugin types are... none pmi2'\n")
+    srun.write_text("#!/bin/sh\necho 'srun: no slurm.conf' >&2; exit 1\n")
     srun.chmod(0o755)
+    assert "does not work here: srun: no slurm.conf" in module.slurm()
+    srun.write_text("#!/bin/sh\necho 'MPI plugin types are... none pmi2'\n")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     for family, words in (("mpich", "MPICH needs --mpi=pmi2"), ("openmpi", "--mpi=pmix, which is not there")):
         monkeypatch.setattr(module.start, "mpi_family", lambda family=family: family)

@@ -19,6 +19,14 @@ MPICC = "mpicc.openmpi"
 BUILD = {"MPICC": MPICC, "MPI4PY_BUILD_MPICC": MPICC, "CFLAGS": "-O0"}  # optimised, it takes several times as long
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """They take minutes and start daemons: only who asks for them gets them."""
+    if "launchers" not in config.getoption("-m"):
+        for item in items:
+            if item.get_closest_marker("launchers"):
+                item.add_marker(pytest.mark.skip(reason="`make test-launchers` runs it"))
+
+
 @pytest.fixture(scope="session")
 def open_mpi() -> str:
     """A Python of its own, with torch and Gridwise from this one; kept in out/, for building mpi4py takes minutes."""

@@ -137,6 +137,8 @@ def slurm() -> str:
     if shutil.which("srun") is None:
         return "srun is not on PATH"
     listed = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=SECONDS)
+    if listed.returncode:
+        return f"srun is installed, but does not work here: {(listed.stderr.strip().splitlines() or ['no reason given'])[-1]}"
     plugins = sorted(
         {word.strip(",") for word in (listed.stdout + listed.stderr).split()} & {"pmi2", "pmix", "cray_shasta"}
     )

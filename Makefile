@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test test-oldest check bench bench-gpu soak zoo clean
+.PHONY: setup demo test test-oldest test-launchers check bench bench-gpu soak zoo clean
 
 setup: $(READY)
 
@@ -26,7 +26,12 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -m 'not soak'
+	$(BIN)/python -m pytest -m 'not soak and not launchers'
+
+# Open MPI, Slurm and two hosts, each started for the tests; installs Debian's packages where it may, skips what is not there.
+test-launchers: $(READY)
+	tests/launchers/install.sh
+	$(BIN)/python -m pytest tests/launchers -m launchers --timeout=900 -v
 
 # The same tests with the oldest versions that pyproject.toml promises, in an environment of their own.
 OLDEST := .venv-oldest
@@ -38,7 +43,7 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	touch $@
 
 test-oldest: $(OLDEST)/ready
-	$(OLDEST)/bin/python -m pytest -m 'not soak'
+	$(OLDEST)/bin/python -m pytest -m 'not soak and not launchers'
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout=3600

@@ -5,8 +5,10 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import os
 import pkgutil
 import re
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 
 import gridwise
 from gridwise import checkpoint
+from gridwise.testing import workers
 
 NEED_A_LAUNCHER = (
     "gridwise.comm.transports.mpi",
@@ -42,6 +45,19 @@ def names_in_examples(folder: Path) -> dict[str, Any]:
     }
 
 
+PAGE = Path(__file__).parents[1] / "docs" / "interchange.md"
+CODE = re.compile(r"^```python\n(.*?)^```$|^<!-- setup\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
+
+
+@workers(4, transports=("gloo",))
+def test_code_on_the_page_of_interchange_runs(tmp_path):
+    os.chdir(tmp_path)
+    program = "\n".join(shown or hidden for shown, hidden in CODE.findall(PAGE.read_text()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled|TypedStorage is deprecated")
+        exec(compile(program, str(PAGE), "exec"), {"__name__": "page"})
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -59,14 +75,3 @@ def test_public_names_are_documented(name):
     assert thing.__doc__, f"gridwise.{name} has no docstring"
     if inspect.isfunction(thing) or inspect.isclass(thing):
         assert ">>>" in thing.__doc__ or thing is gridwise.CartesianPartition, f"gridwise.{name} has no example"
-
-
-def test_the_guide_to_data_runs_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    guide = Path(__file__).parents[1] / "docs" / "data.md"
-    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) > 5
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, guide.name, "exec"), names)
-    assert names["y"].shape == (2, 4, 32, 32), "the remainder of the last loop"

@@ -20,6 +20,10 @@ from .models import DistributedModel as _DistributedModel
 from .models import distribute as distribute
 from .models.random import sequential_random as sequential_random
 from .models.rules import register_rule as register_rule
+from .nn.dtensor import from_dtensor as from_dtensor
+from .nn.dtensor import mesh_from_partition as mesh_from_partition
+from .nn.dtensor import partition_from_mesh as partition_from_mesh
+from .nn.dtensor import to_dtensor as to_dtensor
 from .nn.engine.agreement import agreement as agreement
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from gridwise import checkpoint
-from gridwise.cli.checkpoint import app
+from gridwise.cli.checkpoint import app, bytes_in
 
 
 def damage(file: Path) -> None:
@@ -125,3 +125,39 @@ def test_a_file_that_must_be_trusted_names_the_option(tmp_path: Path) -> None:
     text = run("convert", file, tmp_path / "made", status=1)
     assert "`--trust`" in text
     assert not text.startswith("\n")
+
+
+def test_names_and_times_are_whole_in_a_pipe(tmp_path: Path) -> None:
+    key = "encoder.layers.0." + "block." * 20 + "weight"
+    name = "a-run-with-a-name-that-says-what-was-tried-and-when-and-why-it-seemed-a-good-idea"
+    checkpoint.save(tmp_path / name, {"model": {key: torch.ones(2, 3)}, "note": "x" * 90})
+    written = checkpoint.read_manifest(tmp_path / name).written_at
+    (line,) = [line for line in run("ls", tmp_path).splitlines() if line.startswith(name)]
+    assert written in line
+    text = run("show", tmp_path / name)
+    (line,) = [line for line in text.splitlines() if key in line]
+    assert "2 x 3" in line
+    assert "x" * 90 in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) < 400
+
+
+def test_convert_to_other_formats(folder: Path, tmp_path: Path) -> None:
+    source = folder / "step-0000000001"
+    run("convert", source, tmp_path / "hub", "--to", "huggingface", "--prefix", "model", "--shard-size", "8")
+    assert (tmp_path / "hub" / "model.safetensors.index.json").exists()
+    text = run("show", tmp_path / "hub")
+    assert "2 x 3" in text
+    assert "2 tensors" in text
+    run("convert", tmp_path / "hub", tmp_path / "again")
+    assert set(checkpoint.load(tmp_path / "again")) == {"weight", "bias"}
+    run("convert", source, tmp_path / "dcp", "--to", "torch.distributed")
+    assert (tmp_path / "dcp" / ".metadata").exists()
+    assert "'pigeon'" in run("convert", source, tmp_path / "x", "--to", "pigeon", status=1)
+    assert "5GiB" in run("convert", "--help")
+    assert "'5 miles'" in run("convert", source, tmp_path / "x", "--shard-size", "5 miles", status=1)
+
+
+@pytest.mark.parametrize(("text", "size"), [("300", 300), ("5GB", 5 * 10**9), ("2MiB", 2 << 20), ("1.5 kb", 1500)])
+def test_sizes_with_units(text: str, size: int) -> None:
+    assert bytes_in(text) == size

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import gridwise
@@ -92,6 +93,35 @@ def test_doctor_finds_two_working_transports() -> None:
         (line,) = [line for line in done.output.splitlines() if line.startswith(f"2 workers over {transport}")]
         assert "adjoint test passed" in line
         assert "GB/s" in line
+        assert "messages through shared memory" in line
+    assert "devices per worker" in done.output
+    (line,) = [line for line in done.output.splitlines() if line.startswith("to start a job")]
+    assert f"gridwise run -n {torch.cuda.device_count() or cores()} script.py" in line
+
+
+def test_doctor_says_which_plug_in_slurm_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["gridwise.cli.doctor"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "not on PATH" in module.slurm()
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho 'srun: no slurm.conf' >&2; exit 1\n")
+    srun.chmod(0o755)
+    assert "does not work here: srun: no slurm.conf" in module.slurm()
+    srun.write_text("#!/bin/sh\necho 'MPI plugin types are... none pmi2'\n")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for family, words in (("mpich", "MPICH needs --mpi=pmi2"), ("openmpi", "--mpi=pmix, which is not there")):
+        monkeypatch.setattr(module.start, "mpi_family", lambda family=family: family)
+        assert words in module.slurm()
+        assert "outside of a job" in module.slurm()
+    monkeypatch.setattr(module.start, "mpi_family", lambda: None)
+    assert "torchrun" in module.slurm()
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert module.command_to_use().startswith("srun --nodes 2 --ntasks-per-node 1 ")
+
+
+@pytest.mark.parametrize(("devices", "words"), [(0, "on the CPU"), (1, "share the one"), (4, "i modulo 4")])
+def test_doctor_says_what_workers_compute_on(devices: int, words: str) -> None:
+    assert words in sys.modules["gridwise.cli.doctor"].devices_per_worker(devices)
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -5,6 +5,7 @@ from .format.manifest import Manifest as Manifest
 from .format.manifest_parser import read_manifest as read_manifest
 from .interchange.formats import convert as convert
 from .interchange.formats import read as read
+from .interchange.huggingface import export as export
 from .interchange.torchdistx import FileSystemReader as FileSystemReader
 from .interchange.torchdistx import FileSystemWriter as FileSystemWriter
 from .interchange.torchdistx import load_state_dict as load_state_dict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -18,20 +18,26 @@ from rich.table import Table
 
 from ..checkpoint import Manifest, Series, convert, read_manifest, verify
 from ..checkpoint.disk import writing_alone
-from ..checkpoint.interchange.formats import is_checkpoint
+from ..checkpoint.interchange.formats import FORMATS, is_checkpoint
+from ..checkpoint.reading.contents import read_contents
 from ..checkpoint.reading.reader import Progress as Report
 from ..checkpoint.writing.folder import leftovers, remove_leftovers
-from ..errors import CheckpointError, CheckpointNotFound, describe
+from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, describe
 
 app = typer.Typer(help="List, inspect, verify, convert and prune checkpoints.", no_args_is_help=True)
 
 Where = Annotated[Path, typer.Argument(help="A checkpoint, or a folder of them.")]
-One = Annotated[Path, typer.Argument(help="A checkpoint.")]
+One = Annotated[Path, typer.Argument(help="A checkpoint. Also a safetensors file, or a folder of them.")]
 Folder = Annotated[Path, typer.Argument(help="A folder of checkpoints: a series.")]
 
 
+WIDE = 100_000
+"""Columns of what is no terminal: nothing is cut to the width of a screen that nobody looks at."""
+
+
 def _console() -> Console:
-    return Console(soft_wrap=True)
+    console = Console(soft_wrap=True)
+    return console if console.is_terminal else Console(soft_wrap=True, width=WIDE)
 
 
 @app.command("ls")
@@ -72,11 +78,12 @@ def show(path: One, values: Annotated[bool, typer.Option(help="Show plain values
                     fix=f"show one of them, {path / inside[-1]}, or list them: gridwise checkpoint ls {path}",
                 )
             )
-        manifest = read_manifest(path)
-    facts = (
-        f"{path}: {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)} in {len(manifest.files)} files, "
-        f"by {manifest.workers} workers of {manifest.written_by}, {manifest.written_at}, id {manifest.id}"
-    )
+        manifest = read_contents(path)
+    facts = f"{path}: {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)} in {len(manifest.files)} files, "
+    if manifest.files_of is None:
+        facts += f"by {manifest.workers} workers of {manifest.written_by}, {manifest.written_at}, id {manifest.id}"
+    else:
+        facts += "safetensors without checksums"
     _console().print(escape(facts))
     _console().print(_tensors(manifest))
     if values and manifest.values:
@@ -125,15 +132,19 @@ def verify_command(paths: Annotated[list[Path], typer.Argument(help="Checkpoints
 @app.command("convert")
 def convert_command(
     source: Annotated[
-        Path, typer.Argument(help="A checkpoint, a safetensors file, a torch.save file, or a DCP folder.")
+        Path,
+        typer.Argument(help="A checkpoint, safetensors, a Hugging Face folder, a torch.save file, or a DCP folder."),
     ],
-    target: Annotated[Path, typer.Argument(help="A new checkpoint, or a file that ends in .safetensors.")],
-    prefix: Annotated[str, typer.Option(help="Export only what lies below this key.")] = "",
+    target: Annotated[Path, typer.Argument(help="A new checkpoint, a file that ends in .safetensors, or see --to.")],
+    to: Annotated[str | None, typer.Option(help=f"What to write: {', '.join(FORMATS)}.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only what lies below this key.")] = "",
+    shard_size: Annotated[str, typer.Option(help="Of a Hugging Face folder: 300MB, 5GiB.")] = "5GB",
     trust: Annotated[bool, typer.Option(help="Allow unpickling, which runs code in the file.")] = False,
 ) -> None:
     """Convert between formats."""
     with _readable_errors(), _progress(source.name, _bytes_of(source)) as report:
-        convert(source, target, trust=trust, prefix=prefix, progress=report)
+        size = bytes_in(shard_size)
+        convert(source, target, to=to, trust=trust, prefix=prefix, shard_size=size, progress=report)
     _console().print(escape(f"{target} written"))
 
 
@@ -169,6 +180,19 @@ def prune(
             if left:
                 _console().print(escape(f"{verb} {len(left)} left-overs in {path.name}"))
     _console().print(f"{len(steps) - len(gone)} checkpoints stay")
+
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def bytes_in(text: str) -> int:
+    """A number of bytes with a unit: 300MB, 5 GiB."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text[len(number) :].strip().upper()
+    with suppress(ValueError, OverflowError):
+        if unit in UNITS:
+            return int(float(number) * UNITS[unit])
+    raise CheckpointMismatch(f"`shard_size` (={text!r}) must be a number of bytes: 300MB, 5GB, 2GiB.")
 
 
 def _candidates(folder: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""`gridwise doctor`: what is installed, what works between two workers and how fast, as text for a bug report.
+"""`gridwise doctor`: what is installed, what works between two workers and how fast, and how to start a job, as text.
 
 A probe is a function that returns what it found. One that fails becomes a line with the reason, and the next one runs.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -21,8 +22,9 @@ from rich.table import Table
 
 import gridwise
 import gridwise.testing
-from gridwise.comm.launching import find, malloc, start
+from gridwise.comm.launching import cluster, find, malloc, start
 from gridwise.comm.launching.cores import cores
+from gridwise.comm.transports.base import Transport
 
 PACKAGES = (
     "gridwise",
@@ -64,14 +66,17 @@ def probes() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "packages", _packages
     yield "MPI library", _mpi_library
     yield "mpiexec", lambda: start.mpiexec() or "none found beside the interpreter or on PATH that fits mpi4py"
+    yield "Slurm", slurm
     yield "torch.distributed", _torch_distributed
     yield "GPUs", _gpus
+    yield "devices per worker", lambda: devices_per_worker(torch.cuda.device_count())
     yield "allocator", _allocator
     yield "settings", _settings
     yield "started as", lambda: f"one of {find.launched_size() or os.environ.get('WORLD_SIZE', 1)}"
     yield "auto, 2 workers", lambda: start.choose("auto", 2)
     for transport in ("mpi", "gloo"):
         yield f"2 workers over {transport}", partial(_two_workers, transport)
+    yield "to start a job", command_to_use
 
 
 def _tried(probe: Callable[[], str]) -> str:
@@ -118,6 +123,46 @@ def _gpus() -> str:
     return f"{len(names)}: {', '.join(sorted(set(names)))}, CUDA {torch.version.cuda}"
 
 
+def devices_per_worker(devices: int) -> str:
+    """What workers on this machine compute on."""
+    if not devices:
+        return "none: workers compute on the CPU"
+    if devices == 1:
+        return "all workers of this machine share the one device; nccl needs one each, so CUDA IPC is used"
+    return f"one each for up to {devices} workers, worker i takes device i modulo {devices}; more workers share devices"
+
+
+def slurm() -> str:
+    """Whether this machine starts jobs by Slurm, and by which plug-in srun tells MPI about the other workers."""
+    if shutil.which("srun") is None:
+        return "srun is not on PATH"
+    listed = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=SECONDS)
+    if listed.returncode:
+        return f"srun is installed, but does not work here: {(listed.stderr.strip().splitlines() or ['no reason given'])[-1]}"
+    plugins = sorted(
+        {word.strip(",") for word in (listed.stdout + listed.stderr).split()} & {"pmi2", "pmix", "cray_shasta"}
+    )
+    family = start.mpi_family()
+    job = os.environ.get("SLURM_JOB_ID")
+    inside = f"inside job {job}" if job else "outside of a job"
+    if family is None:
+        return f"{inside}, plug-ins {', '.join(plugins) or 'none'}; without a working mpi4py: srun ... torchrun"
+    wanted = cluster.plugin_for(family)
+    fits = "" if wanted in plugins else ", which is not there: srun --ntasks-per-node 1 ... torchrun works without"
+    return f"{inside}, plug-ins {', '.join(plugins) or 'none'}; {start.spelt_family(family)} needs --mpi={wanted}{fits}"
+
+
+def command_to_use() -> str:
+    """The line that starts a job here."""
+    job_nodes = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES")
+    workers = torch.cuda.device_count() or cores()
+    if job_nodes:
+        place = cluster.Cluster(int(job_nodes), workers)
+        return cluster.lines_for(place, "auto" if start.mpi_family() else "gloo", ["script.py"])[-1].command
+    chosen = start.choose("auto", workers)
+    return f"gridwise run -n {workers} script.py, which takes {chosen}; for a cluster gridwise run --nodes N prints the lines"
+
+
 def _allocator() -> str:
     if malloc.keep_freed_memory():
         return "glibc's, set to keep freed memory in workers (GRIDWISE_MALLOC=off leaves it alone)"
@@ -146,7 +191,24 @@ def _talk() -> str:
     if total.item() != 3.0:
         raise RuntimeError(f"1 + 2 over two workers is {total.item()}")
     speed = f"latency {small * 1e6:.0f} us, bandwidth {LARGE / large / 1e9:.2f} GB/s each way"
-    return f"{speed}, {_adjoint_test()}"
+    return f"{speed}, {roads(transport)}, {_adjoint_test()}"
+
+
+def roads(transport: Transport) -> str:
+    """By which way messages go between two workers of this machine, on the host and on devices."""
+    shared = (
+        "through shared memory" if transport.node is not None else f"not through shared memory, by {transport.name}"
+    )
+    if not torch.cuda.is_available():
+        return f"messages {shared}"
+    x = torch.full((1024,), float(transport.rank), device="cuda")
+    arrived = torch.empty_like(x)
+    peer = 1 - transport.rank
+    transport.exchange([(peer, x)], [(peer, arrived)], "the doctor's exchange between devices")
+    if not bool((arrived == peer).all()):
+        raise RuntimeError("an exchange between devices brought something else than was sent")
+    way = "by nccl" if transport.carries_cuda else "by CUDA IPC" if transport.node is not None else "through the host"
+    return f"messages {shared}, between devices {way}"
 
 
 def _round_trip(size: int, repeats: int) -> float:

@@ -1,5 +1,7 @@
 """`gridwise run -n 4 script.py [args]`: mpiexec or torchrun with the right arguments, which then take this one's place.
 
+`gridwise run --nodes 4 -n 16 script.py` prints the lines for a cluster instead (see `comm.launching.cluster`).
+
 What it saves is knowing which mpiexec belongs to mpi4py's library, how many threads each worker should have, and what makes
 MPI's waiting bearable when workers share cores. And nothing that it has started outlives it, not even when it is killed
 while MPI starts: a guardian sees to that (see `comm.guardian`).
@@ -13,6 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from ..comm.launching.cluster import cluster_of, lines_for
 from ..comm.launching.start import choose, environment_for, mpiexec_command
 from ..comm.supervision import guardian
 from ..errors import GridwiseError
@@ -26,13 +29,36 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
     workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 4,
     transport: Annotated[str, typer.Option(help="How they talk: auto, mpi or gloo.")] = "auto",
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="Machines of a cluster, a number or names: print the lines that start the workers there."),
+    ] = None,
 ) -> None:
-    """Run a script on several workers of this machine, by mpiexec or torchrun."""
+    """Run a script on several workers of this machine, by mpiexec or torchrun.
+
+    With --nodes nothing is started: the command lines for a cluster are printed.
+    """
     if not os.path.exists(script):
         kind = "option" if script.startswith("-") else "script"
         print(f"gridwise run: there is no {kind} {script!r}; see gridwise run --help.", file=sys.stderr)
         raise typer.Exit(2)
-    start_workers("gridwise run", [script, *(arguments or [])], workers, transport)
+    command = [script, *(arguments or [])]
+    if nodes is None:
+        start_workers("gridwise run", command, workers, transport)
+    print_lines(nodes, workers, transport, command)
+
+
+def print_lines(nodes: str, workers: int, transport: str, script: list[str]) -> None:
+    """The command lines of a cluster, each below the remark that says when to use it; the remarks are comments of a shell."""
+    try:
+        cluster = cluster_of(nodes, workers)
+        lines = lines_for(cluster, transport, script)
+    except GridwiseError as error:
+        print(f"gridwise run: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    print(f"# {cluster.workers} workers, {cluster.per_node} on each of {cluster.count} machines. Nothing was started.")
+    for line in lines:
+        print(f"# {line.remark}" + f"\n{line.command}" * bool(line.command))
 
 
 def start_workers(command_name: str, script: list[str], workers: int, transport: str) -> NoReturn:

@@ -8,6 +8,7 @@ from .cuts import Cuts as Cuts
 from .cuts import Interval as Interval
 from .cuts import aligned_cuts as aligned_cuts
 from .cuts import balanced_cuts as balanced_cuts
+from .cuts import chunked_cuts as chunked_cuts
 from .cuts import cuts_from_extents as cuts_from_extents
 from .grid import Grid as Grid
 from .grid import Index as Index

@@ -32,6 +32,23 @@ def balanced_cuts(extent: int, blocks: int) -> Cuts:
     return tuple(i * short + min(i, longer) for i in range(blocks + 1))
 
 
+def chunked_cuts(extent: int, blocks: Sequence[int]) -> Cuts:
+    """Cut points as torch.chunk and DTensor make them: all blocks as long as the first, until nothing is left.
+
+    With several numbers of blocks, the blocks of the first are cut again by the second, and so on.
+
+    >>> chunked_cuts(10, [3]), chunked_cuts(5, [4]), chunked_cuts(10, [2, 3])
+    ((0, 4, 8, 10), (0, 2, 4, 5, 5), (0, 2, 4, 5, 7, 9, 10))
+    """
+    cuts: Cuts = (0, extent)
+    for number in blocks:
+        parts = [
+            min(start + i * -(-(stop - start) // number), stop) for start, stop in pairwise(cuts) for i in range(number)
+        ]
+        cuts = (*parts, extent)
+    return cuts
+
+
 def cuts_from_extents(extents: Sequence[int]) -> Cuts:
     """Cut points of blocks with the given extents, in order.
 

@@ -40,7 +40,7 @@ def seen_first(monkeypatch: pytest.MonkeyPatch, late: int, sees: Callable[[], by
         looked.append(rank)
         return sees() if rank == late and looked.count(late) == 1 else read_manifest_bytes(path)
 
-    monkeypatch.setattr(loading, "read_manifest_bytes", reads)
+    monkeypatch.setattr(loading, "read_contents_bytes", reads)
     return lambda P: ranks.__setitem__(threading.get_ident(), P.rank)
 
 

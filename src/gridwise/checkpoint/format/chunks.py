@@ -62,6 +62,11 @@ def memory_at(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
+def memory_address(data: memoryview) -> int:
+    """Where bytes lie; foreign files put tensors at any place, also at one that does not suit their dtype."""
+    return int(np.frombuffer(data, dtype=np.uint8).ctypes.data) if len(data) else 0
+
+
 def is_plain_memory(x: Tensor) -> bool:
     """Whether the values lie in host memory as they are to be stored: row-major, and not lazily conjugated or negated."""
     return x.device.type == "cpu" and x.is_contiguous() and not x.is_conj() and not x.is_neg()

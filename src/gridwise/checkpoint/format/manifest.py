@@ -23,6 +23,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -110,6 +111,8 @@ class Manifest:
     written_by: str = ""
     written_at: str = ""
     version: int = FORMAT_VERSION
+    files_of: Path | None = None
+    """The folder of the files if another program has written them: they have no checksums, and links are followed."""
 
     @property
     def folder(self) -> str:

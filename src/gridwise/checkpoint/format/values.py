@@ -109,6 +109,14 @@ def _check_worker(part: str, workers: int) -> None:
         raise ValueError(part)
 
 
+LISTS = {"$list": list, "$items": tuple}
+
+
+def is_length(value: object) -> bool:
+    """Whether a value is the entry of a list or tuple whose items have entries of their own."""
+    return isinstance(value, dict) and len(value) == 1 and not LISTS.keys().isdisjoint(value)
+
+
 KEYS = {str, int}
 """Types of the keys of dicts."""
 

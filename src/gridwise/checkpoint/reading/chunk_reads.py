@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...grid import Box, Shape
 from ..disk import MOST_BUFFERS
-from ..format.chunks import CHUNK, Memory, boxes_of_range, memories, memory_at
+from ..format.chunks import CHUNK, Memory, boxes_of_range, memories, memory_address, memory_at
 
 
 class Scatter(NamedTuple):
@@ -31,7 +31,8 @@ class Scatter(NamedTuple):
     target: Tensor
 
     def put(self, data: memoryview) -> None:
-        flat = torch.frombuffer(data, dtype=self.dtype)
+        aligned = memory_address(data) % self.dtype.itemsize == 0
+        flat = torch.frombuffer(data if aligned else bytearray(data), dtype=self.dtype)
         done = 0
         for box in boxes_of_range(self.shape, self.start, self.stop):
             common = box.intersect(self.inside)

@@ -120,7 +120,7 @@ class Fit:
                 f"{key!r} of `into` is expanded, or strided so that several elements share one place: it cannot be filled.\n"
                 "  fix: give it memory of its own (`.clone()`)."
             )
-        self.plan.wants.append(Want(key, stored, target, box, fresh))
+        self.plan.wants.append(Want(key, stored, target, box, fresh, checked=self.manifest.files_of is None))
 
 
 def name_of(part: str, key: str) -> str | int:

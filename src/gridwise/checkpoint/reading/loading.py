@@ -24,8 +24,9 @@ from ...errors import CheckpointError
 from ...partition import Partition
 from ..consensus import Consensus, collector_paused
 from ..format.chunks import checksum
-from ..format.manifest import MANIFEST, Manifest
-from ..format.manifest_parser import from_bytes, likely_id, read_manifest, read_manifest_bytes
+from ..format.manifest import Manifest
+from ..format.manifest_parser import likely_id, read_manifest
+from .contents import contents_of, read_contents_bytes
 from .fit import ReadPlan
 from .open_file import MissingFile
 from .read_ahead import reading_ahead
@@ -49,7 +50,8 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
 
     Parameters
     ----------
-    path : where the checkpoint was saved, on any number of workers and any grid
+    path : where the checkpoint was saved, on any number of workers and any grid; or a safetensors file of any program, or
+        a folder of such files with their index, as the Hugging Face hub has them
     into : the state to fill, as it was given to `save`, or a part of it: tensors and parameters in place, plain values
         put back into their dicts. Without it, all that was saved comes back as a nested dict of whole tensors.
     P : the workers that load together, default `gridwise.world()`. All of them call this; others do nothing.
@@ -64,7 +66,9 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
     Notes
     -----
     Each worker reads the chunks (1 MiB) that hold elements of its own blocks and no others. Nothing is changed, on any
-    worker, before all of them have checked everything that they need.
+    worker, before all of them have checked everything that they need. Safetensors files of other programs have no
+    checksums: there, sizes, names, shapes and dtypes are what is checked. Their names are those of one module, which may
+    stand under any key: ``into=model`` and ``into={"model": model}`` mean the same.
 
     Examples
     --------
@@ -101,16 +105,16 @@ def _started(
 
     None if another save has replaced these meanwhile, for any worker.
     """
-    data = None if attempt == 1 else consensus.from_root(partial(read_manifest_bytes, path))
+    data = None if attempt == 1 else consensus.from_root(partial(read_contents_bytes, path))
     number = 0
     manifest: Manifest | None = None
     reader: Reader | None = None
     error: Exception | None = None
     try:
-        data = read_manifest_bytes(path) if data is None else data
+        data = read_contents_bytes(path) if data is None else data
         number = int(checksum(data)[1:], 16)
         with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.place}.safetensors", consensus.size == 1):
-            manifest = from_bytes(data, path / MANIFEST)
+            manifest = contents_of(data, path)
             plan = plan_load(manifest, into, consensus.rank, consensus.place, consensus.size, cast)
             reader = Reader(path, manifest, units_of_all(plan.wants), consensus.transport.cores)
             if reader.nbytes <= SOON:

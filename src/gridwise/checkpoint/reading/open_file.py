@@ -14,7 +14,7 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ PAGE = mmap.PAGESIZE
 
 
 class DataFile:
-    """The data file `path`, after checking its kind, size and header; `key` is a tensor that it holds, for errors."""
+    """An open data file, which it closes; `open_data_file` has checked its kind, size and header."""
 
-    def __init__(self, path: Path, stored: StoredFile, key: str, save_id: str, may_map: bool = True) -> None:
-        self._fd = _opened(path, stored, key, save_id)
+    def __init__(self, fd: int, stored: StoredFile, may_map: bool = True) -> None:
+        self._fd = fd
         self._seen = self._last_change()
         self._mapping: mmap.mmap | None = None
         if NOWAIT is not None and may_map:
@@ -139,10 +139,20 @@ def _read(fd: int, offset: int, places: Sequence[memoryview | Memory]) -> int:
     return 0
 
 
-def _opened(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
+def open_data_file(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
+    """A file of a checkpoint, after checking its kind, size and header; `key` is a tensor that it holds, for errors."""
+    return _opened(path, stored, key, lambda: open_inside(path.parent.parent, path.parent.name, path.name), save_id)
+
+
+def open_foreign_file(path: Path, stored: StoredFile, key: str, _: str) -> int:
+    """A file that another program has written, after the same checks; a link to it is followed."""
+    return _opened(path, stored, key, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), None)
+
+
+def _opened(path: Path, stored: StoredFile, key: str, opened: Callable[[], int], save_id: str | None) -> int:
     says = f"file {path.parent.name}/{path.name}, tensor {key!r}"
     try:
-        fd = open_inside(path.parent.parent, path.parent.name, path.name)
+        fd = opened()
     except FileNotFoundError:
         raise MissingFile(f"{says}: the file is missing from {path.parent}. Nothing was changed.") from None
     except OSError as error:
@@ -157,6 +167,8 @@ def _opened(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
             )
         start, found = _header(fd, stored.header)
         if found != stored.header_sum:
+            if save_id is None:
+                raise CheckpointDamaged(f"{says}: another file has taken its place meanwhile. Nothing was changed.")
             hint = "" if f'"{ID_KEY}":"{save_id}"'.encode() in start else ", it belongs to another save"
             raise CheckpointDamaged(f"{says}: the header is not the one that was saved{hint}. Nothing was changed.")
     except OSError as error:

@@ -22,10 +22,10 @@ import numpy as np
 from ...comm.launching.cores import cores
 from ...errors import CheckpointDamaged, CheckpointMismatch, describe
 from ..disk import MOST_BUFFERS
-from ..format.chunks import checksums
+from ..format.chunks import Memory, checksums
 from ..format.manifest import Manifest
 from .chunk_reads import TOGETHER, ChunkReads, Span
-from .open_file import DataFile
+from .open_file import DataFile, open_data_file, open_foreign_file
 from .shared_memory_targets import are_alike, pairs_that_share, shared_ranges
 
 AT_ONCE = 8 << 20
@@ -65,7 +65,8 @@ class Reader:
     def __init__(self, path: Path, manifest: Manifest, units: ChunkReads, free_cores: int | None = None) -> None:
         self.path = path
         self.files = manifest.files
-        self.folder = path / manifest.folder
+        self.folder = manifest.files_of or path / manifest.folder
+        self.has_sums = manifest.files_of is None
         self.save_id = manifest.id
         self.units = units.in_order()
         self.nbytes = int(self.units.sizes.sum())
@@ -79,7 +80,10 @@ class Reader:
             numbers, firsts = np.unique(self.units.files, return_index=True)
             for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
                 file, key, may_map = self.files[number], self.units.keys[first], len(numbers) <= MOST_MAPPED
-                self._open_files[number] = DataFile(self.folder / file.name, file, key, self.save_id, may_map)
+                opened = open_data_file if self.has_sums else open_foreign_file
+                self._open_files[number] = DataFile(
+                    opened(self.folder / file.name, file, key, self.save_id), file, may_map
+                )
         except BaseException:
             self.close()
             raise
@@ -98,8 +102,12 @@ class Reader:
     # The two passes
 
     def check(self, progress: Progress | None = None) -> None:
-        """Compare the checksums of all units; raise `CheckpointDamaged` naming files and tensors."""
-        self._run(self._check_span, self.spans, progress, "Nothing was changed.")
+        """Compare the checksums of all units; raise `CheckpointDamaged` naming files and tensors.
+
+        Without checksums there is nothing to compare: only what goes to new memory is read.
+        """
+        spans = [span for span in self.spans if self.has_sums or self.units.fresh[slice(*span)].any()]
+        self._run(self._check_span, spans, progress, "Nothing was changed.")
         self._check_shared()
         self.is_checked = True
 
@@ -207,18 +215,20 @@ class Reader:
             missing = file.read(first, places)
         except OSError as error:
             return [f"{self._says(span)}: cannot be read: {error}"]
-        return self._compared(span, checksums(places), missing)
+        return self._compared(span, places, missing)
 
     def _compare_in_place(self, span: ChunkReads) -> list[str]:
         """Compare what a span has put into place; what went through a buffer was compared there."""
-        return self._compared(span, checksums(span.memories()), 0) if span.go_straight else []
+        if not self.has_sums:
+            return [f"{self._says(span)}: the file was written to while it was read"]
+        return self._compared(span, span.memories(), 0) if span.go_straight else []
 
     def _look(self, span: ChunkReads, fresh: bool, may_map: bool) -> list[str]:
         """Look at a span and put into place what goes to new memory (`fresh`), or what does not; what is wrong, if anything."""
         try:
             with self._file_of(span).bytes(int(span.offsets[0]), span.extent, may_map) as (data, missing):
                 views = span.views(data)
-                problems = self._compared(span, checksums(views), missing)
+                problems = self._compared(span, views, missing)
                 if not problems:
                     for place in np.flatnonzero(span.fresh == fresh).tolist():
                         span.put(place, views[place])
@@ -232,9 +242,12 @@ class Reader:
     def _says(self, span: ChunkReads) -> str:
         return f"file {self.folder.name}/{self.files[span.files[0]].name}, {span.named()}"
 
-    def _compared(self, span: ChunkReads, found: np.ndarray, missing: int) -> list[str]:
+    def _compared(self, span: ChunkReads, data: Sequence[memoryview | Memory], missing: int) -> list[str]:
         if missing:
             return [f"{self._says(span)}: {missing} bytes are missing"]
+        if not self.has_sums:
+            return []
+        found = checksums(data)
         problems = []
         for place in np.flatnonzero(found != span.sums).tolist():
             unit = span.cut((place, place + 1))

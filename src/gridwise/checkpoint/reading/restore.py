@@ -217,7 +217,9 @@ class _StateFitter(Fit):
     # Modules and optimisers
 
     def module(self, key: str, module: torch.nn.Module, depth: int) -> None:
-        names = module.state_dict(keep_vars=True)
+        if self.is_flat_without(key):
+            key = ""
+        names = self.but_tied(key, module.state_dict(keep_vars=True))
         self.check_names(key, (joined(key, name) for name in names), f"the {type(module).__name__}")
         own = {id(x) for part in module.modules() for x in (*part._parameters.values(), *part._buffers.values())}
         copies = [
@@ -239,6 +241,24 @@ class _StateFitter(Fit):
             else:
                 self.any(joined(key, name), item, partial(setattr, owner, last), depth + 1)
         self.plan.finish.append(partial(materialize_rest, module))
+
+    def is_flat_without(self, key: str) -> bool:
+        """Whether the checkpoint is the state of one module, without a key above its names, and `key` is that key.
+
+        It is if `into` has no other: two modules cannot both be the one.
+        """
+        if not isinstance(self.into, dict) or list(self.into) != [key] or key in self.tree.children:
+            return False
+        return all(child.kind is None for child in self.tree.children.values())
+
+    def but_tied(self, key: str, names: Mapping[str, Any]) -> dict[str, Any]:
+        """The names of a module without those that are not stored, if their tensor is stored under another name.
+
+        Other programs store parameters that are tied once.
+        """
+        tensors = self.manifest.tensors
+        stored = {id(x) for name, x in names.items() if is_tensor(x) and joined(key, name) in tensors}
+        return {name: x for name, x in names.items() if id(x) not in stored or joined(key, name) in tensors}
 
     def check_names(self, key: str, wanted: Iterable[str], what: str) -> None:
         expected = set(wanted)

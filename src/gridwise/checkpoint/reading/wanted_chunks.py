@@ -29,6 +29,8 @@ class Want(NamedTuple):
     fresh: bool
     address: int = 0
     """Where the whole tensor lies in host memory just as it is stored; 0: not known yet."""
+    checked: bool = True
+    """Whether its chunks have checksums, for which they must be read whole."""
 
 
 def units_of_all(wants: Iterable[Want]) -> ChunkReads:
@@ -71,14 +73,23 @@ def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: B
     first, target_first = _flat_start(shape, inside), _flat_start(tuple(want.target.shape), place)
     in_one_run = plain and first >= 0 and target_first >= 0
     target = want.target[place.slices]
+    # Without checksums, no more is read than from the first to the last element that is wanted.
+    lowest, highest = (0, volume) if want.checked else _ends(shape, inside)
     for chunk in chunk_range(shape, itemsize, inside):
-        start, stop = chunk * per_chunk, min((chunk + 1) * per_chunk, volume)
+        start, stop = max(lowest, chunk * per_chunk), min((chunk + 1) * per_chunk, volume, highest)
         address = 0
         if in_one_run and first <= start and stop <= first + common.volume:
             address = want.target.data_ptr() + (target_first + start - first) * itemsize
         scatter = None if address else Scatter(want.stored.dtype, shape, start, stop, inside, target)
         offset, size = block.offset + start * itemsize, (stop - start) * itemsize
         yield ChunkRead(block.file, offset, size, sum_at(block.sums, chunk), address, want.fresh, want.key, scatter)
+
+
+def _ends(shape: Shape, box: Box) -> tuple[int, int]:
+    """The flat indices of the first element of a box, and after the last."""
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    first = sum(a * n for a, n in zip(box.start, strides, strict=True))
+    return first, 1 + sum((b - 1) * n for b, n in zip(box.stop, strides, strict=True))
 
 
 def _flat_start(shape: Shape, box: Box) -> int:

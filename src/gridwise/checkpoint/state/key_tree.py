@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 
 from ...errors import CheckpointDamaged
 from ..format.manifest import Manifest
-from ..format.values import DEEPEST
-
-LISTS = {"$list": list, "$items": tuple}
-
-
-def is_length(value: object) -> bool:
-    """Whether a value is the entry of a list or tuple whose items have entries of their own."""
-    return isinstance(value, dict) and len(value) == 1 and not LISTS.keys().isdisjoint(value)
+from ..format.values import DEEPEST, LISTS, is_length
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 find                   which transport this process is on, by how it was started
 start, launch          processes on this machine; a function on local workers
+cluster                command lines for several machines, as text
 pool, pool_task        workers that are started once and run tasks; one task on its way
 worker, pool_messages  the other end, and what the two say
 message_socket         whole messages over one connection

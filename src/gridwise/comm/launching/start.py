@@ -73,13 +73,24 @@ def mpiexec() -> str | None:
     found = shutil.which("mpiexec")
     if found is None:
         return None
+    mine = mpi_family()
+    return found if mine is not None and family(_output(found, "--version")) == mine else None
+
+
+@functools.cache
+def mpi_family() -> str | None:
+    """'openmpi' or 'mpich', which mpi4py belongs to; None if it is not there or does not work. Asked in another process."""
     library = _output(sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())")
-    return found if library and family(_output(found, "--version")) == family(library) else None
+    return family(library) if library else None
 
 
 def family(text: str) -> str:
     """Open MPI and the descendants of MPICH do not start one another's processes."""
     return "openmpi" if "open mpi" in text.lower() or "openrte" in text.lower() else "mpich"
+
+
+def spelt_family(name: str) -> str:
+    return "Open MPI" if name == "openmpi" else "MPICH"
 
 
 def _output(*command: str) -> str:

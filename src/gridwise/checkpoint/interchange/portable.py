@@ -1,0 +1,128 @@
+"""What any format holds, on its way to another: whole tensors that are read when it is their turn, and plain values.
+
+| from | a tensor is made by |
+|---|---|
+| a Gridwise checkpoint | reading its blocks, each byte compared with its checksum |
+| safetensors files | mapping the file: no memory is taken |
+| what was unpickled | it lies in memory already |
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointNotFound
+from ...grid import Shape
+from ..format.manifest import Manifest, StoredFile, StoredTensor
+from ..reading import available_memory
+from ..reading.contents import read_contents
+from ..reading.open_file import open_foreign_file
+from ..reading.reader import Reader
+from ..reading.wanted_chunks import Want, units_of_all
+from ..state.flatten import Flat, flatten
+from ..state.local_blocks import LocalBlock, LocalTensor
+
+
+@dataclass(frozen=True)
+class PortableTensor:
+    """A tensor: its dtype by safetensors' name, its shape, and what makes it."""
+
+    code: str
+    shape: Shape
+    nbytes: int
+    make: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Portable:
+    """Tensors and plain values by their keys, and which keys have a value for each of the `workers`."""
+
+    tensors: dict[str, PortableTensor]
+    values: dict[str, Any] = field(default_factory=dict)
+    per_worker: list[str] = field(default_factory=list)
+    workers: int = 1
+
+    def below(self, prefix: str, source: Path) -> Portable:
+        """What lies below a key, without the key in the names; all of it for the empty key."""
+        way = f"{prefix}/" if prefix else ""
+        tensors = {key[len(way) :]: x for key, x in self.tensors.items() if key.startswith(way)}
+        if not tensors:
+            has = ", ".join(list(self.tensors)[:8])
+            raise CheckpointNotFound(f"{source} has no tensors below {prefix!r}: it has {has or 'none at all'}.")
+        values = {key[len(way) :]: value for key, value in self.values.items() if key.startswith(way)}
+        per_worker = [key[len(way) :] for key in self.per_worker if key.startswith(way)]
+        return Portable(tensors, values, per_worker, self.workers)
+
+    def to_flat(self) -> Flat:
+        """As a state that one process saves."""
+        tensors = {
+            key: LocalTensor(x.code, x.shape, [LocalBlock(None, x.make(), False)], everywhere=True)
+            for key, x in self.tensors.items()
+        }
+        return Flat(tensors, self.values, per_worker=self.per_worker, workers=self.workers)
+
+
+def portable_of_files(path: Path) -> Portable:
+    """What a Gridwise checkpoint, or safetensors files, at `path` hold."""
+    manifest = read_contents(path)
+    files = [_Mapped(manifest.files_of, file) for file in manifest.files] if manifest.files_of is not None else []
+    tensors = {}
+    for key, stored in manifest.tensors.items():
+        make = partial(_mapped, files, stored) if files else partial(_read, path, manifest, key)
+        tensors[key] = PortableTensor(stored.code, stored.shape, stored.nbytes, make)
+    return Portable(tensors, manifest.values, list(manifest.per_worker), manifest.workers)
+
+
+def portable_of_state(state: dict[str, Any]) -> Portable:
+    """What lies in memory already."""
+    flat = flatten(state)
+    tensors = {}
+    for key, x in (*flat.tensors.items(), *flat.own_tensors.items()):
+        data = x.parts[0].data
+        tensors[key] = PortableTensor(x.code, x.shape, data.nbytes, data.detach)
+    return Portable(tensors, {**flat.values, **flat.own_values}, flat.per_worker, flat.workers or 1)
+
+
+def _read(path: Path, manifest: Manifest, key: str) -> Tensor:
+    stored = manifest.tensors[key]
+    available_memory.check_new(stored.nbytes)
+    target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+    with Reader(path, manifest, units_of_all([Want(key, stored, target, None, fresh=True)])) as reader:
+        reader.check()
+    return target
+
+
+class _Mapped:
+    """A file, mapped when it is first asked for; pages that are looked at are the system's, not this process's."""
+
+    def __init__(self, folder: Path, file: StoredFile) -> None:
+        self.folder, self.file = folder, file
+        self._memory: mmap.mmap | None = None
+
+    def memory(self) -> mmap.mmap:
+        if self._memory is None:
+            fd = open_foreign_file(self.folder / self.file.name, self.file, "", "")
+            try:
+                # Torch wants memory that may be written to. This may, and the file stays as it is.
+                self._memory = mmap.mmap(fd, self.file.size, access=mmap.ACCESS_COPY)
+            finally:
+                os.close(fd)
+        return self._memory
+
+
+def _mapped(files: list[_Mapped], stored: StoredTensor) -> Tensor:
+    if not stored.nbytes:
+        return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+    (block,) = stored.blocks
+    count = stored.nbytes // stored.dtype.itemsize
+    memory = files[block.file].memory()
+    return torch.frombuffer(memory, dtype=stored.dtype, count=count, offset=block.offset).view(stored.shape)

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test test-oldest check bench bench-gpu soak zoo clean
+.PHONY: setup demo test test-oldest check bench bench-gpu browser soak zoo clean
 
 setup: $(READY)
 
@@ -26,7 +26,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -m 'not soak'
+	$(BIN)/python -m pytest -m 'not soak and not browser'
 
 # The same tests with the oldest versions that pyproject.toml promises, in an environment of their own.
 OLDEST := .venv-oldest
@@ -38,10 +38,14 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	touch $@
 
 test-oldest: $(OLDEST)/ready
-	$(OLDEST)/bin/python -m pytest -m 'not soak'
+	$(OLDEST)/bin/python -m pytest -m 'not soak and not browser'
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout=3600
+
+# Pages in Debian's chromium, without a screen.
+browser: $(READY)
+	$(BIN)/python -m pytest -m browser tests/planning
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py --write

@@ -26,13 +26,17 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
     workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 4,
     transport: Annotated[str, typer.Option(help="How they talk: auto, mpi or gloo.")] = "auto",
+    trace: Annotated[
+        str | None, typer.Option(help="A folder for what they compute, send and wait for (see gridwise.trace).")
+    ] = None,
 ) -> None:
     """Run a script on several workers of this machine, by mpiexec or torchrun."""
     if not os.path.exists(script):
         kind = "option" if script.startswith("-") else "script"
         print(f"gridwise run: there is no {kind} {script!r}; see gridwise run --help.", file=sys.stderr)
         raise typer.Exit(2)
-    start_workers("gridwise run", [script, *(arguments or [])], workers, transport)
+    traced = [] if trace is None else ["-m", "gridwise.planning.traced_script", trace]
+    start_workers("gridwise run", [*traced, script, *(arguments or [])], workers, transport)
 
 
 def start_workers(command_name: str, script: list[str], workers: int, transport: str) -> NoReturn:

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test test-oldest test-launchers check bench bench-gpu soak zoo clean
+.PHONY: setup demo test test-oldest test-launchers check bench bench-gpu browser soak zoo clean
 
 setup: $(READY)
 
@@ -26,7 +26,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -m 'not soak and not launchers'
+	$(BIN)/python -m pytest -m 'not soak and not launchers and not browser'
 
 # Open MPI, Slurm and two hosts, each started for the tests; installs Debian's packages where it may, skips what is not there.
 test-launchers: $(READY)
@@ -43,10 +43,14 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	touch $@
 
 test-oldest: $(OLDEST)/ready
-	$(OLDEST)/bin/python -m pytest -m 'not soak and not launchers'
+	$(OLDEST)/bin/python -m pytest -m 'not soak and not launchers and not browser'
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout=3600
+
+# Pages in Debian's chromium, without a screen.
+browser: $(READY)
+	$(BIN)/python -m pytest -m browser tests/planning
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py --write

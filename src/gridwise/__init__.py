@@ -35,6 +35,7 @@ from .partition import local_slice as local_slice
 from .partition import world as world
 from .partition import zero_volume_tensor as zero_volume_tensor
 from .planning import plan as plan
+from .planning import trace as trace
 from .show.describe import describe as describe
 from .version import __version__ as __version__
 

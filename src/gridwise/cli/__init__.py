@@ -1,5 +1,5 @@
 """The command `gridwise`: `run` starts workers, `compat` runs old scripts, `doctor` looks at this
-machine, `checkpoint` looks after checkpoints."""
+machine, `plan` says what a model will take, `checkpoint` looks after checkpoints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..version import __version__
 from . import checkpoint
 from .compat import compat
 from .doctor import doctor
+from .plan import plan
 from .run import run
 
 app = typer.Typer(help="Tensors on a grid of workers.", no_args_is_help=True, add_completion=False)
@@ -34,6 +35,7 @@ def options(
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(compat)
 app.command()(doctor)
+app.command()(plan)
 app.add_typer(checkpoint.app, name="checkpoint")
 
 

@@ -14,8 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -25,6 +28,8 @@ import gridwise.testing
 from gridwise.comm.launching import cluster, find, malloc, start
 from gridwise.comm.launching.cores import cores
 from gridwise.comm.transports.base import Transport
+from gridwise.planning.calibrate import calibrated, write_calibration
+from gridwise.planning.machine import calibrated_file
 
 PACKAGES = (
     "gridwise",
@@ -42,8 +47,21 @@ SMALL, LARGE = 8, 16 * 2**20
 SECONDS = 60.0
 
 
-def doctor() -> None:
+def doctor(
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure how fast this machine computes and talks, for `gridwise plan`.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Where to write that, as TOML; by default where plans look for it.")
+    ] = None,
+) -> None:
     """Say what Gridwise finds on this machine, and measure an exchange between two workers over each transport."""
+    if calibrate:
+        machine = calibrated()
+        path = output or calibrated_file()
+        write_calibration(path, machine)
+        print(f"{machine.as_toml()}\n{path} written")
+        return
     console = Console(soft_wrap=True)
     table = Table("", "found", title="gridwise doctor", title_justify="left", show_lines=False)
     plain = not console.is_terminal

@@ -33,6 +33,9 @@ def run(
         str | None,
         typer.Option(help="Machines of a cluster, a number or names: print the lines that start the workers there."),
     ] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="A folder for what they compute, send and wait for (see gridwise.trace).")
+    ] = None,
 ) -> None:
     """Run a script on several workers of this machine, by mpiexec or torchrun.
 
@@ -42,7 +45,8 @@ def run(
         kind = "option" if script.startswith("-") else "script"
         print(f"gridwise run: there is no {kind} {script!r}; see gridwise run --help.", file=sys.stderr)
         raise typer.Exit(2)
-    command = [script, *(arguments or [])]
+    traced = [] if trace is None else ["-m", "gridwise.planning.traced_script", trace]
+    command = [*traced, script, *(arguments or [])]
     if nodes is None:
         start_workers("gridwise run", command, workers, transport)
     print_lines(nodes, workers, transport, command)

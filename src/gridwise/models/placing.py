@@ -122,6 +122,7 @@ class Placing:
         found = []
         for node in self._placeholders():
             source, x = sources[node.name], node.meta["val"]
+            self.tape.name = f"{source.kind} {source.name} of {self.name}"
             layout = layouts[int(source.name)] if source.kind == "input" and self.workers.size > 1 else None
             item = self.bind(node, value_of(x, Replicated() if layout is None else Cut(layout)))
             found.append((item.slot, source))
@@ -147,6 +148,7 @@ class Placing:
             self._move_to_region(node)
             if node.op != "call_function":
                 continue
+            self.tape.name = where(node)
             if node.target in SWITCHES:
                 self._switch(node)
             elif node.target is operator.getitem:
@@ -169,6 +171,7 @@ class Placing:
     def leave(self) -> list[Item]:
         """What the graph returns, as the user gets it: in balanced blocks; numbers, and nothing else, on all workers."""
         found, name = [], f"an output of {self.name}"
+        self.tape.name = name
         for item in self.results():
             if item.value.dim and self.workers.size > 1:
                 by_batch = Grid(self.workers.ranks, (self.workers.size,) + (1,) * (item.value.dim - 1))

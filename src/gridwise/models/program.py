@@ -10,7 +10,8 @@ backward (`gradient sums`), since each parameter enters through one node with ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,17 +41,37 @@ class Step:
     """Whether it takes random numbers."""
     number: int = 0
     frees: tuple[int, ...] = ()
+    name: str = ""
+    """The operator of the model that it belongs to, as errors name it."""
+    placement: Placement | None = None
+    """Where the last of what it makes lies."""
 
     @property
     def made(self) -> tuple[int, ...]:
         return (self.outputs,) if isinstance(self.outputs, int) else self.outputs or ()
 
 
+watch: Callable[[Step], Callable[..., Any]] | None = None
+"""What to run in place of a step, while somebody looks on: a plan, or a trace (see `watched_steps`)."""
+
+
+@contextmanager
+def watched_steps(by: Callable[[Step], Callable[..., Any]]) -> Iterator[None]:
+    """While the body runs, run ``by(step)`` in place of every step."""
+    global watch
+    before, watch = watch, by
+    try:
+        yield
+    finally:
+        watch = before
+
+
 def execute(steps: Sequence[Step], values: Any, stream: Stream) -> None:
     """Run the steps on `values`, by slot."""
     for step in steps:
         given = [values[slot] for slot in step.inputs]
-        made = step.run(stream.at(step.number), *given) if step.draws else step.run(*given)
+        run = step.run if watch is None else watch(step)
+        made = run(stream.at(step.number), *given) if step.draws else run(*given)
         given.clear()
         outputs = step.outputs
         if isinstance(outputs, int):

@@ -30,6 +30,8 @@ class Tape:
         self.workers, self.report = workers, report
         self.steps: list[Step] = []
         self.count = self.draws = 0
+        self.name = ""
+        """Of the operator whose steps are being added."""
         self._moved: Moved = {}
         self._outer: list[tuple[list[Step], Moved]] = []
 
@@ -42,7 +44,18 @@ class Tape:
         made = [Item(self.new_slot(), value) for value in ([values] if isinstance(values, Value) else values)]
         outputs = made[0].slot if isinstance(values, Value) else tuple(item.slot for item in made)
         number = self.next_draw() if draws else 0
-        self.steps.append(Step(run, tuple(item.slot for item in inputs), outputs, draws, number))
+        self.steps.append(
+            Step(
+                run,
+                tuple(item.slot for item in inputs),
+                outputs,
+                draws,
+                number,
+                (),
+                self.name,
+                made[-1].value.placement,
+            )
+        )
         return made
 
     def brought(self, item: Item, want: Want, name: str) -> Item:

@@ -1,10 +1,32 @@
-"""Planning: what a model on a grid of thousands of workers takes and sends, before anyone pays for them.
+"""Planning: what a model on a grid of thousands of workers takes, sends and waits for, before anyone pays for them; and
+what it did, after.
 
-plan      runs the real code of every worker, one after the other, on the transport that counts, without numbers
-report    what comes out: per worker and per layer, as data and as a table; `gridwise.show.planned` draws it
+A plan
+    plan            the entry: a grid planned, or grids searched
+    one_step        one worker's training step, on tensors without numbers
+    roles           workers that do the same: one of each is run
+    recorder        operators as they are called: work and memory, by layer (`current_layer`, `layer_names`)
+    memory          allocations and releases: the curve, its peak and who holds it (`workspaces`: what kernels take)
+    report          what comes out, as data and as tables (`tables`); `gridwise.show.planned` draws it
+Its time
+    machine         a machine as a few numbers in a TOML file; `machines/` has some
+    calibrate       those numbers, measured here
+    times           compute, communication and waiting of each layer
+    search          grids in the order of their times (`checkpointed`: what recomputing would save)
+What happened
+    trace           what a real run sends, waits for and computes (`traced`: as data; `traced_script`: of a whole script)
+    perfetto        that as a file for ui.perfetto.dev
+    comparison      that beside the plan
+    page            all of it as one HTML file
 """
 
+from .machine import Machine as Machine
+from .machine import read_machine as read_machine
 from .plan import count as count
 from .plan import plan as plan
 from .report import Plan as Plan
-from .report import readable as readable
+from .search import Ranking as Ranking
+from .tables import readable as readable
+from .trace import trace as trace
+from .traced import Traced as Traced
+from .traced import read_trace as read_trace

@@ -1,64 +1,101 @@
 """`plan`: one training step of a model on a grid, counted for every worker, without a process and without memory.
 
     once                 record the model, with tensors that have no numbers
-    for each worker      distribute it on the counting transport
-                         run forward, loss and backward: the code that real workers run
+    for each role        distribute it on the counting transport
+                         run forward, loss, backward and optimiser: the code that real workers run
     in the ledger        what each of them would send, to whom, for which layer
 
 The first step of a model is counted. It moves what every later one moves; its agreement, which later steps leave out,
-is kept apart.
+is kept apart. Without a grid, but a number of workers, `search` tries the grids that there are.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 import torch
-from torch import Tensor
 
-from ..comm.transports.counting import Ledger
+from ..comm.transports.counting import Entry, Ledger
 from ..errors import PartitionError
-from ..grid import Grid, Layout
-from ..models import DistributedModel, distribute
-from ..models.model import runner_of
-from ..models.recording import Recording
-from ..models.recording.containers import flatten
 from ..partition import Partition, world
-from .report import BACKWARD, FORWARD, Plan, Worker, layers_of
+from .machine import Machine, find_machine, number_of_bytes
+from .one_step import Loss, Optimizer, StepRecord, Task, step, without_numbers
+from .report import Plan, layers_of
+from .roles import Roles, find_roles
+from .search import Ranking, search
+from .times import step_time
 
-Loss = Callable[[Partition, Tensor], Tensor]
-MANY = 256
-"""Workers from which only typical ones are run."""
+FEW = 16
+"""Workers up to which all of them are run."""
 
 
+@overload
 def plan(
     model: torch.nn.Module,
     grid: Sequence[int],
     input_shape: Sequence[int],
     *,
+    workers: Iterable[int] | None = ...,
+    loss: Loss | None = ...,
+    dtype: torch.dtype = ...,
+    optimizer: Optimizer | None = ...,
+    machine: Machine | str | Path | None = ...,
+) -> Plan: ...
+
+
+@overload
+def plan(
+    model: torch.nn.Module,
+    grid: None = ...,
+    input_shape: Sequence[int] = ...,
+    *,
+    workers: int,
+    memory: str | int | None = ...,
+    loss: Loss | None = ...,
+    dtype: torch.dtype = ...,
+    optimizer: Optimizer | None = ...,
+    machine: Machine | str | Path | None = ...,
+) -> Ranking: ...
+
+
+def plan(
+    model: torch.nn.Module,
+    grid: Sequence[int] | None = None,
+    input_shape: Sequence[int] = (),
+    *,
+    workers: Iterable[int] | int | None = None,
+    memory: str | int | None = None,
     loss: Loss | None = None,
     dtype: torch.dtype = torch.float32,
-    workers: Iterable[int] | None = None,
-) -> Plan:
-    """What a training step of `model` on a grid of workers takes and sends: memory, bytes, messages, balance.
+    optimizer: Optimizer | None = None,
+    machine: Machine | str | Path | None = None,
+) -> Plan | Ranking:
+    """What a training step of `model` on a grid of workers takes and sends: memory, time, bytes, messages, balance.
 
     Nothing is started, allocated or computed. The model may be a deferred one, and the grid have thousands of workers.
 
     Parameters
     ----------
     model : an ordinary torch model, as for `gridwise.distribute`; it is not changed
-    grid : the shape of the grid of workers, one axis for each dim of the input
+    grid : the shape of the grid of workers, one axis for each dim of the input; left out, grids of `workers` are tried
     input_shape : of the global input
+    workers : with a grid, which workers to run, by their ranks: by default one of each role. Without a grid, how many
+        workers there are
+    memory : without a grid, how much each worker has, in bytes or as in "40GiB"; by default what the machine says
     loss : ``loss(P_y, y)`` makes the loss of the output `y` on `P_y`; by default backward starts from the output
     dtype : of the input
-    workers : which workers to run, by their ranks. By default all of them up to 256; of more, those at the first, second,
-        middle and last places along each axis, and where blocks become shorter
+    optimizer : makes an optimiser of the parameters, as ``torch.optim.AdamW`` does; its states take memory
+    machine : how fast the workers are: the name of one that is shipped, a TOML file (`gridwise doctor --calibrate` writes
+        one), or a `Machine`; by default the one that was measured here, if any
+
+    Returns
+    -------
+    Plan : of the grid
+    Ranking : of all grids of `workers` that were tried, the fastest that fits first, if `grid` is left out
 
     Examples
     --------
@@ -66,30 +103,68 @@ def plan(
     >>> planned = gridwise.plan(model, (1, 1, 32, 32), (1, 3, 4096, 4096), workers=[0, 33])
     >>> [(worker.messages, worker.sent) for worker in planned.workers]
     [(3, 4890), (8, 7998)]
+    >>> ranking = gridwise.plan(model, workers=4, input_shape=(1, 3, 4096, 4096), machine="nvidia-a100")
+    >>> ranking.best.grid
+    (1, 1, 4, 1)
     """
-    shape, extents = _numbers("input_shape", input_shape, 0), _numbers("grid", grid, 1)
-    asked = None if workers is None else _numbers("workers", workers, 0)
-    if len(extents) != len(shape):
-        raise PartitionError(f"plan: `grid` (={extents}) needs an axis for each dim of `input_shape` (={shape}).")
-    if asked == ():
-        raise PartitionError("plan: `workers` names no worker to run.\n  fix: leave it out, or name one at least.")
+    shape = _numbers("input_shape", input_shape, 0)
     if not isinstance(model, torch.nn.Module):
         raise PartitionError(f"plan: `model` (={model!r}) is no torch.nn.Module.\n  fix: make it the `forward` of one.")
     if not isinstance(dtype, torch.dtype):
         raise PartitionError(f"plan: `dtype` (={dtype!r}) is no torch.dtype.")
-    twin, found, recordings = without_numbers(model), list[Worker](), list[Recording]()
+    task = Task(without_numbers(model), shape, dtype, loss, optimizer)
+    if grid is None and isinstance(workers, int):
+        known = find_machine(machine)
+        limit = known.memory if memory is None else number_of_bytes(memory)
+        return search(task, _numbers("workers", [workers], 1)[0], limit, known, planned)
+    extents = _numbers("grid", grid, 1)
+    if len(extents) != len(shape):
+        raise PartitionError(f"plan: `grid` (={extents}) needs an axis for each dim of `input_shape` (={shape}).")
+    if memory is not None:
+        raise PartitionError("plan: `memory` is for a search.\n  fix: leave `grid` out, and say how many `workers`.")
+    asked = None if workers is None else _numbers("workers", workers, 0)
+    if asked == ():
+        raise PartitionError("plan: `workers` names no worker to run.\n  fix: leave it out, or name one at least.")
+    return planned(task, extents, asked, find_machine(machine))
 
-    def step(P_world: Partition) -> None:
-        P_x = P_world.create_cartesian_topology_partition(extents)
-        with torch.device("meta"):  # what the model's code makes has no numbers either
-            found.append(_step(twin, P_x, shape, dtype, loss, recordings))
 
-    size = math.prod(extents)
-    ranks = range(size) if asked is None else asked
-    weights = typical(extents, shape) if asked is None and size > MANY else dict.fromkeys(ranks, 1)
-    ledger = count(step, size, weights)
-    layers = layers_of(ledger, weights)
-    return Plan(type(model).__name__, extents, shape, tuple(found), layers, ledger, tuple(weights.values()))
+def planned(task: Task, grid: tuple[int, ...], workers: Sequence[int] | None, machine: Machine) -> Plan:
+    """The plan of a grid; of these workers alone, or of one of each role."""
+    ledger, size = Ledger(math.prod(grid)), math.prod(grid)
+    records: dict[int, StepRecord] = {}
+
+    def run(rank: int) -> tuple[StepRecord, Sequence[Entry]]:
+        if rank not in records:
+            _run_as(rank, ledger, lambda P_world: records.__setitem__(rank, _on_grid(task, P_world, grid)))
+        return records[rank], ledger.entries[rank]
+
+    roles: Roles | None = None
+    if workers is None and size > FEW:
+        roles = find_roles(grid, run, task.shape)
+    weights = roles.weights if roles else dict.fromkeys(range(size) if workers is None else workers, 1)
+    for rank in weights:
+        run(rank)
+    for rank in records.keys() - weights.keys():
+        ledger.entries.pop(rank)
+    chosen = [records[rank] for rank in weights]
+    entries = [ledger.entries[rank] for rank in weights]
+    return Plan(
+        type(task.model).__name__,
+        grid,
+        task.shape,
+        tuple(record.worker for record in chosen),
+        layers_of(ledger, weights),
+        ledger,
+        tuple(weights.values()),
+        roles,
+        tuple(chosen),
+        step_time(chosen, entries, size, machine),
+    )
+
+
+def _on_grid(task: Task, P_world: Partition, grid: tuple[int, ...]) -> StepRecord:
+    with torch.device("meta"):  # what the model's code makes has no numbers either
+        return step(task, P_world.create_cartesian_topology_partition(grid))
 
 
 def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int] | None = None) -> Ledger:
@@ -112,26 +187,16 @@ def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int]
     """
     ledger = Ledger(size)
     for rank in range(size) if workers is None else workers:
-        transport = ledger.worker(rank)
-        with torch.random.fork_rng(devices=[]):  # all workers start from the same state
-            torch.default_generator.manual_seed(0)
-            program(world(transport))
-        transport.close()
+        _run_as(rank, ledger, program)
     return ledger
 
 
-def typical(grid: tuple[int, ...], shape: tuple[int, ...]) -> dict[int, int]:
-    """Workers at the ends, next to the ends and in the middle of each axis, and on both sides of where blocks shrink;
-    and how many workers each stands for, those that are nearest to it."""
-    places = []
-    for extent, rows in zip(grid, shape, strict=True):
-        chosen = {0, 1, extent // 2, extent - 2, extent - 1, rows % extent - 1, rows % extent}
-        known = sorted(chosen & set(range(extent)))
-        inner = [place for place in known if 0 < place < extent - 1] or known
-        stood_for = Counter(i if i in known else min(inner, key=lambda place: abs(place - i)) for i in range(extent))
-        places.append(sorted(stood_for.items()))
-    whole = Grid(tuple(range(math.prod(grid))), grid)
-    return {whole.rank_at([i for i, _ in line]): math.prod(n for _, n in line) for line in product(*places)}
+def _run_as(rank: int, ledger: Ledger, program: Callable[[Partition], Any]) -> None:
+    transport = ledger.worker(rank)
+    with torch.random.fork_rng(devices=[]):  # all workers start from the same state
+        torch.default_generator.manual_seed(0)
+        program(world(transport))
+    transport.close()
 
 
 def _numbers(name: str, values: Any, least: int) -> tuple[int, ...]:
@@ -145,97 +210,3 @@ def _numbers(name: str, values: Any, least: int) -> tuple[int, ...]:
             f"plan: `{name}` (={values!r}) must be a sequence of whole numbers, none less than {least}."
         )
     return found
-
-
-def without_numbers(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy of the model on the meta device, made without copying a number; of a deferred model too."""
-    memo: dict[int, Any] = {}
-    plain = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    for tensor in [*model.parameters(), *model.buffers(), *plain]:
-        twin = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        memo[id(tensor)] = torch.nn.Parameter(twin, tensor.requires_grad) if is_parameter else twin
-    return copy.deepcopy(model, memo)
-
-
-def _step(
-    model: torch.nn.Module,
-    P_x: Partition,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    loss: Loss | None,
-    recordings: list[Recording],
-) -> Worker:
-    transport: Any = P_x.transport
-    ledger, rank = transport.ledger, transport.rank
-    placed = distribute(model, P_x)
-    _record_once(placed, recordings)
-    ledger.entries[rank].clear()  # the construction is no part of a step
-    x = torch.empty(Layout.balanced(P_x.grid, shape).block(rank).shape, dtype=dtype)
-    ledger.expect(shape)
-    ledger.phase = FORWARD
-    kept = _Kept([*placed.parameters(), *placed.buffers(), x])
-    with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
-        y = placed(x)
-        if loss is not None:
-            _expect_outputs(ledger, placed, recordings[0])
-            y = loss(placed.P_y, y)
-            if not isinstance(y, Tensor):
-                raise PartitionError(
-                    f"plan: `loss` must return a tensor, from which backward starts; it returned {y!r}."
-                )
-    ledger.phase = BACKWARD
-    ends = [tensor for tensor in flatten(y)[0] if tensor.requires_grad]
-    if ends:
-        torch.autograd.backward(ends, [torch.empty_like(tensor) for tensor in ends])
-    parameters = list(placed.parameters())
-    return Worker.of(
-        rank,
-        P_x.index or (),
-        ledger.entries[rank],
-        parameters=sum(t.nbytes for t in (*parameters, *placed.buffers())),
-        gradients=sum(p.nbytes for p in parameters if p.requires_grad),
-        activations=kept.bytes,
-    )
-
-
-def _record_once(placed: DistributedModel, recordings: list[Recording]) -> None:
-    """Let the first of the pretended workers record, and the others take what it has recorded."""
-    runner: Any = runner_of(placed)
-    record = runner.record
-
-    def recorded(*args: Any) -> Recording:
-        if not recordings:
-            recordings.append(record(*args))
-        return recordings[0]
-
-    runner.record = recorded
-
-
-def _expect_outputs(ledger: Ledger, model: DistributedModel, recording: Recording) -> None:
-    """The shapes that a loss asks about; of several outputs any, in any order, which their blocks tell apart."""
-    (output,) = (node for node in recording.module.graph.nodes if node.op == "output")
-    shapes = [tuple(leaf.meta["val"].shape) for leaf in output.args[0]]
-    if len(shapes) == 1:
-        ledger.expect(shapes[0])
-        return
-    partitions = flatten(model.P_y, lambda part: isinstance(part, Partition))[0]
-    ledger.expect()
-    ledger.layouts = [Layout.balanced(P.grid, shape) for P, shape in product(partitions, shapes) if P.dim == len(shape)]
-
-
-class _Kept:
-    """The memory that autograd keeps for backward, each piece once, and none that the model or the user has anyway."""
-
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
-        self._alive: list[Tensor] = []
-        self.bytes = 0
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._seen:
-            self._seen.add(storage._cdata)
-            self._alive.append(tensor)  # as long as it lives its address is its own
-            self.bytes += storage.nbytes()
-        return tensor

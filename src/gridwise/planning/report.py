@@ -6,18 +6,27 @@ busiest worker, and as large as the one that needs most.
 
 from __future__ import annotations
 
-import io
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..comm.transports.counting import Entry, Ledger
+from ..errors import PartitionError
+from .layer_names import layer_of
+from .tables import printed, readable, seconds_text, table
+from .tables import unit_for as unit_for
 
-FORWARD, BACKWARD = "forward", "backward"
-ADJOINT, GRADIENT = "the adjoint of ", "the gradient of "
-"""How the names of what is sent in backward begin, mostly."""
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .one_step import StepRecord
+    from .roles import Roles
+    from .times import StepTime
+
+FORWARD, BACKWARD, OPTIMISER = "forward", "backward", "optimiser"
+SHOWN = 12
+"""How many layers the table of times has."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +38,12 @@ class Worker:
     parameters: int
     """Parameters and buffers."""
     gradients: int
+    states: int
+    """Of the optimiser."""
     activations: int
-    """What autograd keeps for backward, apart from the model and the input."""
+    """What is kept from forward for backward, apart from the model and the input; the output too."""
+    memory: int
+    """The most that it holds at any moment of the step, all of this and what operators need for a while."""
     fetched: int
     """What it gets of other workers' blocks on the way forward: halos, and blocks that move."""
     sent: int
@@ -43,10 +56,6 @@ class Worker:
     control: int
     """Of the agreement in the first step, which later ones leave out."""
 
-    @property
-    def memory(self) -> int:
-        return self.parameters + self.gradients + self.activations
-
     @classmethod
     def of(
         cls,
@@ -55,15 +64,21 @@ class Worker:
         entries: Sequence[Entry],
         parameters: int,
         gradients: int,
+        states: int,
         activations: int,
+        input: int,
+        made: int,
     ) -> Worker:
+        """From what was sent, and what is held: before the step, and at the most in it (`made`)."""
         moved = [entry for entry in entries if entry.kind != "control"]
         return cls(
             rank,
             index,
             parameters,
             gradients,
+            states,
             activations,
+            memory=parameters + states + input + made,
             fetched=sum(entry.received for entry in moved if entry.phase == FORWARD),
             sent=sum(entry.nbytes for entry in moved),
             received=sum(entry.received for entry in moved),
@@ -96,6 +111,31 @@ class Plan:
     """Every call of every worker."""
     weights: tuple[int, ...] = field(repr=False)
     """How many workers of the grid each of `workers` stands for."""
+    roles: Roles | None = field(repr=False)
+    """Who stands for whom; None if those that were run stand for themselves."""
+    records: tuple[StepRecord, ...] = field(repr=False)
+    """Of each of `workers`, what it computes and holds."""
+    time: StepTime = field(repr=False)
+    """How long the step takes, as far as can be estimated."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether those that were run do just what those do for which they stand."""
+        return max(self.weights) == 1 or (self.roles is not None and self.roles.exact)
+
+    def worker(self, rank: int) -> Worker:
+        """What a worker does, or the one that was run for it."""
+        stand_in = self.roles.stand_in(rank) if self.roles and 0 <= rank < self.ledger.size else rank
+        for worker in self.workers:
+            if worker.rank == stand_in:
+                return worker
+        raise PartitionError(f"plan: worker {rank} was not run, and no other stands for it.")
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the plan as one HTML file that needs nothing else (see `gridwise.planning.page`)."""
+        from .page import save_page
+
+        save_page(path, self)
 
     def mean(self, of: Callable[[Worker], int]) -> float:
         """Over the workers of the grid; an estimate where some stand for others."""
@@ -113,13 +153,14 @@ class Plan:
             spread = (min(values), round(self.mean(of)), max(values))
             return [name, *map(spelt, spread), f"{self.balance(of):.2f}", _place(max(self.workers, key=of))]
 
-        about = ", about" if max(self.weights) > 1 else ""  # those that a worker stands for may differ from it a little
+        about = "" if self.exact else ", about"
         return [
             ["per worker", "least", f"mean{about}", "most", f"balance{about}", "most on"],
             line("parameters", lambda w: w.parameters, readable),
             line("gradients", lambda w: w.gradients, readable),
+            line("optimiser states", lambda w: w.states, readable),
             line("activations", lambda w: w.activations, readable),
-            line("memory", lambda w: w.memory, readable),
+            line("memory at its peak", lambda w: w.memory, readable),
             line("fetched forward", lambda w: w.fetched, readable),
             line("sent per step", lambda w: w.sent, readable),
             line("received in messages", lambda w: w.received, readable),
@@ -134,6 +175,17 @@ class Plan:
             rows.append([row.name, str(row.messages), readable(row.forward), readable(row.backward)])
         return rows
 
+    def _time_lines(self) -> list[list[str]]:
+        """The layers that take longest, and the whole step."""
+        rows = [["estimated time", "compute", "communication", "waiting", "in all"]]
+        longest = sorted(self.time.layers, key=lambda row: -row.seconds)[:SHOWN]
+        for row in (row for row in self.time.layers if row in longest):
+            spent = (row.compute, row.communication, row.waiting, row.seconds)
+            rows.append([f"{row.layer}, {row.phase}", *map(seconds_text, spent)])
+        spent = (self.time.compute, self.time.communication, self.time.waiting, self.time.seconds)
+        rows.append(["the step", *map(seconds_text, spent)])
+        return rows
+
     def __rich__(self) -> Any:
         from rich.console import Group
 
@@ -141,14 +193,11 @@ class Plan:
         title = f"{self.model} on a grid of {sizes[0]} workers, input {sizes[1]}: one training step"
         if len(self.workers) < self.ledger.size:
             title += f" ({len(self.workers)} of {self.ledger.size} workers)"
-        return Group(_table(self._lines(), title), _table(self._layer_lines(), ""))
+        timed = f"on {self.time.machine.name}" + ("" if self.time.machine.measured else ", which was not measured")
+        return Group(table(self._lines(), title), table(self._layer_lines(), ""), table(self._time_lines(), timed))
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        text = io.StringIO()
-        Console(file=text, width=110).print(self)
-        return text.getvalue().rstrip()
+        return printed(self)
 
 
 def layers_of(ledger: Ledger, ranks: Iterable[int]) -> tuple[LayerTraffic, ...]:
@@ -157,7 +206,7 @@ def layers_of(ledger: Ledger, ranks: Iterable[int]) -> tuple[LayerTraffic, ...]:
     for rank in ranks:
         for entry in ledger.entries[rank]:
             if entry.kind not in ("control", "receipt"):
-                of_worker = sums[_layer(entry.what)][rank]
+                of_worker = sums[layer_of(entry.what)][rank]
                 of_worker[0] += entry.kind == "message"
                 of_worker[2 if entry.phase == BACKWARD else 1] += entry.nbytes
     return tuple(
@@ -166,42 +215,5 @@ def layers_of(ledger: Ledger, ranks: Iterable[int]) -> tuple[LayerTraffic, ...]:
     )
 
 
-def _layer(what: str) -> str:
-    """Where something is sent, in short: the module in which an operator is called, or else the operator."""
-    if what.startswith(GRADIENT):
-        return f"gradients: {what.removeprefix(GRADIENT).partition(', of the distributed ')[0].rstrip(',')}"
-    plain = what.removeprefix(ADJOINT)
-    operator = OPERATOR.match(plain)
-    return operator["module"] or operator["name"] if operator else plain
-
-
-OPERATOR = re.compile(r"(?P<name>[\w.]+?)(\.\w+)?( in (?P<module>[\w.]+))?, [^:]+:\d+, in ")
-"""How an operator of a recorded model is named: "conv2d in layer1.0, model.py:12, in forward:  ..."."""
-
-
 def _place(worker: Worker) -> str:
     return f"{worker.rank} at {worker.index}"
-
-
-def _table(lines: Sequence[Sequence[str]], title: str) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(title), title_justify="left")
-    for at, name in enumerate(lines[0]):
-        table.add_column(name, justify="left" if at == 0 else "right", overflow="fold")
-    for cells in lines[1:]:
-        table.add_row(*map(escape, cells))
-    return table
-
-
-def readable(size: int) -> str:
-    """A number of bytes in the unit that suits it."""
-    factor, unit = unit_for(size)
-    return f"{size:,} B" if factor == 1 else f"{size / factor:,.1f} {unit}"
-
-
-def unit_for(size: int) -> tuple[int, str]:
-    """The unit in which a number of bytes is read best, and its size."""
-    place = min(max(0, size.bit_length() - 1) // 10, 4)
-    return 1024**place, ("B", "KiB", "MiB", "GiB", "TiB")[place]

@@ -130,7 +130,7 @@ class _StateFitter(Fit):
             if stored.code != code or stored.shape != shape or len(stored.blocks) != 1:
                 self.tensor(at, x, lambda _: None)
             else:
-                self.plan.wants.append(Want(at, stored, x, None, False, address))
+                self.plan.wants.append(Want(at, stored, x, None, False, address, self.manifest.files_of is None))
         return others
 
     def items(self, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int) -> None:

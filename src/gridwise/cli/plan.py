@@ -1,0 +1,112 @@
+"""`gridwise plan module:factory -n 64 --input 1x1x512x512x512 [--search]`: a plan, or a ranking of grids, without a worker.
+
+The factory is a function, or a class, without arguments that makes the model. It is called with tensors that have no numbers
+(`gridwise.deferred_init`), so the model may be larger than this machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from ..errors import GridwiseError, PartitionError
+from ..planning import Plan, Ranking
+from ..planning import plan as make_plan
+from ..planning.one_step import Optimizer
+from ..planning.page import save_page
+
+OPTIMIZERS: dict[str, Optimizer | None] = {
+    "none": None,
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+def plan(
+    factory: Annotated[str, typer.Argument(help="module:function that makes the model, without arguments.")],
+    input: Annotated[str, typer.Option("--input", help="The shape of the global input, as in 1x1x512x512x512.")],
+    workers: Annotated[
+        int | None, typer.Option("-n", "--workers", min=1, help="How many workers to search for.")
+    ] = None,
+    grid: Annotated[str | None, typer.Option(help="The grid to plan, as in 1x1x4x4x4.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Try the grids of -n workers.")] = False,
+    memory: Annotated[str | None, typer.Option(help="What each worker has, as in 40GiB.")] = None,
+    machine: Annotated[str | None, typer.Option(help="A machine's name, or its TOML file.")] = None,
+    optimizer: Annotated[str, typer.Option(help=f"Whose states take memory: {', '.join(OPTIMIZERS)}.")] = "none",
+    html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
+) -> None:
+    """Say what a training step takes on a grid of workers: memory, time, messages; or which grid is best."""
+    try:
+        found = _found(factory, input, workers, grid, search, memory, machine, optimizer)
+    except GridwiseError as error:
+        print(f"gridwise plan: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    Console(width=None if sys.stdout.isatty() else 130).print(found)
+    if html is not None:
+        save_page(html, found)
+        print(f"{html} written")
+    if isinstance(found, Ranking) and not found.rows[0].fits:
+        raise typer.Exit(1)
+
+
+def _found(
+    factory: str,
+    input: str,
+    workers: int | None,
+    grid: str | None,
+    search: bool,
+    memory: str | None,
+    machine: str | None,
+    optimizer: str,
+) -> Plan | Ranking:
+    if optimizer not in OPTIMIZERS:
+        raise PartitionError(f"`--optimizer` (={optimizer!r}) is none of {', '.join(OPTIMIZERS)}.")
+    if (grid is None) == (workers is None):
+        raise PartitionError("either `--grid`, or `-n` with `--search`, says how many workers there are.")
+    if workers is not None and not search:
+        raise PartitionError("`-n` says how many workers, not on which grid.\n  fix: add --search, or give --grid.")
+    shape, states = _shape("--input", input), OPTIMIZERS[optimizer]
+    model = _model(factory)
+    if workers is not None:
+        return make_plan(model, workers=workers, input_shape=shape, memory=memory, optimizer=states, machine=machine)
+    if memory is not None:
+        raise PartitionError("`--memory` is for --search.")
+    return make_plan(model, _shape("--grid", grid or ""), shape, optimizer=states, machine=machine)
+
+
+def _shape(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise PartitionError(
+            f"`{name}` (={text!r}) is no shape.\n  fix: numbers with an x between, as 1x3x64x64."
+        ) from None
+
+
+def _model(factory: str) -> torch.nn.Module:
+    module, colon, name = factory.partition(":")
+    if not colon or not name:
+        raise PartitionError(f"`{factory}` is not of the form module:function.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        made: Any = importlib.import_module(module)
+        for part in name.split("."):
+            made = getattr(made, part)
+    except (ImportError, AttributeError) as error:
+        raise PartitionError(f"`{factory}` cannot be found: {error}.") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    from ..deferred_init import deferred_init
+
+    model = deferred_init(made)
+    if not isinstance(model, torch.nn.Module):
+        raise PartitionError(f"`{factory}` makes a {type(model).__name__}, no torch.nn.Module.")
+    return model

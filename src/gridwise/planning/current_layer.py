@@ -1,0 +1,74 @@
+"""Which layer of a model is being run: in forward by the step of its program, in backward by the node of autograd.
+
+Nodes of autograd are numbered in the order in which they are made, so those of a layer are those between the number before
+its step and the number after it. Steps that backward runs again, of a checkpoint, say their names as in forward.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..grid import Layout
+from ..models.placement import Cut
+from ..models.program import Step
+from .layer_names import OUTSIDE, layer_of
+
+MANY = 1 << 62
+"""Numbers beyond are of nodes that take a gradient to its parameter: they have none of their own."""
+
+
+class CurrentLayer:
+    """Say `watch` to `models.program.watched_steps`, and ask for `current`."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[str, Layout] = {}
+        """How the output of each layer is cut, in the order of the layers; those that every worker has are left out."""
+        self.names: dict[str, None] = {}
+        """All layers, in order."""
+        self._now = OUTSIDE
+        self._starts, self._layers = [0], [OUTSIDE]
+        self._runs: Counter[int] = Counter()
+        self._steps: dict[int, Step] = {}
+
+    @property
+    def passes(self) -> int:
+        """How often the model was run."""
+        return max(self._runs.values(), default=0)
+
+    def watch(self, step: Step) -> Callable[..., Any]:
+        """The step, which says its name while it runs."""
+        if step.name and torch._C._current_autograd_node() is None:
+            self._runs[id(step)] += 1
+            self._steps[id(step)] = step  # alive, so that its id stays its own
+            name = layer_of(step.name)
+            self.names[name] = None
+            if isinstance(step.placement, Cut):
+                self.layouts[name] = step.placement.layout
+
+        def run(*args: Any) -> Any:
+            before = self._now
+            self._enter(layer_of(step.name) if step.name else before)
+            try:
+                return step.run(*args)
+            finally:
+                self._enter(before)
+
+        return run
+
+    def _enter(self, name: str) -> None:
+        self._now = name
+        self._starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._layers.append(name)
+
+    def current(self) -> str:
+        """The layer to which an operator belongs that is called now."""
+        if self._now is not OUTSIDE:
+            return self._now
+        node: Any = torch._C._current_autograd_node()
+        number = MANY if node is None else node._sequence_nr()
+        return self._layers[bisect_right(self._starts, number) - 1] if number < MANY else OUTSIDE

@@ -1,0 +1,28 @@
+"""The layer that something belongs to, from how operators name what they do.
+
+conv2d in layer1.0, model.py:12, in forward:  ...       layer1.0
+the adjoint of conv2d in layer1.0, ...                  layer1.0
+the gradient of layer1.0.weight, and more, of the ...   gradients: layer1.0.weight
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+OUTSIDE = "outside the model"
+"""What is called by nobody in the model: the loss, the optimiser."""
+ADJOINT, GRADIENT = "the adjoint of ", "the gradient of "
+"""How the names of what is sent in backward begin, mostly."""
+OPERATOR = re.compile(r"(?P<name>[\w.]+?)(\.\w+)?( in (?P<module>[\w.]+))?, [^:]+:\d+, in ")
+"""How an operator of a recorded model is named: "conv2d in layer1.0, model.py:12, in forward:  ..."."""
+
+
+@cache
+def layer_of(what: str) -> str:
+    """Where something is computed or sent, in short: the module in which an operator is called, or else the operator."""
+    if what.startswith(GRADIENT):
+        return f"gradients: {what.removeprefix(GRADIENT).partition(', of the distributed ')[0].rstrip(',')}"
+    plain = what.removeprefix(ADJOINT)
+    operator = OPERATOR.match(plain)
+    return operator["module"] or operator["name"] if operator else plain

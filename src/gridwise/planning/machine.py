@@ -1,0 +1,174 @@
+"""A machine as a few numbers, from a small TOML file: how fast its workers compute, and how fast they talk.
+
+    name = "..."                    source = "where the numbers are from"           measured = true
+    memory = "40GiB"                of a worker
+    workers_per_node = 8            workers with consecutive ranks share a node
+    memory_bandwidth = 1.0e12       bytes per second, read and written, of a worker while all others work too
+    call_overhead = 1.0e-5          seconds that each operator takes however small it is
+    overlap = 0.0                   the share of messages that travels while a layer computes
+    [flops.conv] float32 = 1.0e13   operations per second, by kind of operator (conv, matmul) and dtype
+    [inside]                        between workers of one node: latency in seconds, bandwidth in bytes per second
+    [between]                       between nodes
+
+`gridwise doctor --calibrate` measures such a file here. Those in `machines/` are from datasheets, and say so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+from pathlib import Path
+from typing import Any
+
+from ..errors import PartitionError, describe
+
+SHIPPED = Path(__file__).parent / "machines"
+KINDS = ("conv", "matmul")
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two workers: seconds before the first byte, and bytes per second."""
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """See the head of this file."""
+
+    name: str
+    source: str
+    measured: bool
+    memory: int
+    workers_per_node: int
+    memory_bandwidth: float
+    call_overhead: float
+    overlap: float
+    flops: Mapping[str, Mapping[str, float]]
+    inside: Link
+    between: Link
+
+    def rate(self, kind: str, dtype: str) -> float:
+        """Operations per second; of a dtype that the file does not name, as of float32."""
+        rates = self.flops.get(kind) or next(iter(self.flops.values()))
+        return rates.get(dtype) or rates["float32"]
+
+    def link(self, ranks: Sequence[int]) -> Link:
+        """The slowest among these workers: they are on one node, or not."""
+        nodes = {rank // self.workers_per_node for rank in ranks}
+        return self.inside if len(nodes) == 1 else self.between
+
+    def message_seconds(self, rank: int, peer: int, nbytes: int) -> float:
+        link = self.link((rank, peer))
+        return link.latency + nbytes / link.bandwidth
+
+    def collective_seconds(self, team: Sequence[int], nbytes: int) -> float:
+        """Of a sum or a copy over a team, in which this worker sends so many bytes: there and back by a tree."""
+        link = self.link(team)
+        return 2 * ceil(log2(max(2, len(team)))) * link.latency + nbytes / link.bandwidth
+
+    def as_toml(self) -> str:
+        """The file."""
+        words = {"name": self.name, "source": self.source}
+        lines = [f"{key} = {_quoted(value)}" for key, value in words.items()]
+        lines += [f"measured = {str(self.measured).lower()}", f"memory = {self.memory}"]
+        names = ("workers_per_node", "memory_bandwidth", "call_overhead", "overlap")
+        lines += [f"{name} = {getattr(self, name)!r}" for name in names]
+        for kind, rates in self.flops.items():
+            lines += ["", f"[flops.{kind}]", *(f"{dtype} = {rate!r}" for dtype, rate in rates.items())]
+        for name, link in (("inside", self.inside), ("between", self.between)):
+            lines += ["", f"[{name}]", f"latency = {link.latency!r}", f"bandwidth = {link.bandwidth!r}"]
+        return "\n".join(lines) + "\n"
+
+
+def find_machine(which: Machine | str | Path | None) -> Machine:
+    """The machine of that name or in that file; None: the one measured here, or a cautious guess."""
+    if isinstance(which, Machine):
+        return which
+    if which is None:
+        here = calibrated_file()
+        return read_machine(here) if here.exists() else read_machine(SHIPPED / "unknown.toml")
+    path = Path(which)
+    shipped = SHIPPED / f"{which}.toml"
+    if path.suffix == ".toml":
+        return read_machine(path)
+    if shipped.exists():
+        return read_machine(shipped)
+    names = sorted(each.stem for each in SHIPPED.glob("*.toml"))
+    raise PartitionError(
+        describe(
+            f"plan: `machine` (={str(which)!r}) is no machine that is known.", names, "one of these, or a TOML file."
+        )
+    )
+
+
+def calibrated_file() -> Path:
+    """Where `gridwise doctor --calibrate` writes what it has measured."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "gridwise" / "machine.toml"
+
+
+def read_machine(path: str | Path) -> Machine:
+    """The machine in a file, everything in it checked."""
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PartitionError(f"plan: the machine in {path} cannot be read: {error}.") from error
+    try:
+        rates = {kind: {name: _positive(rate) for name, rate in of.items()} for kind, of in found["flops"].items()}
+        if not set(KINDS) <= rates.keys() or not all("float32" in rates[kind] for kind in KINDS):
+            raise ValueError(f"[flops] needs float32 of each of {', '.join(KINDS)}")
+        links = [Link(_positive(found[name]["latency"]), _positive(found[name]["bandwidth"])) for name in LINKS]
+        overlap = float(found["overlap"])
+        if not 0 <= overlap <= 1:
+            raise ValueError(f"`overlap` (={overlap}) is a share, from 0 to 1")
+        return Machine(
+            str(found["name"]),
+            str(found["source"]),
+            found["measured"] is True,
+            number_of_bytes(found["memory"]),
+            int(_positive(found["workers_per_node"])),
+            _positive(found["memory_bandwidth"]),
+            _positive(found["call_overhead"]),
+            overlap,
+            rates,
+            *links,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise PartitionError(
+            f"plan: the machine in {path} cannot be read: {what}.\n  fix: see gridwise.planning.machine, or measure one "
+            "with `gridwise doctor --calibrate`."
+        ) from error
+
+
+LINKS = ("inside", "between")
+
+
+def number_of_bytes(size: str | int) -> int:
+    """Bytes, from a number or from words like "40GiB"."""
+    if isinstance(size, int) and size > 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(size).upper())
+    if match is None or float(match[1]) <= 0:
+        raise PartitionError(f"plan: `memory` (={size!r}) is no number of bytes.\n  fix: 40 * 2**30, or '40GiB'.")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{value!r} has to be a number above 0")
+    return number
+
+
+def _quoted(text: str) -> str:
+    inner = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else " " for c in inner) + '"'

@@ -1,0 +1,116 @@
+"""The memory of a step: every allocation and release in order, the curve that they make, and who holds what at its peak.
+
+Memory is followed by storage, as the allocator sees it: tensors that share it count once, and it is released when the last
+of them is gone. What a layer makes and what a layer needs for a moment are told apart by that alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Place = tuple[str, str]
+"""A layer and a phase."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Memory that is held at the peak, by the layer and the phase that have made it."""
+
+    layer: str
+    phase: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A stretch of the step in one layer: the most that is held in it, and what is held after it."""
+
+    layer: str
+    phase: str
+    peak: int
+    after: int
+
+
+class Memory:
+    """What is allocated and released, as it happens; `at` says where."""
+
+    def __init__(self) -> None:
+        self.at: Place = "", ""
+        self.held = 0
+        self._log: list[tuple[int, Place, Place]] = []
+        """Bytes allocated (or, negative, released), who has allocated them, and where that happens."""
+        self._followed: dict[int, Any] = {}
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Memory that is there before the step: it is counted apart."""
+        for tensor in tensors:
+            self._follow(tensor, None)
+
+    def add(self, tensors: Iterable[Tensor], workspace: int = 0) -> None:
+        """What an operator has made; memory that it has needed in between, `workspace`, is released at once."""
+        for tensor in tensors:
+            size = tensor.untyped_storage().nbytes()
+            if self._follow(tensor, (size, self.at)):
+                self._note(size, self.at)
+        if workspace:
+            self._note(workspace, self.at)
+            self._note(-workspace, self.at)
+
+    def _note(self, size: int, owner: Place) -> None:
+        self.held += size
+        self._log.append((size, owner, self.at))
+
+    def _follow(self, tensor: Tensor, what: tuple[int, Place] | None) -> bool:
+        """Whether its memory is new."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._followed:
+            return False
+
+        def released(_: Any) -> None:
+            self._followed.pop(key, None)
+            if what is not None:
+                self._note(-what[0], what[1])
+
+        self._followed[key] = weakref.ref(storage, released)
+        return True
+
+    def close(self) -> None:
+        """Follow nothing any longer."""
+        self._followed.clear()
+
+    @property
+    def peak(self) -> int:
+        """The most that was held beyond what is ignored."""
+        return max((moment.peak for moment in self.curve()), default=0)
+
+    def curve(self) -> list[Moment]:
+        """The step as stretches in one layer and phase each, in order."""
+        moments: list[Moment] = []
+        held = peak = 0
+        for place, (size, _, at) in enumerate(self._log):
+            held += size
+            peak = max(peak, held)
+            if place + 1 == len(self._log) or self._log[place + 1][2] != at:
+                moments.append(Moment(*at, peak, held))
+                peak = held
+        return moments
+
+    def holders(self) -> list[Holder]:
+        """Who holds the memory at the peak, the largest first."""
+        held = peak = end = 0
+        for place, (size, _, _) in enumerate(self._log):
+            held += size
+            if held > peak:
+                peak, end = held, place + 1
+        found: dict[Place, int] = defaultdict(int)
+        for size, owner, _ in self._log[:end]:
+            found[owner] += size
+        rows = [Holder(*owner, size) for owner, size in found.items() if size]
+        return sorted(rows, key=lambda row: -row.bytes)

@@ -1,0 +1,192 @@
+"""One training step of one pretended worker: forward, loss, backward, optimiser, on tensors without numbers, written down.
+
+distribute the model on the counting transport    its construction is no part of the step
+forward, loss, backward                           the code that real workers run
+the optimiser, twice                              the first makes its states, the second is that of every later step
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.transports.counting import Ledger
+from ..errors import PartitionError
+from ..grid import Layout
+from ..models import DistributedModel, distribute
+from ..models.model import runner_of
+from ..models.recording import Recording
+from ..models.recording.containers import flatten
+from ..partition import Partition
+from .layer_names import OUTSIDE
+from .memory import Holder, Moment
+from .recorder import StepRecorder, Work
+from .report import BACKWARD, FORWARD, OPTIMISER, Worker
+
+Loss = Callable[[Partition, Any], Tensor]
+Optimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class OptimiserStep:
+    """What a step of the optimiser takes."""
+
+    states: int = 0
+    work: Work | None = None
+    peak: int = 0
+    """Bytes that it needs for a while."""
+
+
+@dataclass
+class Task:
+    """What is planned, on whatever grid; what was recorded of the model stays for the next one."""
+
+    model: torch.nn.Module
+    """Without numbers."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    loss: Loss | None = None
+    optimizer: Optimizer | None = None
+    recordings: list[Recording] = field(default_factory=list)
+    optimised: dict[Hashable, OptimiserStep] = field(default_factory=dict)
+    """By the shapes of the parameters, which are mostly the same on all workers."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one worker does in a step."""
+
+    worker: Worker
+    work: Mapping[tuple[str, str], Work]
+    """By layer and phase."""
+    curve: tuple[Moment, ...]
+    """Memory over the step, beyond parameters, buffers, the input and the states of the optimiser."""
+    holders: tuple[Holder, ...]
+    """Who holds that at the peak."""
+    layouts: Mapping[str, Layout]
+    """How the outputs of layers are cut, in the order of the layers."""
+    names: tuple[str, ...]
+    """All layers in order."""
+
+
+def step(task: Task, P_x: Partition) -> StepRecord:
+    """Run it as the worker of `P_x`, whose transport counts."""
+    transport: Any = P_x.transport
+    ledger, rank = transport.ledger, transport.rank
+    placed = distribute(task.model, P_x)
+    ledger.entries[rank].clear()
+    x = torch.empty(Layout.balanced(P_x.grid, task.shape).block(rank).shape, dtype=task.dtype)
+    ledger.expect(task.shape)
+    held = [*placed.parameters(), *placed.buffers()]
+    record = StepRecorder([*held, x])
+    _prepare_apart(placed, task.recordings, record)
+    with record:
+        record.phase = ledger.phase = FORWARD
+        y = placed(x)
+        if task.loss is not None:
+            _expect_outputs(ledger, placed, task.recordings[0])
+            y = task.loss(placed.P_y, y)
+            if not isinstance(y, Tensor):
+                raise PartitionError(
+                    f"plan: `loss` must return a tensor, from which backward starts; it returned {y!r}."
+                )
+        kept = record.memory.held
+        record.phase = ledger.phase = BACKWARD
+        ends = [tensor for tensor in flatten(y)[0] if tensor.requires_grad]
+        if ends:
+            torch.autograd.backward(ends, [torch.empty_like(tensor) for tensor in ends])
+        del y, ends
+    parameters = list(placed.parameters())
+    optimised = _optimised(task, parameters)
+    if optimised.work is not None:
+        record.work[OUTSIDE, OPTIMISER] = optimised.work
+        record.memory.at = OUTSIDE, OPTIMISER
+        record.memory.add((), optimised.peak)
+    worker = Worker.of(
+        rank,
+        P_x.index or (),
+        ledger.entries[rank],
+        parameters=sum(t.nbytes for t in held),
+        gradients=sum(p.nbytes for p in parameters if p.requires_grad),
+        states=optimised.states,
+        activations=kept,
+        input=x.nbytes,
+        made=record.memory.peak,
+    )
+    curve, holders = tuple(record.memory.curve()), tuple(record.memory.holders())
+    record.memory.close()
+    layers = record.layers
+    return StepRecord(worker, dict(record.work), curve, holders, dict(layers.layouts), tuple(layers.names))
+
+
+def _optimised(task: Task, parameters: list[torch.nn.Parameter]) -> OptimiserStep:
+    """What a step of the optimiser takes; run once for parameters of the same shapes."""
+    if task.optimizer is None or not parameters:
+        return OptimiserStep()
+    key = tuple([(p.shape, p.dtype, p.grad is not None) for p in parameters])
+    if key not in task.optimised:
+        record = StepRecorder()
+        with torch.device("cpu"):  # how many steps it has made is a number
+            optimizer = task.optimizer(parameters)
+            optimizer.step()
+            states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+            record.memory.ignore([*parameters, *states, *(p.grad for p in parameters if p.grad is not None)])
+            record.phase = OPTIMISER
+            with record:
+                optimizer.step()
+        size = sum({id(x): x.nbytes for x in states}.values())
+        task.optimised[key] = OptimiserStep(size, record.work[OUTSIDE, OPTIMISER], record.memory.peak)
+        record.memory.close()
+    return task.optimised[key]
+
+
+def without_numbers(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the model on the meta device, made without copying a number; of a deferred model too."""
+    memo: dict[int, Any] = {}
+    plain = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    for tensor in [*model.parameters(), *model.buffers(), *plain]:
+        twin = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = torch.nn.Parameter(twin, tensor.requires_grad) if is_parameter else twin
+    return copy.deepcopy(model, memo)
+
+
+def _prepare_apart(placed: DistributedModel, recordings: list[Recording], record: StepRecorder) -> None:
+    """Let the first of the pretended workers record the model, and the others take what it has recorded.
+
+    What is computed to record and to place it is no part of a step.
+    """
+    runner: Any = runner_of(placed)
+    record_model, prepare = runner.record, runner._prepared
+
+    def recorded(*args: Any) -> Recording:
+        if not recordings:
+            recordings.append(record_model(*args))
+        return recordings[0]
+
+    def prepared(*args: Any) -> Any:
+        record.paused = True
+        try:
+            return prepare(*args)
+        finally:
+            record.paused = False
+
+    runner.record, runner._prepared = recorded, prepared
+
+
+def _expect_outputs(ledger: Ledger, model: DistributedModel, recording: Recording) -> None:
+    """The shapes that a loss asks about; of several outputs any, in any order, which their blocks tell apart."""
+    (output,) = (node for node in recording.module.graph.nodes if node.op == "output")
+    shapes = [tuple(leaf.meta["val"].shape) for leaf in output.args[0]]
+    if len(shapes) == 1:
+        ledger.expect(shapes[0])
+        return
+    partitions = flatten(model.P_y, lambda part: isinstance(part, Partition))[0]
+    ledger.expect()
+    ledger.layouts = [Layout.balanced(P.grid, shape) for P, shape in product(partitions, shapes) if P.dim == len(shape)]

@@ -1,0 +1,232 @@
+"""Search: the grids of so many workers, tried one after the other, ranked by the time of a step among those that fit.
+
+    1. every way to write the number of workers as a product of extents, none longer than its dim
+    2. of each, one worker in the middle and those at two corners are run: where most is sent and where blocks are largest
+    3. the best are planned whole, and put in order again
+
+If nothing fits, what would make it fit is tried, not guessed: layers that are computed again in backward, half precision,
+and more workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..errors import GridwiseError, PartitionError
+from ..grid import Grid
+from .checkpointed import checkpointed
+from .machine import Machine
+from .one_step import Task
+from .report import Plan
+from .tables import printed, readable, seconds_text, table
+
+TRIED, FINALISTS = 64, 3
+"""How many grids are tried, those with the smallest seams first; and how many are planned whole."""
+CLOSE = 0.02
+"""Estimates that differ by less are taken for equal."""
+Planned = Callable[[Task, tuple[int, ...], Sequence[int] | None, Machine], Plan]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One grid, as far as it was tried."""
+
+    grid: tuple[int, ...]
+    plan: Plan | None
+    """Of some workers; of all roles for those in front. None if the model cannot be run on this grid."""
+    fits: bool
+    problem: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.plan.time.seconds if self.plan else math.inf
+
+    @property
+    def memory(self) -> int:
+        return max(worker.memory for worker in self.plan.workers) if self.plan else 0
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Grids in order: those that fit first, the fastest in front. Prints as a table."""
+
+    model: str
+    workers: int
+    input_shape: tuple[int, ...]
+    limit: int
+    """Bytes that a worker has."""
+    machine: Machine
+    rows: tuple[Candidate, ...]
+    left_out: int
+    """Grids that were not tried, for their number."""
+    advice: tuple[str, ...]
+    """Why the best is best, or what would make it fit."""
+
+    @property
+    def best(self) -> Plan:
+        """The plan of the fastest grid that fits."""
+        if not self.rows or not self.rows[0].fits or self.rows[0].plan is None:
+            raise PartitionError("plan: no grid fits.\n  " + "\n  ".join(self.advice))
+        return self.rows[0].plan
+
+    def _lines(self) -> list[list[str]]:
+        lines = [["grid", "step", "compute", "communication", "waiting", "memory", "sent", "messages", "fits"]]
+        for row in self.rows:
+            name = _spelt(row.grid)
+            if row.plan is None:
+                lines.append([name, *[""] * 7, row.problem])
+                continue
+            time, workers = row.plan.time, row.plan.workers
+            seconds = [seconds_text(s) for s in (time.seconds, time.compute, time.communication, time.waiting)]
+            sent, messages = max(w.sent for w in workers), max(w.messages for w in workers)
+            lines.append(
+                [name, *seconds, readable(row.memory), readable(sent), str(messages), "yes" if row.fits else "no"]
+            )
+        return lines
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        shape = " x ".join(map(str, self.input_shape))
+        limit = f"{readable(self.limit)} each"
+        title = f"{self.model} on {self.workers} workers of {limit}, input {shape}, on {self.machine.name}"
+        words = list(self.advice)
+        if self.left_out:
+            words.append(f"{self.left_out} grids with longer seams were not tried.")
+        if not self.machine.measured:
+            words.append("The machine's numbers are not measured: trust the order more than the seconds.")
+        return Group(table(self._lines(), title), Text("\n".join(words)))
+
+    def __str__(self) -> str:
+        return printed(self)
+
+
+def search(task: Task, workers: int, limit: int, machine: Machine, planned: Planned) -> Ranking:
+    """Try the grids of so many workers with `limit` bytes each."""
+    grids = sorted(grids_of(workers, task.shape), key=lambda grid: _seams(grid, task.shape))
+    if not grids:
+        raise PartitionError(
+            f"plan: `workers` (={workers}) cannot be arranged on an input of shape {task.shape}: no product of extents, "
+            "none longer than its dim, gives that number.\n  fix: another number of workers, or a larger input."
+        )
+    rows = [_tried(task, grid, _corners(grid), limit, machine, planned) for grid in grids[:TRIED]]
+    rows.sort(key=_order)
+    rows[:FINALISTS] = [
+        _tried(task, row.grid, None, limit, machine, planned) if row.plan else row for row in rows[:FINALISTS]
+    ]
+    rows.sort(key=_order)
+    found = Ranking(
+        type(task.model).__name__, workers, task.shape, limit, machine, tuple(rows), max(0, len(grids) - TRIED), ()
+    )
+    if rows[0].plan is None:
+        raise PartitionError(
+            f"plan: no grid of {workers} workers can run the model.\n  {rows[0].grid}: {rows[0].problem}"
+        )
+    advice = _why(rows) if rows[0].fits else list(_what_would_fit(task, found, planned))
+    return replace(found, advice=tuple(advice))
+
+
+def grids_of(workers: int, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every grid of so many workers with an axis for each dim, none longer than the dim."""
+    if not shape:
+        if workers == 1:
+            yield ()
+        return
+    for extent in range(1, min(workers, shape[0]) + 1):
+        if workers % extent == 0:
+            for rest in grids_of(workers // extent, shape[1:]):
+                yield (extent, *rest)
+
+
+def _seams(grid: Sequence[int], shape: Sequence[int]) -> tuple[float, tuple[int, ...]]:
+    """How long the seams between blocks are, for their size; cuts between samples have none.
+
+    Of equal ones, those across earlier dims come first: what is sent there lies together in memory.
+    """
+    inner = sum((p > 1) * p / max(1, n) for p, n in zip(grid[1:], shape[1:], strict=True))
+    uneven = sum(n % p > 0 for p, n in zip(grid, shape, strict=True))
+    return inner + uneven, tuple(reversed(grid))
+
+
+def _corners(grid: tuple[int, ...]) -> list[int]:
+    size = math.prod(grid)
+    middle = Grid(tuple(range(size)), grid).rank_at([extent // 2 for extent in grid])
+    return sorted({0, middle, size - 1})
+
+
+def _tried(
+    task: Task, grid: tuple[int, ...], workers: Sequence[int] | None, limit: int, machine: Machine, planned: Planned
+) -> Candidate:
+    try:
+        found = planned(task, grid, workers, machine)
+    except GridwiseError as error:
+        return Candidate(grid, None, False, str(error).splitlines()[0])
+    return Candidate(grid, found, max(worker.memory for worker in found.workers) <= limit)
+
+
+def _order(row: Candidate) -> tuple[bool, bool, float, int]:
+    return row.plan is None, not row.fits, row.seconds if row.fits else row.memory, row.memory
+
+
+def _why(rows: Sequence[Candidate]) -> list[str]:
+    """The best against the next."""
+    best, *others = (row for row in rows if row.plan is not None)
+    name, time = _spelt(best.grid), best.plan.time if best.plan else None
+    assert time is not None
+    longest = max(time.layers, key=lambda layer: layer.seconds)
+    part = f"Its longest part is {longest.layer}, {longest.phase}: {seconds_text(longest.seconds)}."
+    if not others:
+        return [f"{name} is the only grid that can be run.", part]
+    after = others[0]
+    assert after.plan is not None
+    if not after.fits:
+        return [f"{name} is best: of the others, {_spelt(after.grid)} needs least, {readable(after.memory)}.", part]
+    more = {part: getattr(after.plan.time, part) - getattr(time, part) for part in ("compute", "communication")}
+    if after.seconds - best.seconds < CLOSE * best.seconds:
+        return [f"{name} is best, and {_spelt(after.grid)} as good, as far as an estimate can tell.", part]
+    where = max(more, key=lambda part: more[part])
+    lost = f"{seconds_text(after.seconds - best.seconds)} longer, {seconds_text(more[where])} of {where}"
+    return [f"{name} is best: {_spelt(after.grid)}, the next, takes {lost}.", part]
+
+
+def _spelt(grid: Sequence[int]) -> str:
+    return " x ".join(map(str, grid))
+
+
+def _what_would_fit(task: Task, ranking: Ranking, planned: Planned) -> Iterator[str]:
+    """What was tried with the grid that needs least."""
+    least, limit, machine = ranking.rows[0], ranking.limit, ranking.machine
+    name = _spelt(least.grid)
+    yield f"No grid fits into {readable(limit)}; {name} needs least, {readable(least.memory)}."
+    half = torch.bfloat16
+    again = replace(task, model=checkpointed(task.model), recordings=[])
+    small = replace(task, model=_cast(task.model, half), dtype=half, recordings=[])
+    for words, changed in (
+        ("layers are computed again in backward (checkpointing)", again),
+        ("it is in bfloat16", small),
+    ):
+        row = _tried(changed, least.grid, _corners(least.grid), limit, machine, planned)
+        if row.plan is not None:
+            yield f"If {words}, it needs {readable(row.memory)} there: {'fits' if row.fits else 'does not fit'}."
+    for factor in (2, 4, 8):
+        grids = sorted(grids_of(ranking.workers * factor, task.shape), key=lambda grid: _seams(grid, task.shape))[:4]
+        rows = [_tried(task, grid, _corners(grid), limit, machine, planned) for grid in grids]
+        fitting = [row for row in rows if row.fits]
+        if fitting:
+            row = min(fitting, key=lambda row: row.seconds)
+            where = f"On {ranking.workers * factor} workers, {_spelt(row.grid)}"
+            yield f"{where}, it needs {readable(row.memory)}: fits."
+            return
+    yield f"Not on {ranking.workers * 8} workers either, as far as was tried."
+
+
+def _cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    from .one_step import without_numbers
+
+    return without_numbers(model).to(dtype)

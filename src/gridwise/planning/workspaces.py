@@ -1,0 +1,92 @@
+"""Memory that kernels of torch take from its allocator for themselves, on the CPU: convolutions, in the main.
+
+oneDNN computes float32 convolutions on copies in which 16 channels lie side by side (`n` channels take the room of the next
+multiple of 16), and makes the results dense again. Of other dtypes torch unrolls the windows of the input into the rows of a
+matrix. Which of these copies are there at the same time was read off torch's profiler (torch 2.13, x86 with AVX); a
+product of 1 x 1 windows needs none. On a GPU, cuDNN chooses among workspaces at run time, and torch does not tell which.
+
+    forward     weight and input and output blocked,  then  output blocked + output
+    backward    gradient of output blocked + that of input blocked,  then  of input blocked + of input,
+                then  of input + gradient of output and input and gradient of weight blocked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten: Any = torch.ops.aten
+SIDE_BY_SIDE = 16
+PLAIN = 4
+"""Up to so many channels the input of a convolution is read as it lies."""
+
+
+def workspace_of(operator: Any, args: Sequence[Any], outputs: Sequence[Tensor | None]) -> int:
+    """Bytes that are held at the most while the operator runs, beyond what it returns."""
+    packet = operator.overloadpacket
+    if packet is aten.convolution:
+        x, weight, _, _, _, _, transposed, _, groups = args
+        return _forward(x, weight, outputs[0], bool(transposed), groups)
+    if packet is aten.convolution_backward:
+        gradient, x, weight, _, _, _, _, transposed, _, groups, wanted = args
+        return _backward(gradient, x, weight, bool(transposed), groups, bool(wanted[0]))
+    return 0
+
+
+def _forward(x: Tensor, weight: Tensor, y: Tensor | None, transposed: bool, groups: int) -> int:
+    if y is None or not y.numel() or _is_product(weight):
+        return _dense(x)
+    if x.dtype != torch.float32:
+        return _dense(x) + _unrolled(x, weight, y, transposed, groups)
+    if transposed:
+        return _dense(x) + weight.nbytes + 2 * y.nbytes
+    source, target = _source(x), _blocked(y)
+    return _dense(x) + max(weight.nbytes + source + target, target + y.nbytes) - y.nbytes
+
+
+def _backward(gradient: Tensor, x: Tensor, weight: Tensor, transposed: bool, groups: int, wants_x: bool) -> int:
+    dense = _dense(x) + _dense(gradient)
+    if not gradient.numel() or _is_product(weight):
+        return dense
+    of_x = x.nbytes if wants_x else 0
+    if x.dtype != torch.float32:
+        return dense + _unrolled(x, weight, gradient, transposed, groups)
+    if transposed:
+        return dense + weight.nbytes + gradient.nbytes + x.nbytes
+    source, target = _source(x), _blocked(gradient)
+    first = max(target + _blocked(x), _blocked(x) + of_x) if wants_x else 0
+    second = of_x + target + source + weight.nbytes
+    return dense + max(first, second) - of_x
+
+
+def _is_product(weight: Tensor) -> bool:
+    return prod(weight.shape[2:]) == 1
+
+
+def _source(x: Tensor) -> int:
+    return 0 if x.shape[1] <= PLAIN else _blocked(x)
+
+
+def _blocked(x: Tensor) -> int:
+    """Bytes of a copy with channels side by side."""
+    channels = -(-x.shape[1] // SIDE_BY_SIDE) * SIDE_BY_SIDE
+    return x.nbytes // max(1, x.shape[1]) * channels
+
+
+def _unrolled(x: Tensor, weight: Tensor, y: Tensor, transposed: bool, groups: int) -> int:
+    """Bytes of the windows of the input as rows; of a transposed convolution, of those of its output."""
+    places, channels = (x, y.shape[1]) if transposed else (y, x.shape[1])
+    windows = prod(places.shape[2:]) * places.shape[0]
+    return windows * channels // groups * prod(weight.shape[2:]) * x.element_size()
+
+
+def _dense(x: Tensor) -> int:
+    """Bytes of a copy, where the tensor does not lie densely."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if x.is_contiguous() or (x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])):
+        return 0
+    return x.nbytes

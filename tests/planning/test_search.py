@@ -1,0 +1,67 @@
+"""Searching for a grid."""
+
+from __future__ import annotations
+
+import programs
+import pytest
+import torch
+
+import gridwise
+from gridwise.errors import PartitionError
+from gridwise.planning.search import grids_of
+
+SHAPE = (2, 3, 64, 96)
+
+
+def test_every_grid_is_tried():
+    assert set(grids_of(4, (2, 1, 8))) == {(1, 1, 4), (2, 1, 2)}
+    assert list(grids_of(7, (2, 3))) == []
+
+
+@pytest.fixture(scope="module")
+def ranking():
+    return gridwise.plan(programs.UNet(), workers=4, input_shape=SHAPE, machine="epyc-7763-node", memory="1GiB")
+
+
+def test_grids_are_in_the_order_of_their_times(ranking):
+    seconds = [row.seconds for row in ranking.rows]
+    assert seconds == sorted(seconds)
+    assert len(seconds) == len(set(grids_of(4, SHAPE)))
+    assert ranking.best is ranking.rows[0].plan
+    assert len(ranking.best.workers) == 4
+    assert "is best" in ranking.advice[0]
+    assert "fits" in str(ranking)
+
+
+def test_the_best_is_the_plan_of_that_grid(ranking):
+    alone = gridwise.plan(programs.UNet(), ranking.best.grid, SHAPE, machine="epyc-7763-node")
+    assert alone.workers == ranking.best.workers
+    assert alone.time.seconds == pytest.approx(ranking.best.time.seconds)
+
+
+def test_what_would_fit_is_tried_and_not_guessed():
+    shape, options = (1, 3, 256, 256), {"machine": "epyc-7763-node"}
+    model = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.Tanh()) for _ in range(4))
+    )
+    needs = max(w.memory for w in gridwise.plan(model, workers=2, input_shape=shape, **options).best.workers)
+    tight = gridwise.plan(model, workers=2, input_shape=shape, memory=needs * 2 // 3, **options)
+    assert not any(row.fits for row in tight.rows)
+    with pytest.raises(PartitionError, match="no grid fits"):
+        _ = tight.best
+    text = " ".join(tight.advice)
+    assert text.startswith("No grid fits into")
+    assert "bfloat16" in text
+    assert "in backward (checkpointing), it needs" in text
+    assert text.count(": fits.") >= 2
+    assert "On 4 workers" in text
+
+
+def test_more_workers_than_places_is_an_error():
+    with pytest.raises(PartitionError, match="cannot be arranged"):
+        gridwise.plan(torch.nn.ReLU(), workers=7, input_shape=(2, 4))
+
+
+def test_memory_is_for_a_search():
+    with pytest.raises(PartitionError, match="`memory` is for a search"):
+        gridwise.plan(torch.nn.ReLU(), (1, 2), (4, 4), memory="1GiB")

@@ -19,7 +19,21 @@ from .grid import Grid, Index, unravel
 
 @dataclass(frozen=True)
 class Layout:
-    """The blocks of a tensor of `global_shape` on `grid`, cut along each dim at `cuts`."""
+    """The blocks of a tensor of `global_shape` on `grid`, cut along each dim at `cuts`.
+
+    Parameters
+    ----------
+    grid : the workers
+    cuts : for each dim, where it is cut, from 0 to its extent
+
+    Examples
+    --------
+    >>> layout = gridwise.grid.Layout.balanced(gridwise.grid.Grid((0, 1, 2, 3), (2, 2)), (5, 8))
+    >>> layout.cuts
+    ((0, 3, 5), (0, 4, 8))
+    >>> layout.block(3).slices
+    (slice(3, 5, None), slice(4, 8, None))
+    """
 
     grid: Grid
     cuts: tuple[Cuts, ...]
@@ -81,7 +95,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Any list of (owner, block), disjoint or not: the source of a foreign checkpoint."""
+    """Any list of (owner, block), disjoint or not: the source of a foreign checkpoint.
+
+    Parameters
+    ----------
+    items : pairs of an owner and its block
+
+    Examples
+    --------
+    >>> boxes = gridwise.grid.Boxes.of([(0, gridwise.grid.Box((0,), (3,))), (1, gridwise.grid.Box((3,), (5,)))])
+    >>> boxes.covers(gridwise.grid.Box((1,), (5,)))
+    True
+    """
 
     items: tuple[tuple[int, Box], ...]
 

@@ -85,7 +85,23 @@ class LayerTraffic:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training step on a grid, counted. Prints as two tables; `gridwise.show.planned` draws it."""
+    """A training step on a grid, counted. Prints as two tables; `gridwise.show.planned` draws it.
+
+    Parameters
+    ----------
+    model : its name
+    grid, input_shape : what was asked
+    workers : those that were run
+    layers : what each sends
+    ledger : every call of every worker
+    weights : how many workers each of `workers` stands for
+
+    Examples
+    --------
+    >>> plan = gridwise.plan(torch.nn.Conv2d(1, 4, 3, padding=1), (1, 1, 2, 2), (1, 1, 16, 16))
+    >>> len(plan.workers), plan.workers[0].messages
+    (4, 3)
+    """
 
     model: str
     grid: tuple[int, ...]
@@ -196,7 +212,17 @@ def _table(lines: Sequence[Sequence[str]], title: str) -> Any:
 
 
 def readable(size: int) -> str:
-    """A number of bytes in the unit that suits it."""
+    """A number of bytes in the unit that suits it.
+
+    Parameters
+    ----------
+    size : a number of bytes
+
+    Examples
+    --------
+    >>> gridwise.planning.readable(3 * 2**20)
+    '3.0 MiB'
+    """
     factor, unit = unit_for(size)
     return f"{size:,} B" if factor == 1 else f"{size / factor:,.1f} {unit}"
 

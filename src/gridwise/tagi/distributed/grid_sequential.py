@@ -34,6 +34,11 @@ from .replicas import Replicas
 class GridSequential(Distributed):
     """A `Sequential` whose images lie in blocks on the grid `P_x`; made by `on_grid`.
 
+    Parameters
+    ----------
+    model : a `Sequential`, built alike on all workers
+    P_x : the partition of the images, (batch, channel, height, width)
+
     Attributes
     ----------
     model : Sequential
@@ -43,6 +48,15 @@ class GridSequential(Distributed):
     P_y : CartesianPartition
         The grid of the output: all workers along the batch if a layer needed whole samples, else `P_x`. In either case
         in balanced blocks, as `gridwise.local_slice(P_y, global_shape)` tells.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> model = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(1, 4, 3, padding=1, in_width=8, in_height=8))
+    >>> net = gridwise.tagi.on_grid(model, P_x)
+    >>> mu, var = net(torch.ones(2, 1, 8, 8))
+    >>> mu.shape
+    torch.Size([2, 4, 8, 8])
     """
 
     def __init__(self, model: Sequential, P_x: Partition) -> None:

@@ -18,7 +18,14 @@ from .estimator import Estimator, Noise
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """The likeliest label of each sample, and the probabilities (sample, class) of all, which add up to one."""
+    """The likeliest label of each sample, and the probabilities (sample, class) of all, which add up to one.
+
+    Examples
+    --------
+    >>> prediction = gridwise.tagi.ClassPrediction(label=np.array([1]), probability=np.array([[0.2, 0.8]]))
+    >>> prediction.label
+    array([1])
+    """
 
     label: np.ndarray
     probability: np.ndarray
@@ -41,6 +48,14 @@ class Classifier(Estimator):
         'tree' (hierarchical softmax: each sample updates log2(num_classes) outputs) or 'one-hot'.
     compile
         See `TrainStep`.
+
+    Examples
+    --------
+    >>> x = np.linspace(-1, 1, 40, dtype='float32')[:, None]
+    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(1, 8), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(8, gridwise.tagi.Classifier.outputs_for(3)))
+    >>> model = gridwise.tagi.Classifier(net, 3, sigma_v=0.3).fit(x, np.arange(40) % 3, epochs=2, progress=False)
+    >>> model.predict(x).probability.shape
+    (40, 3)
     """
 
     def __init__(

@@ -14,22 +14,21 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import GridwiseError, PartitionError, describe
+from ...progress import ProgressBar
 from ..inference.finite_values import check_inputs
 from ..metric import half_width
 from ..nn import LSTM, Conv2d, Linear, Sequential, TrainStep
 from ..nn.gaussian import Gaussian
 from .batches import Batches, Shape, as_columns, as_rows
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 Noise = float | Callable[[int], float]
 
@@ -44,6 +43,15 @@ class Prediction:
         Of the observation that is to come, its noise included.
     model_std
         The part that more data would take away.
+
+    Examples
+    --------
+    >>> x = np.linspace(-1, 1, 40, dtype='float32')[:, None]
+    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(1, 8), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(8, 1))
+    >>> model = gridwise.tagi.Regressor(net, sigma_v=0.3).fit(x, x**2, epochs=2, progress=False)
+    >>> low, high = model.predict(x).interval(0.95)
+    >>> bool((low < high).all())
+    True
     """
 
     mean: np.ndarray
@@ -187,9 +195,8 @@ class Estimator:
         return Data(data, sigmas, shape, columns, batches - mine.batches)
 
     def _learn_all(self, data: Data, progress: bool) -> Any:
-        with _bar(progress) as bar:
-            task = bar.add_task("epoch", total=len(data.sigmas), note="")
-            for sigma in data.sigmas:
+        with closing(ProgressBar("epoch", len(data.sigmas), None if progress else False)) as bar:
+            for epoch, sigma in enumerate(data.sigmas):
                 self.net.train()
                 errors = []
                 for xs, ys in data.batches.epoch():
@@ -201,7 +208,7 @@ class Estimator:
                 self.net.reset_lstm_states()
                 self._check_parameters()
                 self.history.append({"sigma_v": sigma, "error": self._mean_error(errors)})
-                bar.update(task, advance=1, note=f"error {self.history[-1]['error']:.4g}")
+                bar.report(epoch + 1, f"error {self.history[-1]['error']:.4g}")
         return self
 
     def _check_parameters(self) -> None:
@@ -402,9 +409,3 @@ def _features_of(net: Sequential, shape: Shape) -> int | None:
         return math.prod(flat) if len(shape) != 3 and flat is not None else None
     return first.input_size if isinstance(first, Linear) else None
 
-
-def _bar(shown: bool) -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-    return Progress(*columns, TimeRemainingColumn(), disable=not shown)

@@ -46,6 +46,14 @@ class Forecaster:
         Lengths of the seasons, in steps of the series: (24, 168) for hours with days and weeks.
     exogenous
         How many columns are given besides the series (weather, holidays), which are known ahead.
+
+    Examples
+    --------
+    >>> series = np.sin(np.arange(60) / 5).astype('float32')
+    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(6, 8), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(8, 1))
+    >>> model = gridwise.tagi.Forecaster(net, window=6, sigma_v=0.3).fit(series, epochs=2, progress=False)
+    >>> model.forecast(series, 3).mean.shape
+    (3,)
     """
 
     def __init__(

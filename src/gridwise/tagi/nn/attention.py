@@ -45,6 +45,13 @@ class MultiheadAttention(BaseLayer):
         Whether a token sees only itself and those before it.
     seq_len
         Tokens of a sample, for inputs that come in flat.
+
+    Examples
+    --------
+    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.MultiheadAttention(8, 2, 1))
+    >>> mu, var = net(torch.ones(2, 5, 8))
+    >>> mu.shape
+    torch.Size([2, 5, 8])
     """
 
     def __init__(

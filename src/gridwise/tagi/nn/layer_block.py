@@ -22,6 +22,13 @@ class LayerBlock(BaseLayer):
     Notes
     -----
     Each layer is a submodule called `<LayerName>.<position>`, so `state_dict()` has `Linear.0.mu_w` and the like.
+
+    Examples
+    --------
+    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.LayerBlock(gridwise.tagi.nn.Linear(3, 4), gridwise.tagi.nn.ReLU()))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (8,)
     """
 
     def __init__(self, *layers: BaseLayer) -> None:

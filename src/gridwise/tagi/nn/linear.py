@@ -35,6 +35,13 @@ class Linear(ParametricLayer):
         Factors of the initial standard deviations.
     init_method
         'He' or 'Xavier'.
+
+    Examples
+    --------
+    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (8,)
     """
 
     def __init__(

@@ -26,6 +26,13 @@ class ResNetBlock(BaseLayer):
         A layer or a `LayerBlock`.
     shortcut
         The layer or `LayerBlock` of the second branch; None for the input itself.
+
+    Examples
+    --------
+    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.ResNetBlock(gridwise.tagi.nn.LayerBlock(gridwise.tagi.nn.Linear(3, 3), gridwise.tagi.nn.ReLU())))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (6,)
     """
 
     def __init__(self, main_block: BaseLayer, shortcut: BaseLayer | None = None) -> None:

@@ -45,6 +45,13 @@ class Sequential(LayerBlock):
         The layers, in forward order.
     compat
         'cutagi' reproduces the original's deterministic quirks, layer by layer (each documents its own).
+
+    Examples
+    --------
+    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(4, 1))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (2,)
     """
 
     def __init__(self, *layers: BaseLayer, compat: str | None = None) -> None:

@@ -25,6 +25,7 @@ from .comm.transports.base import Team, Transport
 from .errors import MismatchError, PartitionError, describe
 from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
 from .grid.grid import unravel
+from .html import escape
 
 NOBODY = -1
 """The rank of a worker in a partition that it is not part of, and of a neighbour beyond the edge."""
@@ -277,6 +278,10 @@ class Partition:
         shape = " x ".join(map(str, self.shape)) or "1"
         ranks = str(self.ranks) if self.size <= 16 else f"({self.ranks[0]}, ..., {self.ranks[-1]})"
         return f"<{type(self).__name__} {shape} of workers {ranks} on {self.transport.name}, here {where}>"
+
+    def _repr_html_(self) -> str:
+        drawing = Layout.balanced(self.grid, self.shape)._repr_html_() if 0 not in self.shape else None
+        return f"<div>{escape(repr(self))}</div>{drawing or ''}"
 
 
 NO_WORKERS: Team = ()

@@ -69,7 +69,9 @@ class ProgressBar:
         self._line = line or self._line
 
 
-def progress(items: Iterable[Item], text: str = "", total: int | None = None, shown: bool | None = None) -> Iterator[Item]:
+def progress(
+    items: Iterable[Item], text: str = "", total: int | None = None, shown: bool | None = None
+) -> Iterator[Item]:
     """Go through `items` with a progress bar on worker 0; elsewhere the same without one.
 
     Parameters

@@ -52,9 +52,7 @@ def sides() -> tuple[str, str]:
     """The plain loop and the other one, out of the difference on the page."""
     (text,) = blocks("training-loop", "diff")
     lines = [(line[:1], line[1:]) for line in text.splitlines()]
-    plain, ours = (
-        "\n".join(line for mark, line in lines if mark in ("", " ", kept)) for kept in ("-", "+")
-    )
+    plain, ours = ("\n".join(line for mark, line in lines if mark in ("", " ", kept)) for kept in ("-", "+"))
     return plain, ours
 
 

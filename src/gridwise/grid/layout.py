@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..errors import PartitionError
 from .box import Box, Shape, whole_numbers
 from .cuts import Cuts, balanced_cuts, blocks_meeting, checked_cuts, interval
+from .drawing import Drawing, Halo, draw
 from .grid import Grid, Index, unravel
 
 
@@ -65,6 +66,17 @@ class Layout:
     @property
     def global_shape(self) -> Shape:
         return tuple(cuts[-1] for cuts in self.cuts)
+
+    def drawing(self, halo: Halo | None = None) -> Drawing:
+        """A picture of who owns what, in 1 to 5 dims; with `halo`, rows before and after for each dim, dashed.
+
+        >>> Layout.balanced(Grid((0, 1), (2,)), (5,)).drawing(halo=[(1, 1)])[:4]
+        '<svg'
+        """
+        return draw(self, halo)
+
+    def _repr_html_(self) -> str | None:
+        return str(self.drawing()) if 1 <= self.grid.dim <= 5 else None
 
     def block_at(self, index: Index) -> Box:
         """The block of the worker at these coordinates, in global indices."""

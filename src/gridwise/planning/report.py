@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..comm.transports.counting import Entry, Ledger
+from ..html import table
 
 FORWARD, BACKWARD = "forward", "backward"
 ADJOINT, GRADIENT = "the adjoint of ", "the gradient of "
@@ -153,17 +154,30 @@ class Plan:
     def __rich__(self) -> Any:
         from rich.console import Group
 
+        return Group(_table(self._lines(), self._title()), _table(self._layer_lines(), ""))
+
+    def _title(self) -> str:
         sizes = [" x ".join(map(str, shape)) for shape in (self.grid, self.input_shape)]
         title = f"{self.model} on a grid of {sizes[0]} workers, input {sizes[1]}: one training step"
         if len(self.workers) < self.ledger.size:
             title += f" ({len(self.workers)} of {self.ledger.size} workers)"
-        return Group(_table(self._lines(), title), _table(self._layer_lines(), ""))
+        return title
+
+    def __repr__(self) -> str:
+        memory, sent = (max(map(of, self.workers)) for of in (lambda worker: worker.memory, lambda worker: worker.sent))
+        return (
+            f"<Plan of {self.model} on {' x '.join(map(str, self.grid))} workers: "
+            f"at most {readable(memory)} of memory and {readable(sent)} sent per step; print it for the tables>"
+        )
+
+    def _repr_html_(self) -> str:
+        return table(self._lines(), self._title()) + table(self._layer_lines())
 
     def __str__(self) -> str:
         from rich.console import Console
 
         text = io.StringIO()
-        Console(file=text, width=110).print(self)
+        Console(file=text, width=110, force_jupyter=False).print(self)
         return text.getvalue().rstrip()
 
 

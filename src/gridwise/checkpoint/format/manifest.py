@@ -133,6 +133,9 @@ class Manifest:
     def folder(self) -> str:
         return f"data-{self.id}"
 
+    def __repr__(self) -> str:
+        return f"<Manifest {self.id} of {len(self.tensors)} tensors, {self.nbytes:,} bytes, by {self.workers} workers>"
+
     @property
     def nbytes(self) -> int:
         """Bytes of all data files."""

@@ -181,7 +181,7 @@ class DistributedInstanceNorm1d(InstanceNorm):
     Parameters
     ----------
     P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.InstanceNorm1d`; statistics are over the grid
+    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.InstanceNorm1d`; over the grid
     device, dtype : of the parameters
 
     Examples
@@ -222,7 +222,7 @@ class DistributedInstanceNorm3d(InstanceNorm):
     Parameters
     ----------
     P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.InstanceNorm3d`; statistics are over the grid
+    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.InstanceNorm3d`; over the grid
     device, dtype : of the parameters
 
     Examples

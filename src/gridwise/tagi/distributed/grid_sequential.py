@@ -51,8 +51,9 @@ class GridSequential(Distributed):
 
     Examples
     --------
+    >>> from gridwise.tagi import nn
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> model = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(1, 4, 3, padding=1, in_width=8, in_height=8))
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, in_width=8, in_height=8))
     >>> net = gridwise.tagi.on_grid(model, P_x)
     >>> mu, var = net(torch.ones(2, 1, 8, 8))
     >>> mu.shape
@@ -189,8 +190,9 @@ def on_grid(net: Sequential, P_x: Partition) -> GridSequential:
 
     Examples
     --------
+    >>> from gridwise.tagi import nn
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> net = gridwise.tagi.on_grid(gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(1, 2, 3)), P_x)
+    >>> net = gridwise.tagi.on_grid(nn.Sequential(nn.Conv2d(1, 2, 3)), P_x)
     >>> net(torch.ones(4, 1, 8, 8))[0].shape
     torch.Size([4, 2, 6, 6])
     """

@@ -51,8 +51,9 @@ class Classifier(Estimator):
 
     Examples
     --------
+    >>> from gridwise.tagi import nn
     >>> x = np.linspace(-1, 1, 40, dtype='float32')[:, None]
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(1, 8), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(8, gridwise.tagi.Classifier.outputs_for(3)))
+    >>> net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, gridwise.tagi.Classifier.outputs_for(3)))
     >>> model = gridwise.tagi.Classifier(net, 3, sigma_v=0.3).fit(x, np.arange(40) % 3, epochs=2, progress=False)
     >>> model.predict(x).probability.shape
     (40, 3)

@@ -46,8 +46,9 @@ class Prediction:
 
     Examples
     --------
+    >>> from gridwise.tagi import nn
     >>> x = np.linspace(-1, 1, 40, dtype='float32')[:, None]
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(1, 8), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(8, 1))
+    >>> net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> model = gridwise.tagi.Regressor(net, sigma_v=0.3).fit(x, x**2, epochs=2, progress=False)
     >>> low, high = model.predict(x).interval(0.95)
     >>> bool((low < high).all())
@@ -408,4 +409,3 @@ def _features_of(net: Sequential, shape: Shape) -> int | None:
         flat = first.flat_shape()
         return math.prod(flat) if len(shape) != 3 and flat is not None else None
     return first.input_size if isinstance(first, Linear) else None
-

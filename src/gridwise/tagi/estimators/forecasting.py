@@ -49,8 +49,9 @@ class Forecaster:
 
     Examples
     --------
+    >>> from gridwise.tagi import nn
     >>> series = np.sin(np.arange(60) / 5).astype('float32')
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(6, 8), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(8, 1))
+    >>> net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> model = gridwise.tagi.Forecaster(net, window=6, sigma_v=0.3).fit(series, epochs=2, progress=False)
     >>> model.forecast(series, 3).mean.shape
     (3,)

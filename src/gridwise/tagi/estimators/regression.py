@@ -35,8 +35,9 @@ class Regressor(Estimator):
 
     Examples
     --------
+    >>> from gridwise.tagi import nn
     >>> x = np.linspace(-1, 1, 40, dtype='float32')[:, None]
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(1, 8), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(8, 1))
+    >>> net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> model = gridwise.tagi.Regressor(net, sigma_v=0.3).fit(x, x**2, epochs=2, progress=False)
     >>> model.predict(x).mean.shape
     (40, 1)

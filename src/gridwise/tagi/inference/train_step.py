@@ -52,8 +52,9 @@ class TrainStep:
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 1))
-    >>> step = gridwise.tagi.nn.TrainStep(net)
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 1))
+    >>> step = nn.TrainStep(net)
     >>> mu, var = step(torch.ones(2, 3), torch.zeros(2, 1), torch.full((2, 1), 0.1))
     >>> mu.shape
     torch.Size([2, 1])

@@ -41,8 +41,9 @@ class ReLU(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.ReLU()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.ReLU()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -61,7 +62,8 @@ class LeakyReLU(Activation):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), gridwise.tagi.nn.LeakyReLU(0.1))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.1))
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (8,)
@@ -84,8 +86,9 @@ class Sigmoid(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.Sigmoid()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Sigmoid()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -104,8 +107,9 @@ class Tanh(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.Tanh()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Tanh()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -124,8 +128,9 @@ class Softplus(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.Softplus()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Softplus()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -144,8 +149,9 @@ class MixtureReLU(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.MixtureReLU()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.MixtureReLU()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -164,8 +170,9 @@ class MixtureSigmoid(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.MixtureSigmoid()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.MixtureSigmoid()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -184,8 +191,9 @@ class MixtureTanh(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.MixtureTanh()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.MixtureTanh()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -206,8 +214,9 @@ class Softmax(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.Softmax()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Softmax()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -226,8 +235,9 @@ class Remax(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.Remax()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Remax()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -248,8 +258,9 @@ class ClosedFormSoftmax(Activation):
 
     Examples
     --------
-    >>> layer = gridwise.tagi.nn.ClosedFormSoftmax()
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), layer)
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.ClosedFormSoftmax()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
@@ -272,7 +283,8 @@ class EvenExp(Activation):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 2), gridwise.tagi.nn.EvenExp())
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.EvenExp())
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (4,)

@@ -48,7 +48,8 @@ class MultiheadAttention(BaseLayer):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.MultiheadAttention(8, 2, 1))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.MultiheadAttention(8, 2, 1))
     >>> mu, var = net(torch.ones(2, 5, 8))
     >>> mu.shape
     torch.Size([2, 5, 8])

@@ -44,7 +44,8 @@ class BaseLayer(nn.Module):
 
     Examples
     --------
-    >>> isinstance(gridwise.tagi.nn.Linear(3, 2), gridwise.tagi.nn.BaseLayer)
+    >>> from gridwise.tagi import nn
+    >>> isinstance(nn.Linear(3, 2), nn.BaseLayer)
     True
     """
 

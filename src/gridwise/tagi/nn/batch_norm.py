@@ -51,7 +51,8 @@ class BatchNorm2d(ParametricLayer):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), gridwise.tagi.nn.BatchNorm2d(4))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), nn.BatchNorm2d(4))
     >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
     >>> mu.shape
     (512,)

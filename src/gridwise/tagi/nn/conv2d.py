@@ -49,7 +49,8 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8))
     >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
     >>> mu.shape
     (512,)

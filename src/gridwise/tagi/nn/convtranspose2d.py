@@ -17,7 +17,8 @@ class ConvTranspose2d(Conv2d):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.ConvTranspose2d(3, 4, 2, stride=2, in_width=8, in_height=8))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.ConvTranspose2d(3, 4, 2, stride=2, in_width=8, in_height=8))
     >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
     >>> mu.shape
     (2048,)

@@ -102,8 +102,9 @@ class DDPSequential(Distributed):
 
     Examples
     --------
-    >>> config = gridwise.tagi.nn.DDPConfig(device_ids=[], backend='gloo', rank=0, world_size=1)
-    >>> net = gridwise.tagi.nn.DDPSequential(gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 1)), config, average=False)
+    >>> from gridwise.tagi import nn
+    >>> config = nn.DDPConfig(device_ids=[], backend='gloo', rank=0, world_size=1)
+    >>> net = nn.DDPSequential(nn.Sequential(nn.Linear(3, 1)), config, average=False)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (2,)

@@ -39,7 +39,8 @@ class Embedding(ParametricLayer):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Embedding(10, 4, input_size=3))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Embedding(10, 4, input_size=3))
     >>> mu, var = net(np.array([[0, 1, 2]], dtype='float32'))
     >>> mu.shape
     (12,)

@@ -25,7 +25,8 @@ class LayerBlock(BaseLayer):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.LayerBlock(gridwise.tagi.nn.Linear(3, 4), gridwise.tagi.nn.ReLU()))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.LayerBlock(nn.Linear(3, 4), nn.ReLU()))
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (8,)

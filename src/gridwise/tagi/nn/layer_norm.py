@@ -76,7 +76,8 @@ class LayerNorm(_SampleNorm):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), gridwise.tagi.nn.LayerNorm([4]))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm([4]))
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (8,)
@@ -113,7 +114,8 @@ class RMSNorm(_SampleNorm):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), gridwise.tagi.nn.RMSNorm([4]))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.RMSNorm([4]))
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (8,)

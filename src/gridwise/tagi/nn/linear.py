@@ -38,7 +38,8 @@ class Linear(ParametricLayer):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4))
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (8,)

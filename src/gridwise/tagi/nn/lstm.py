@@ -81,7 +81,8 @@ class LSTM(ParametricLayer):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.LSTM(1, 4, 6), gridwise.tagi.nn.Linear(24, 1))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.LSTM(1, 4, 6), nn.Linear(24, 1))
     >>> mu, var = net(np.ones((2, 6), dtype='float32'))
     >>> mu.shape
     (2,)

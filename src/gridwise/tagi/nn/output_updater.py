@@ -111,8 +111,9 @@ class OutputUpdater:
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 1))
-    >>> updater = gridwise.tagi.nn.OutputUpdater(net.device)
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 1))
+    >>> updater = nn.OutputUpdater(net.device)
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> updater.update(net.output_z_buffer, np.zeros(2, 'float32'), np.full(2, 0.1, 'float32'), net.input_delta_z_buffer)
     >>> net.backward()

@@ -86,7 +86,8 @@ class AvgPool2d(Pool2d):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), gridwise.tagi.nn.AvgPool2d(2))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), nn.AvgPool2d(2))
     >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
     >>> mu.shape
     (128,)
@@ -137,7 +138,8 @@ class MaxPool2d(Pool2d):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), gridwise.tagi.nn.MaxPool2d(2, 2))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), nn.MaxPool2d(2, 2))
     >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
     >>> mu.shape
     (128,)

@@ -29,7 +29,8 @@ class ResNetBlock(BaseLayer):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.ResNetBlock(gridwise.tagi.nn.LayerBlock(gridwise.tagi.nn.Linear(3, 3), gridwise.tagi.nn.ReLU())))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.ResNetBlock(nn.LayerBlock(nn.Linear(3, 3), nn.ReLU())))
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (6,)

@@ -48,7 +48,8 @@ class Sequential(LayerBlock):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Linear(3, 4), gridwise.tagi.nn.ReLU(), gridwise.tagi.nn.Linear(4, 1))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape
     (2,)

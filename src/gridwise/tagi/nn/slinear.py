@@ -19,7 +19,8 @@ class SLinear(Linear):
 
     Examples
     --------
-    >>> net = gridwise.tagi.nn.Sequential(gridwise.tagi.nn.SLSTM(1, 4), gridwise.tagi.nn.SLinear(4, 1))
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.SLSTM(1, 4), nn.SLinear(4, 1))
     >>> mu, var = net(np.ones((2, 1), dtype='float32'))
     >>> mu.shape
     (2,)

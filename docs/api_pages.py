@@ -31,7 +31,9 @@ def _is_layer(name: str) -> bool:
 PAGES = (
     Page("gridwise", "gridwise", "gridwise"),
     Page("grid", "gridwise.grid: the geometry", "gridwise.grid"),
-    Page("primitives", "gridwise.nn: primitives and parameters", "gridwise.nn", lambda name: not _is_layer(name), False),
+    Page(
+        "primitives", "gridwise.nn: primitives and parameters", "gridwise.nn", lambda name: not _is_layer(name), False
+    ),
     Page("layers", "gridwise.nn: layers", "gridwise.nn", _is_layer, False),
     Page("functional", "gridwise.nn.functional", "gridwise.nn.functional"),
     Page("clipping", "gridwise.nn.utils: clipping", "gridwise.nn.utils"),
@@ -101,3 +103,10 @@ def _lines(page: Page) -> Iterator[str]:
         if is_class and page.methods:
             yield "   :members:"
         yield ""
+
+
+def is_documented(name: str) -> bool:
+    """Whether a dotted name is one that belongs on a page: a class or function of this library."""
+    parent, _, leaf = name.rpartition(".")
+    package = importlib.import_module(parent)
+    return _belongs(package, leaf, getattr(package, leaf))

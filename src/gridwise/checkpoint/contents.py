@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from ..html import table
 from .format.manifest import Manifest
 from .format.manifest_parser import read_manifest
@@ -29,7 +27,7 @@ class Contents:
     def facts(self) -> str:
         found = self.manifest
         return (
-            f"{self.path}: {len(found.tensors)} tensors, {decimal(found.nbytes)} in {len(found.files)} files, "
+            f"{self.path}: {len(found.tensors)} tensors, {_readable(found.nbytes)} in {len(found.files)} files, "
             f"by {found.workers} workers of {found.written_by}, {found.written_at}, id {found.id}"
         )
 
@@ -39,7 +37,7 @@ class Contents:
         for key, stored in self.manifest.tensors.items():
             shape = " x ".join(map(str, stored.shape)) or "number"
             kind = str(stored.dtype).removeprefix("torch.")
-            lines.append([key, kind, shape, str(len(stored.blocks)), decimal(stored.nbytes)])
+            lines.append([key, kind, shape, str(len(stored.blocks)), _readable(stored.nbytes)])
         return lines
 
     def values(self) -> list[list[str]]:
@@ -70,14 +68,17 @@ def show(path: str | os.PathLike[str]) -> Contents:
 
     Examples
     --------
-    >>> print(checkpoint.show(path))
-    ...run/step-100: 2 tensors, ...
-    tensor        dtype    global shape  blocks  bytes
-    model/bias    float32  2             1       8 bytes
-    model/weight  float32  2 x 2         1       16 bytes
-    ...
+    >>> contents = checkpoint.show(path)  # print it, or let a notebook show it
+    >>> contents.tensors()[1]
+    ['model/bias', 'float32', '2', '1', '8 bytes']
     """
     return Contents(Path(path), read_manifest(path))
+
+
+def _readable(size: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(size)
 
 
 def _columns(lines: Sequence[Sequence[str]]) -> str:

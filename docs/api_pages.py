@@ -55,9 +55,17 @@ PAGES = (
 
 
 def names_of(page: Page) -> list[str]:
-    """The functions and classes that a page shows, in the order in which their package lists them."""
+    """The functions and classes that a page shows, in the order of their package, but for those on a page before it."""
+    before = {id(thing) for other in PAGES[: PAGES.index(page)] for thing in things_of(other).values()}
+    return [name for name, thing in things_of(page).items() if id(thing) not in before]
+
+
+def things_of(page: Page) -> dict[str, object]:
+    """The functions and classes of its package that a page is about."""
     package = importlib.import_module(page.package)
-    return [name for name, thing in vars(package).items() if _belongs(package, name, thing) and page.takes(name)]
+    return {
+        name: thing for name, thing in vars(package).items() if _belongs(package, name, thing) and page.takes(name)
+    }
 
 
 def _belongs(package: ModuleType, name: str, thing: object) -> bool:
@@ -103,10 +111,3 @@ def _lines(page: Page) -> Iterator[str]:
         if is_class and page.methods:
             yield "   :members:"
         yield ""
-
-
-def is_documented(name: str) -> bool:
-    """Whether a dotted name is one that belongs on a page: a class or function of this library."""
-    parent, _, leaf = name.rpartition(".")
-    package = importlib.import_module(parent)
-    return _belongs(package, leaf, getattr(package, leaf))

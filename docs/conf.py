@@ -20,11 +20,11 @@ copyright = "the Gridwise contributors"
 release = gridwise.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_parser"]
-exclude_patterns = ["releasing.md"]
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
+default_role = "code"  # `x` in a docstring is code
 autodoc_typehints = "none"  # signatures of layers are long; the Parameters say what is what
 autodoc_member_order = "bysource"
 autodoc_default_options = {"show-inheritance": False}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TextIO, TypeVar
 
 from .log import is_first_worker
@@ -86,7 +86,7 @@ def progress(
     >>> [step for step in gridwise.show.progress(range(3), "training")]
     [0, 1, 2]
     """
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     bar = ProgressBar(text, total, shown)
     try:

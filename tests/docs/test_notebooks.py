@@ -19,7 +19,9 @@ def run(path: Path, folder: Path) -> Any:
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=SECONDS, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, timeout=SECONDS, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
+    ).execute()
     return notebook
 
 

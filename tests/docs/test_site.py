@@ -12,10 +12,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from pages import DOCS, ROOT
+from pages import DOCS
+from test_docstrings import documented_objects
 
 pytest.importorskip("sphinx", reason="pip install -e '.[docs]'")
 pytest.importorskip("furo", reason="pip install -e '.[docs]'")
+
+ONLY_BY_PATH = {"gridwise.comm.transport.Transport", "gridwise.nn.primitive.Primitive"}
+"""Documented names in rooms that have no page: for those who extend the library (docs/extending.md)."""
 
 BUILD = """
 import socket, sys
@@ -69,22 +73,16 @@ def test_every_public_name_is_in_the_reference(site):
         import api_pages
     finally:
         sys.path.remove(str(DOCS))
-    wanted = {f"{page.package}.{name}" for page in api_pages.PAGES for name in api_pages.names_of(page)}
-    listed = {
-        name
-        for line in (ROOT / "tests" / "documented_names.txt").read_text(encoding="utf-8").splitlines()
-        if (name := line.partition("#")[0].strip())
-    }
-    assert len(wanted) > 230
-    assert sorted(wanted - inventory(site)) == []
-    shown = {page.package for page in api_pages.PAGES}
-    of_packages = {name for name in listed if name.rpartition(".")[0] in shown}
-    classes_and_functions = {name for name in of_packages if api_pages.is_documented(name)}
-    assert sorted(classes_and_functions - wanted) == []
+    shown = {f"{page.package}.{name}" for page in api_pages.PAGES for name in api_pages.names_of(page)}
+    assert len(shown) > 230
+    assert sorted(shown - inventory(site)) == []
+    objects = {id(thing) for page in api_pages.PAGES for thing in api_pages.things_of(page).values()}
+    missing = {name for name, thing in documented_objects().items() if id(thing) not in objects}
+    assert sorted(missing) == sorted(ONLY_BY_PATH)
 
 
 def test_every_page_is_built_and_can_be_reached(site):
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"releasing"}
+    pages = {path.stem for path in DOCS.glob("*.md")}
     start = (site / "index.html").read_text(encoding="utf-8")
     for page in pages - {"index"}:
         assert (site / f"{page}.html").exists(), page

@@ -55,7 +55,7 @@ def draw(layout: Layout, halo: Halo | None = None) -> Drawing:
     shown = list(range(count))[-3:]
     sizes = _pixels([layout.global_shape[dim] for dim in shown])
     places = list(itertools.product(*(range(n) for n in layout.grid.shape[:-3])))
-    drawn, left = [], 12.0
+    drawn, left = [], 20.0
     for place in places[:CUBOIDS]:
         depth = sizes[0] if len(shown) == 3 else 0.0
         corner = (left, 24.0 - SLANT[1] * depth)
@@ -69,7 +69,7 @@ def draw(layout: Layout, halo: Halo | None = None) -> Drawing:
     high = 24.0 - SLANT[1] * depth + (sizes[-2] if len(shown) > 1 else SHORTEST) + 42.0
     wide = max(left + 30.0, 260.0)
     title = f"{_by(layout.global_shape)} on {_by(layout.grid.shape)} workers"
-    drawn.append(_text((12.0, high - 6.0), title, "start"))
+    drawn.append(_text((20.0, high - 6.0), title, "start"))
     return Drawing(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high:.0f}" '
         f'viewBox="0 0 {wide:.0f} {high:.0f}" font-family="sans-serif" font-size="11" role="img">'
@@ -120,7 +120,7 @@ def _face(
     down = _lines(layout, rows, size[0])
     right = _lines(layout, columns, size[1])
     blocks = (len(down) - 1) * (len(right) - 1)
-    halos = []
+    halos: list[str] = []
     for i, j in itertools.product(range(len(down) - 1), range(len(right) - 1)):
         if blocks > COLOURED or down[i] == down[i + 1] or right[j] == right[j + 1]:
             continue
@@ -157,13 +157,14 @@ def _halo(
     colour: str,
 ) -> Iterator[str]:
     """What a worker sees beyond its block, cut off at the edges of the tensor."""
-    ends = []
+    ends: list[float] = []
     for dim, at, line, length in zip((rows, columns), block, lines, size, strict=True):
         before, after = halo[dim] if dim is not None else (0, 0)
         pixel = length / max(1, layout.global_shape[dim]) if dim is not None else 1.0
         ends += [max(0.0, line[at] - before * pixel), min(length, line[at + 1] + after * pixel)]
     if ends != [lines[0][block[0]], lines[0][block[0] + 1], lines[1][block[1]], lines[1][block[1] + 1]]:
-        outline = _corners(*ends, put)
+        top, bottom, left, right = ends
+        outline = _corners(top, bottom, left, right, put)
         yield _polygon(outline, f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="5 3"')
 
 

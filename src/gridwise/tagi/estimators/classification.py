@@ -20,6 +20,13 @@ from .estimator import Estimator, Noise
 class ClassPrediction:
     """The likeliest label of each sample, and the probabilities (sample, class) of all, which add up to one.
 
+    Attributes
+    ----------
+    label
+        Of each sample.
+    probability
+        A row for each sample, a column for each class.
+
     Examples
     --------
     >>> prediction = gridwise.tagi.ClassPrediction(label=np.array([1]), probability=np.array([[0.2, 0.8]]))

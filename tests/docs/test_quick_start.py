@@ -56,10 +56,4 @@ def test_the_install_commands_do_what_the_page_says():
     assert "-m venv .venv" in makefile
     done = subprocess.run(["make", "-n", "setup"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (
-        "doctor"
-        in subprocess.run(
-            [sys.executable, "-m", "gridwise.cli", "--help"], capture_output=True, text=True, check=False
-        ).stdout
-        or (ROOT / "src" / "gridwise" / "cli" / "doctor.py").exists()
-    )
+    assert (ROOT / "src" / "gridwise" / "cli" / "doctor.py").exists()

@@ -142,7 +142,7 @@ def test_links_and_pictures_lead_to_files_and_anchors(site):
 
 def test_the_search_knows_the_words_of_a_question(site):
     index = (site / "searchindex.js").read_text(encoding="utf-8")
-    for word in ("halo", "slurm", "checkpoint", "checkreplica", "repartit"):
+    for word in ("halo", "slurm", "checkpoint", "check_replica", "repartit"):
         assert word in index.lower(), word
 
 

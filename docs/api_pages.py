@@ -103,7 +103,8 @@ def _lines(page: Page) -> Iterator[str]:
     names = names_of(page)
     yield from (page.title, "=" * len(page.title), "")
     yield from ((package.__doc__ or "").strip().splitlines()[0].replace("`", "``"), "")
-    yield from (".. autosummary::", "   :nosignatures:", "", *(f"   {page.package}.{name}" for name in names), "")
+    yield from (f".. currentmodule:: {page.package}", "")
+    yield from (".. autosummary::", "   :nosignatures:", "", *(f"   {name}" for name in names), "")
     for name in names:
         thing = getattr(package, name)
         is_class = inspect.isclass(thing)

@@ -29,6 +29,7 @@ autodoc_typehints = "none"  # signatures of layers are long; the Parameters say 
 autodoc_member_order = "bysource"
 autodoc_default_options = {"show-inheritance": False}
 autosummary_generate = False
+toc_object_entries = False  # headings are enough
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 python_maximum_signature_line_length = 100

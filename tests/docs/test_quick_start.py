@@ -47,7 +47,7 @@ def test_the_page_leads_to_a_model_on_four_workers_with_the_losses_of_one(tmp_pa
     assert all(abs(four - one) <= 2e-4 for (_, four), (_, one) in zip(on_four, on_one, strict=True))
     assert on_four[-1][1] < on_four[0][1]
     (shown,) = [block for block in blocks("quick-start", "text") if "step 0" in block]
-    assert shown.splitlines()[0] == said["gridwise run -n 4 train.py"].splitlines()[0]
+    assert all(abs(page - ran) <= 1e-3 for (_, page), (_, ran) in zip(losses_in(shown), on_four, strict=True))
 
 
 def test_the_install_commands_do_what_the_page_says():

@@ -55,7 +55,8 @@ def draw(layout: Layout, halo: Halo | None = None) -> Drawing:
     shown = list(range(count))[-3:]
     sizes = _pixels([layout.global_shape[dim] for dim in shown])
     places = list(itertools.product(*(range(n) for n in layout.grid.shape[:-3])))
-    drawn, left = [], 20.0
+    drawn: list[str] = []
+    left = 20.0
     for place in places[:CUBOIDS]:
         depth = sizes[0] if len(shown) == 3 else 0.0
         corner = (left, 24.0 - SLANT[1] * depth)

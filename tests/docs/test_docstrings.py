@@ -63,7 +63,9 @@ def documented_objects() -> dict[str, Any]:
     for line in LIST.read_text(encoding="utf-8").splitlines():
         name = line.partition("#")[0].strip()
         parent, _, leaf = name.rpartition(".")
-        thing = getattr(importlib.import_module(parent), leaf) if parent else None
+        thing = (
+            getattr(importlib.import_module(parent), leaf, None) if parent else None
+        )  # None: a module not loaded yet
         if inspect.isfunction(thing) or inspect.isclass(thing):
             found.setdefault(id(thing), (name, thing))
     return dict(found.values())

@@ -70,7 +70,7 @@ def show(path: str | os.PathLike[str]) -> Contents:
     --------
     >>> contents = checkpoint.show(path)  # print it, or let a notebook show it
     >>> contents.tensors()[1]
-    ['model/bias', 'float32', '2', '1', '8 bytes']
+    ['model/weight', 'float32', '2 x 2', '1', '16 bytes']
     """
     return Contents(Path(path), read_manifest(path))
 

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test test-oldest test-launchers check bench bench-gpu browser soak zoo clean
+.PHONY: setup demo test test-oldest test-launchers check docs bench bench-gpu browser soak zoo clean
 
 setup: $(READY)
 
@@ -24,6 +24,13 @@ check: $(READY)
 	$(BIN)/ruff format --check src tests examples benchmarks zoo
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python tools/check_links.py
+
+# The site, from docs/ and the docstrings: open build/docs/index.html. Nothing is fetched; a warning is an error.
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo build/docs/index.html
 
 test: check
 	$(BIN)/python -m pytest -m 'not soak and not launchers and not browser'
@@ -64,4 +71,4 @@ zoo: $(READY)
 	$(BIN)/python -m zoo.run --write
 
 clean:
-	rm -rf .venv .venv-oldest out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest out build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis

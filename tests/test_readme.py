@@ -6,8 +6,6 @@ import re
 import runpy
 from pathlib import Path
 
-import pytest
-
 import gridwise
 
 ROOT = Path(__file__).parents[1]
@@ -31,19 +29,28 @@ def test_the_readme_example_runs_without_a_warning(tmp_path, capfd):
     assert len({loss for loss, _, _ in found}) == 1, "one global loss, the same on every worker"
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "ARCHITECTURE.md",
-        "CONTRIBUTING.md",
-        *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md")),
-    ],
-)
-def test_links_lead_somewhere(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
-        assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+def test_it_is_one_screen_and_sends_nobody_to_an_index():
+    assert README.count("\n") <= 62
+    assert "pip install gridwise" not in README
+    for page in (ROOT / "docs").glob("*.md"):
+        assert not re.search(r"pip install '?gridwise", page.read_text(encoding="utf-8")), page.name
+
+
+def test_links_lead_somewhere(tmp_path):
+    """As `make check` looks at them, with headings."""
+    tool = runpy.run_path(str(ROOT / "tools" / "check_links.py"))
+    assert [line for page in tool["PAGES"] for line in tool["problems"](page)] == []
+
+
+def test_a_broken_link_is_noticed(tmp_path):
+    tool = runpy.run_path(str(ROOT / "tools" / "check_links.py"))
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\n[here](#a-page), [there](nowhere.md), [below](#no-heading)\n", encoding="utf-8")
+    tool["problems"].__globals__["ROOT"] = tmp_path
+    assert [line.split(": ", 2)[2] for line in tool["problems"](page)] == [
+        "there is no such file",
+        "it has no such heading",
+    ]
 
 
 def test_what_the_table_for_users_of_distdl_names_is_there():

@@ -11,27 +11,74 @@ from collections.abc import Iterable
 
 
 class GridwiseError(Exception):
-    """Base of every error that Gridwise raises on purpose."""
+    """Base of every error that Gridwise raises on purpose.
+
+    Examples
+    --------
+    >>> try:
+    ...     gridwise.world().create_cartesian_topology_partition([2, 2])
+    ... except gridwise.errors.GridwiseError as error:
+    ...     print(type(error).__name__)
+    PartitionError
+    """
 
 
 class PartitionError(GridwiseError, ValueError):
-    """An argument, a shape or a grid does not fit: nothing was sent and nothing was changed."""
+    """An argument, a shape or a grid does not fit: nothing was sent and nothing was changed.
+
+    Examples
+    --------
+    >>> try:
+    ...     gridwise.world().create_partition_inclusive([7])
+    ... except gridwise.errors.PartitionError as error:
+    ...     print('worker 7' in str(error))
+    True
+    """
 
 
 class UnsupportedError(GridwiseError, NotImplementedError):
-    """The combination is well formed, but not offered."""
+    """The combination is well formed, but not offered.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.UnsupportedError, gridwise.errors.GridwiseError)
+    True
+    """
 
 
 class FaultError(GridwiseError, RuntimeError):
-    """Something failed while the workers were talking: the network, a worker, or the time allowed."""
+    """Something failed while the workers were talking: the network, a worker, or the time allowed.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.FaultError, gridwise.errors.GridwiseError)
+    True
+    """
 
 
 class MismatchError(FaultError):
-    """The workers called different operators, or the same ones in another order."""
+    """The workers called different operators, or the same ones in another order.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.MismatchError, gridwise.errors.GridwiseError)
+    True
+    """
 
 
 class WorkerDied(FaultError):
-    """A worker's process is gone; `workers` names it."""
+    """A worker's process is gone; `workers` names it.
+
+    Parameters
+    ----------
+    message : what happened, for all workers
+    workers : the ranks that are gone
+
+    Examples
+    --------
+    >>> gridwise.errors.WorkerDied('worker 3 has died', (3,)).workers
+    (3,)
+    """
 
     def __init__(self, message: str, workers: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -39,15 +86,33 @@ class WorkerDied(FaultError):
 
 
 class WorkerFailed(FaultError):
-    """A worker raised an exception that could not be brought back as itself; its traceback is in the text."""
+    """A worker raised an exception that could not be brought back as itself; its traceback is in the text.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.WorkerFailed, gridwise.errors.GridwiseError)
+    True
+    """
 
 
 class CommTimeout(FaultError):
-    """Some workers waited for others longer than `GRIDWISE_TIMEOUT` seconds."""
+    """Some workers waited for others longer than `GRIDWISE_TIMEOUT` seconds.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.CommTimeout, gridwise.errors.FaultError)
+    True
+    """
 
 
 class TransportError(FaultError):
-    """No way to talk to the other workers was found, or the one that was asked for does not work here."""
+    """No way to talk to the other workers was found, or the one that was asked for does not work here.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.TransportError, gridwise.errors.GridwiseError)
+    True
+    """
 
 
 class DataError(GridwiseError, RuntimeError):
@@ -55,11 +120,28 @@ class DataError(GridwiseError, RuntimeError):
 
 
 class FakeTensorError(GridwiseError, RuntimeError):
-    """A fake tensor was asked for something that only a tensor with data can give."""
+    """A fake tensor was asked for something that only a tensor with data can give.
+
+    Examples
+    --------
+    >>> with gridwise.fake.fake_mode():
+    ...     x = torch.ones(3)
+    >>> try:
+    ...     x.tolist()
+    ... except gridwise.errors.FakeTensorError:
+    ...     print('a fake tensor has no numbers')
+    a fake tensor has no numbers
+    """
 
 
 class DeferredInitError(GridwiseError, RuntimeError):
-    """A deferred tensor or module cannot be recorded or made as asked."""
+    """A deferred tensor or module cannot be recorded or made as asked.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.DeferredInitError, gridwise.errors.GridwiseError)
+    True
+    """
 
 
 def describe(asked: str, offenders: Iterable[str] = (), fix: str = "") -> str:
@@ -72,24 +154,63 @@ def describe(asked: str, offenders: Iterable[str] = (), fix: str = "") -> str:
 
 
 class CheckpointError(GridwiseError, RuntimeError):
-    """A checkpoint could not be written or read. The message says whether anything was changed."""
+    """A checkpoint could not be written or read. The message says whether anything was changed.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.CheckpointError, gridwise.errors.GridwiseError)
+    True
+    """
 
 
 class CheckpointNotFound(CheckpointError):
-    """There is no committed checkpoint at the path: nothing, or only what an interrupted save has left."""
+    """There is no committed checkpoint at the path: nothing, or only what an interrupted save has left.
+
+    Examples
+    --------
+    >>> try:
+    ...     gridwise.checkpoint.load('nowhere')
+    ... except gridwise.errors.CheckpointNotFound:
+    ...     print('start from the beginning')
+    start from the beginning
+    """
 
 
 class CheckpointDamaged(CheckpointError):
-    """The bytes are not those that were saved: a checksum, a size, a name or the structure is wrong. Nothing was changed."""
+    """The bytes are not those that were saved: a checksum, a size, a name or the structure is wrong. Nothing was changed.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.CheckpointDamaged, gridwise.errors.CheckpointError)
+    True
+    """
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
-    """What is to be filled does not fit what was saved, or the workers disagree. Nothing was changed."""
+    """What is to be filled does not fit what was saved, or the workers disagree. Nothing was changed.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.CheckpointMismatch, gridwise.errors.CheckpointError)
+    True
+    """
 
 
 class CheckpointBusy(CheckpointError):
-    """Another save is writing at the same path."""
+    """Another save is writing at the same path.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.CheckpointBusy, gridwise.errors.CheckpointError)
+    True
+    """
 
 
 class CheckpointWriteFailed(CheckpointError):
-    """A worker could not write its part: nothing was committed, the previous checkpoint stands."""
+    """A worker could not write its part: nothing was committed, the previous checkpoint stands.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.CheckpointWriteFailed, gridwise.errors.CheckpointError)
+    True
+    """

@@ -29,6 +29,11 @@ def set_worker(rank: int, size: int) -> None:
     _worker = f"{rank}/{size}"
 
 
+def is_first_worker() -> bool:
+    """Whether this process is worker 0, or has no others beside it."""
+    return _worker == "-" or _worker.startswith("0/")
+
+
 def configure(level: str | None = None) -> None:
     """Show the log on standard error at `level`, or at that of `GRIDWISE_LOG`; without either, change nothing."""
     level = level or os.environ.get("GRIDWISE_LOG")

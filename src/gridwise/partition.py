@@ -25,6 +25,7 @@ from .comm.transports.base import Team, Transport
 from .errors import PartitionError, describe
 from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
 from .grid.grid import unravel
+from .html import escape
 
 NOBODY = -1
 """The rank of a worker in a partition that it is not part of, and of a neighbour beyond the edge."""
@@ -32,6 +33,11 @@ NOBODY = -1
 
 class Partition:
     """Some workers of the world in a row, seen from this one.
+
+    Parameters
+    ----------
+    transport : the way to the other workers
+    grid : the workers and their arrangement; use `gridwise.world()` and the methods below to make one
 
     Attributes
     ----------
@@ -255,12 +261,28 @@ class Partition:
         ranks = str(self.ranks) if self.size <= 16 else f"({self.ranks[0]}, ..., {self.ranks[-1]})"
         return f"<{type(self).__name__} {shape} of workers {ranks} on {self.transport.name}, here {where}>"
 
+    def _repr_html_(self) -> str:
+        drawing = Layout.balanced(self.grid, self.shape)._repr_html_() if 0 not in self.shape else None
+        return f"<div>{escape(repr(self))}</div>{drawing or ''}"
+
 
 NO_WORKERS: Team = ()
 
 
 class CartesianPartition(Partition):
-    """Workers on a Cartesian grid: axis i of the grid cuts dim i of a tensor."""
+    """Workers on a Cartesian grid: axis i of the grid cuts dim i of a tensor.
+
+    Parameters
+    ----------
+    transport : the way to the other workers
+    grid : the workers and their arrangement
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> P_x.shape, P_x.index, P_x.neighbor_ranks(0)
+    ((1, 1), (0, 0), [(-1, -1), (-1, -1)])
+    """
 
     def create_cartesian_subtopology_partition(self, remain_shape: Sequence[bool]) -> CartesianPartition:
         """This worker's slice of the grid: the axes marked True remain."""
@@ -364,6 +386,11 @@ def _forget_group(group: torch.distributed.ProcessGroup) -> None:
 def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...]:
     """This worker's block of a tensor of `global_shape` on `P_x`, as slices; empty ones on inactive workers.
 
+    Parameters
+    ----------
+    P_x : a partition with as many axes as the tensor has dims
+    global_shape : of the whole tensor
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
@@ -381,6 +408,11 @@ def zero_volume_tensor(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """What a worker that holds no part of a tensor passes in and gets out: shape ``(0,)``, or ``(b, 0)``.
+
+    Parameters
+    ----------
+    b : the batch, if the tensor is to have one
+    dtype, requires_grad, device : as in torch
 
     Examples
     --------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -65,30 +64,3 @@ def test_every_example_is_run_and_short_enough_to_read():
     found = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
     assert set(found) == {*SHORT, *LONG, *ZOO, "lenet_mnist"}
     assert all(lines < 120 for lines in found.values()), found
-
-
-# ---- notebooks ------------------------------------------------------------------------------------------------------
-NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-
-
-def code_of(notebook: Path) -> str:
-    """The code cells of a notebook as one script, without a screen."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    return "\n".join(["import matplotlib", 'matplotlib.use("Agg")', *code])
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_was_run_from_top_to_bottom(notebook):
-    cells = [c for c in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    assert not any(output["output_type"] == "error" for cell in cells for output in cell["outputs"])
-    compile(code_of(notebook), notebook.name, "exec")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(notebook, tmp_path):
-    (tmp_path / "cells.py").write_text(code_of(notebook), encoding="utf-8")
-    done = subprocess.run([sys.executable, "cells.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr

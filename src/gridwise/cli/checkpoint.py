@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -16,10 +15,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from ..checkpoint import Manifest, Series, convert, read_manifest, verify
+from ..checkpoint import Series, convert, read_manifest, verify
+from ..checkpoint import show as show_contents
 from ..checkpoint.disk import writing_alone
 from ..checkpoint.interchange.formats import FORMATS, is_checkpoint
-from ..checkpoint.reading.contents import read_contents
 from ..checkpoint.reading.reader import Progress as Report
 from ..checkpoint.writing.folder import leftovers, remove_leftovers
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, describe
@@ -78,33 +77,17 @@ def show(path: One, values: Annotated[bool, typer.Option(help="Show plain values
                     fix=f"show one of them, {path / inside[-1]}, or list them: gridwise checkpoint ls {path}",
                 )
             )
-        manifest = read_contents(path)
-    facts = f"{path}: {len(manifest.tensors)} tensors, {decimal(manifest.nbytes)} in {len(manifest.files)} files, "
-    if manifest.files_of is None:
-        facts += f"by {manifest.workers} workers of {manifest.written_by}, {manifest.written_at}, id {manifest.id}"
-    else:
-        facts += "safetensors without checksums"
-    _console().print(escape(facts))
-    _console().print(_tensors(manifest))
-    if values and manifest.values:
-        table = Table("value", "", box=None, pad_edge=False)
-        for key, value in manifest.values.items():
-            text = json.dumps(value)
-            table.add_row(escape(key), escape(text if len(text) <= 100 else text[:97] + "..."))
-        _console().print(table)
+        contents = show_contents(path)
+    _console().print(escape(contents.facts))
+    _console().print(_table(contents.tensors()))
+    if values and contents.manifest.values:
+        _console().print(_table(contents.values()))
 
 
-def _tensors(manifest: Manifest) -> Table:
-    table = Table("tensor", "dtype", "global shape", "blocks", "bytes", box=None, pad_edge=False)
-    for key, stored in manifest.tensors.items():
-        shape = " x ".join(map(str, stored.shape)) or "number"
-        table.add_row(
-            escape(key),
-            str(stored.dtype).removeprefix("torch."),
-            shape,
-            str(len(stored.blocks)),
-            decimal(stored.nbytes),
-        )
+def _table(lines: list[list[str]]) -> Table:
+    table = Table(*lines[0], box=None, pad_edge=False)
+    for line in lines[1:]:
+        table.add_row(*map(escape, line))
     return table
 
 

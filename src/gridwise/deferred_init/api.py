@@ -38,6 +38,11 @@ _recording = threading.RLock()  # one constructor at a time: they share the defa
 def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What `module_fn(*args, **kwargs)` gives, with fake tensors that remember how to become real.
 
+    Parameters
+    ----------
+    module_fn : a class of modules, or any function
+    *args, **kwargs : its arguments
+
     Notes
     -----
     Nothing is drawn, but the generators end where running `module_fn` would have left them, and what is materialised
@@ -68,7 +73,18 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
 
 def is_deferred(obj: Tensor | nn.Module) -> bool:
-    """Whether a tensor, or any parameter or buffer of a module, is still to be materialised."""
+    """Whether a tensor, or any parameter or buffer of a module, is still to be materialised.
+
+    Parameters
+    ----------
+    obj : a tensor or a module
+
+    Examples
+    --------
+    >>> model = gridwise.deferred_init.deferred_init(torch.nn.Linear, 3, 2)
+    >>> is_deferred(model), is_deferred(torch.ones(1))
+    (True, False)
+    """
     if isinstance(obj, nn.Module):
         return any(is_pending(t) for m in obj.modules() for t in (*m._parameters.values(), *m._buffers.values()))
     if isinstance(obj, Tensor):
@@ -81,6 +97,16 @@ def materialize_tensor(tensor: Tensor) -> Tensor:
 
     The deferred tensor's own object becomes real, so that every other reference to it sees the real tensor. Where
     torch does not allow that (a weak reference, a view or an autograd graph holds it) a new tensor is returned.
+
+    Parameters
+    ----------
+    tensor : a deferred tensor, or a real one
+
+    Examples
+    --------
+    >>> model = gridwise.deferred_init.deferred_init(torch.nn.Linear, 3, 2)
+    >>> materialize_tensor(model.bias).shape
+    torch.Size([2])
     """
     _check_tensor(tensor)
     check_ours(tensor)
@@ -104,8 +130,14 @@ def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
     Notes
     -----
     Memory: the block, a scratch of 4 MiB (float32), and the same block of every other tensor that it was computed
-    from. What needs all of the tensor (orthogonal_, sparse_, a strided or complex fill, functions that round otherwise
+    from. What needs all of the tensor (`orthogonal_`, `sparse_`, a strided or complex fill, functions that round otherwise
     in a block, anything on CUDA) is made whole for a moment; `reason_for_whole` tells which and why.
+
+    Examples
+    --------
+    >>> model = gridwise.deferred_init.deferred_init(torch.nn.Linear, 3, 2)
+    >>> materialize_shard(model.weight, (slice(0, 1),)).shape
+    torch.Size([1, 3])
     """
     _check_tensor(tensor)
     check_ours(tensor)
@@ -118,7 +150,18 @@ def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
 
 
 def reason_for_whole(tensor: Tensor) -> str | None:
-    """Why the blocks of a deferred tensor cannot be made alone, but only from the whole tensor; None when they can."""
+    """Why the blocks of a deferred tensor cannot be made alone, but only from the whole tensor; None when they can.
+
+    Parameters
+    ----------
+    tensor : a deferred tensor
+
+    Examples
+    --------
+    >>> model = gridwise.deferred_init.deferred_init(torch.nn.Linear, 3, 2)
+    >>> print(reason_for_whole(model.weight))
+    None
+    """
     _check_tensor(tensor)
     check_ours(tensor)
     return block_reason(tensor.value) if isinstance(tensor, FakeTensor) else None
@@ -155,6 +198,13 @@ def materialize_module(
         The worker whose blocks are made, for a mapping.
     progress
         Show a bar when it takes longer than a second; by default where standard error is a terminal.
+
+    Examples
+    --------
+    >>> model = gridwise.deferred_init.deferred_init(torch.nn.Linear, 3, 2)
+    >>> materialize_module(model)
+    >>> is_deferred(model)
+    False
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"`module` has to be a `Module`, it is a {type(module).__name__}: see materialize_tensor.")

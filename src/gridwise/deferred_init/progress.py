@@ -1,12 +1,11 @@
-"""A progress bar for materialisations that take long: shown after a second, in a terminal, and gone when done."""
+"""A progress bar for materialisations that take long: shown after a second, on worker 0, and gone when done."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+
+from ..progress import ProgressBar
 
 PATIENCE = 1.0  # seconds before the bar appears
 
@@ -14,23 +13,13 @@ PATIENCE = 1.0  # seconds before the bar appears
 class Bar:
     """Draws nothing until `PATIENCE` is over."""
 
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown
-        self.begun = time.monotonic()
-        self._rich: Any = None
-        self._task: Any = None
+    def __init__(self, wanted: bool | None) -> None:
+        self._bar = ProgressBar("", None, wanted, PATIENCE, stays=False)
 
     def report(self, done: int, total: int, what: str = "materialising") -> None:
         """`done` of `total` steps are done."""
-        if not self.shown or (self._rich is None and time.monotonic() - self.begun < PATIENCE):
-            return
-        if self._rich is None:
-            from rich.progress import Progress
-
-            self._rich = Progress(transient=True)
-            self._rich.start()
-            self._task = self._rich.add_task(what, total=total)
-        self._rich.update(self._task, completed=done, total=total)
+        self._bar.text, self._bar.total = what, total
+        self._bar.report(done)
 
     def steps(self, what: str, total: int) -> Callable[[], None]:
         """A function to call after each of `total` steps."""
@@ -38,14 +27,13 @@ class Bar:
         return lambda: self.report(next(done), total, what)
 
     def close(self) -> None:
-        if self._rich is not None:
-            self._rich.stop()
+        self._bar.close()
 
 
 @contextmanager
 def progress_bar(wanted: bool | None) -> Iterator[Bar]:
-    """A bar; with None it shows where standard error is a terminal."""
-    bar = Bar(sys.stderr.isatty() if wanted is None else wanted)
+    """A bar; with None it shows where a person is watching."""
+    bar = Bar(wanted)
     try:
         yield bar
     finally:

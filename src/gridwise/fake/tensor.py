@@ -300,12 +300,34 @@ def _instances(kind: type[T], nested: Any) -> Iterator[T]:
 
 
 def is_fake(tensor: object) -> bool:
-    """Whether `tensor` is a fake tensor."""
+    """Whether `tensor` is a fake tensor.
+
+    Parameters
+    ----------
+    tensor : anything
+
+    Examples
+    --------
+    >>> gridwise.fake.is_fake(torch.ones(2))
+    False
+    """
     return hasattr(type(tensor), "is_fake")
 
 
 def meta_like(fake: Tensor) -> Tensor:
-    """A detached meta tensor with the size, strides and dtype of `fake`."""
+    """A detached meta tensor with the size, strides and dtype of `fake`.
+
+    Parameters
+    ----------
+    fake : a fake tensor
+
+    Examples
+    --------
+    >>> with gridwise.fake.fake_mode():
+    ...     x = torch.ones(3)
+    >>> gridwise.fake.meta_like(x).device
+    device(type='meta')
+    """
     if not isinstance(fake, FakeTensor):
         raise ValueError("`fake` was expected to be a fake tensor.")
     return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")

@@ -34,7 +34,20 @@ def whole_numbers(given: Iterable[int], name: str) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Half-open intervals ``[start_d, stop_d)``, one per dim; an interval may be empty, never negative."""
+    """Half-open intervals ``[start_d, stop_d)``, one per dim; an interval may be empty, never negative.
+
+    Parameters
+    ----------
+    start, stop : the first index of each dim, and the one after the last
+
+    Examples
+    --------
+    >>> box = gridwise.grid.Box((0, 2), (4, 5))
+    >>> box.shape, box.volume
+    ((4, 3), 12)
+    >>> box.slices
+    (slice(0, 4, None), slice(2, 5, None))
+    """
 
     start: Shape
     stop: Shape

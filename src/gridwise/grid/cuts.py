@@ -21,6 +21,13 @@ Interval = tuple[int, int]
 def balanced_cuts(extent: int, blocks: int) -> Cuts:
     """Cut `extent` into `blocks` parts that differ by at most one; the first ``extent % blocks`` are the longer ones.
 
+    Parameters
+    ----------
+    extent : how many rows there are
+    blocks : into how many parts they are cut
+
+    Examples
+    --------
     >>> balanced_cuts(10, 3)
     (0, 4, 7, 10)
     """
@@ -52,6 +59,12 @@ def chunked_cuts(extent: int, blocks: Sequence[int]) -> Cuts:
 def cuts_from_extents(extents: Sequence[int]) -> Cuts:
     """Cut points of blocks with the given extents, in order.
 
+    Parameters
+    ----------
+    extents : the rows of each block
+
+    Examples
+    --------
     >>> cuts_from_extents([4, 0, 3])
     (0, 4, 4, 7)
     """

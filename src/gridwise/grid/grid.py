@@ -23,7 +23,19 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Grid:
-    """Workers `ranks` arranged row-major in `shape`."""
+    """Workers `ranks` arranged row-major in `shape`.
+
+    Parameters
+    ----------
+    ranks : the workers, as ranks of the world
+    shape : the extents of the axes; their product is the number of workers
+
+    Examples
+    --------
+    >>> grid = gridwise.grid.Grid((0, 1, 2, 3, 4, 5), (2, 3))
+    >>> grid.index_of(4)
+    (1, 1)
+    """
 
     ranks: tuple[int, ...]
     shape: Shape
@@ -124,6 +136,14 @@ def unravel(place: int, shape: Shape) -> Index:
 def resolve_axes(dim: int, axes: int | Iterable[int], name: str = "axes") -> tuple[int, ...]:
     """`axes` as a sorted tuple of distinct numbers in ``[0, dim)``; negative ones count from the end.
 
+    Parameters
+    ----------
+    dim : how many axes there are
+    axes : one or several of them
+    name : of the argument, for errors
+
+    Examples
+    --------
     >>> resolve_axes(3, (-1, 0))
     (0, 2)
     """

@@ -14,12 +14,27 @@ from dataclasses import dataclass
 from ..errors import PartitionError
 from .box import Box, Shape, whole_numbers
 from .cuts import Cuts, balanced_cuts, blocks_meeting, checked_cuts, interval
+from .drawing import Drawing, Halo, draw
 from .grid import Grid, Index, unravel
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The blocks of a tensor of `global_shape` on `grid`, cut along each dim at `cuts`."""
+    """The blocks of a tensor of `global_shape` on `grid`, cut along each dim at `cuts`.
+
+    Parameters
+    ----------
+    grid : the workers
+    cuts : for each dim, where it is cut, from 0 to its extent
+
+    Examples
+    --------
+    >>> layout = gridwise.grid.Layout.balanced(gridwise.grid.Grid((0, 1, 2, 3), (2, 2)), (5, 8))
+    >>> layout.cuts
+    ((0, 3, 5), (0, 4, 8))
+    >>> layout.block(3).slices
+    (slice(3, 5, None), slice(4, 8, None))
+    """
 
     grid: Grid
     cuts: tuple[Cuts, ...]
@@ -52,6 +67,17 @@ class Layout:
     def global_shape(self) -> Shape:
         return tuple(cuts[-1] for cuts in self.cuts)
 
+    def drawing(self, halo: Halo | None = None) -> Drawing:
+        """A picture of who owns what, in 1 to 5 dims; with `halo`, rows before and after for each dim, dashed.
+
+        >>> Layout.balanced(Grid((0, 1), (2,)), (5,)).drawing(halo=[(1, 1)])[:4]
+        '<svg'
+        """
+        return draw(self, halo)
+
+    def _repr_html_(self) -> str | None:
+        return str(self.drawing()) if 1 <= self.grid.dim <= 5 else None
+
     def block_at(self, index: Index) -> Box:
         """The block of the worker at these coordinates, in global indices."""
         ends = [interval(cuts, i) for cuts, i in zip(self.cuts, index, strict=True)]
@@ -81,7 +107,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Any list of (owner, block), disjoint or not: the source of a foreign checkpoint."""
+    """Any list of (owner, block), disjoint or not: the source of a foreign checkpoint.
+
+    Parameters
+    ----------
+    items : pairs of an owner and its block
+
+    Examples
+    --------
+    >>> boxes = gridwise.grid.Boxes.of([(0, gridwise.grid.Box((0,), (3,))), (1, gridwise.grid.Box((3,), (5,)))])
+    >>> boxes.covers(gridwise.grid.Box((1,), (5,)))
+    True
+    """
 
     items: tuple[tuple[int, Box], ...]
 

@@ -39,7 +39,20 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Needs:
-    """What each worker of `grid` needs: per axis, one interval for each place along it, and whether it wraps."""
+    """What each worker of `grid` needs: per axis, one interval for each place along it, and whether it wraps.
+
+    Parameters
+    ----------
+    grid : the workers
+    intervals : for each axis, what the workers at each place along it need
+    wrap : for each dim, whether indices beyond the edge come from the other side
+
+    Examples
+    --------
+    >>> layout = gridwise.grid.Layout.balanced(gridwise.grid.Grid((0, 1), (2,)), (6,))
+    >>> gridwise.grid.Needs.of_layout(layout).intervals
+    (((0, 3), (3, 6)),)
+    """
 
     grid: Grid
     intervals: tuple[tuple[Interval, ...], ...]
@@ -95,7 +108,20 @@ class Needs:
 
 @dataclass(frozen=True)
 class Piece:
-    """One box that moves: where it lies in the owner's block, and where in the needing worker's box."""
+    """One box that moves: where it lies in the owner's block, and where in the needing worker's box.
+
+    Parameters
+    ----------
+    source : in the owner's block
+    target : in the box of the one that needs it
+
+    Examples
+    --------
+    >>> layout = gridwise.grid.Layout.balanced(gridwise.grid.Grid((0, 1), (2,)), (6,))
+    >>> needs = gridwise.grid.Needs(layout.grid, (((0, 4), (2, 6)),), (False,))
+    >>> gridwise.grid.route(layout, needs, 0).receives[0].pieces[0].target.slices
+    (slice(3, 4, None),)
+    """
 
     source: Box
     target: Box
@@ -103,7 +129,20 @@ class Piece:
 
 @dataclass(frozen=True)
 class Message:
-    """All pieces between two workers, in one order that both know."""
+    """All pieces between two workers, in one order that both know.
+
+    Parameters
+    ----------
+    peer : the other worker
+    pieces : what goes to it, or comes from it
+
+    Examples
+    --------
+    >>> layout = gridwise.grid.Layout.balanced(gridwise.grid.Grid((0, 1), (2,)), (6,))
+    >>> needs = gridwise.grid.Needs(layout.grid, (((0, 4), (2, 6)),), (False,))
+    >>> gridwise.grid.route(layout, needs, 0).receives[0].peer
+    1
+    """
 
     peer: int
     pieces: tuple[Piece, ...]
@@ -119,6 +158,20 @@ class Route:
 
     `exact` tells that every element is needed by exactly one worker, without wrapping (a repartition): the adjoint may
     then copy instead of add. It is the same on all workers.
+
+    Parameters
+    ----------
+    owned, needed : this worker's block before and after, None where it has no part
+    sends, receives : messages to and from others
+    kept : what stays
+    exact : see above
+
+    Examples
+    --------
+    >>> layout = gridwise.grid.Layout.balanced(gridwise.grid.Grid((0, 1), (2,)), (6,))
+    >>> needs = gridwise.grid.Needs(layout.grid, (((0, 4), (2, 6)),), (False,))
+    >>> [message.peer for message in gridwise.grid.route(layout, needs, 0).sends]
+    [1]
     """
 
     owned: Box | None
@@ -147,7 +200,21 @@ def spans(own: Interval, need: Interval, extent: int, wrap: bool) -> Iterator[Sp
 
 
 def route(source: Layout, needs: Needs, rank: int) -> Route:
-    """The part of worker `rank` in moving a tensor from `source` to `needs`."""
+    """The part of worker `rank` in moving a tensor from `source` to `needs`.
+
+    Parameters
+    ----------
+    source : who owns what
+    needs : who needs what
+    rank : the worker whose part is asked for
+
+    Examples
+    --------
+    >>> layout = gridwise.grid.Layout.balanced(gridwise.grid.Grid((0, 1), (2,)), (6,))
+    >>> needs = gridwise.grid.Needs(layout.grid, (((0, 4), (2, 6)),), (False,))
+    >>> gridwise.grid.route(layout, needs, 0).needed.slices
+    (slice(0, 4, None),)
+    """
     check_needs(source, needs)
     owned = source.block(rank) if rank in source.grid else None
     needed = needs.box(rank) if rank in needs.grid else None

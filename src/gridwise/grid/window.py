@@ -19,7 +19,19 @@ from .cuts import Interval
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Fetch `hull`, pad it by `before` and `after` rows, and take `crop` of the result."""
+    """Fetch `hull`, pad it by `before` and `after` rows, and take `crop` of the result.
+
+    Parameters
+    ----------
+    hull : the real rows to fetch
+    before, after : the rows to pad on each side
+    crop : what to take of the padded rows
+
+    Examples
+    --------
+    >>> gridwise.grid.Padding(hull=(0, 5), before=1, after=0, crop=(0, 6)).before
+    1
+    """
 
     hull: Interval
     before: int
@@ -30,6 +42,13 @@ class Padding:
 def window_need(outputs: Interval, kernel: int, stride: int, padding: int, dilation: int) -> Interval:
     """The inputs that the outputs ``[o0, o1)`` of a convolution or a pooling see; empty for no outputs.
 
+    Parameters
+    ----------
+    outputs : the interval of outputs
+    kernel, stride, padding, dilation : of the layer, along this dim
+
+    Examples
+    --------
     >>> window_need((2, 4), kernel=3, stride=2, padding=1, dilation=1)
     (3, 8)
     """
@@ -45,6 +64,14 @@ def transposed_need(outputs: Interval, kernel: int, stride: int, padding: int, d
 
     The holes of a dilated kernel count as reached.
 
+    Parameters
+    ----------
+    outputs : the interval of outputs
+    kernel, stride, padding, dilation : of the layer, along this dim
+    extent : how many inputs there are
+
+    Examples
+    --------
     >>> transposed_need((3, 5), kernel=3, stride=2, padding=1, dilation=1, extent=8)
     (1, 3)
     """
@@ -109,6 +136,14 @@ def leave_to_torch(padding: Padding, outputs: Interval, kernel: int, stride: int
 def adaptive_need(outputs: Interval, extent: int, size: int) -> Interval:
     """The inputs, out of `extent`, that the outputs ``[o0, o1)``, out of `size`, of adaptive pooling see.
 
+    Parameters
+    ----------
+    outputs : the interval of outputs
+    extent : how many inputs there are
+    size : how many outputs there are
+
+    Examples
+    --------
     >>> adaptive_need((1, 3), extent=10, size=4)
     (2, 8)
     """

@@ -49,11 +49,21 @@ class Distributed:
 class DistributedModel(torch.nn.Module):
     """A model on a grid; made by `distribute`.
 
+    Parameters
+    ----------
+    *args, **kwargs : blocks, where the model takes tensors
+
     Attributes
     ----------
     P_x : the partition of the inputs
     P_y : where the outputs of the last call lie: the partition of each tensor, in the containers that the model returns;
         None for a number that every worker has. Known before the first call if `distribute` was given an example
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> isinstance(gridwise.distribute(torch.nn.Linear(3, 2), P_x), gridwise.nn.DistributedModel)
+    True
     """
 
     @property

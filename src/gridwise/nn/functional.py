@@ -30,44 +30,128 @@ KEPT = 64
 def broadcast(
     x: Tensor, P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
 ) -> Tensor:
-    """`Broadcast` as a function."""
+    """`Broadcast` as a function.
+
+    Parameters
+    ----------
+    x : this worker's tensor; zero-volume where it is no source
+    P_x, P_y, transpose_src, transpose_dest : as in `Broadcast`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1])
+    >>> gridwise.nn.functional.broadcast(torch.ones(2), P_x, P_x)
+    tensor([1., 1.])
+    """
     return _kept(Broadcast, P_x, P_y, transpose_src, transpose_dest)(x)
 
 
 def sum_reduce(
     x: Tensor, P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
 ) -> Tensor:
-    """`SumReduce` as a function."""
+    """`SumReduce` as a function.
+
+    Parameters
+    ----------
+    x : this worker's summand
+    P_x, P_y, transpose_src, transpose_dest : as in `SumReduce`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1])
+    >>> gridwise.nn.functional.sum_reduce(torch.ones(2), P_x, P_x)
+    tensor([1., 1.])
+    """
     return _kept(SumReduce, P_x, P_y, transpose_src, transpose_dest)(x)
 
 
 def all_sum_reduce(
     x: Tensor, P_x: Partition, axes_reduce: Iterable[int] | None = None, axes_keep: Iterable[int] | None = None
 ) -> Tensor:
-    """`AllSumReduce` as a function."""
+    """`AllSumReduce` as a function.
+
+    Parameters
+    ----------
+    x : this worker's summand
+    P_x, axes_reduce, axes_keep : as in `AllSumReduce`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1])
+    >>> gridwise.nn.functional.all_sum_reduce(torch.ones(2), P_x, axes_reduce=(0,))
+    tensor([1., 1.])
+    """
     return _kept(AllSumReduce, P_x, _tuple(axes_reduce), _tuple(axes_keep))(x)
 
 
 def all_gather(x: Tensor, P_x: Partition, axes: Iterable[int]) -> Tensor:
-    """`AllGather` as a function."""
+    """`AllGather` as a function.
+
+    Parameters
+    ----------
+    x : this worker's block
+    P_x, axes : as in `AllGather`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1])
+    >>> gridwise.nn.functional.all_gather(torch.ones(2), P_x, axes=(0,))
+    tensor([1., 1.])
+    """
     return _kept(AllGather, P_x, _tuple(axes))(x)
 
 
 def reduce_scatter(x: Tensor, P_x: Partition, axes: Iterable[int]) -> Tensor:
-    """`ReduceScatter` as a function."""
+    """`ReduceScatter` as a function.
+
+    Parameters
+    ----------
+    x : this worker's summand
+    P_x, axes : as in `ReduceScatter`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1])
+    >>> gridwise.nn.functional.reduce_scatter(torch.ones(2), P_x, axes=(0,))
+    tensor([1., 1.])
+    """
     return _kept(ReduceScatter, P_x, _tuple(axes))(x)
 
 
 def repartition(
     x: Tensor, P_x: Partition, P_y: Partition, cuts: Sequence[Sequence[int] | None] | None = None
 ) -> Tensor:
-    """`Repartition` as a function."""
+    """`Repartition` as a function.
+
+    Parameters
+    ----------
+    x : this worker's block
+    P_x, P_y, cuts : as in `Repartition`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1])
+    >>> gridwise.nn.functional.repartition(torch.ones(2), P_x, P_x)
+    tensor([1., 1.])
+    """
     wish = None if cuts is None else tuple(_tuple(line) for line in cuts)
     return _kept(Repartition, P_x, P_y, True, wish)(x)
 
 
 def halo_exchange(x: Tensor, P_x: Partition, halo_shape: Sequence[Sequence[int]]) -> Tensor:
-    """`HaloExchange` as a function."""
+    """`HaloExchange` as a function.
+
+    Parameters
+    ----------
+    x : this worker's block
+    P_x, halo_shape : as in `HaloExchange`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1])
+    >>> gridwise.nn.functional.halo_exchange(torch.ones(2), P_x, [(1, 1)])
+    tensor([1., 1.])
+    """
     return _kept(HaloExchange, P_x, tuple(whole_numbers(pair, "halo_shape") for pair in halo_shape))(x)
 
 
@@ -75,6 +159,12 @@ def scatter(x: Tensor | None, P_x: Partition, root: int = 0) -> Tensor:
     """Cut the tensor of worker `root` of the world into blocks on `P_x`; the adjoint of `gather`.
 
     Workers other than `root` pass None. The root need not be part of `P_x`.
+
+    Parameters
+    ----------
+    x : the global tensor on worker `root`, None on the others
+    P_x : the partition that gets its blocks
+    root : a worker of the world, in `P_x` or not
 
     Examples
     --------
@@ -87,6 +177,12 @@ def scatter(x: Tensor | None, P_x: Partition, root: int = 0) -> Tensor:
 
 def gather(x: Tensor, P_x: Partition, root: int = 0) -> Tensor:
     """Put the blocks on `P_x` together on worker `root` of the world; a zero-volume tensor on the others of `P_x`.
+
+    Parameters
+    ----------
+    x : this worker's block
+    P_x : the partition that holds the blocks
+    root : the worker of the world that gets the whole
 
     Examples
     --------

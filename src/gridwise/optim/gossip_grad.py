@@ -30,7 +30,13 @@ NOBODY = -1
 
 
 class Topology(Enum):
-    """How nodes find whom to exchange gradients with."""
+    """How nodes find whom to exchange gradients with.
+
+    Examples
+    --------
+    >>> [topology.name for topology in gridwise.optim.Topology]
+    ['CUBE', 'DISSEMINATION']
+    """
 
     CUBE = auto()
     DISSEMINATION = auto()
@@ -51,6 +57,10 @@ class GossipGraDState(default.DefaultState):
     Raises
     ------
     ValueError : where the numbers do not fit
+
+    Examples
+    --------
+    >>> state = gridwise.optim.GossipGraDState(num_modules=1, topology=gridwise.optim.Topology.CUBE)  # doctest: +SKIP
     """
 
     def __init__(
@@ -109,7 +119,17 @@ def peers(topology: Topology, order: list[int], rank: int, power: int) -> tuple[
 
 
 def gossip_grad_hook(state: GossipGraDState, grad: Tensor) -> None:
-    """Average `grad`, in place, over the node, then with another node; all workers of a node have the result."""
+    """Average `grad`, in place, over the node, then with another node; all workers of a node have the result.
+
+    Parameters
+    ----------
+    state : who exchanges with whom
+    grad : this worker's gradient, changed in place
+
+    Examples
+    --------
+    >>> model.register_comm_hook(state, gridwise.optim.gossip_grad_hook)  # doctest: +SKIP
+    """
     step, module = divmod(state.iter, state.num_modules)
     if step % state.gossip_period == 0 and module == 0:
         state.cur_topology = next(state.topologies)
@@ -138,7 +158,17 @@ def _exchange(state: GossipGraDState, grad: Tensor, power: int) -> None:
 
 
 def get_num_modules(module: torch.nn.Module) -> int:
-    """How often a wrapped model calls the hook in one backward pass: its FSDP modules."""
+    """How often a wrapped model calls the hook in one backward pass: its FSDP modules.
+
+    Parameters
+    ----------
+    module : a module wrapped by FSDP
+
+    Examples
+    --------
+    >>> gridwise.optim.get_num_modules(torch.nn.Linear(2, 2))
+    0
+    """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     return len(FullyShardedDataParallel.fsdp_modules(module))

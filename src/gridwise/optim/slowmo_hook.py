@@ -16,6 +16,10 @@ class SlowMoState(default.DefaultState):
     ----------
     subgroup : the workers of this one's node; None: found by torch, as many as there are devices in a node
     sync_grads : whether gradients are averaged at all
+
+    Examples
+    --------
+    >>> state = gridwise.optim.SlowMoState(subgroup=None)  # doctest: +SKIP
     """
 
     def __init__(self, subgroup: dist.ProcessGroup | None = None, sync_grads: bool = True) -> None:
@@ -25,7 +29,17 @@ class SlowMoState(default.DefaultState):
 
 
 def slowmo_hook(state: SlowMoState, grad: Tensor) -> None:
-    """Average `grad`, in place, over the workers of `state`."""
+    """Average `grad`, in place, over the workers of `state`.
+
+    Parameters
+    ----------
+    state : who averages with whom
+    grad : this worker's gradient, changed in place
+
+    Examples
+    --------
+    >>> model.register_comm_hook(state, gridwise.optim.slowmo_hook)  # doctest: +SKIP
+    """
     if state.sync_grads:
         default.allreduce_hook(state, grad)
 

@@ -175,6 +175,12 @@ def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int]
     the order. Give the program's tensors the device "meta", and the ledger the layouts of what its layers get
     (``P_world.transport.ledger``, see `gridwise.comm.transports.counting`).
 
+    Parameters
+    ----------
+    program : called once for each worker, with the world that it pretends to be in
+    size : how many workers
+    workers : those to run, in this order; default: all
+
     Examples
     --------
     >>> def program(P_world):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..comm.transports.counting import Entry, Ledger
 from ..errors import PartitionError
+from ..html import table as html_table
 from .layer_names import layer_of
 from .tables import printed, readable, seconds_text, table
 from .tables import unit_for as unit_for
@@ -100,7 +101,23 @@ class LayerTraffic:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training step on a grid, counted. Prints as two tables; `gridwise.show.planned` draws it."""
+    """A training step on a grid, counted. Prints as two tables; `gridwise.show.planned` draws it.
+
+    Parameters
+    ----------
+    model : its name
+    grid, input_shape : what was asked
+    workers : those that were run
+    layers : what each sends
+    ledger : every call of every worker
+    weights : how many workers each of `workers` stands for
+
+    Examples
+    --------
+    >>> plan = gridwise.plan(torch.nn.Conv2d(1, 4, 3, padding=1), (1, 1, 2, 2), (1, 1, 16, 16))
+    >>> len(plan.workers), plan.workers[0].messages
+    (4, 3)
+    """
 
     model: str
     grid: tuple[int, ...]
@@ -189,12 +206,30 @@ class Plan:
     def __rich__(self) -> Any:
         from rich.console import Group
 
+        timed = self._machine()
+        tables = table(self._lines(), self._title()), table(self._layer_lines(), ""), table(self._time_lines(), timed)
+        return Group(*tables)
+
+    def _title(self) -> str:
         sizes = [" x ".join(map(str, shape)) for shape in (self.grid, self.input_shape)]
         title = f"{self.model} on a grid of {sizes[0]} workers, input {sizes[1]}: one training step"
         if len(self.workers) < self.ledger.size:
             title += f" ({len(self.workers)} of {self.ledger.size} workers)"
-        timed = f"on {self.time.machine.name}" + ("" if self.time.machine.measured else ", which was not measured")
-        return Group(table(self._lines(), title), table(self._layer_lines(), ""), table(self._time_lines(), timed))
+        return title
+
+    def _machine(self) -> str:
+        return f"on {self.time.machine.name}" + ("" if self.time.machine.measured else ", which was not measured")
+
+    def __repr__(self) -> str:
+        memory, sent = (max(map(of, self.workers)) for of in (lambda worker: worker.memory, lambda worker: worker.sent))
+        return (
+            f"<Plan of {self.model} on {' x '.join(map(str, self.grid))} workers: "
+            f"at most {readable(memory)} of memory and {readable(sent)} sent per step; print it for the tables>"
+        )
+
+    def _repr_html_(self) -> str:
+        tables = (self._lines(), self._title()), (self._layer_lines(), ""), (self._time_lines(), self._machine())
+        return "".join(html_table(*each) for each in tables)
 
     def __str__(self) -> str:
         return printed(self)

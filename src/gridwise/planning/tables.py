@@ -25,12 +25,22 @@ def printed(what: Any, width: int = 110) -> str:
     from rich.console import Console
 
     text = io.StringIO()
-    Console(file=text, width=width).print(what)
+    Console(file=text, width=width, force_jupyter=False).print(what)
     return text.getvalue().rstrip()
 
 
 def readable(size: int) -> str:
-    """A number of bytes in the unit that suits it."""
+    """A number of bytes in the unit that suits it.
+
+    Parameters
+    ----------
+    size : a number of bytes
+
+    Examples
+    --------
+    >>> gridwise.planning.readable(3 * 2**20)
+    '3.0 MiB'
+    """
     factor, unit = unit_for(size)
     return f"{size:,} B" if factor == 1 else f"{size / factor:,.1f} {unit}"
 

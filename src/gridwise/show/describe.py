@@ -5,9 +5,8 @@ The table is data (`Description.rows`); it prints in a terminal through rich and
 
 from __future__ import annotations
 
-import html
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gridwise.fake import is_fake
+from gridwise.html import table
 
 COLUMNS = ("name", "kind", "shape", "dtype", "bytes")
 
@@ -90,28 +90,16 @@ class Description:
 
         text = io.StringIO()
         Console(
-            file=text, width=max(80, 4 + sum(max(map(len, c)) + 3 for c in zip(*self._cells(), strict=True)))
+            force_jupyter=False,
+            file=text,
+            width=max(80, 4 + sum(max(map(len, c)) + 3 for c in zip(*self._cells(), strict=True))),
         ).print(self)
         return text.getvalue().rstrip()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        header, *body, total = self._cells()
-
-        def line(cells: Sequence[str], tag: str) -> str:
-            style = ("left",) * 4 + ("right",) * 2
-            parts = (
-                f'<{tag} style="text-align:{side}">{html.escape(cell)}</{tag}>'
-                for side, cell in zip(style, cells, strict=False)
-            )
-            return f"<tr>{''.join(parts)}</tr>"
-
-        rows = "".join(line(cells, "td") for cells in body)
-        return (
-            f"<table><caption>{html.escape(self.title)}</caption><thead>{line(header, 'th')}</thead>"
-            f"<tbody>{rows}</tbody><tfoot>{line(total, 'th')}</tfoot></table>"
-        )
+        return table(self._cells(), self.title, left=4, has_total=True)
 
 
 def describe(

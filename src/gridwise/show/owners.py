@@ -14,12 +14,11 @@ import numpy as np
 
 from ..errors import PartitionError, UnsupportedError
 from ..grid import Box, Layout
+from ..grid.drawing import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#ee8866")
 
 
 def owners(

@@ -25,6 +25,11 @@ def planned(plan: Plan, path: str | Path | None = None) -> Figure:
 
     The map shows the two longest axes of the grid, and the largest value along the others.
 
+    Parameters
+    ----------
+    plan : of `gridwise.plan`
+    path : where to save the picture
+
     Examples
     --------
     >>> plan = gridwise.plan(torch.nn.Conv2d(1, 4, 3, padding=1), (1, 1, 4, 8), (1, 1, 64, 64))

@@ -28,5 +28,14 @@ from .tagi_utils import exponential_scheduler as exponential_scheduler
 
 
 def manual_seed(seed: int) -> None:
-    """Seed torch's generators, from which the initial parameters are drawn."""
+    """Seed torch's generators, from which the initial parameters are drawn.
+
+    Parameters
+    ----------
+    seed : of torch's generators, which draw all initial parameters
+
+    Examples
+    --------
+    >>> gridwise.tagi.manual_seed(0)
+    """
     _torch.manual_seed(seed)

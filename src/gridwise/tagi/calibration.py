@@ -19,12 +19,23 @@ from .metric import calibration
 class Calibration(NamedTuple):
     """Points of a calibration curve.
 
+    Parameters
+    ----------
+    claimed : probabilities that predictions claim
+    found : how often it was so
+    rows : how many observations there are
+
     Attributes
     ----------
     claimed, found
         Probabilities that were claimed, and how often it was so; equal where predictions are calibrated.
     rows
         Observations behind each point.
+
+    Examples
+    --------
+    >>> gridwise.tagi.Calibration(np.array([0.5, 0.95]), np.array([0.45, 0.9]), np.array([20, 20])).error
+    0.04999999999999996
     """
 
     claimed: np.ndarray

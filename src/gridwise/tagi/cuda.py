@@ -9,28 +9,62 @@ from ..errors import PartitionError
 
 
 def is_available() -> bool:
-    """Whether a CUDA device can be used."""
+    """Whether a CUDA device can be used.
+
+    Examples
+    --------
+    >>> gridwise.tagi.cuda.is_available() in (True, False)
+    True
+    """
     return torch.cuda.is_available()
 
 
 def is_nccl_available() -> bool:
-    """Whether this torch can talk NCCL, and there is a device to talk for."""
+    """Whether this torch can talk NCCL, and there is a device to talk for.
+
+    Examples
+    --------
+    >>> gridwise.tagi.cuda.is_nccl_available() in (True, False)
+    True
+    """
     return is_available() and dist.is_available() and dist.is_nccl_available()
 
 
 def get_device_count() -> int:
-    """How many CUDA devices there are."""
+    """How many CUDA devices there are.
+
+    Examples
+    --------
+    >>> gridwise.tagi.cuda.get_device_count() >= 0
+    True
+    """
     return torch.cuda.device_count() if is_available() else 0
 
 
 def get_current_device() -> int:
-    """The number of the device in use."""
+    """The number of the device in use.
+
+    Examples
+    --------
+    >>> if gridwise.tagi.cuda.is_available():
+    ...     gridwise.tagi.cuda.get_current_device()
+    """
     _need_device(0)
     return torch.cuda.current_device()
 
 
 def set_device(device_index: int) -> bool:
-    """Use this device from now on; False if it does not exist."""
+    """Use this device from now on; False if it does not exist.
+
+    Parameters
+    ----------
+    device_index : a device
+
+    Examples
+    --------
+    >>> if gridwise.tagi.cuda.is_available():
+    ...     gridwise.tagi.cuda.set_device(0)
+    """
     if not is_device_available(device_index):
         return False
     torch.cuda.set_device(device_index)
@@ -38,19 +72,49 @@ def set_device(device_index: int) -> bool:
 
 
 def is_device_available(device_index: int) -> bool:
-    """Whether the device of this number exists."""
+    """Whether the device of this number exists.
+
+    Parameters
+    ----------
+    device_index : a device
+
+    Examples
+    --------
+    >>> gridwise.tagi.cuda.is_device_available(1000)
+    False
+    """
     return 0 <= device_index < get_device_count()
 
 
 def get_device_properties(device_index: int) -> str:
-    """Name, compute capability and memory of a device, in one line."""
+    """Name, compute capability and memory of a device, in one line.
+
+    Parameters
+    ----------
+    device_index : a device
+
+    Examples
+    --------
+    >>> if gridwise.tagi.cuda.is_available():
+    ...     gridwise.tagi.cuda.get_device_properties(0)
+    """
     _need_device(device_index)
     p = torch.cuda.get_device_properties(device_index)
     return f"{p.name}, compute capability {p.major}.{p.minor}, {p.total_memory / 2**30:.1f} GiB"
 
 
 def get_device_memory(device_index: int) -> tuple[int, int]:
-    """(total, free) bytes of a device."""
+    """(total, free) bytes of a device.
+
+    Parameters
+    ----------
+    device_index : a device
+
+    Examples
+    --------
+    >>> if gridwise.tagi.cuda.is_available():
+    ...     gridwise.tagi.cuda.get_device_memory(0)
+    """
     _need_device(device_index)
     free, total = torch.cuda.mem_get_info(device_index)
     return total, free

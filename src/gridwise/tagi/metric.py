@@ -11,7 +11,18 @@ from .tagi_utils import Utils
 
 
 class HRCSoftmaxMetric:
-    """Labels and their error rate, from the outputs of a network with hierarchical softmax."""
+    """Labels and their error rate, from the outputs of a network with hierarchical softmax.
+
+    Parameters
+    ----------
+    num_classes : how many classes
+
+    Examples
+    --------
+    >>> metric = gridwise.tagi.HRCSoftmaxMetric(10)
+    >>> metric.hrc_softmax.len
+    11
+    """
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -35,19 +46,50 @@ class HRCSoftmaxMetric:
 
 
 def mse(prediction: np.ndarray, observation: np.ndarray) -> float:
-    """Mean squared error."""
+    """Mean squared error.
+
+    Parameters
+    ----------
+    prediction, observation : arrays of one shape; NaN is left out
+
+    Examples
+    --------
+    >>> float(gridwise.tagi.metric.mse(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
+    2.0
+    """
     guess, seen = _alike("mse", prediction=prediction, observation=observation)
     return float(np.nanmean((guess - seen) ** 2))
 
 
 def rmse(prediction: np.ndarray, observation: np.ndarray) -> float:
-    """Root mean squared error."""
+    """Root mean squared error.
+
+    Parameters
+    ----------
+    prediction, observation : arrays of one shape; NaN is left out
+
+    Examples
+    --------
+    >>> float(gridwise.tagi.metric.rmse(np.array([1.0, 2.0]), np.array([1.0, 2.0])))
+    0.0
+    """
     guess, seen = _alike("rmse", prediction=prediction, observation=observation)
     return mse(guess, seen) ** 0.5
 
 
 def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float) -> float:
-    """The average log-density of the observations under N(prediction, std**2)."""
+    """The average log-density of the observations under N(prediction, std**2).
+
+    Parameters
+    ----------
+    prediction, observation : arrays of one shape; NaN is left out
+    std : standard deviations of the predictions
+
+    Examples
+    --------
+    >>> round(float(gridwise.tagi.metric.log_likelihood(np.zeros(2), np.zeros(2), np.ones(2))), 3)
+    -0.919
+    """
     guess, seen, spread = _alike("log_likelihood", prediction=prediction, observation=observation, std=std)
     z = (seen - guess) / spread
     return float(np.nanmean(-0.5 * np.log(2.0 * np.pi * spread**2) - 0.5 * z**2))
@@ -66,13 +108,35 @@ def crps(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | floa
 
 
 def classification_error(prediction: np.ndarray, label: np.ndarray) -> float:
-    """The fraction of labels that differ."""
+    """The fraction of labels that differ.
+
+    Parameters
+    ----------
+    prediction, label : arrays of labels
+
+    Examples
+    --------
+    >>> float(gridwise.tagi.metric.classification_error(np.array([1, 2]), np.array([1, 3])))
+    0.5
+    """
     guess, truth = _alike("classification_error", prediction=prediction, label=label)
     return float(np.mean(guess != truth))
 
 
 def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float, level: float = 0.95) -> float:
-    """The fraction of observations inside the central interval of probability `level`; `level` itself is ideal."""
+    """The fraction of observations inside the central interval of probability `level`; `level` itself is ideal.
+
+    Parameters
+    ----------
+    prediction, observation : arrays of one shape; NaN is left out
+    std : standard deviations of the predictions
+        level : what the intervals claim
+
+    Examples
+    --------
+    >>> float(gridwise.tagi.metric.coverage(np.zeros(2), np.array([0.0, 9.0]), np.ones(2)))
+    0.5
+    """
     guess, seen, spread = _alike("coverage", prediction=prediction, observation=observation, std=std)
     inside = np.abs(seen - guess) <= half_width(level) * spread
     return float(np.mean(inside[~np.isnan(seen)]))
@@ -81,13 +145,34 @@ def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | 
 def calibration(
     prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float, levels: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(levels, coverage at each level): the points of a calibration plot."""
+    """(levels, coverage at each level): the points of a calibration plot.
+
+    Parameters
+    ----------
+    prediction, observation : arrays of one shape; NaN is left out
+    std : standard deviations of the predictions
+        levels : what the intervals claim
+
+    Examples
+    --------
+    >>> found = gridwise.tagi.metric.calibration(np.zeros(3), np.array([0.0, 0.5, 9.0]), np.ones(3))
+    """
     levels = np.linspace(0.05, 0.95, 19) if levels is None else np.asarray(levels)
     return levels, np.array([coverage(prediction, observation, std, float(p)) for p in levels])
 
 
 def half_width(level: float) -> float:
-    """How many standard deviations the central interval of probability `level` reaches to each side."""
+    """How many standard deviations the central interval of probability `level` reaches to each side.
+
+    Parameters
+    ----------
+    level : the probability of an interval around the mean
+
+    Examples
+    --------
+    >>> round(gridwise.tagi.metric.half_width(0.95), 2)
+    1.96
+    """
     if not 0.0 < level < 1.0:
         raise PartitionError(
             f"the central interval: `level` (={level}) is a probability between 0 and 1, both excluded.\n"

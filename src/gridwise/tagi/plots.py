@@ -19,7 +19,22 @@ def plot_intervals(
     levels: tuple[float, ...] = (0.5, 0.95),
     ax: Any = None,
 ) -> Any:
-    """The mean with a band for each level, and the observations as dots; returns the axes."""
+    """The mean with a band for each level, and the observations as dots; returns the axes.
+
+    Parameters
+    ----------
+    x : one number for each prediction
+    prediction : of a regressor or forecaster
+    observation : dots to draw, if any
+    levels : the bands
+    ax : the axes to draw into; made if not given
+
+    Examples
+    --------
+    >>> import matplotlib; matplotlib.use('Agg')
+    >>> prediction = gridwise.tagi.Prediction(np.zeros(3), np.ones(3), np.ones(3))
+    >>> axes = gridwise.tagi.plots.plot_intervals(np.arange(3), prediction)
+    """
     across = np.asarray(x)
     shapes = {"x": across.shape, "prediction.mean": prediction.mean.shape}
     if observation is not None:
@@ -50,7 +65,21 @@ def plot_calibration(
     ax: Any = None,
     label: str = "observed",
 ) -> Any:
-    """How often it was so, against the probability that was claimed: of intervals, or of labels (`calibration_curve`)."""
+    """How often it was so, against the probability that was claimed: of intervals, or of labels (`calibration_curve`).
+
+    Parameters
+    ----------
+    prediction : of an estimator
+    observation : what was found
+    ax : the axes to draw into; made if not given
+    label : for the legend
+
+    Examples
+    --------
+    >>> import matplotlib; matplotlib.use('Agg')
+    >>> prediction = gridwise.tagi.Prediction(np.zeros(3), np.ones(3), np.ones(3))
+    >>> axes = gridwise.tagi.plots.plot_calibration(prediction, np.array([0.0, 0.5, 2.0]))
+    """
     curve = calibration_curve(prediction, observation)
     ax = _axes(ax)
     if not ax.lines:

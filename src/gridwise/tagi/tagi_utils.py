@@ -14,7 +14,13 @@ from .nn.data_struct import HRCSoftmax as HRCSoftmax
 
 
 class Utils:
-    """Encodings, readers and windows; the class has no state."""
+    """Encodings, readers and windows; the class has no state.
+
+    Examples
+    --------
+    >>> gridwise.tagi.Utils().label_to_obs(np.array([0, 1]), 2)[1] > 0
+    array([ True,  True])
+    """
 
     # ---- labels -----------------------------------------------------------------------------------------------------
     def get_hierarchical_softmax(self, num_classes: int) -> HRCSoftmax:
@@ -136,12 +142,36 @@ def _read_idx(filename: str, magic: int) -> np.ndarray:
 
 
 def exponential_scheduler(curr_v: float, min_v: float, decaying_factor: float, curr_iter: int) -> float:
-    """`curr_v` after `curr_iter` decays, but at least `min_v`."""
+    """`curr_v` after `curr_iter` decays, but at least `min_v`.
+
+    Parameters
+    ----------
+    curr_v : the value at the beginning
+    min_v : the least
+    decaying_factor : by which it shrinks at each step
+    curr_iter : the step
+
+    Examples
+    --------
+    >>> gridwise.tagi.exponential_scheduler(1.0, 0.1, 0.5, 2)
+    0.25
+    """
     return max(curr_v * decaying_factor**curr_iter, min_v)
 
 
 class Normalizer:
-    """Standardisation and max-min normalisation of columns, and the way back; NaN is left out of the statistics."""
+    """Standardisation and max-min normalisation of columns, and the way back; NaN is left out of the statistics.
+
+    Parameters
+    ----------
+    method : kept for pytagi's sake
+
+    Examples
+    --------
+    >>> mean, std = gridwise.tagi.Normalizer().compute_mean_std(np.array([[1.0], [3.0]]))
+    >>> mean, std
+    (array([2.]), array([1.]))
+    """
 
     def __init__(self, method: str | None = None) -> None:
         self.method = method

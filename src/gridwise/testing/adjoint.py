@@ -21,6 +21,13 @@ def check_adjoint(layer: Callable[..., Tensor], *inputs: Tensor, tolerance: floa
     Every worker of the world calls this with its local `inputs` (zero-volume tensors where it has no part); only their
     shapes count. Raises `CheckFailed` on all workers if the difference is larger than `tolerance`.
 
+    Parameters
+    ----------
+    layer : a linear function of tensors
+    *inputs : tensors of the shapes of this worker's blocks
+    tolerance : the largest relative difference
+    seed : of the random x and y
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])

@@ -30,7 +30,18 @@ SHORT = (torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, to
 
 
 class PrimitiveContract:
-    """Checks of a linear layer; subclasses say which layer and which block."""
+    """Checks of a linear layer; subclasses say which layer and which block.
+
+    Examples
+    --------
+    >>> class TestHalo(gridwise.testing.PrimitiveContract):
+    ...     def layer(self):
+    ...         P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    ...         return gridwise.nn.HaloExchange(P_x, [(1, 1), (0, 0)])
+    ...     def block(self):
+    ...         return (4, 3)
+    >>> TestHalo().test_the_backward_pass_is_the_adjoint()
+    """
 
     def layer(self) -> Module:
         """The layer under test, the same on every worker."""

@@ -32,6 +32,15 @@ def check_gradients(
     Every worker of the world calls this with its local float64 `inputs`, where it wants the gradient (zero-volume tensors
     where it has no part). Raises `CheckFailed` on all workers if a difference is larger than `tolerance`.
 
+    Parameters
+    ----------
+    layer : a differentiable function of tensors
+    *inputs : this worker's blocks, in float64
+    step, tolerance : of the finite differences
+    directions : how many random directions
+    double : whether gradients of gradients are compared too
+    seed : of the directions
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1])

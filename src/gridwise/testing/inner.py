@@ -14,7 +14,13 @@ from ..partition import world
 
 
 class CheckFailed(GridwiseError, AssertionError):
-    """A check found a difference; raised on all workers with the same numbers."""
+    """A check found a difference; raised on all workers with the same numbers.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.testing.CheckFailed, AssertionError)
+    True
+    """
 
 
 def inner(a: Sequence[Tensor], b: Sequence[Tensor], transport: Transport | None = None) -> float:

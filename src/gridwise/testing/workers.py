@@ -13,7 +13,7 @@ Test = TypeVar("Test", bound=Callable[..., Any] | type)
 def workers(*counts: int, transports: Sequence[str] = ("mpi", "gloo")) -> Callable[[Test], Test]:
     """Run the decorated test function, or every test of the class, on so many workers over each of the transports.
 
-    The body runs on every worker at once, inside a world of that size: it is the way to test one's own layer.
+    The body runs on every worker at once, inside a world of that size: it is the way to test one's own layer::
 
         @workers(1, 2, 4)
         @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -23,6 +23,17 @@ def workers(*counts: int, transports: Sequence[str] = ("mpi", "gloo")) -> Callab
 
     It becomes `test_my_layer[mpi-1-dtype0]` and so on. MPI tests are skipped where MPI cannot be started. Arguments and
     fixture values are pickled on the way; the test fails with the first failing worker's traceback.
+
+    Parameters
+    ----------
+    *counts : numbers of workers; the test runs on each of them
+    transports : 'mpi', 'gloo' or both
+
+    Examples
+    --------
+    >>> @gridwise.testing.workers(1, 2, 4, transports=('gloo',))
+    ... def test_my_layer():
+    ...     assert gridwise.world().size in (1, 2, 4)
     """
     import pytest
 

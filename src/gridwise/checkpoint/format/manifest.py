@@ -100,7 +100,25 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds."""
+    """What a checkpoint holds.
+
+    Parameters
+    ----------
+    id : of the save; 32 hexadecimal digits
+    workers : how many workers saved
+    files : the data files
+    tensors : by key, dtype, global shape and blocks
+    values : by key, what is no tensor
+    per_worker : by key, for how many workers there is a value
+    written_by, written_at : for people
+    version : of the format
+
+    Examples
+    --------
+    >>> manifest = checkpoint.read_manifest(path)
+    >>> manifest.workers, sorted(manifest.tensors)
+    (1, ['model/bias', 'model/weight'])
+    """
 
     id: str
     workers: int
@@ -117,6 +135,9 @@ class Manifest:
     @property
     def folder(self) -> str:
         return f"data-{self.id}"
+
+    def __repr__(self) -> str:
+        return f"<Manifest {self.id} of {len(self.tensors)} tensors, {self.nbytes:,} bytes, by {self.workers} workers>"
 
     @property
     def nbytes(self) -> int:

@@ -41,9 +41,20 @@ _FILE = re.compile(r"w[0-9]{1,7}\.safetensors")
 _HEXADECIMAL = "0123456789abcdef"
 
 
-def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint at `path`, checked."""
-    return from_bytes(read_manifest_bytes(path), path / MANIFEST)
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """The manifest of the checkpoint at `path`, checked.
+
+    Parameters
+    ----------
+    path : the folder of a checkpoint
+
+    Examples
+    --------
+    >>> checkpoint.read_manifest(path).tensors['model/weight'].shape
+    (2, 2)
+    """
+    folder = Path(path)
+    return from_bytes(read_manifest_bytes(folder), folder / MANIFEST)
 
 
 def read_manifest_bytes(path: Path) -> bytes:

@@ -27,9 +27,8 @@ from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound, de
 from ...grid import Shape
 from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
-from .manifest_parser import strict_json
+from .manifest_parser import MOST_DIMS, strict_json
 from .values import check_keys, decoded, is_length, joined
-from .whole_columns import MOST_DIMS
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 

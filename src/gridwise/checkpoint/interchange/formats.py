@@ -90,10 +90,15 @@ def convert(
 def read(source: str | os.PathLike[str], *, trust: bool = False) -> dict[str, Any]:
     """All that a file or folder of any known format holds, as a nested dict of whole tensors and plain values.
 
+    Parameters
+    ----------
+    source : a checkpoint, a safetensors file, a file of `torch.save`, a folder of torch.distributed.checkpoint
+    trust : whether formats that can run code may be read
+
     Examples
     --------
-    >>> sorted(checkpoint.read("run/step-100"))
-    ['model', 'optim', 'step']
+    >>> sorted(checkpoint.read(path)['model'])
+    ['bias', 'weight']
     """
     path = Path(source)
     if is_checkpoint(path) or is_safetensors(path):

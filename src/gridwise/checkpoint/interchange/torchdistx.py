@@ -21,7 +21,16 @@ from ..writing.saving import save
 
 @dataclass(frozen=True)
 class FileSystemWriter:
-    """Saves to the folder `path`."""
+    """Saves to the folder `path`.
+
+    Parameters
+    ----------
+    path : the folder that becomes a checkpoint
+
+    Examples
+    --------
+    >>> writer = checkpoint.FileSystemWriter('weights')
+    """
 
     path: str | os.PathLike[str]
 
@@ -31,7 +40,16 @@ class FileSystemWriter:
 
 @dataclass(frozen=True)
 class FileSystemReader:
-    """Loads from the folder `path`."""
+    """Loads from the folder `path`.
+
+    Parameters
+    ----------
+    path : the folder of a checkpoint
+
+    Examples
+    --------
+    >>> reader = checkpoint.FileSystemReader(path)
+    """
 
     path: str | os.PathLike[str]
 
@@ -43,6 +61,16 @@ def save_state_dict(state_dict: dict[str, Any], storage_writer: FileSystemWriter
     """Save a state dict, with ShardedTensor and DTensor values by their shards; every rank calls it.
 
     `process_group` names the ranks that take part (default: all); anything that `gridwise.world` takes.
+
+    Parameters
+    ----------
+    state_dict : of a module, or any nested dict of tensors
+    storage_writer : where it goes
+    process_group : the ranks that take part; default: all
+
+    Examples
+    --------
+    >>> checkpoint.save_state_dict(model.state_dict(), checkpoint.FileSystemWriter('weights'))
     """
     if not isinstance(storage_writer, FileSystemWriter):
         raise CheckpointMismatch(f"`storage_writer` (={storage_writer!r}) must be a FileSystemWriter.")
@@ -50,7 +78,19 @@ def save_state_dict(state_dict: dict[str, Any], storage_writer: FileSystemWriter
 
 
 def load_state_dict(state_dict: dict[str, Any], storage_reader: FileSystemReader, process_group: Any = None) -> None:
-    """Fill the tensors of a state dict in place from what `save_state_dict` has written, on any number of ranks."""
+    """Fill the tensors of a state dict in place from what `save_state_dict` has written, on any number of ranks.
+
+    Parameters
+    ----------
+    state_dict : the tensors to be filled
+    storage_reader : where they come from
+    process_group : the ranks that take part; default: all
+
+    Examples
+    --------
+    >>> checkpoint.save_state_dict(model.state_dict(), checkpoint.FileSystemWriter('weights'))
+    >>> checkpoint.load_state_dict(model.state_dict(), checkpoint.FileSystemReader('weights'))
+    """
     if not isinstance(storage_reader, FileSystemReader):
         raise CheckpointMismatch(f"`storage_reader` (={storage_reader!r}) must be a FileSystemReader.")
     load(Path(storage_reader.path), state_dict, None if process_group is None else world(process_group))

@@ -182,6 +182,11 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ma
 
     Raises `CheckpointDamaged`, naming the files and tensors that are wrong. One process does it; no state is needed.
 
+    Parameters
+    ----------
+    path : the folder of a checkpoint
+    progress : called with the number of bytes that were checked since the last call
+
     Examples
     --------
     >>> sorted(checkpoint.verify(path).tensors)

@@ -40,7 +40,7 @@ def units_of_all(wants: Iterable[Want]) -> ChunkReads:
 
 def units_of(want: Want) -> Iterable[ChunkRead]:
     """The chunks that hold what one tensor wants."""
-    key, stored, target, box, fresh, address = want
+    key, stored, target, box, fresh, address, _ = want
     plain = bool(address) or (is_plain_memory(target) and CODES[target.dtype] == stored.code)
     if box is not None or not plain or len(stored.blocks) != 1:
         return _units_of_pieces(want, plain)

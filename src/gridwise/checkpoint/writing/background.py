@@ -48,6 +48,10 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
     Returns an object whose `wait()` returns when the checkpoint is committed, or raises; None on workers outside of `P`.
     A failure that nobody has waited for is raised by the next call of this module on the same workers.
 
+    Parameters
+    ----------
+    path, state, P : as in `save`
+
     Notes
     -----
     Memory: one copy of this worker's part of the state, and at most 1 KiB for each tensor, allocated at the first call and
@@ -96,7 +100,17 @@ def _give_back(copies: list[Staged]) -> None:
 
 
 class Pending:
-    """A save in flight."""
+    """A save in flight.
+
+    Parameters
+    ----------
+    consensus, folder, save_id, staged, saving : made by `async_save`
+
+    Examples
+    --------
+    >>> pending = checkpoint.async_save(path, {'model': model})
+    >>> pending.wait()
+    """
 
     def __init__(self, consensus: Consensus, folder: Path, save_id: str, staged: Staged, saving: Saving | None) -> None:
         self.consensus = consensus

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import PartitionError, TransportError, describe
+from ...progress import NOTEBOOK, in_notebook
 from ..supervision import guardian
 from .cores import cores
 
@@ -137,6 +138,8 @@ def environment_for(workers: int, transport: str, extra: Mapping[str, str] | Non
     new = clean(os.environ)
     new.setdefault("OMP_NUM_THREADS", str(max(1, cores() // workers)))
     new["GRIDWISE_TRANSPORT"] = transport
+    if in_notebook():
+        new[NOTEBOOK] = "on"  # for their progress bars
     home = str(Path(__file__).resolve().parents[3])
     if home not in new.get("PYTHONPATH", "").split(os.pathsep):
         new["PYTHONPATH"] = os.pathsep.join(filter(None, [new.get("PYTHONPATH"), home]))

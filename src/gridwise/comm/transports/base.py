@@ -38,7 +38,18 @@ Parcel = tuple[int, Tensor]
 
 
 class Transport(Refuses, ABC):
-    """The way to the other workers."""
+    """The way to the other workers.
+
+    Parameters
+    ----------
+    rank, size : this worker, and how many there are
+
+    Examples
+    --------
+    >>> transport = gridwise.world().transport
+    >>> transport.name, transport.rank, transport.size
+    ('solo', 0, 1)
+    """
 
     name: str
     rank: int

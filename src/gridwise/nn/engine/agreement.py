@@ -47,6 +47,10 @@ _switch = Switch("GRIDWISE_AGREEMENT", "on")
 def agreement(enabled: bool) -> AbstractContextManager[None]:
     """Switch the per-call agreement on or off, on all workers alike, while the body runs.
 
+    Parameters
+    ----------
+    enabled : whether workers agree before each call
+
     Examples
     --------
     >>> with gridwise.agreement(False):

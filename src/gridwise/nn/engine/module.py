@@ -45,6 +45,10 @@ class Module(torch.nn.Module):
     A subclass overrides `_distdl_module_setup` (and, if it holds anything, `_distdl_module_teardown`), and names the
     partitions whose workers take part, with `_takes_part`; without any, changes are noticed on each worker alone.
 
+    Parameters
+    ----------
+    *args, **kwargs : those of the subclass
+
     Examples
     --------
     >>> class Doubled(gridwise.nn.Module):

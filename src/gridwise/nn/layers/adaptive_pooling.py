@@ -147,7 +147,20 @@ class AdaptiveMaxPool(AdaptivePool):
 
 
 class DistributedAdaptiveAvgPool1d(AdaptiveAvgPool):
-    """`torch.nn.AdaptiveAvgPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`."""
+    """`torch.nn.AdaptiveAvgPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    output_size : as in `torch.nn.AdaptiveAvgPool1d`; of the global output
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveAvgPool1d(P_x, 4)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 4])
+    """
 
     dims = 1
 
@@ -172,24 +185,76 @@ class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):
 
 
 class DistributedAdaptiveAvgPool3d(AdaptiveAvgPool):
-    """`torch.nn.AdaptiveAvgPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`."""
+    """`torch.nn.AdaptiveAvgPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    output_size : as in `torch.nn.AdaptiveAvgPool3d`; of the global output
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveAvgPool3d(P_x, 4)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 4, 4, 4])
+    """
 
     dims = 3
 
 
 class DistributedAdaptiveMaxPool1d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global."""
+    """`torch.nn.AdaptiveMaxPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool1d`; indices are those of the global tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveMaxPool1d(P_x, 4)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 4])
+    """
 
     dims = 1
 
 
 class DistributedAdaptiveMaxPool2d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool2d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global."""
+    """`torch.nn.AdaptiveMaxPool2d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool2d`; indices are those of the global tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveMaxPool2d(P_x, 4)(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 4, 4])
+    """
 
     dims = 2
 
 
 class DistributedAdaptiveMaxPool3d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global."""
+    """`torch.nn.AdaptiveMaxPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool3d`; indices are those of the global tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveMaxPool3d(P_x, 4)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 4, 4, 4])
+    """
 
     dims = 3

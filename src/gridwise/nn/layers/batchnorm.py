@@ -191,19 +191,58 @@ class DistributedBatchNorm(Layer):
 
 
 class DistributedBatchNorm1d(DistributedBatchNorm):
-    """`torch.nn.BatchNorm1d` of tensors ``(batch, channel)`` or ``(batch, channel, length)`` on `P_x`."""
+    """`torch.nn.BatchNorm1d` of tensors ``(batch, channel)`` or ``(batch, channel, length)`` on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.BatchNorm1d`; statistics are over the grid
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedBatchNorm1d(P_x, 3)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 16])
+    """
 
     dims = (2, 3)
 
 
 class DistributedBatchNorm2d(DistributedBatchNorm):
-    """`torch.nn.BatchNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`."""
+    """`torch.nn.BatchNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.BatchNorm2d`; statistics are over the grid
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedBatchNorm2d(P_x, 3)(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 16, 16])
+    """
 
     dims = (4,)
 
 
 class DistributedBatchNorm3d(DistributedBatchNorm):
-    """`torch.nn.BatchNorm3d` of tensors ``(batch, channel, depth, height, width)`` on `P_x`."""
+    """`torch.nn.BatchNorm3d` of tensors ``(batch, channel, depth, height, width)`` on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.BatchNorm3d`; statistics are over the grid
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedBatchNorm3d(P_x, 3)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 8, 8, 8])
+    """
 
     dims = (5,)
 

@@ -27,7 +27,23 @@ class AnyConv(Conv):
 
 
 class DistributedConv1d(AnyConv):
-    """`torch.nn.Conv1d` on a grid; see `DistributedConv2d`."""
+    """`torch.nn.Conv1d` on a grid; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv1d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConv1d(P_x, 3, 8, 3, padding=1)
+    >>> layer(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 8, 16])
+    """
 
     dims = 1
 
@@ -62,61 +78,221 @@ class DistributedConv2d(AnyConv):
 
 
 class DistributedConv3d(AnyConv):
-    """`torch.nn.Conv3d` on a grid; see `DistributedConv2d`."""
+    """`torch.nn.Conv3d` on a grid; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv3d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConv3d(P_x, 3, 8, 3, padding=1)
+    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 8, 8, 8, 8])
+    """
 
     dims = 3
 
 
 class DistributedFeatureConv1d(DistributedConv1d):
-    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`."""
+    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv1d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> layer = gridwise.nn.DistributedFeatureConv1d(P_x, 3, 8, 3, padding=1)
+    >>> layer(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 8, 16])
+    """
 
     splits_sums = False
 
 
 class DistributedFeatureConv2d(DistributedConv2d):
-    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`."""
+    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv2d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedFeatureConv2d(P_x, 3, 8, 3, padding=1)
+    >>> layer(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 8, 16, 16])
+    """
 
     splits_sums = False
 
 
 class DistributedFeatureConv3d(DistributedConv3d):
-    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`."""
+    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv3d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedFeatureConv3d(P_x, 3, 8, 3, padding=1)
+    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 8, 8, 8, 8])
+    """
 
     splits_sums = False
 
 
 class DistributedChannelConv1d(DistributedConv1d):
-    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`."""
+    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv1d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> layer = gridwise.nn.DistributedChannelConv1d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
+    >>> layer(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 8, 16])
+    """
 
     splits_sums = True
 
 
 class DistributedChannelConv2d(DistributedConv2d):
-    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`."""
+    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv2d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedChannelConv2d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
+    >>> layer(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 8, 16, 16])
+    """
 
     splits_sums = True
 
 
 class DistributedChannelConv3d(DistributedConv3d):
-    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`."""
+    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv3d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedChannelConv3d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
+    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 8, 8, 8, 8])
+    """
 
     splits_sums = True
 
 
 class DistributedGeneralConv1d(DistributedConv1d):
-    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`."""
+    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv1d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> layer = gridwise.nn.DistributedGeneralConv1d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
+    >>> layer(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 8, 16])
+    """
 
     splits_sums = True
 
 
 class DistributedGeneralConv2d(DistributedConv2d):
-    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`."""
+    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv2d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedGeneralConv2d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
+    >>> layer(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 8, 16, 16])
+    """
 
     splits_sums = True
 
 
 class DistributedGeneralConv3d(DistributedConv3d):
-    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`."""
+    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.Conv3d`; padding is that of the *global* tensor
+    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedGeneralConv3d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
+    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 8, 8, 8, 8])
+    """
 
     splits_sums = True
 

@@ -289,7 +289,22 @@ def _is_size(value: Any) -> bool:
 
 
 class DistributedConvTranspose1d(ConvTranspose):
-    """`torch.nn.ConvTranspose1d` on a grid; see `DistributedConvTranspose2d`."""
+    """`torch.nn.ConvTranspose1d` on a grid; see `DistributedConvTranspose2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.ConvTranspose1d`
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConvTranspose1d(P_x, 3, 8, 2, stride=2)
+    >>> layer(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 8, 32])
+    """
 
     dims = 1
 
@@ -320,6 +335,21 @@ class DistributedConvTranspose2d(ConvTranspose):
 
 
 class DistributedConvTranspose3d(ConvTranspose):
-    """`torch.nn.ConvTranspose3d` on a grid; see `DistributedConvTranspose2d`."""
+    """`torch.nn.ConvTranspose3d` on a grid; see `DistributedConvTranspose2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    in_channels, ..., padding_mode : as in `torch.nn.ConvTranspose3d`
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConvTranspose3d(P_x, 3, 8, 2, stride=2)
+    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 8, 16, 16, 16])
+    """
 
     dims = 3

@@ -227,7 +227,20 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
 
 class DistributedNLLLoss(DistributedCrossEntropyLoss):
-    """`torch.nn.NLLLoss` of log-probabilities on `P_x`; arguments and targets as for `DistributedCrossEntropyLoss`."""
+    """`torch.nn.NLLLoss` of log-probabilities on `P_x`; arguments and targets as for `DistributedCrossEntropyLoss`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, class, ...); the target lies on it without the axis of the classes
+    weight, size_average, ignore_index, reduce, reduction : as in `torch.nn.NLLLoss`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> log_probability = torch.full((2, 4), 0.25).log()
+    >>> gridwise.nn.DistributedNLLLoss(P_x)(log_probability, torch.tensor([0, 3]))
+    tensor(1.3863)
+    """
 
     is_normalised = True
 

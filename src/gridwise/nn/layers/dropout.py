@@ -25,6 +25,11 @@ from ..engine.module import Module
 class DistributedDropout(Module):
     """`torch.nn.Dropout` of tensors on `P_x`, with the same mask on every grid.
 
+    Parameters
+    ----------
+    P_x : the partition of the input
+    p, inplace : as in `torch.nn.Dropout`
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
@@ -105,13 +110,39 @@ class _ChannelDropout(DistributedDropout):
 
 
 class DistributedDropout1d(_ChannelDropout):
-    """`torch.nn.Dropout1d` of tensors ``(batch, channel, length)`` or ``(channel, length)`` on `P_x`."""
+    """`torch.nn.Dropout1d` of tensors ``(batch, channel, length)`` or ``(channel, length)`` on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input
+    p, inplace : as in `torch.nn.Dropout1d`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> layer = gridwise.nn.DistributedDropout1d(P_x, p=0.5).eval()
+    >>> layer(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 16])
+    """
 
     space = 1
 
 
 class DistributedDropout2d(_ChannelDropout):
-    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``."""
+    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``.
+
+    Parameters
+    ----------
+    P_x : the partition of the input
+    p, inplace : as in `torch.nn.Dropout2d`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedDropout2d(P_x, p=0.5).eval()
+    >>> layer(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 16, 16])
+    """
 
     space = 2
 
@@ -120,14 +151,40 @@ class DistributedDropout2d(_ChannelDropout):
 
 
 class DistributedDropout3d(_ChannelDropout):
-    """`torch.nn.Dropout3d` of tensors ``(batch, channel, *space)`` or ``(channel, *space)`` on `P_x`."""
+    """`torch.nn.Dropout3d` of tensors ``(batch, channel, *space)`` or ``(channel, *space)`` on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input
+    p, inplace : as in `torch.nn.Dropout3d`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedDropout3d(P_x, p=0.5).eval()
+    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 8, 8, 8])
+    """
 
     space = 3
 
 
 class DistributedAlphaDropout(DistributedDropout):
     """`torch.nn.AlphaDropout` of tensors on `P_x`: what is dropped becomes the negative saturation of SELU, and mean and
-    variance are kept."""
+    variance are kept.
+
+    Parameters
+    ----------
+    P_x : the partition of the input
+    p, inplace : as in `torch.nn.AlphaDropout`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedAlphaDropout(P_x, p=0.5).eval()
+    >>> layer(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 16, 16])
+    """
 
     def _drop(self, x: Tensor, keep: Tensor) -> Tensor:
         alpha = 1.7580993408473766
@@ -141,7 +198,20 @@ class DistributedAlphaDropout(DistributedDropout):
 
 
 class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
-    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time."""
+    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time.
+
+    Parameters
+    ----------
+    P_x : the partition of the input
+    p, inplace : as in `torch.nn.FeatureAlphaDropout`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedFeatureAlphaDropout(P_x, p=0.5).eval()
+    >>> layer(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 16, 16])
+    """
 
     def _mask_dims(self, dim: int) -> int:
         return min(2, dim)

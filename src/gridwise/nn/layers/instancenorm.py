@@ -176,7 +176,20 @@ class InstanceNorm(SampleNorm):
 
 
 class DistributedInstanceNorm1d(InstanceNorm):
-    """`torch.nn.InstanceNorm1d` on a grid; see `DistributedInstanceNorm2d`."""
+    """`torch.nn.InstanceNorm1d` on a grid; see `DistributedInstanceNorm2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.InstanceNorm1d`; over the grid
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedInstanceNorm1d(P_x, 3)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 16])
+    """
 
     dims = 1
 
@@ -204,6 +217,19 @@ class DistributedInstanceNorm2d(InstanceNorm):
 
 
 class DistributedInstanceNorm3d(InstanceNorm):
-    """`torch.nn.InstanceNorm3d` on a grid; see `DistributedInstanceNorm2d`."""
+    """`torch.nn.InstanceNorm3d` on a grid; see `DistributedInstanceNorm2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.InstanceNorm3d`; over the grid
+    device, dtype : of the parameters
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedInstanceNorm3d(P_x, 3)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 8, 8, 8])
+    """
 
     dims = 3

@@ -144,7 +144,20 @@ class DistributedLoss(Module):
 
 
 class DistributedL1Loss(DistributedLoss):
-    """`torch.nn.L1Loss` of tensors on `P_x`."""
+    """`torch.nn.L1Loss` of tensors on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    size_average, reduce, reduction : as in `torch.nn.L1Loss`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> loss = gridwise.nn.DistributedL1Loss(P_x)
+    >>> loss(torch.ones(2, 3), torch.zeros(2, 3))
+    tensor(1.)
+    """
 
     def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         return F.l1_loss(input, target, reduction=reduction)
@@ -152,6 +165,11 @@ class DistributedL1Loss(DistributedLoss):
 
 class DistributedMSELoss(DistributedLoss):
     """`torch.nn.MSELoss` of tensors on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    size_average, reduce, reduction : as in `torch.nn.MSELoss`
 
     Examples
     --------
@@ -165,7 +183,20 @@ class DistributedMSELoss(DistributedLoss):
 
 
 class DistributedSmoothL1Loss(DistributedLoss):
-    """`torch.nn.SmoothL1Loss` of tensors on `P_x`."""
+    """`torch.nn.SmoothL1Loss` of tensors on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    size_average, reduce, reduction, beta : as in `torch.nn.SmoothL1Loss`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> loss = gridwise.nn.DistributedSmoothL1Loss(P_x)
+    >>> loss(torch.ones(2, 3), torch.zeros(2, 3))
+    tensor(0.5000)
+    """
 
     _settings = ("reduction", "beta")
 
@@ -187,7 +218,20 @@ class DistributedSmoothL1Loss(DistributedLoss):
 
 
 class DistributedHuberLoss(DistributedLoss):
-    """`torch.nn.HuberLoss` of tensors on `P_x`."""
+    """`torch.nn.HuberLoss` of tensors on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    reduction, delta : as in `torch.nn.HuberLoss`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> loss = gridwise.nn.DistributedHuberLoss(P_x)
+    >>> loss(torch.ones(2, 3), torch.zeros(2, 3))
+    tensor(0.5000)
+    """
 
     _settings = ("reduction", "delta")
 
@@ -202,7 +246,20 @@ class DistributedHuberLoss(DistributedLoss):
 
 
 class DistributedKLDivLoss(DistributedLoss):
-    """`torch.nn.KLDivLoss` of tensors on `P_x`; 'batchmean' divides by the global batch."""
+    """`torch.nn.KLDivLoss` of tensors on `P_x`; 'batchmean' divides by the global batch.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    size_average, reduce, reduction, log_target : as in `torch.nn.KLDivLoss`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> loss = gridwise.nn.DistributedKLDivLoss(P_x)
+    >>> loss(torch.zeros(2, 4), torch.full((2, 4), 0.25))
+    tensor(-0.3466)
+    """
 
     reductions = ("none", "mean", "batchmean", "sum")
     _settings = ("reduction", "log_target")
@@ -223,7 +280,20 @@ class DistributedKLDivLoss(DistributedLoss):
 
 
 class DistributedPoissonNLLLoss(DistributedLoss):
-    """`torch.nn.PoissonNLLLoss` of tensors on `P_x`."""
+    """`torch.nn.PoissonNLLLoss` of tensors on `P_x`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    log_input, full, size_average, eps, reduce, reduction : as in `torch.nn.PoissonNLLLoss`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> loss = gridwise.nn.DistributedPoissonNLLLoss(P_x)
+    >>> loss(torch.zeros(2, 3), torch.ones(2, 3))
+    tensor(1.)
+    """
 
     _settings = ("reduction", "log_input", "full", "eps")
 
@@ -247,7 +317,20 @@ class DistributedPoissonNLLLoss(DistributedLoss):
 
 
 class DistributedBCELoss(DistributedLoss):
-    """`torch.nn.BCELoss` of tensors on `P_x`; `weight` is that of the global tensor, as torch takes it."""
+    """`torch.nn.BCELoss` of tensors on `P_x`; `weight` is that of the global tensor, as torch takes it.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    weight, size_average, reduce, reduction : as in `torch.nn.BCELoss`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> loss = gridwise.nn.DistributedBCELoss(P_x)
+    >>> loss(torch.full((2, 3), 0.5), torch.ones(2, 3))
+    tensor(0.6931)
+    """
 
     weight: Tensor | None
 
@@ -291,7 +374,20 @@ class DistributedBCELoss(DistributedLoss):
 
 
 class DistributedBCEWithLogitsLoss(DistributedBCELoss):
-    """`torch.nn.BCEWithLogitsLoss` of tensors on `P_x`; `weight` and `pos_weight` are those of the global tensor."""
+    """`torch.nn.BCEWithLogitsLoss` of tensors on `P_x`; `weight` and `pos_weight` are those of the global tensor.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    weight, size_average, reduce, reduction, pos_weight : as in `torch.nn.BCEWithLogitsLoss`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> loss = gridwise.nn.DistributedBCEWithLogitsLoss(P_x)
+    >>> loss(torch.zeros(2, 3), torch.ones(2, 3))
+    tensor(0.6931)
+    """
 
     pos_weight: Tensor | None
 

@@ -97,25 +97,80 @@ class ImagePad(Pad):
 
 
 class DistributedConstantPad1d(ConstantPad):
-    """`torch.nn.ConstantPad1d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ConstantPad1d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    padding : as in `torch.nn.ConstantPad1d`; at the edges of the *global* tensor
+    value : what stands in the padding
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedConstantPad1d(P_x, 1, 1.5)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 18])
+    """
 
     dims, sequential = 1, torch.nn.ConstantPad1d
 
 
 class DistributedConstantPad2d(ConstantPad):
-    """`torch.nn.ConstantPad2d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ConstantPad2d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    padding : as in `torch.nn.ConstantPad2d`; at the edges of the *global* tensor
+    value : what stands in the padding
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedConstantPad2d(P_x, 1, 1.5)(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 18, 18])
+    """
 
     dims, sequential = 2, torch.nn.ConstantPad2d
 
 
 class DistributedConstantPad3d(ConstantPad):
-    """`torch.nn.ConstantPad3d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ConstantPad3d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    padding : as in `torch.nn.ConstantPad3d`; at the edges of the *global* tensor
+    value : what stands in the padding
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedConstantPad3d(P_x, 1, 1.5)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 10, 10, 10])
+    """
 
     dims, sequential = 3, torch.nn.ConstantPad3d
 
 
 class DistributedZeroPad1d(ImagePad):
-    """`torch.nn.ZeroPad1d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ZeroPad1d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    padding : as in `torch.nn.ZeroPad1d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedZeroPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 18])
+    """
 
     dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
     _settings = ("padding", "value")
@@ -142,61 +197,191 @@ class DistributedZeroPad2d(ImagePad):
 
 
 class DistributedZeroPad3d(ImagePad):
-    """`torch.nn.ZeroPad3d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ZeroPad3d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    padding : as in `torch.nn.ZeroPad3d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedZeroPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 10, 10, 10])
+    """
 
     dims, sequential, mode = 3, torch.nn.ZeroPad3d, "constant"
     _settings = ("padding", "value")
 
 
 class DistributedReflectionPad1d(ImagePad):
-    """`torch.nn.ReflectionPad1d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ReflectionPad1d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    padding : as in `torch.nn.ReflectionPad1d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedReflectionPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 18])
+    """
 
     dims, sequential, mode = 1, torch.nn.ReflectionPad1d, "reflect"
 
 
 class DistributedReflectionPad2d(ImagePad):
-    """`torch.nn.ReflectionPad2d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ReflectionPad2d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    padding : as in `torch.nn.ReflectionPad2d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedReflectionPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 18, 18])
+    """
 
     dims, sequential, mode = 2, torch.nn.ReflectionPad2d, "reflect"
 
 
 class DistributedReflectionPad3d(ImagePad):
-    """`torch.nn.ReflectionPad3d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ReflectionPad3d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    padding : as in `torch.nn.ReflectionPad3d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedReflectionPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 10, 10, 10])
+    """
 
     dims, sequential, mode = 3, torch.nn.ReflectionPad3d, "reflect"
 
 
 class DistributedReplicationPad1d(ImagePad):
-    """`torch.nn.ReplicationPad1d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ReplicationPad1d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    padding : as in `torch.nn.ReplicationPad1d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedReplicationPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 18])
+    """
 
     dims, sequential, mode = 1, torch.nn.ReplicationPad1d, "replicate"
 
 
 class DistributedReplicationPad2d(ImagePad):
-    """`torch.nn.ReplicationPad2d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ReplicationPad2d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    padding : as in `torch.nn.ReplicationPad2d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedReplicationPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 18, 18])
+    """
 
     dims, sequential, mode = 2, torch.nn.ReplicationPad2d, "replicate"
 
 
 class DistributedReplicationPad3d(ImagePad):
-    """`torch.nn.ReplicationPad3d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.ReplicationPad3d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    padding : as in `torch.nn.ReplicationPad3d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedReplicationPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 10, 10, 10])
+    """
 
     dims, sequential, mode = 3, torch.nn.ReplicationPad3d, "replicate"
 
 
 class DistributedCircularPad1d(ImagePad):
-    """`torch.nn.CircularPad1d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.CircularPad1d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    padding : as in `torch.nn.CircularPad1d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedCircularPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 18])
+    """
 
     dims, sequential, mode = 1, torch.nn.CircularPad1d, "circular"
 
 
 class DistributedCircularPad2d(ImagePad):
-    """`torch.nn.CircularPad2d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.CircularPad2d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
+    padding : as in `torch.nn.CircularPad2d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedCircularPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
+    torch.Size([2, 3, 18, 18])
+    """
 
     dims, sequential, mode = 2, torch.nn.CircularPad2d, "circular"
 
 
 class DistributedCircularPad3d(ImagePad):
-    """`torch.nn.CircularPad3d` on a grid; see `DistributedZeroPad2d`."""
+    """`torch.nn.CircularPad3d` on a grid; see `DistributedZeroPad2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    padding : as in `torch.nn.CircularPad3d`; at the edges of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedCircularPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 10, 10, 10])
+    """
 
     dims, sequential, mode = 3, torch.nn.CircularPad3d, "circular"

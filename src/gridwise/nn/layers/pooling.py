@@ -35,6 +35,17 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
     """What all pooling layers do: fetch the windows of the own outputs, and pool them with torch.
 
     The output lies on `P_x` in balanced blocks; the input may come in any blocks.
+
+    Parameters
+    ----------
+    P_x : the partition of the input
+    template : torch's layer, which says what the window is
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> isinstance(gridwise.nn.DistributedMaxPool2d(P_x, 2), gridwise.nn.DistributedPoolingBase)
+    True
     """
 
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
@@ -227,7 +238,20 @@ def _least(dtype: torch.dtype) -> float:
 
 
 class DistributedMaxPool1d(MaxPool):
-    """`torch.nn.MaxPool1d` on a grid; see `DistributedMaxPool2d`."""
+    """`torch.nn.MaxPool1d` on a grid; see `DistributedMaxPool2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    kernel_size, stride, padding, dilation, return_indices, ceil_mode : as in `torch.nn.MaxPool1d`
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedMaxPool1d(P_x, 2)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 8])
+    """
 
     dims = 1
 
@@ -253,13 +277,39 @@ class DistributedMaxPool2d(MaxPool):
 
 
 class DistributedMaxPool3d(MaxPool):
-    """`torch.nn.MaxPool3d` on a grid; see `DistributedMaxPool2d`."""
+    """`torch.nn.MaxPool3d` on a grid; see `DistributedMaxPool2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    kernel_size, stride, padding, dilation, return_indices, ceil_mode : as in `torch.nn.MaxPool3d`
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedMaxPool3d(P_x, 2)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 4, 4, 4])
+    """
 
     dims = 3
 
 
 class DistributedAvgPool1d(AvgPool):
-    """`torch.nn.AvgPool1d` on a grid; see `DistributedAvgPool2d`. There is no `divisor_override`, as in torch."""
+    """`torch.nn.AvgPool1d` on a grid; see `DistributedAvgPool2d`. There is no `divisor_override`, as in torch.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    kernel_size, stride, padding, ceil_mode, count_include_pad : as in `torch.nn.AvgPool1d`
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> gridwise.nn.DistributedAvgPool1d(P_x, 2)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 8])
+    """
 
     dims = 1
 
@@ -314,6 +364,19 @@ class DistributedAvgPool2d(AvgPool):
 
 
 class DistributedAvgPool3d(DistributedAvgPool2d):
-    """`torch.nn.AvgPool3d` on a grid; see `DistributedAvgPool2d`."""
+    """`torch.nn.AvgPool3d` on a grid; see `DistributedAvgPool2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override : as in `torch.nn.AvgPool3d`
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAvgPool3d(P_x, 2)(torch.ones(2, 3, 8, 8, 8)).shape
+    torch.Size([2, 3, 4, 4, 4])
+    """
 
     dims = 3

@@ -183,7 +183,21 @@ class MaxUnpool(Module):
 
 
 class DistributedMaxUnpool1d(MaxUnpool):
-    """`torch.nn.MaxUnpool1d` on a grid; see `DistributedMaxUnpool2d`."""
+    """`torch.nn.MaxUnpool1d` on a grid; see `DistributedMaxUnpool2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, length), or without the batch
+    kernel_size, stride, padding : as in `torch.nn.MaxUnpool1d`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    >>> pool = gridwise.nn.DistributedMaxPool1d(P_x, 2, return_indices=True)
+    >>> y, indices = pool(torch.ones(2, 3, 16))
+    >>> gridwise.nn.DistributedMaxUnpool1d(P_x, 2)(y, indices).shape
+    torch.Size([2, 3, 16])
+    """
 
     dims = 1
 
@@ -211,6 +225,20 @@ class DistributedMaxUnpool2d(MaxUnpool):
 
 
 class DistributedMaxUnpool3d(MaxUnpool):
-    """`torch.nn.MaxUnpool3d` on a grid; see `DistributedMaxUnpool2d`."""
+    """`torch.nn.MaxUnpool3d` on a grid; see `DistributedMaxUnpool2d`.
+
+    Parameters
+    ----------
+    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
+    kernel_size, stride, padding : as in `torch.nn.MaxUnpool3d`
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
+    >>> pool = gridwise.nn.DistributedMaxPool3d(P_x, 2, return_indices=True)
+    >>> y, indices = pool(torch.ones(2, 3, 8, 8, 8))
+    >>> gridwise.nn.DistributedMaxUnpool3d(P_x, 2)(y, indices).shape
+    torch.Size([2, 3, 8, 8, 8])
+    """
 
     dims = 3

@@ -6,4 +6,11 @@ from .pooling_mixin import PoolingMixin
 
 
 class ConvMixin(PoolingMixin):
-    """The ends of convolution windows."""
+    """The ends of convolution windows.
+
+    Examples
+    --------
+    >>> mixin = gridwise.nn.mixins.ConvMixin()
+    >>> mixin._compute_min_input_range(2, 3, 2, 1, 1)
+    3
+    """

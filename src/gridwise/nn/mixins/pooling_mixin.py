@@ -16,7 +16,14 @@ Number = TypeVar("Number", int, np.ndarray)
 
 
 class PoolingMixin:
-    """The ends of pooling windows."""
+    """The ends of pooling windows.
+
+    Examples
+    --------
+    >>> mixin = gridwise.nn.mixins.PoolingMixin()
+    >>> mixin._compute_min_input_range(2, 3, 2, 1, 1)
+    3
+    """
 
     def _compute_min_input_range(
         self, idx: Number, kernel_size: Number, stride: Number, padding: Number, dilation: Number

@@ -105,6 +105,13 @@ class BlockTensor(_Labelled):
     placement : the blocks of the global tensor on their owners; None if every worker of the world holds all of it
     block : the part that this worker holds, in global indices; on a worker that is not in ``placement.grid`` it is a
         copy. None if there is no placement, or if the worker holds no part.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> layer = gridwise.nn.DistributedLinear(P_x, 3, 2)
+    >>> isinstance(layer.state_dict()['weight'], torch.Tensor)
+    True
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -118,6 +125,11 @@ class BlockTensor(_Labelled):
 
 class BlockParameter(_Labelled, torch.nn.Parameter):
     """A worker's block of a global parameter; `placement` and `block` as in `BlockTensor`, kept by `.to()` and `deepcopy`.
+
+    Parameters
+    ----------
+    data : this worker's block
+    requires_grad : as in `torch.nn.Parameter`
 
     Examples
     --------

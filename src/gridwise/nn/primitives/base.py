@@ -12,7 +12,13 @@ from ..engine.operator import Operator, is_dense
 
 
 class Primitive(Module):
-    """A layer that applies one operator. A subclass plans it in `_distdl_module_setup` and hands it to `_plan`."""
+    """A layer that applies one operator. A subclass plans it in `_distdl_module_setup` and hands it to `_plan`.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.nn.HaloExchange, Primitive)
+    True
+    """
 
     sums = False
     """Whether forward or backward adds numbers of different workers over the wire."""

@@ -10,6 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 def overlap(enabled: bool) -> AbstractContextManager[None]:
     """No effect: there is one way to compute a layer now, with or without this.
 
+    Parameters
+    ----------
+    enabled : not used
+
     Examples
     --------
     >>> with warnings.catch_warnings(action="ignore"), gridwise.nn.overlap(True):
@@ -20,6 +24,10 @@ def overlap(enabled: bool) -> AbstractContextManager[None]:
 
 def keep_fetched(enabled: bool) -> AbstractContextManager[None]:
     """No effect: padded copies of large blocks are never kept for backward, those of small ones always are.
+
+    Parameters
+    ----------
+    enabled : not used
 
     Examples
     --------

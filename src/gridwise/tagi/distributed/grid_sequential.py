@@ -34,6 +34,11 @@ from .replicas import Replicas
 class GridSequential(Distributed):
     """A `Sequential` whose images lie in blocks on the grid `P_x`; made by `on_grid`.
 
+    Parameters
+    ----------
+    model : a `Sequential`, built alike on all workers
+    P_x : the partition of the images, (batch, channel, height, width)
+
     Attributes
     ----------
     model : Sequential
@@ -43,6 +48,16 @@ class GridSequential(Distributed):
     P_y : CartesianPartition
         The grid of the output: all workers along the batch if a layer needed whole samples, else `P_x`. In either case
         in balanced blocks, as `gridwise.local_slice(P_y, global_shape)` tells.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, in_width=8, in_height=8))
+    >>> net = gridwise.tagi.on_grid(model, P_x)
+    >>> mu, var = net(torch.ones(2, 1, 8, 8))
+    >>> mu.shape
+    torch.Size([2, 4, 8, 8])
     """
 
     def __init__(self, model: Sequential, P_x: Partition) -> None:
@@ -175,8 +190,9 @@ def on_grid(net: Sequential, P_x: Partition) -> GridSequential:
 
     Examples
     --------
+    >>> from gridwise.tagi import nn
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> net = gridwise.tagi.on_grid(gridwise.tagi.nn.Sequential(gridwise.tagi.nn.Conv2d(1, 2, 3)), P_x)
+    >>> net = gridwise.tagi.on_grid(nn.Sequential(nn.Conv2d(1, 2, 3)), P_x)
     >>> net(torch.ones(4, 1, 8, 8))[0].shape
     torch.Size([4, 2, 6, 6])
     """

@@ -19,7 +19,21 @@ from .fitted_network import Noise
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """The likeliest label of each sample, and the probabilities (sample, class) of all, which add up to one."""
+    """The likeliest label of each sample, and the probabilities (sample, class) of all, which add up to one.
+
+    Attributes
+    ----------
+    label
+        Of each sample.
+    probability
+        A row for each sample, a column for each class.
+
+    Examples
+    --------
+    >>> prediction = gridwise.tagi.ClassPrediction(label=np.array([1]), probability=np.array([[0.2, 0.8]]))
+    >>> prediction.label
+    array([1])
+    """
 
     label: np.ndarray
     probability: np.ndarray
@@ -42,6 +56,15 @@ class Classifier(Estimator):
         'tree' (hierarchical softmax: each sample updates log2(num_classes) outputs) or 'one-hot'.
     compile
         See `TrainStep`.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> x = np.linspace(-1, 1, 40, dtype='float32')[:, None]
+    >>> net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, gridwise.tagi.Classifier.outputs_for(3)))
+    >>> model = gridwise.tagi.Classifier(net, 3, sigma_v=0.3).fit(x, np.arange(40) % 3, epochs=2, progress=False)
+    >>> model.predict(x).probability.shape
+    (40, 3)
     """
 
     def __init__(

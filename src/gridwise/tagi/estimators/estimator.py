@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import GridwiseError, PartitionError, describe
+from ...progress import ProgressBar
 from ..inference.finite_values import check_inputs
 from ..nn import Sequential, TrainStep
 from .batches import Batches, Shape, as_columns
 from .fitted_network import FittedNetwork, Noise
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 
 class Survey(NamedTuple):
@@ -149,9 +148,8 @@ class Estimator(FittedNetwork):
         return Data(data, sigmas, shape, columns, batches - mine.batches)
 
     def _learn_all(self, data: Data, progress: bool) -> Any:
-        with _bar(progress) as bar:
-            task = bar.add_task("epoch", total=len(data.sigmas), note="")
-            for sigma in data.sigmas:
+        with closing(ProgressBar("epoch", len(data.sigmas), None if progress else False)) as bar:
+            for epoch, sigma in enumerate(data.sigmas):
                 self.net.train()
                 errors = []
                 for xs, ys in data.batches.epoch():
@@ -163,7 +161,7 @@ class Estimator(FittedNetwork):
                 self.net.reset_lstm_states()
                 self._check_parameters()
                 self.history.append({"sigma_v": sigma, "error": self._mean_error(errors)})
-                bar.update(task, advance=1, note=f"error {self.history[-1]['error']:.4g}")
+                bar.report(epoch + 1, f"error {self.history[-1]['error']:.4g}")
         return self
 
     def _check_parameters(self) -> None:
@@ -231,10 +229,3 @@ class Estimator(FittedNetwork):
             raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
         shape, columns = shapes.pop()
         return shape, columns or 0, max(t[3] for t in told)
-
-
-def _bar(shown: bool) -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-    return Progress(*columns, TimeRemainingColumn(), disable=not shown)

@@ -47,6 +47,15 @@ class Forecaster:
         Lengths of the seasons, in steps of the series: (24, 168) for hours with days and weeks.
     exogenous
         How many columns are given besides the series (weather, holidays), which are known ahead.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> series = np.sin(np.arange(60) / 5).astype('float32')
+    >>> net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> model = gridwise.tagi.Forecaster(net, window=6, sigma_v=0.3).fit(series, epochs=2, progress=False)
+    >>> model.forecast(series, 3).mean.shape
+    (3,)
     """
 
     def __init__(

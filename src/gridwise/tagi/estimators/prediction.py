@@ -19,6 +19,16 @@ class Prediction:
         Of the observation that is to come, its noise included.
     model_std
         The part that more data would take away.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> x = np.linspace(-1, 1, 40, dtype='float32')[:, None]
+    >>> net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> model = gridwise.tagi.Regressor(net, sigma_v=0.3).fit(x, x**2, epochs=2, progress=False)
+    >>> low, high = model.predict(x).interval(0.95)
+    >>> bool((low < high).all())
+    True
     """
 
     mean: np.ndarray

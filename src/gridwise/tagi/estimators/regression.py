@@ -34,6 +34,15 @@ class Regressor(Estimator):
         go into an `Embedding` stay as they are.
     compile
         See `TrainStep`.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> x = np.linspace(-1, 1, 40, dtype='float32')[:, None]
+    >>> net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> model = gridwise.tagi.Regressor(net, sigma_v=0.3).fit(x, x**2, epochs=2, progress=False)
+    >>> model.predict(x).mean.shape
+    (40, 1)
     """
 
     def __init__(

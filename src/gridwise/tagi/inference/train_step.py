@@ -49,6 +49,15 @@ class TrainStep:
         'heteros': outputs are means and noise variances in turn.
     compile
         Whether to compile the step, and to capture it on CUDA.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 1))
+    >>> step = nn.TrainStep(net)
+    >>> mu, var = step(torch.ones(2, 3), torch.zeros(2, 1), torch.full((2, 1), 0.1))
+    >>> mu.shape
+    torch.Size([2, 1])
     """
 
     def __init__(self, net: Sequential, observe: str = "all", compile: bool = False) -> None:

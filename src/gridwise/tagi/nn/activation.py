@@ -33,14 +33,41 @@ class Activation(BaseLayer):
 
 
 class ReLU(Activation):
-    """max(z, 0), linearised at the mean."""
+    """max(z, 0), linearised at the mean.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.ReLU()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.relu(m, v)
 
 
 class LeakyReLU(Activation):
-    """z for positive z, `alpha` z otherwise, linearised at the mean."""
+    """z for positive z, `alpha` z otherwise, linearised at the mean.
+
+    Parameters
+    ----------
+    alpha : the slope below zero
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.1))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (8,)
+    """
 
     def __init__(self, alpha: float = 0.1) -> None:
         super().__init__()
@@ -51,42 +78,126 @@ class LeakyReLU(Activation):
 
 
 class Sigmoid(Activation):
-    """The logistic function, linearised at the mean."""
+    """The logistic function, linearised at the mean.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Sigmoid()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.sigmoid(m, v)
 
 
 class Tanh(Activation):
-    """The hyperbolic tangent, linearised at the mean."""
+    """The hyperbolic tangent, linearised at the mean.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Tanh()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.tanh(m, v)
 
 
 class Softplus(Activation):
-    """log(1 + exp(z)), linearised at the mean."""
+    """log(1 + exp(z)), linearised at the mean.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Softplus()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.softplus(m, v)
 
 
 class MixtureReLU(Activation):
-    """max(z, 0) with exact moments."""
+    """max(z, 0) with exact moments.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.MixtureReLU()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.mixture_relu(m, v)
 
 
 class MixtureSigmoid(Activation):
-    """(1 + clip(z, -1, 1)) / 2 with exact moments."""
+    """(1 + clip(z, -1, 1)) / 2 with exact moments.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.MixtureSigmoid()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.mixture_sigmoid(m, v)
 
 
 class MixtureTanh(Activation):
-    """clip(z, -1, 1) with exact moments."""
+    """clip(z, -1, 1) with exact moments.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.MixtureTanh()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.mixture_tanh(m, v)
@@ -96,6 +207,19 @@ class Softmax(Activation):
     """Softmax over the last dim, linearised at the means.
 
     With `compat='cutagi'` the variance is the original's, which adds the variance of the largest unit to every unit.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Softmax()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
     """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
@@ -103,7 +227,21 @@ class Softmax(Activation):
 
 
 class Remax(Activation):
-    """max(z_i, 0) / sum max(z_j, 0) over the last dim: probabilities with closed-form moments."""
+    """max(z_i, 0) / sum max(z_j, 0) over the last dim: probabilities with closed-form moments.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.Remax()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
+    """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.remax(m, v)
@@ -113,6 +251,19 @@ class ClosedFormSoftmax(Activation):
     """exp(z_i) / sum exp(z_j) over the last dim: probabilities with log-normal moments.
 
     With `compat='cutagi'` they are the original's, which do not add up to one and overflow for large variances.
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> layer = nn.ClosedFormSoftmax()
+    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape, bool((var >= 0).all())
+    ((8,), True)
     """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
@@ -125,6 +276,18 @@ class EvenExp(Activation):
     The last layer of heteroscedastic regression: even units are means, odd ones the variances of the noise.
     With `compat='cutagi'` the odd Jacobians are covariances, as in the original's released package (it corrected that
     later).
+
+    Parameters
+    ----------
+    input_size, output_size : set by the network when it is built
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.EvenExp())
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (4,)
     """
 
     def forward(self, x: Gaussian) -> Gaussian:

@@ -45,6 +45,14 @@ class MultiheadAttention(BaseLayer):
         Whether a token sees only itself and those before it.
     seq_len
         Tokens of a sample, for inputs that come in flat.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.MultiheadAttention(8, 2, 1))
+    >>> mu, var = net(torch.ones(2, 5, 8))
+    >>> mu.shape
+    torch.Size([2, 5, 8])
     """
 
     def __init__(

@@ -31,12 +31,22 @@ Sums = tuple[Tensor, Tensor]
 class BaseLayer(nn.Module):
     """Base of all layers; on its own it passes everything through.
 
+    Parameters
+    ----------
+    input_size, output_size : units of one sample before and after the layer
+
     Attributes
     ----------
     compat : None or 'cutagi'
         'cutagi' reproduces the deterministic quirks of cuTAGI 0.2.1 that the layer documents.
     compute_dtype : torch.dtype or None
         Precision of the large products; None means that of the parameters.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> isinstance(nn.Linear(3, 2), nn.BaseLayer)
+    True
     """
 
     in_width: int = 0

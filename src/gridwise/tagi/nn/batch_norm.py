@@ -48,6 +48,14 @@ class BatchNorm2d(ParametricLayer):
     -----
     `compat='cutagi'` lets the first batch move the running statistics by `1 - momentum` only, as the original does with
     more than one thread.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), nn.BatchNorm2d(4))
+    >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
+    >>> mu.shape
+    (512,)
     """
 
     running_mean: Tensor

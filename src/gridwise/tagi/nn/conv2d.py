@@ -46,6 +46,14 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         1: `padding` on all sides; 2: `padding` at the bottom and on the right only; 0: none.
     in_width, in_height
         The size of the image, needed only where flat arrays come in (a network's first layer).
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8))
+    >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
+    >>> mu.shape
+    (512,)
     """
 
     transposed = False

@@ -89,7 +89,19 @@ def _rows(t: Tensor) -> Tensor:
 
 
 class BaseHiddenStates(_States[Gaussian]):
-    """Means `mu_a`, variances `var_a` and Jacobians `jcb` of a layer's units: 0, 0 and 1 before anything is known."""
+    """Means `mu_a`, variances `var_a` and Jacobians `jcb` of a layer's units: 0, 0 and 1 before anything is known.
+
+    Parameters
+    ----------
+    size : units in all
+    block_size : samples
+
+    Examples
+    --------
+    >>> gridwise.tagi.nn.BaseHiddenStates(4, 2).jcb
+    tensor([[1., 1.],
+            [1., 1.]])
+    """
 
     def _unknown(self, shape: tuple[int, int]) -> Gaussian:
         return Gaussian(torch.zeros(shape), torch.zeros(shape), torch.ones(shape))
@@ -138,6 +150,17 @@ class BaseDeltaStates(_States[Innovation]):
 
     Where several workers train one network they are `shared`: what is wrong with one worker's observations is then kept
     as the `problem`, and all workers raise it in `backward`.
+
+    Parameters
+    ----------
+    size : units in all
+    block_size : samples
+
+    Examples
+    --------
+    >>> gridwise.tagi.nn.BaseDeltaStates(4, 2).delta_mu
+    tensor([[0., 0.],
+            [0., 0.]])
     """
 
     shared: bool = False
@@ -196,6 +219,12 @@ class HRCSoftmax:
     idx : (classes * num_obs,) array, the nodes on that way, counted from 1
     num_obs : turns of one class
     len : nodes of the tree = outputs of the network
+
+    Examples
+    --------
+    >>> tree = gridwise.tagi.Utils().get_hierarchical_softmax(10)
+    >>> tree.len, tree.num_obs
+    (11, 4)
     """
 
     def __init__(self) -> None:

@@ -39,6 +39,10 @@ class DDPConfig:
         'nccl' on GPUs; 'gloo' or 'mpi' wherever the network is, by how the workers were started.
     rank, world_size
         This worker, and how many there are: those of `gridwise.world()`.
+
+    Examples
+    --------
+    >>> config = gridwise.tagi.nn.DDPConfig(device_ids=[], backend='gloo', rank=0, world_size=1)
     """
 
     def __init__(self, device_ids: Sequence[int], backend: str = "nccl", rank: int = 0, world_size: int = 1) -> None:
@@ -95,6 +99,15 @@ class DDPSequential(Distributed):
     backward goes on. Each `BatchNorm2d` sends two short vectors in forward. In training mode all workers call `forward`,
     `backward` and `step` together, with an empty batch where one has run out of samples; in evaluation mode nothing is
     sent. `TrainStep(net.model)` works too, uncompiled, and so do the estimators, each worker with its own rows.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> config = nn.DDPConfig(device_ids=[], backend='gloo', rank=0, world_size=1)
+    >>> net = nn.DDPSequential(nn.Sequential(nn.Linear(3, 1)), config, average=False)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (2,)
     """
 
     def __init__(self, model: Sequential, config: DDPConfig, average: bool = True) -> None:

@@ -36,6 +36,14 @@ class Embedding(ParametricLayer):
     -----
     `compat='cutagi'` reproduces the original: the innovation of the variance is multiplied by the variance, not by its
     square, and sums are never put back to zero, so that rows once looked up move at every later step.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Embedding(10, 4, input_size=3))
+    >>> mu, var = net(np.array([[0, 1, 2]], dtype='float32'))
+    >>> mu.shape
+    (12,)
     """
 
     def __init__(

@@ -23,7 +23,19 @@ from torch import Tensor
 
 
 class Gaussian(NamedTuple):
-    """Independent Gaussians: their means, their variances, and the Jacobian of the activation that made them."""
+    """Independent Gaussians: their means, their variances, and the Jacobian of the activation that made them.
+
+    Parameters
+    ----------
+    mu : means
+    var : variances, None for zero
+    jcb : the Jacobian of the activation that made them, None for one
+
+    Examples
+    --------
+    >>> gridwise.tagi.nn.Gaussian(torch.zeros(2), torch.ones(2)).mu
+    tensor([0., 0.])
+    """
 
     mu: Tensor
     var: Tensor | None = None  # None: exactly zero
@@ -45,7 +57,17 @@ class Gaussian(NamedTuple):
 
 
 class Innovation(NamedTuple):
-    """Normalised differences between posterior and prior, for the means and for the variances."""
+    """Normalised differences between posterior and prior, for the means and for the variances.
+
+    Parameters
+    ----------
+    mu, var : of the means and of the variances
+
+    Examples
+    --------
+    >>> gridwise.tagi.nn.Innovation(torch.zeros(2), torch.zeros(2)).var
+    tensor([0., 0.])
+    """
 
     mu: Tensor
     var: Tensor

@@ -22,6 +22,14 @@ class LayerBlock(BaseLayer):
     Notes
     -----
     Each layer is a submodule called `<LayerName>.<position>`, so `state_dict()` has `Linear.0.mu_w` and the like.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.LayerBlock(nn.Linear(3, 4), nn.ReLU()))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (8,)
     """
 
     def __init__(self, *layers: BaseLayer) -> None:

@@ -73,6 +73,14 @@ class LayerNorm(_SampleNorm):
         Added to the variance.
     bias
         Whether there is an additive bias.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm([4]))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (8,)
     """
 
     def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float = 1e-4, bias: bool = True):
@@ -103,6 +111,14 @@ class RMSNorm(_SampleNorm):
     -----
     `compat='cutagi'` reproduces the original: the mean square of the means alone, a variance with one factor v too
     many, innovations without the input's Jacobian, sums without the variances of the weights, and a cap factor of one.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.RMSNorm([4]))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (8,)
     """
 
     def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float = 1e-6) -> None:

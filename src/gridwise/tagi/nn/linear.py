@@ -35,6 +35,14 @@ class Linear(ParametricLayer):
         Factors of the initial standard deviations.
     init_method
         'He' or 'Xavier'.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (8,)
     """
 
     def __init__(

@@ -78,6 +78,14 @@ class LSTM(ParametricLayer):
     `compat='cutagi'` reproduces the original: steps of a sequence do not see one another (h and c are zero at each),
     states are carried for one sample of one step only, the covariance of o and c leaves the recurrent inputs out, and
     innovations of the input miss its Jacobian.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.LSTM(1, 4, 6), nn.Linear(24, 1))
+    >>> mu, var = net(np.ones((2, 6), dtype='float32'))
+    >>> mu.shape
+    (2,)
     """
 
     first: Tensor

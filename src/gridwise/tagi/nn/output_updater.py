@@ -108,6 +108,16 @@ class OutputUpdater:
     ----------
     model_device
         Where the network is; observations are moved there.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 1))
+    >>> updater = nn.OutputUpdater(net.device)
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> updater.update(net.output_z_buffer, np.zeros(2, 'float32'), np.full(2, 0.1, 'float32'), net.input_delta_z_buffer)
+    >>> net.backward()
+    >>> net.step()
     """
 
     def __init__(self, model_device: str = "cpu") -> None:

@@ -83,6 +83,14 @@ class AvgPool2d(Pool2d):
         One number or (height, width).
     padding_type
         1: `padding` on all sides; 2: at the bottom and on the right; 0: none.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), nn.AvgPool2d(2))
+    >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
+    >>> mu.shape
+    (128,)
     """
 
     def __init__(self, kernel_size: Size2, stride: Size2 = -1, padding: Size2 = 0, padding_type: int = 0) -> None:
@@ -127,6 +135,14 @@ class MaxPool2d(Pool2d):
         One number or (height, width); `stride=-1` means the kernel size.
     padding_type
         1: `padding` on all sides; 2: at the bottom and on the right; 0: none.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, in_width=8, in_height=8), nn.MaxPool2d(2, 2))
+    >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
+    >>> mu.shape
+    (128,)
     """
 
     outside = float("-inf")

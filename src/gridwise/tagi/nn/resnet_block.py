@@ -26,6 +26,14 @@ class ResNetBlock(BaseLayer):
         A layer or a `LayerBlock`.
     shortcut
         The layer or `LayerBlock` of the second branch; None for the input itself.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.ResNetBlock(nn.LayerBlock(nn.Linear(3, 3), nn.ReLU())))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (6,)
     """
 
     def __init__(self, main_block: BaseLayer, shortcut: BaseLayer | None = None) -> None:

@@ -45,6 +45,14 @@ class Sequential(LayerBlock):
         The layers, in forward order.
     compat
         'cutagi' reproduces the original's deterministic quirks, layer by layer (each documents its own).
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (2,)
     """
 
     def __init__(self, *layers: BaseLayer, compat: str | None = None) -> None:

@@ -12,6 +12,18 @@ class SLinear(Linear):
     """`Linear`, after an `SLSTM`: `Sequential.smoother()` sends the smoothed states through it, step by step.
 
     The weights of that pass are those at the end of the series. Parameters as in `Linear`.
+
+    Parameters
+    ----------
+    input_size, ..., init_method : as in `Linear`
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.SLSTM(1, 4), nn.SLinear(4, 1))
+    >>> mu, var = net(np.ones((2, 1), dtype='float32'))
+    >>> mu.shape
+    (2,)
     """
 
     @torch.no_grad()

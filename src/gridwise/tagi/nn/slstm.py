@@ -41,6 +41,18 @@ class SLSTM(LSTM):
 
     Feed one time step a call (`seq_len` 1), forward, update, backward and step each time, and call `smoother()` at the
     end of the series. Steps without observation are the same with NaN for the observation. Parameters as in `LSTM`.
+
+    Parameters
+    ----------
+    input_size, ..., init_method : as in `LSTM`
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.SLSTM(1, 4), nn.SLinear(4, 1))
+    >>> mu, var = net(np.ones((2, 1), dtype='float32'))
+    >>> mu.shape
+    (2,)
     """
 
     compilable = False  # it remembers every step

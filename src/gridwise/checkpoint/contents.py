@@ -1,0 +1,87 @@
+"""`show`: what a checkpoint holds, as tables for people; in a terminal as text, in a notebook as HTML."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..html import table
+from .format.manifest import Manifest
+from .reading.contents import read_contents
+
+LONGEST = 100
+"""Characters of a value; of longer ones the beginning is shown."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A checkpoint, to be looked at: `print` it, or let a notebook show it."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def facts(self) -> str:
+        found = self.manifest
+        size = f"{self.path}: {len(found.tensors)} tensors, {_readable(found.nbytes)} in {len(found.files)} files, "
+        if found.files_of is not None:
+            return f"{size}safetensors without checksums"
+        return f"{size}by {found.workers} workers of {found.written_by}, {found.written_at}, id {found.id}"
+
+    def tensors(self) -> list[list[str]]:
+        """A line for each tensor, after the header."""
+        lines = [["tensor", "dtype", "global shape", "blocks", "bytes"]]
+        for key, stored in self.manifest.tensors.items():
+            shape = " x ".join(map(str, stored.shape)) or "number"
+            kind = str(stored.dtype).removeprefix("torch.")
+            lines.append([key, kind, shape, str(len(stored.blocks)), _readable(stored.nbytes)])
+        return lines
+
+    def values(self) -> list[list[str]]:
+        """A line for each value that is no tensor, after the header."""
+        texts = ((key, json.dumps(value)) for key, value in self.manifest.values.items())
+        return [
+            ["value", ""],
+            *([key, text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."] for key, text in texts),
+        ]
+
+    def __str__(self) -> str:
+        parts = [self.facts, _columns(self.tensors())]
+        return "\n".join(parts + ([_columns(self.values())] if self.manifest.values else []))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        values = table(self.values(), left=2) if self.manifest.values else ""
+        return table(self.tensors(), self.facts, left=3) + values
+
+
+def show(path: str | os.PathLike[str]) -> Contents:
+    """What the checkpoint at `path` holds: tensors with their shapes and blocks, and plain values.
+
+    Parameters
+    ----------
+    path : the folder of a checkpoint, or safetensors files of any program
+
+    Examples
+    --------
+    >>> contents = checkpoint.show(path)  # print it, or let a notebook show it
+    >>> contents.tensors()[1]
+    ['model/weight', 'float32', '2 x 2', '1', '16 bytes']
+    """
+    return Contents(Path(path), read_contents(Path(path)))
+
+
+def _readable(size: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(size)
+
+
+def _columns(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    spelt = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in spelt)

@@ -41,6 +41,7 @@ PAGES = (
     Page("fake", "gridwise.fake", "gridwise.fake"),
     Page("deferred_init", "gridwise.deferred_init", "gridwise.deferred_init"),
     Page("checkpoint", "gridwise.checkpoint", "gridwise.checkpoint"),
+    Page("data", "gridwise.data", "gridwise.data"),
     Page("optim", "gridwise.optim", "gridwise.optim", methods=False),
     Page("planning", "gridwise.planning", "gridwise.planning"),
     Page("tagi", "gridwise.tagi: estimators and helpers", "gridwise.tagi"),

@@ -55,6 +55,8 @@ class Finding:
     """Seconds of the sequential step, and of the first distributed one, with recording and placing."""
     workers: str = "processes"
     """What the workers were: processes, or threads."""
+    torch: str = torch.__version__
+    """Whose version it ran with."""
 
     def note(self, report: Report) -> None:
         self.nodes = report.operators

@@ -120,6 +120,7 @@ def table(findings: list[Finding], names: Sequence[str]) -> str:
     """The page of the documentation, of what was found of the models of these names."""
     found = {finding.name: finding for finding in findings}
     counts = Counter(finding.outcome for finding in findings)
+    versions = Counter(finding.torch.partition("+")[0] for finding in findings)
     on_threads = sum(finding.workers == "threads" for finding in findings)
     rows = [
         "# The zoo",
@@ -131,7 +132,8 @@ def table(findings: list[Finding], names: Sequence[str]) -> str:
         f"{len(names) - len(findings)} are still to be run.",
         "",
         f"The workers were threads of one process for {on_threads} of them (`python -m zoo.run --threads`): one recording, "
-        "four programs, the messages in memory. For the others they were processes, through `gridwise.distribute`.",
+        "four programs, the messages in memory. For the others they were processes, through `gridwise.distribute`. Versions "
+        f"of torch: {', '.join(f'{version} for {count}' for version, count in versions.items())}.",
         "",
         "*Equal* is an error of at most 1e-9, relative to the largest number of each tensor, or 100 times what a relative "
         "change of the input by 1e-15 causes in the sequential model. A model of which a worker computes more than nine "

@@ -116,7 +116,16 @@ class TransportError(FaultError):
 
 
 class DataError(GridwiseError, RuntimeError):
-    """An array or a file cannot be read as samples, or results cannot be written; the message names it."""
+    """An array or a file cannot be read as samples, or results cannot be written; the message names it.
+
+    Examples
+    --------
+    >>> try:
+    ...     gridwise.data.BlockDataset("nowhere.npy", gridwise.world())
+    ... except gridwise.errors.DataError as error:
+    ...     print("nowhere.npy" in str(error))
+    True
+    """
 
 
 class FakeTensorError(GridwiseError, RuntimeError):

@@ -40,6 +40,10 @@ MOST_NAMED = 16
 def partition_from_mesh(mesh: DeviceMesh) -> CartesianPartition:
     """The workers of a torch DeviceMesh, on a grid of the same shape.
 
+    Parameters
+    ----------
+    mesh : of workers of the default process group
+
     Examples
     --------
     >>> mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2))  # doctest: +SKIP
@@ -73,6 +77,10 @@ def from_dtensor(x: DTensor) -> tuple[Tensor, CartesianPartition]:
 
     Where the DTensor has copies (`Replicate`), the first of them is taken, and workers with another one get a zero-volume
     tensor. Gradients go back to the DTensor; where it has copies they are partial sums, as in torch's own `Partial`.
+
+    Parameters
+    ----------
+    x : the DTensor, in blocks as even as Gridwise's own
 
     Examples
     --------

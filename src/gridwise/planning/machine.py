@@ -41,7 +41,24 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """See the head of this file."""
+    """How fast a machine computes and sends; what a TOML file for `plan` says.
+
+    Parameters
+    ----------
+    name, source : what it is called, and where the figures come from
+    measured : whether `gridwise doctor --calibrate` measured them
+    memory, workers_per_node : bytes of each worker, and how many workers share a node
+    memory_bandwidth, call_overhead : bytes per second, and seconds that a call of an operator takes at least
+    overlap : the share of communication that is hidden behind computing, 0 to 1
+    flops : operations per second, by kind of operator and dtype
+    inside, between : latency and bandwidth within a node, and between nodes
+
+    Examples
+    --------
+    >>> machine = gridwise.plan(model, [1, 1], (4, 2)).time.machine
+    >>> machine.measured
+    False
+    """
 
     name: str
     source: str
@@ -116,7 +133,19 @@ def calibrated_file() -> Path:
 
 
 def read_machine(path: str | Path) -> Machine:
-    """The machine in a file, everything in it checked."""
+    """The machine in a file, everything in it checked.
+
+    Parameters
+    ----------
+    path : a TOML file, as `gridwise doctor --calibrate` writes it
+
+    Examples
+    --------
+    >>> machine = gridwise.plan(model, [1, 1], (4, 2)).time.machine
+    >>> _ = Path("here.toml").write_text(machine.as_toml())
+    >>> gridwise.planning.read_machine("here.toml") == machine
+    True
+    """
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -53,7 +53,23 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Grids in order: those that fit first, the fastest in front. Prints as a table."""
+    """Grids in order: those that fit first, the fastest in front. Prints as a table.
+
+    Parameters
+    ----------
+    model, workers, input_shape : what was asked for
+    limit : bytes that a worker has
+    machine : whose speeds the times are estimated for
+    rows : the grids, the best first
+    left_out : grids that were not tried, for their number
+    advice : why the best is best, or what would make it fit
+
+    Examples
+    --------
+    >>> ranking = gridwise.plan(model, workers=2, input_shape=(4, 2), memory="1GiB")
+    >>> ranking.best.grid
+    (2, 1)
+    """
 
     model: str
     workers: int

@@ -153,7 +153,6 @@ def listen(transport: Transport, events: Events) -> Callable[[], None]:
     swapped: dict[str, Callable[..., None]] = {
         "count": lambda sends, receives: events.expect("message", 0, _volumes(sends), _volumes(receives)),
         "all_sum": lambda x, team, *_: events.expect("sum", _summed(_on_wire(x), team)),
-        "sum_few": lambda values, team, *_: events.expect("sum", _summed(values.nbytes, team)),
         "post_sum": lambda x, team, *_: events.expect("sum", _summed(_on_wire(x), team)),
         "all_gather": lambda row, team, *_: events.expect("sum", _summed(len(team) * _on_wire(row), team)),
         "sum_to": lambda x, root, team, *_: events.expect("sum", 0 if transport.rank == root else _on_wire(x)),

@@ -67,7 +67,20 @@ class LayerTrace:
 
 @dataclass(frozen=True)
 class Traced:
-    """What the workers did in the body of a `trace`."""
+    """What the workers did in the body of a `trace`. Prints as a table.
+
+    Parameters
+    ----------
+    workers : the events of each
+    passes : how often the model was run
+
+    Examples
+    --------
+    >>> with gridwise.trace("out"):
+    ...     _ = gridwise.distribute(model, gridwise.world().create_cartesian_topology_partition([1, 1]))(torch.ones(4, 2))
+    >>> len(gridwise.planning.read_trace("out").workers)
+    1
+    """
 
     workers: tuple[tuple[Event, ...], ...]
     passes: int
@@ -163,7 +176,19 @@ class Traced:
 
 
 def read_trace(folder: str | Path) -> Traced:
-    """The trace that was written to a folder."""
+    """The trace that was written to a folder.
+
+    Parameters
+    ----------
+    folder : that of `gridwise.trace`
+
+    Examples
+    --------
+    >>> with gridwise.trace("out"):
+    ...     _ = gridwise.distribute(model, gridwise.world().create_cartesian_topology_partition([1, 1]))(torch.ones(4, 2))
+    >>> gridwise.planning.read_trace("out").passes
+    1
+    """
     path = Path(folder) / "events.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -301,6 +301,18 @@ class Exp(Activation):
     """exp(scale z + shift), a log-normal, with exact moments.
 
     With `compat='cutagi'` neither the mean nor the variance is less than 1e-6, as in the original.
+
+    Parameters
+    ----------
+    scale, shift : of the exponent
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.Exp())
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (4,)
     """
 
     def __init__(self, scale: float = 1.0, shift: float = 0.0) -> None:
@@ -323,6 +335,14 @@ class SplitActivation(Activation):
         The activation of the odd units.
     even_layer
         The activation of the even units; None for the units themselves.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.SplitActivation(nn.Exp()))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (4,)
     """
 
     def __init__(self, odd_layer: Activation, even_layer: Activation | None = None) -> None:

@@ -42,6 +42,14 @@ class AGVI(BaseLayer):
         Whether means are fitted as if there were no noise.
     agvi
         Whether the variance of the noise is added to that of the output.
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.AGVI(nn.Exp()))
+    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
+    >>> mu.shape
+    (2,)
     """
 
     def __init__(

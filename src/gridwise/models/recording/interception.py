@@ -22,6 +22,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch._functorch import utils as functorch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
@@ -215,6 +216,8 @@ def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
 
     def applied(cls: Any, args: Any, kwargs: Any) -> Any:
         noted[0] = True
+        if get_proxy_mode() is None:  # below an operator that is recorded: it is that operator's own gradient
+            return plain(cls, *args, **kwargs)
         return regions.applied(plain, cls, args, kwargs)
 
     def unwrapped(args: tuple[Any, ...]) -> Any:

@@ -104,7 +104,7 @@ def test_a_plan_is_short_as_text_and_a_table_as_html():
     assert len(repr(plan)) < 300
     assert "sent per step" in repr(plan)
     assert escaped(plan._repr_html_())
-    assert plan._repr_html_().count("<table>") == 2
+    assert plan._repr_html_().count("<table>") == 3
 
 
 def test_describe_and_checkpoints_escape_the_names_of_users(tmp_path):

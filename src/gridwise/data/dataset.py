@@ -38,7 +38,7 @@ class BlockDataset:
     arrays : the samples: an array with the samples along `sample_dim`, or a list with one array for each. An array is a path
         (.npy, HDF5, NIfTI, a folder of Zarr or OME-Zarr), what `open_array` gives, or any object with shape, dtype and slicing.
         A tuple of such is a tuple of tensors for each sample: inputs and targets
-    P_x : where a batch (batch, *dims of a sample) lies; a tuple for a tuple of arrays. On a partition without a grid, every
+    P_x : where a batch ``(batch, *dims of a sample)`` lies; a tuple for a tuple of arrays. On a partition without a grid, every
         worker has all of it
     halo : how many rows more to read around the block: a number, for all dims from the third on, or a pair (before, after) for
         each dim of the batch. Cut off at the edges of the sample. A tuple for a tuple of arrays

@@ -38,8 +38,8 @@ class BlockWriter:
     Parameters
     ----------
     path : ending in .zarr, .npy, .h5 or .hdf5 (there the dataset is called "data")
-    shape : of all that is going to be written: (samples, *dims of a sample)
-    P_x : where the blocks lie: (batch, *dims of a sample)
+    shape : of all that is going to be written: ``(samples, *dims of a sample)``
+    P_x : where the blocks lie: ``(batch, *dims of a sample)``
     dtype : of the file
     chunks : of the file, for Zarr and HDF5; None: one sample, and about a block of it
     overwrite : whether a file of this name may be replaced

@@ -171,12 +171,15 @@ def test_one_hot_classes() -> None:
     assert model.error_rate(x, y) < 0.1
 
 
-def test_fitting_goes_on_where_it_stopped_and_shows_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fitting_goes_on_where_it_stopped_and_shows_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gridwise.progress.is_watched", lambda: True)
     x, y = np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)
     model = tagi.Regressor(nn.Sequential(nn.Linear(2, 1)), sigma_v=lambda epoch: 1.0 / (1 + epoch))
     model.fit(x, y, epochs=2).partial_fit(x, y, epochs=1)
     assert [round(e["sigma_v"], 3) for e in model.history] == [1.0, 0.5, 0.333]
-    assert "epoch" in capsys.readouterr().out
+    assert "epoch" in capsys.readouterr().err
 
 
 def test_what_cannot_be_fitted_is_told() -> None:

@@ -130,7 +130,9 @@ class _Attempt:
                 keep_rows_apart(module.graph)
         sources, constants = _with_sources(module, holdings, len(given))
         for node in module.graph.nodes:
-            node.meta.pop("eager_input_vals", None)  # torch notes them for operators of others, and would keep them alive
+            node.meta.pop(
+                "eager_input_vals", None
+            )  # torch notes them for operators of others, and would keep them alive
             region = self.regions.enclosing(node.meta.pop("region", None))
             if region is not None:
                 node.meta["region"] = region

@@ -32,8 +32,10 @@ docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo build/docs/index.html
 
+SHORT := not soak and not launchers and not browser
 test: check
-	$(BIN)/python -m pytest -m 'not soak and not launchers and not browser'
+	$(BIN)/python -m pytest -m '$(SHORT)' -n 2 --dist loadfile --ignore=tests/comm --ignore=tests/cli
+	$(BIN)/python -m pytest -m '$(SHORT)' tests/comm tests/cli # one by one: they kill workers, and watch the clock
 
 # Open MPI, Slurm and two hosts, each started for the tests; installs Debian's packages where it may, skips what is not there.
 test-launchers: $(READY)
@@ -50,7 +52,7 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	touch $@
 
 test-oldest: $(OLDEST)/ready
-	$(OLDEST)/bin/python -m pytest -m 'not soak and not launchers and not browser'
+	$(OLDEST)/bin/python -m pytest -m '$(SHORT)'
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout=3600

@@ -26,6 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fewer = transport == "gloo" and count in over_mpi and count < max(counts[f"gloo {_name(item)}"])
         if fewer and item.nodeid.startswith(ABOVE_TRANSPORTS):
             item.add_marker(pytest.mark.soak)
+    for item in items:
+        if "readonly_memmap" in item.nodeid:  # the checks of scikit-learn again, with the data in a file
+            item.add_marker(pytest.mark.soak)
 
 
 def _on_workers(call: pytest.CallSpec2) -> bool:  # type: ignore[name-defined]

@@ -13,7 +13,6 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = (
-    "volume_training",
     "fourier_operator",
     "plan",
     "tagi_digits",
@@ -24,7 +23,7 @@ SHORT = (
 )  # the longest first
 ZOO = ("vae_decode", "unet3d")
 """Those that need models of other libraries: pip install -e '.[zoo]'."""
-LONG = ("tagi_ddp", "tagi_regression", "tagi_series", "tagi_compare")
+LONG = ("volume_training", "tagi_ddp", "tagi_regression", "tagi_series", "tagi_compare")
 
 
 def run(name: str, folder: Path) -> None:

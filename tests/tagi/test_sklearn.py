@@ -64,6 +64,7 @@ def test_noise_is_found_and_intervals_hold(noise: float, capsys: pytest.CaptureF
     assert model.score(x, y) > 0.6
 
 
+@pytest.mark.soak
 def test_noise_that_varies() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (600, 1))
@@ -170,6 +171,7 @@ def test_tools_of_scikit_learn() -> None:
     np.testing.assert_array_equal(again.predict(x), pipe.predict(x))
 
 
+@pytest.mark.soak
 def test_grid_search_with_two_processes() -> None:
     x, y = waves(60, 5.0)
     found = GridSearchCV(TAGIRegressor(random_state=0, max_epochs=3), {"hidden_layers": [(5,), (10,)]}, cv=2, n_jobs=2)

@@ -26,6 +26,7 @@ from gridwise.errors import GridwiseError, PartitionError, UnsupportedError
 from gridwise.tagi import metric, plots
 
 
+@pytest.mark.soak
 def test_digits() -> None:
     """One epoch over 4000 digits; the original reaches 11.9 % error after it."""
     x, y = mnist_data()
@@ -68,6 +69,7 @@ def _noisy(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np
     return x, np.sin(3 * x) + spread * rng.standard_normal((n, 1)), spread
 
 
+@pytest.mark.soak
 def test_noise_that_varies_is_found() -> None:
     rng = np.random.default_rng(2)
     x, y, _ = _noisy(500, rng)

@@ -77,6 +77,7 @@ def test_one_call_equals_the_pieces(kind: str) -> None:
     _compare(kind, compile=False)
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler imports it
 def test_compiled_on_a_cpu() -> None:
     step = _compare("indices", compile=True, batches=(6, 6), make=_small_net)

@@ -1,8 +1,9 @@
 """Which of the tests on several workers `make test` runs, and which `make soak`.
 
 Layers, models and TAGI are above the transports: whatever depends on the number of workers shows over MPI as it does over
-gloo. So their tests run on every number of workers over MPI, and over gloo on the largest; gloo's other numbers are for
-`make soak`. Tests of the transports themselves (tests/comm, tests/checkpoint) run on all of them.
+gloo. So their tests run on every number of workers over MPI (those of models on three and more, where a test takes so many),
+and over gloo on the largest; the other numbers are for `make soak`. Tests of the transports themselves (tests/comm,
+tests/checkpoint) run on all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, (transport, count) in of_workers:
         over_mpi = counts[f"mpi {_name(item)}"]
         fewer = transport == "gloo" and count in over_mpi and count < max(counts[f"gloo {_name(item)}"])
-        if fewer and item.nodeid.startswith(ABOVE_TRANSPORTS):
+        few = transport == "mpi" and count < 3 <= max(over_mpi) and item.nodeid.startswith("tests/models/")
+        if few or (fewer and item.nodeid.startswith(ABOVE_TRANSPORTS)):
             item.add_marker(pytest.mark.soak)
     for item in items:
         if "readonly_memmap" in item.nodeid:  # the checks of scikit-learn again, with the data in a file

@@ -48,7 +48,7 @@ def waves(n: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 # ---- noise and epochs -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("noise", [5.0, 20.0])
+@pytest.mark.parametrize("noise", [5.0, pytest.param(20.0, marks=pytest.mark.soak)])
 def test_noise_is_found_and_intervals_hold(noise: float, capsys: pytest.CaptureFixture) -> None:
     x, y = waves(300, noise)
     model = TAGIRegressor(random_state=0, max_epochs=60, verbose=1).fit(x, y)

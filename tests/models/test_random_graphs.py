@@ -11,6 +11,11 @@ from .equality import compare_on_threads
 from .random_graphs import case
 
 
+TORCH_IS_WRONG = {669}
+"""Seeds of which torch's own gradient is wrong, as a numeric derivative shows: a batch norm of (3, 18, 1, 2), then a permute.
+Its kernel for the CPU misreads gradients in another order of memory (2.13); Gridwise's norms do not."""
+
+
 def check(seed: int) -> bool:
     """Whether the model of a seed is equal; False if it is refused."""
     model, x, grid = case(seed)
@@ -53,4 +58,4 @@ def test_those_that_lose_most_digits() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(0, 2000, 100))
 def test_two_thousand(first: int) -> None:
-    assert sum(check(seed) for seed in range(first, first + 100)) >= 90
+    assert sum(check(seed) for seed in {*range(first, first + 100)} - TORCH_IS_WRONG) >= 90

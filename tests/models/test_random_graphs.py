@@ -10,7 +10,6 @@ from gridwise.errors import UnsupportedError
 from .equality import compare_on_threads
 from .random_graphs import case
 
-
 TORCH_IS_WRONG = {669}
 """Seeds of which torch's own gradient is wrong, as a numeric derivative shows: a batch norm of (3, 18, 1, 2), then a permute.
 Its kernel for the CPU misreads gradients in another order of memory (2.13); Gridwise's norms do not."""

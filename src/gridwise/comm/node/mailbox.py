@@ -26,8 +26,9 @@ from .segment import Segment
 MASK = 0xFFFFFFFF
 KINDS = ("a message", "an agreement", "a gathering", "a sum", "a copy")
 """What travels; sender and receiver mean the same. Written before the length of each piece, in the same word."""
-KIND_BITS, DIRECT_BIT = 29, 1 << 28
-LENGTH = DIRECT_BIT - 1
+KIND_BITS, DIRECT_BIT, NOTE_BIT = 29, 1 << 28, 1 << 27
+"""Of a label: where the kind stands, whether the piece stays on the device, whether its slot holds a note about that."""
+LENGTH = NOTE_BIT - 1
 
 
 class Delivery:
@@ -120,13 +121,15 @@ class Mailbox:
         assert job.pieces
         views, turn = job.pieces[0], self._sent & 1
         volume = _volume(views)
+        label = job.label(volume)
         if job.is_direct:
-            self.device.pack(views, job.dtype, self._slots_out[torch.uint8][turn], turn)
+            if self.device.pack(views, job.dtype, self._slots_out[torch.uint8][turn], turn):
+                label |= NOTE_BIT
         else:
             slot = _typed(self._slots_out, job.dtype)[turn]
             for view, part in zip(views, parts(slot[:volume], views), strict=True):
                 part.copy_(view)
-        self._words[self._sent_at + 1 + turn] = job.label(volume)
+        self._words[self._sent_at + 1 + turn] = label
         if futex.NEEDS_FENCE:
             futex.fence()
         self._sent = (self._sent + 1) & MASK
@@ -141,10 +144,11 @@ class Mailbox:
         views, turn, before = job.pieces[0], self._taken & 1, self._taken
         volume = _volume(views)
         label = self._words[self._their_sent_at + 1 + turn]
-        if label != job.label(volume):
+        if label & ~NOTE_BIT != job.label(volume):
             self._refuse(label, job.label(volume))
         if job.is_direct:
-            self.device.unpack(views, job.dtype, self._slots_in[torch.uint8][turn], turn, job.add)
+            note = self._slots_in[torch.uint8][turn] if label & NOTE_BIT else None
+            self.device.unpack(views, job.dtype, note, turn, job.add)
         else:
             slot = _typed(self._slots_in, job.dtype)[turn]
             for view, part in zip(views, parts(slot[:volume], views), strict=True):

@@ -20,6 +20,7 @@ from ...log import logger
 from ..launching.cores import cores
 from ..settings import is_on
 from . import futex
+from .device_box import SLOT
 from .mailbox import KINDS, Delivery
 from .mailboxes import Mailboxes, Moves
 from .segment import LEAST, Layout, Offer, Segment, accept, machine
@@ -89,20 +90,28 @@ class Node:
 
     def all_gather(self, row: Tensor, team: Team) -> Tensor:
         """The flat rows of all workers of the team, of one length, in its order."""
-        rows = row.new_empty((len(team), row.numel()))
-        rows[0] = row
+        place, n = team.index(self._me), len(team)
+        rows = row.new_empty((n, row.numel()))
+        rows[place] = row
+
+        def from_here(far: int, count: int) -> list[Tensor]:
+            """The rows of as many workers, from one so far ahead on, round the team's circle."""
+            first = (place + far) % n
+            straight = min(count, n - first)
+            return [rows[first : first + straight], *([rows[: count - straight]] if straight < count else [])]
+
         for ahead, behind, far in self._steps(team):
-            count = min(far, len(team) - far)
-            self._swap([(behind, [rows[:count]])], [(ahead, [rows[far : far + count]])], row.dtype, "a gathering")
-        return rows.roll(team.index(self._me), 0)
+            count = min(far, n - far)
+            self._swap([(behind, from_here(0, count))], [(ahead, from_here(far, count))], row.dtype, "a gathering")
+        return rows
 
     def all_sum(self, total: Tensor, x: Tensor, team: Team) -> None:
         """Write the sum of the contiguous `x` over the team into the contiguous `total`, which may be `x` itself."""
         flat, out = x.view(-1), total.view(-1)
         if x.nbytes <= FEW:
-            out.copy_(self.all_gather(flat, team).sum(0, dtype=x.dtype))
+            torch.sum(self.all_gather(flat, team), 0, dtype=x.dtype, out=out)
             return
-        size = min(x.numel(), len(team) * self._chunk // x.element_size())
+        size = min(x.numel(), len(team) * (SLOT if x.is_cuda else self._chunk) // x.element_size())
         room = x.new_empty((len(team) - 1, -(-size // len(team))))
         for start in range(0, x.numel(), size):
             self._sum_shares(out[start : start + size], flat[start : start + size], team, room)

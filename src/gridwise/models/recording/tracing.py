@@ -38,7 +38,7 @@ NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 """What an operator raises whose result, or its size, depends on numbers that a fake has not."""
 
 _TORCH = os.path.dirname(torch.__file__)
-_HERE = os.path.dirname(os.path.dirname(__file__))
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Fakes:

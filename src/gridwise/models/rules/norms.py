@@ -17,6 +17,7 @@ from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
 from ...nn.engine.operator import Ticket
 from ...nn.layers.standardise import Sets, standardise
+from ...nn.layers.sync_batchnorm import Running, sync_batch_norm
 from ..movement import Movement
 from ..placement import Cut, Replicated, Want
 from .call import Call, Placed
@@ -73,17 +74,33 @@ def batch_norm(call: Call) -> Placed:
     if count <= 1 and call["training"]:
         raise PartitionError(f"{call.name}: expected more than 1 value per channel when training, got {x.shape}.")
 
+    tracks, is_filled = "running_mean" in names and call["training"], layout.is_filled
+
     def run(x: Tensor, *tensors: Tensor) -> Tensor:
         given = dict(zip(names, tensors, strict=True))
-        values = x.float() if x.dtype in HALVES else x
         weight, bias = (_narrowed(given.get(name), start, stop) for name in ("weight", "bias"))
+        if x.is_cuda and is_filled:
+            return on_device(x, weight, bias, given)
+        values = x.float() if x.dtype in HALVES else x
         weight, bias = (None if p is None else p.to(values.dtype) for p in (weight, bias))
         statistics = sets.moments(values)
-        if "running_mean" in given and call["training"]:
+        if tracks:
             track(given["running_mean"], given["running_var"], *statistics)
         return _standardised(values, weight, bias, statistics, eps, sets).to(x.dtype)
 
     everyone = _gathered_channels(call, layout)
+
+    def on_device(x: Tensor, weight: Tensor | None, bias: Tensor | None, given: dict[str, Tensor]) -> Tensor:
+        fused = tracks and everyone is None
+        follow: Running = (given["running_mean"], given["running_var"], momentum) if fused else (None, None, 0.0)
+        if len(sets.members) == 1 and (fused or not tracks):
+            return F.batch_norm(x, follow[0], follow[1], weight, bias, True, follow[2], eps)
+        records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+        ticket = Ticket(key_of(sets.name), 0)
+        y, of_mean, inverse = sync_batch_norm(x, weight, bias, follow, eps, sets, ticket, records)
+        if tracks and not fused:
+            track(given["running_mean"], given["running_var"], of_mean, inverse**-2 - eps)
+        return y
 
     @torch.no_grad()
     def track(mean: Tensor, var: Tensor, of_mean: Tensor, of_var: Tensor) -> None:

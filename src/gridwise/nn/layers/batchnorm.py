@@ -9,7 +9,6 @@ parameters and running statistics are cut like the input; along the others they 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -106,7 +105,7 @@ class DistributedBatchNorm(Layer):
         members = tuple(sorted(layout.grid.team_along(self._transport.rank, others)))
         self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
         self._sets = Sets(self._transport, self._team, self._says, members, self._count)
-        self._all_have_some = all(b > a for cuts in layout.cuts for a, b in pairwise(cuts))
+        self._is_filled = layout.is_filled
         self._sharing = Shared(self._transport, members, f"parameters of {self._says}")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,7 +125,7 @@ class DistributedBatchNorm(Layer):
         weight, bias = map(self._block, ("weight", "bias"))
         wants = any(p is not None and p.requires_grad for p in (weight, bias))
         records = torch.is_grad_enabled() and (wants or self._input_needs_grad)
-        if x.is_cuda and self._all_have_some:
+        if x.is_cuda and self._is_filled:
             return self._on_device(x, weight, bias, records)
         half = x.dtype in HALVES  # statistics and sums in float32
         values = x.float() if half else x

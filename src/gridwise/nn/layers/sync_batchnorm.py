@@ -32,7 +32,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         eps: float,
         sets: Sets,
         ticket: Ticket,
-        shared: SharedValue,
+        shared: SharedValue | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dense = _dense(x)
         mean, inverse = torch.batch_norm_stats(dense, eps)
@@ -61,15 +61,17 @@ class _SyncBatchNorm(torch.autograd.Function):
         plain, aligned = torch.batch_norm_backward_reduce(dy, dense, ctx.mean, ctx.inverse, weight, True, False, False)[
             :2
         ]
-        sums = sets.transport.all_sum(torch.stack([plain, aligned]), sets.members, name)
+        own = torch.stack([plain, aligned])
+        sums = sets.transport.all_sum(own, sets.members, name)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.batch_norm_backward_elemt(
                 dy, dense, ctx.mean, ctx.inverse, weight, sums[0], sums[1], ctx.counts.to(torch.int32)
             )
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
-        of_weight = (sums[1] * ctx.inverse).to(weight.dtype) if needs_weight else None
-        return dx, of_weight, sums[0].to(bias.dtype) if needs_bias else None, *(None,) * 6
+        of_bias, of_weight = own if ctx.shared is None else sums
+        of_weight = (of_weight * ctx.inverse).to(weight.dtype) if needs_weight else None
+        return dx, of_weight, of_bias.to(bias.dtype) if needs_bias else None, *(None,) * 6
 
 
 def sync_batch_norm(
@@ -81,9 +83,12 @@ def sync_batch_norm(
     sets: Sets,
     ticket: Ticket,
     records: bool,
-    shared: SharedValue,
+    shared: SharedValue | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``x`` normalised over all members of the sets, and the mean and 1/std by which it was."""
+    """``x`` normalised over all members of the sets, and the mean and 1/std by which it was.
+
+    With `shared` the gradients of weight and bias are complete, summed over the members; without, they are this worker's.
+    """
     anchor = anchor_unless(not records or any(t is not None and t.requires_grad for t in (x, weight, bias)))
     return _SyncBatchNorm.apply(x, weight, bias, anchor, running, eps, sets, ticket, shared)
 

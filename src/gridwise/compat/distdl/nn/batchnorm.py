@@ -100,7 +100,7 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         super()._distdl_module_setup(input)
-        self._all_have_some = False  # torch's fused kernels track the corrected variance
+        self._is_filled = False  # torch's fused kernels track the corrected variance
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         super()._track(mean, var * ((self._count - 1) / self._count))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from gridwise.nn.layers.conv_base import Conv
 from gridwise.nn.layers.conv_transpose import ConvTranspose
 from gridwise.nn.windows import saved_input
+from gridwise.nn.windows.border_conv import BorderConv
 
 
 @contextmanager
@@ -30,3 +31,27 @@ def keeping(nothing: bool):
         yield
     finally:
         saved_input.LEAST = before
+
+
+@contextmanager
+def at_borders():
+    """Convolutions of any block, on any device, make its borders apart; yields how many did, forward and backward."""
+    taken = {"forward": 0, "backward": 0}
+    kept = {name: getattr(BorderConv, name) for name in taken}
+
+    def counted(name):
+        def call(self, *args):
+            taken[name] += 1
+            return kept[name](self, *args)
+
+        return call
+
+    is_worth_it, BorderConv.is_worth_it = BorderConv.is_worth_it, staticmethod(lambda x: True)
+    for name in taken:
+        setattr(BorderConv, name, counted(name))
+    try:
+        yield taken
+    finally:
+        BorderConv.is_worth_it = staticmethod(is_worth_it)
+        for name, call in kept.items():
+            setattr(BorderConv, name, call)

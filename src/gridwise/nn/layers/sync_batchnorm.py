@@ -16,6 +16,9 @@ from torch import Tensor
 from ..engine.operator import Ticket, anchor_unless, meet, prepare
 from .standardise import Sets, SharedValue, differentiable
 
+LARGE = 1 << 15
+"""Elements of a channel of a sample from which statistics of samples, merged, are faster (an H200: 61 for 416 us)."""
+
 Running = tuple[Tensor | None, Tensor | None, float]
 """Running mean and variance, which follow the statistics of this batch, and by how much."""
 
@@ -35,7 +38,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         shared: SharedValue | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dense = _dense(x)
-        mean, inverse = torch.batch_norm_stats(dense, eps)
+        mean, inverse = _statistics(dense, eps)
         channels = x.shape[1]
         mine = torch.cat([mean, inverse, mean.new_full((1,), x.numel() // channels)])
         table = sets.transport.all_gather(mine, sets.members, sets.name)
@@ -91,6 +94,20 @@ def sync_batch_norm(
     """
     anchor = anchor_unless(not records or any(t is not None and t.requires_grad for t in (x, weight, bias)))
     return _SyncBatchNorm.apply(x, weight, bias, anchor, running, eps, sets, ticket, shared)
+
+
+def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1/std of each channel of the block.
+
+    Torch's kernel has one block of threads for each channel: of few large ones most of the device stands idle, so these
+    are taken sample by sample, and merged.
+    """
+    large = x.dtype in (torch.float32, torch.float64) and x.is_contiguous() and x[0, 0].numel() >= LARGE
+    if not large:
+        return torch.batch_norm_stats(x, eps)
+    var, mean = torch.var_mean(x.flatten(2), 2, correction=0)
+    counts = mean.new_full((len(x),), x[0, 0].numel())
+    return torch.batch_norm_gather_stats_with_counts(x, mean, (var + eps).rsqrt_(), None, None, 0.0, eps, counts)
 
 
 def _dense(x: Tensor) -> Tensor:

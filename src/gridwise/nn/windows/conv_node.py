@@ -9,7 +9,7 @@ agreement with the other workers. What takes several calls of torch and torch's 
 gradients of gradients.
 
 For backward the node keeps its own block, and of a small box the box, of a large one what was received: it is put
-together again then.
+together again then. A large block on a device is not copied into a box at all (`border_conv`).
 
 All workers of a layer take this road, or none does: that follows from what they have agreed on.
 """
@@ -31,6 +31,7 @@ from ..engine.autocast import autocasts
 from ..engine.operator import Ticket, anchor_unless, apply, meet, plain, prepare
 from ..parameters.blocks import Shared
 from . import saved_input
+from .border_conv import BorderConv
 from .fetch import Fetch
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -74,18 +75,30 @@ class ConvNode:
         """The outputs; `wants_x` says whether any worker needs the gradient of its block."""
         wanted = (wants_x, weight.requires_grad, bias is not None and bias.requires_grad)
         if not torch.is_grad_enabled() or True not in wanted:
-            return self.made(x.detach(), weight, bias)[0]
+            return self.made(x.detach(), weight, bias, keeps=False)[0]
         call = _Call(self, sums, ticket, wanted)
         return _Convolved.apply(x, weight, bias, anchor_unless(x.requires_grad or wanted[1] or wanted[2]), call)
 
-    def made(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The outputs, and the box that they were made from."""
+    @cached_property
+    def border(self) -> BorderConv | None:
+        """How the borders of a large block are made apart; None where that cannot be done."""
+        if self.fetch is None or self.output_padding is not None or self.crops:
+            return None
+        return BorderConv.of(self.fetch, self.stride, self.padding, self.dilation, self.groups)
+
+    def border_for(self, x: Tensor, weight: Tensor) -> BorderConv | None:
+        """The same, if that is the way for these tensors."""
+        return self.border if self.border is not None and self.border.suits(x, weight) else None
+
+    def made(self, x: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool) -> tuple[Tensor, list[Tensor]]:
+        """The outputs, and what is kept for backward besides the own block."""
+        if (border := self.border_for(x, weight)) is not None:
+            return border.forward(plain(x), weight, bias)
         box = x if self.fetch is None else self.fetch(plain(x))
         y = torch.convolution(box, weight, bias, *self._arguments)
-        return F.pad(y, [-n for n in self.crops]) if self.crops else y, box
+        return F.pad(y, [-n for n in self.crops]) if self.crops else y, self._kept(box) if keeps else []
 
-    def kept(self, box: Tensor) -> list[Tensor]:
-        """What is kept of the box for backward, besides the own block."""
+    def _kept(self, box: Tensor) -> list[Tensor]:
         fetch = self.fetch
         if fetch is None or fetch.is_identity:
             return []
@@ -124,9 +137,12 @@ class _Call:
 
     def plainly(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
         """The gradients, from that of the outputs; nothing is recorded."""
-        of_x, *parts = self.single.gradients(y, self.single.box_of(x, kept), weight, self.wanted)
-        if self.fetch is not None:
-            of_x = self.fetch.adjoint(cast(Tensor, of_x))
+        if (border := self.single.border_for(x, weight)) is not None:
+            of_x, *parts = border.backward(y, x, weight, kept, self.wanted)
+        else:
+            of_x, *parts = self.single.gradients(y, self.single.box_of(x, kept), weight, self.wanted)
+            if self.fetch is not None:
+                of_x = self.fetch.adjoint(cast(Tensor, of_x))
         return of_x, *self._summed(*parts)
 
     def _summed(self, of_weight: Tensor | None, of_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -167,8 +183,8 @@ class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor | None, call: _Call) -> Tensor:
         ctx.call = call
-        y, box = call.single.made(x, weight, bias)
-        prepare(ctx, x, weight, *call.single.kept(box))
+        y, kept = call.single.made(x, weight, bias, keeps=True)
+        prepare(ctx, x, weight, *kept)
         return y
 
     @staticmethod

@@ -1,0 +1,175 @@
+"""A large convolution on a device that makes no padded copy of its block: halos are convolved apart, in narrow strips.
+
+    forward    halos leave ──► torch convolves the block, zeros around it ──► the outputs at borders are made again, from
+               strips of received and own rows
+    backward   strips: gradients of received rows, which leave, and their part in that of the weight ──► torch's gradients
+               of the block, zeros around it ──► what arrives is added to the rows at the borders
+
+So messages travel while the device works on the block, and torch's kernels see extents that they like. It is for windows
+that step by one and reach as far before as behind, on a grid that cuts one dim of space. The same messages are sent as
+for a fetched box: each worker decides for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...comm.messages.requests import NOTHING, Request
+from ...grid import OWN, stacking_of
+from .fetch import Fetch
+
+Extents = tuple[int, ...]
+Arguments = tuple[Extents, Extents, Extents, bool, Extents, int]
+"""Of torch's function for all convolutions, after the tensors."""
+
+LEAST = 1 << 23
+"""Bytes of a block from which the copy takes longer than launching a few more kernels."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One border of the block: where it lies, and which received rows lie beyond it."""
+
+    is_first: bool
+    number: int
+    """Of the piece, among those received."""
+
+
+@dataclass(frozen=True)
+class BorderConv:
+    """A convolution of a block, its borders apart."""
+
+    fetch: Fetch
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Around the box, by torch; along `dim` none."""
+    dilation: tuple[int, ...]
+    groups: int
+    dim: int
+    reach: int
+    """Rows that a window sees before and behind its middle, along `dim`."""
+    sides: tuple[Side, ...]
+
+    @classmethod
+    def of(
+        cls, fetch: Fetch, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int
+    ) -> BorderConv | None:
+        """For a fetched box that is a stack of rows, as many before the own ones as behind; None for any other."""
+        stacking, pieces = stacking_of(fetch.plan), fetch.traffic.arriving
+        if stacking is None or fetch.fill:
+            return None
+        dim, own = stacking.dim, stacking.order.index(OWN)
+        before, after = stacking.order[:own], stacking.order[own + 1 :]
+        if dim < 2 or stride[dim - 2] != 1 or padding[dim - 2] or len(before) > 1 or len(after) > 1:
+            return None
+        if any(len(places) != 1 for _, places in (*fetch.sends, *fetch.receives)):
+            return None
+        received = [sum(pieces[i].shape[dim] for i in each) for each in (before, after)]
+        around = fetch.margins or ((0, 0),) * len(fetch.shape)
+        margins, reach = around[dim], received[0] + around[dim][0]
+        if any(a != b for d, (a, b) in enumerate(around) if d != dim):
+            return None
+        padding = tuple(n + (0 if d == dim else around[d][0]) for d, n in enumerate(padding, 2))
+        if (
+            not reach
+            or received[1] + margins[1] != reach
+            or any(r and m for r, m in zip(received, margins, strict=True))
+        ):
+            return None
+        sides = [Side(is_first, i) for is_first, each in ((True, before), (False, after)) for i in each]
+        return cls(fetch, stride, padding, dilation, groups, dim, reach, tuple(sides))
+
+    def suits(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether it is right for these tensors, and worth it."""
+        d = self.dim
+        is_centred = self.dilation[d - 2] * (weight.shape[d] - 1) == 2 * self.reach
+        is_exact = x.dtype in (torch.float32, torch.float64)  # halves are added up in float32, of a fetched box
+        return is_centred and is_exact and x.shape[d] >= 2 * self.reach and self.is_worth_it(x)
+
+    @staticmethod
+    def is_worth_it(x: Tensor) -> bool:
+        return x.is_cuda and x.nbytes >= LEAST
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """The outputs, and the received rows."""
+        fetch, d = self.fetch, self.dim
+        received = [x.new_empty(place.shape) for place in fetch.traffic.arriving]
+        pending = fetch.transport.move(
+            [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
+            [(peer, [piece]) for (peer, _), piece in zip(fetch.receives, received, strict=True)],
+            x.dtype,
+            fetch.name,
+        )
+        try:
+            y = torch.convolution(x, weight, bias, *self._arguments(self.reach))
+        finally:  # whatever happens here: peers still write to the memory of these messages
+            pending.wait()
+        for side in self.sides:
+            rows = [received[side.number], self._border(x, side, 2 * self.reach)]
+            strip = torch.cat(rows if side.is_first else rows[::-1], d)
+            self._border(y, side).copy_(torch.convolution(strip, weight, bias, *self._arguments(0)))
+        return y, received
+
+    def backward(
+        self, dy: Tensor, x: Tensor, weight: Tensor, received: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients that are wanted: of the block, with what the others send for it, of the weight and of the bias."""
+        wants_x, wants_weight, _ = wanted
+        strips = {
+            side.number: self._strip_gradients(dy, weight, received[side.number], side, wants_x, wants_weight)
+            for side in (self.sides if wants_x or wants_weight else ())
+        }
+        traffic = self.fetch.adjoint.traffic
+        arriving = [x.new_empty(place.shape) for place in traffic.arriving] if wants_x else []
+        pending: Request = NOTHING
+        if wants_x:
+            pending = traffic.transport.move(
+                [(peer, [strips[i][0]]) for i, (peer, _) in enumerate(traffic.sends)],
+                [(peer, [piece]) for (peer, _), piece in zip(traffic.receives, arriving, strict=True)],
+                x.dtype,
+                traffic.what,
+            )
+        try:
+            of_x, of_weight, of_bias = torch.ops.aten.convolution_backward.default(
+                dy, x, weight, (dy.shape[1],), *self._arguments(self.reach), list(wanted)
+            )
+        finally:
+            pending.wait()
+        if wants_x:
+            for place, piece in zip(traffic.arriving, arriving, strict=True):
+                place(of_x).add_(piece)
+        if wants_weight:
+            for _, part in strips.values():
+                of_weight.add_(part)
+        return of_x, of_weight, of_bias
+
+    def _strip_gradients(
+        self, dy: Tensor, weight: Tensor, received: Tensor, side: Side, wants_x: bool, wants_weight: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Of the received rows at a side, and their part in that of the weight."""
+        d, room = self.dim, 2 * self.reach
+        zeros = [0] * (2 * (dy.dim() - 1 - d)) + ([0, room] if side.is_first else [room, 0])
+        of_strip, of_weight, _ = torch.ops.aten.convolution_backward.default(
+            self._border(dy, side).contiguous(),
+            F.pad(received, zeros),
+            weight,
+            None,
+            *self._arguments(0),
+            [wants_x, wants_weight, False],
+        )
+        return of_strip.narrow(d, 0 if side.is_first else room, self.reach) if wants_x else of_strip, of_weight
+
+    def _border(self, x: Tensor, side: Side, rows: int = 0) -> Tensor:
+        """The outermost rows of a block at a side, as many as a window reaches if not said otherwise."""
+        rows = rows or self.reach
+        return x.narrow(self.dim, 0 if side.is_first else x.shape[self.dim] - rows, rows)
+
+    def _arguments(self, along: int) -> Arguments:
+        """Of torch's function for all convolutions, with so much padding along `dim`."""
+        padding = (*self.padding[: self.dim - 2], along, *self.padding[self.dim - 1 :])
+        return self.stride, padding, self.dilation, False, (0,) * len(self.stride), self.groups

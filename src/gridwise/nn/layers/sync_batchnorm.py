@@ -8,6 +8,7 @@ Nothing waits for the device. Every worker must have elements; where some have n
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -102,11 +103,12 @@ def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     Torch's kernel has one block of threads for each channel: of few large ones most of the device stands idle, so these
     are taken sample by sample, and merged.
     """
-    large = x.dtype in (torch.float32, torch.float64) and x.is_contiguous() and x[0, 0].numel() >= LARGE
+    elements = math.prod(x.shape[2:])
+    large = x.dtype in (torch.float32, torch.float64) and x.is_contiguous() and elements >= LARGE
     if not large:
         return torch.batch_norm_stats(x, eps)
     var, mean = torch.var_mean(x.flatten(2), 2, correction=0)
-    counts = mean.new_full((len(x),), x[0, 0].numel())
+    counts = mean.new_full((len(x),), elements)
     return torch.batch_norm_gather_stats_with_counts(x, mean, (var + eps).rsqrt_(), None, None, 0.0, eps, counts)
 
 

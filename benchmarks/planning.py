@@ -63,9 +63,6 @@ class UNet3d(nn.Module):
         return self.out(x)
 
 
-MODELS = {"U-Net (2,3,96,128)": (UNet, (2, 3, 96, 128)), "U-Net 3-D (1,1,16,32,48)": (UNet3d, (1, 1, 16, 32, 48))}
-
-
 def grow(grid: tuple[int, ...]) -> dict[str, float]:
     """Plan one grid, here."""
     began, spent = time.perf_counter(), time.process_time()
@@ -90,48 +87,6 @@ def growth(console: Console) -> None:
         size = str(grid[0] * grid[1] * grid[2])
         table.add_row(size, str(found["roles"]), str(found["exact"]), *(f"{n:.1f}" for n in numbers))
     console.print(table)
-
-
-def step_seconds(name: str, grid: tuple[int, ...]) -> list[float]:
-    """What each worker runs: some steps, each begun together."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    make, shape = MODELS[name]
-    world = gridwise.world()
-    P_x = world.create_cartesian_topology_partition(grid)
-    model, x = gridwise.distribute(make(), P_x), gridwise.scatter(torch.randn(shape), P_x)
-    spent = []
-    for _ in range(REPEATS + 2):
-        world.transport.barrier()
-        began = time.perf_counter()
-        y = model(x)
-        y.backward(torch.ones_like(y))
-        spent.append(time.perf_counter() - began)
-    return spent[2:]
-
-
-def order(console: Console, workers: int, transport: str) -> None:
-    machine = calibrated(workers, transport)
-    table = Table("model", "grid", "planned ms", "median ms", "quartiles ms")
-    table.title = f"{workers} workers over {transport}, {machine.name}; planned against measured"
-    right = pairs = 0
-    with Pool(workers, transport, env={"OMP_NUM_THREADS": "1"}) as pool:
-        for name, (make, shape) in MODELS.items():
-            rows = []
-            for grid in grids_of(workers, shape):
-                planned = gridwise.plan(make(), grid, shape, machine=machine).time.seconds
-                slowest = sorted(max(each) for each in zip(*pool.run(step_seconds, name, grid), strict=True))
-                n = len(slowest)
-                rows.append((planned, slowest[n // 2], slowest[n // 4], slowest[3 * n // 4]))
-                shown = (f"{1e3 * seconds:.1f}" for seconds in rows[-1][:2])
-                spread = f"{1e3 * slowest[n // 4]:.1f} to {1e3 * slowest[3 * n // 4]:.1f}"
-                table.add_row(name, " x ".join(map(str, grid)), *shown, spread)
-            for a, b in itertools.combinations(rows, 2):
-                if a[3] < b[2] or b[3] < a[2]:
-                    pairs += 1
-                    right += (a[0] < b[0]) == (a[1] < b[1])
-    console.print(table)
-    console.print(f"{right} of {pairs} pairs that differ by more than their quartiles are in the right order")
 
 
 def main() -> None:

@@ -1,11 +1,10 @@
-"""How planning grows with the number of workers, and whether grids are in the right order.
+"""What planning costs: how it grows with the number of workers, models of the zoo, and a search.
 
-    python benchmarks/planning.py [--part growth|order] [--workers 2] [--transport mpi|gloo]
+    python benchmarks/planning.py [--part growth|zoo|search]
 
-growth: a 3-D U-Net on 1024^3 voxels, on 8 to 4,096 workers; goal: 60 s and 2 GiB in all. Each in a process of its own.
-order: steps of two models, which were not used in calibration, on every grid of the workers, measured and planned for the
-machine as it is calibrated in the same run. Of all pairs of grids whose medians differ by more than their spread, the share
-that the plan puts in the right order; goal: 0.9 with a core for each worker.
+growth: a 3-D U-Net on 1024^3 voxels with AdamW, on 8 to 4,096 workers; goal: 60 s and 2 GiB. zoo: ten models on 256 workers;
+goal: a minute each. search: all grids of 64 workers for the 3-D U-Net on 512^3 voxels. Each in a process of its own; seconds
+are those of the processor, which other work on the machine does not change much, and of the clock.
 """
 
 from __future__ import annotations
@@ -17,6 +16,10 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -24,14 +27,24 @@ from rich.table import Table
 from torch import nn
 
 import gridwise
-from gridwise.comm.launching.pool import Pool
-from gridwise.planning.calibrate import calibrated
-from gridwise.planning.search import grids_of
-from layers_norm import UNet
 
-GRIDS = [(2, 2, 2), (4, 4, 4), (8, 8, 8), (16, 16, 16)]
+GRIDS = [(1, 1, 2, 2, 2), (1, 1, 4, 4, 4), (1, 1, 8, 8, 8), (1, 1, 16, 16, 16)]
 VOXELS = (1, 1, 1024, 1024, 1024)
-REPEATS = 9
+SQUARE = (1, 1, 16, 16)
+ZOO = {
+    "dcgan_g": (2, 16, 64, 64),
+    "dcgan_d": (2, 3, 1024, 1024),
+    "pix2pix_unet": (2, 3, 1024, 1024),
+    "cyclegan_resnet": (2, 3, 1024, 1024),
+    "milesial_unet": (2, 3, 1024, 1024),
+    "espcn": (2, 3, 1024, 1024),
+    "edsr": (2, 3, 1024, 1024),
+    "dncnn": (2, 3, 1024, 1024),
+    "convlstm_zeros": (2, 3, 1024, 1024),
+    "vanilla_vae": (2, 3, 64, 64),
+    "sngan_d_old": (2, 3, 64, 64),
+}
+"""Those whose last layers want one size are planned on that."""
 
 
 class UNet3d(nn.Module):
@@ -63,92 +76,104 @@ class UNet3d(nn.Module):
         return self.out(x)
 
 
-MODELS = {"U-Net (2,3,96,128)": (UNet, (2, 3, 96, 128)), "U-Net 3-D (1,1,16,32,48)": (UNet3d, (1, 1, 16, 32, 48))}
+Found = dict[str, Any]
 
 
-def grow(grid: tuple[int, ...]) -> dict[str, float]:
-    """Plan one grid, here."""
-    began, spent = time.perf_counter(), time.process_time()
-    plan = gridwise.plan(UNet3d(), (1, 1, *grid), VOXELS, optimizer=torch.optim.AdamW)
+def planned(model: nn.Module, grid: tuple[int, ...], shape: tuple[int, ...]) -> Found:
+    plan = gridwise.plan(model, grid, shape, optimizer=torch.optim.AdamW)
     return {
         "roles": len(plan.workers),
         "exact": plan.exact,
-        "seconds": time.perf_counter() - began,
-        "cpu": time.process_time() - spent,
-        "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "memory": max(worker.memory for worker in plan.workers) / 2**30,
+        "memory": max(worker.memory for worker in plan.workers) / 2**20,
     }
 
 
+def of_zoo(name: str) -> Found:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from zoo.classics import CLASSICS
+
+    return planned(CLASSICS[name][0](), SQUARE, ZOO[name])
+
+
+def searched() -> Found:
+    shape = (1, 1, 512, 512, 512)
+    found = gridwise.plan(
+        UNet3d(), workers=64, input_shape=shape, memory="40GiB", machine="nvidia-a100", optimizer=torch.optim.AdamW
+    )
+    return {"text": str(found), "tried": len(found.rows)}
+
+
+def measured(call: Callable[[], Found]) -> Found:
+    """What the call finds, and what it takes of this process."""
+    began, spent = time.perf_counter(), time.process_time()
+    found = call()
+    return {
+        **found,
+        "seconds": time.perf_counter() - began,
+        "processor": time.process_time() - spent,
+        "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def apart(*task: str) -> Found:
+    """A task in a process of its own."""
+    command = [sys.executable, __file__, "--task", *task]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return json.loads(answer.splitlines()[-1])
+
+
+def run(task: str, of: str = "") -> Found:
+    if task == "growth":
+        grid = tuple(map(int, of.split("x")))
+        return measured(lambda: planned(UNet3d(), grid, VOXELS))
+    return measured(searched if task == "search" else lambda: of_zoo(of))
+
+
+def costs(found: Found) -> list[str]:
+    return [f"{found[name]:.1f}" for name in ("processor", "seconds", "resident")]
+
+
 def growth(console: Console) -> None:
-    table = Table("workers", "roles run", "exact", "seconds", "of the processor", "resident MiB", "GiB of a worker")
+    table = Table("workers", "roles run", "exact", "seconds of the processor", "of the clock", "MiB", "a worker needs")
     table.title = "planning a 3-D U-Net on 1024^3 voxels; goal: 60 s and 2 GiB"
     for grid in GRIDS:
-        command = [sys.executable, __file__, "--one", "x".join(map(str, grid))]
-        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-        numbers = (found["seconds"], found["cpu"], found["resident"], found["memory"])
-        size = str(grid[0] * grid[1] * grid[2])
-        table.add_row(size, str(found["roles"]), str(found["exact"]), *(f"{n:.1f}" for n in numbers))
+        found = apart("growth", "x".join(map(str, grid)))
+        needs = gridwise.planning.readable(round(found["memory"] * 2**20))
+        table.add_row(f"{prod(grid):,}", str(found["roles"]), str(found["exact"]), *costs(found), needs)
     console.print(table)
 
 
-def step_seconds(name: str, grid: tuple[int, ...]) -> list[float]:
-    """What each worker runs: some steps, each begun together."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    make, shape = MODELS[name]
-    world = gridwise.world()
-    P_x = world.create_cartesian_topology_partition(grid)
-    model, x = gridwise.distribute(make(), P_x), gridwise.scatter(torch.randn(shape), P_x)
-    spent = []
-    for _ in range(REPEATS + 2):
-        world.transport.barrier()
-        began = time.perf_counter()
-        y = model(x)
-        y.backward(torch.ones_like(y))
-        spent.append(time.perf_counter() - began)
-    return spent[2:]
-
-
-def order(console: Console, workers: int, transport: str) -> None:
-    machine = calibrated(workers, transport)
-    table = Table("model", "grid", "planned ms", "median ms", "quartiles ms")
-    table.title = f"{workers} workers over {transport}, {machine.name}; planned against measured"
-    right = pairs = 0
-    with Pool(workers, transport, env={"OMP_NUM_THREADS": "1"}) as pool:
-        for name, (make, shape) in MODELS.items():
-            rows = []
-            for grid in grids_of(workers, shape):
-                planned = gridwise.plan(make(), grid, shape, machine=machine).time.seconds
-                slowest = sorted(max(each) for each in zip(*pool.run(step_seconds, name, grid), strict=True))
-                n = len(slowest)
-                rows.append((planned, slowest[n // 2], slowest[n // 4], slowest[3 * n // 4]))
-                shown = (f"{1e3 * seconds:.1f}" for seconds in rows[-1][:2])
-                spread = f"{1e3 * slowest[n // 4]:.1f} to {1e3 * slowest[3 * n // 4]:.1f}"
-                table.add_row(name, " x ".join(map(str, grid)), *shown, spread)
-            for a, b in itertools.combinations(rows, 2):
-                if a[3] < b[2] or b[3] < a[2]:
-                    pairs += 1
-                    right += (a[0] < b[0]) == (a[1] < b[1])
+def zoo(console: Console) -> None:
+    table = Table("model", "input", "roles run", "exact", "seconds of the processor", "of the clock", "MiB")
+    table.title = "planning models of the zoo on 16 x 16 workers; goal: 60 s"
+    for name, shape in ZOO.items():
+        found = apart("zoo", name)
+        table.add_row(name, "x".join(map(str, shape)), str(found["roles"]), str(found["exact"]), *costs(found))
     console.print(table)
-    console.print(f"{right} of {pairs} pairs that differ by more than their quartiles are in the right order")
+
+
+def search(console: Console) -> None:
+    found = apart("search")
+    console.print(found["text"], markup=False, highlight=False)
+    spent = "{} s of the processor, {} s, {} MiB".format(*costs(found))
+    console.print(f"a search among {found['tried']} grids of 64 workers: {spent}")
+
+
+PARTS = {"growth": growth, "zoo": zoo, "search": search}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("growth", "order"))
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--transport", default="mpi", choices=("mpi", "gloo"))
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--task", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(grow(tuple(map(int, options.one.split("x"))))))
+    if options.task:
+        print(json.dumps(run(*options.task)))
         return
     console = Console(width=130)
-    if options.part != "order":
-        growth(console)
-    if options.part != "growth":
-        order(console, options.workers, options.transport)
+    for name, part in PARTS.items():
+        if options.part in (None, name):
+            part(console)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     name = "..."                    source = "where the numbers are from"           measured = true
     memory = "40GiB"                of a worker
+    device = "cuda"                 what a worker computes with: "cpu" (if left out) or "cuda"; decides how memory is counted
     workers_per_node = 8            workers with consecutive ranks share a node
     memory_bandwidth = 1.0e12       bytes per second, read and written, of a worker while all others work too
     call_overhead = 1.0e-5          seconds that each operator takes however small it is
@@ -28,6 +29,7 @@ from ..errors import PartitionError, describe
 
 SHIPPED = Path(__file__).parent / "machines"
 KINDS = ("conv", "matmul")
+DEVICES = ("cpu", "cuda")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
@@ -52,6 +54,7 @@ class Machine:
     overlap : the share of communication that is hidden behind computing, 0 to 1
     flops : operations per second, by kind of operator and dtype
     inside, between : latency and bandwidth within a node, and between nodes
+    device : what a worker computes with, "cpu" or "cuda": decides how its memory is counted
 
     Examples
     --------
@@ -71,6 +74,7 @@ class Machine:
     flops: Mapping[str, Mapping[str, float]]
     inside: Link
     between: Link
+    device: str = "cpu"
 
     def rate(self, kind: str, dtype: str) -> float:
         """Operations per second; of a dtype that the file does not name, as of float32."""
@@ -96,6 +100,7 @@ class Machine:
         words = {"name": self.name, "source": self.source}
         lines = [f"{key} = {_quoted(value)}" for key, value in words.items()]
         lines += [f"measured = {str(self.measured).lower()}", f"memory = {self.memory}"]
+        lines.append(f"device = {_quoted(self.device)}")
         names = ("workers_per_node", "memory_bandwidth", "call_overhead", "overlap")
         lines += [f"{name} = {getattr(self, name)!r}" for name in names]
         for kind, rates in self.flops.items():
@@ -158,6 +163,9 @@ def read_machine(path: str | Path) -> Machine:
         overlap = float(found["overlap"])
         if not 0 <= overlap <= 1:
             raise ValueError(f"`overlap` (={overlap}) is a share, from 0 to 1")
+        device = str(found.get("device", "cpu"))
+        if device not in DEVICES:
+            raise ValueError(f"`device` (={device!r}) is none of {', '.join(DEVICES)}")
         return Machine(
             str(found["name"]),
             str(found["source"]),
@@ -169,6 +177,7 @@ def read_machine(path: str | Path) -> Machine:
             overlap,
             rates,
             *links,
+            device,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else str(error)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 Place = tuple[str, str]
 """A layer and a phase."""
+BLOCKS = {"cpu": 1, "cuda": 512}
+"""What an allocator hands out is a multiple of this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Moment:
 class Memory:
     """What is allocated and released, as it happens; `at` says where."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._block = BLOCKS[device]
         self.at: Place = "", ""
         self.held = 0
         self._log: list[tuple[int, Place, Place]] = []
@@ -55,12 +58,19 @@ class Memory:
     def add(self, tensors: Iterable[Tensor], workspace: int = 0) -> None:
         """What an operator has made; memory that it has needed in between, `workspace`, is released at once."""
         for tensor in tensors:
-            size = tensor.untyped_storage().nbytes()
+            size = self._rounded(tensor.untyped_storage().nbytes())
             if self._follow(tensor, (size, self.at)):
                 self._note(size, self.at)
         if workspace:
-            self._note(workspace, self.at)
-            self._note(-workspace, self.at)
+            self._note(self._rounded(workspace), self.at)
+            self._note(-self._rounded(workspace), self.at)
+
+    def size_of(self, tensors: Iterable[Tensor]) -> int:
+        """What these take, each in memory of its own."""
+        return sum(self._rounded(tensor.nbytes) for tensor in tensors)
+
+    def _rounded(self, size: int) -> int:
+        return -(-size // self._block) * self._block
 
     def _note(self, size: int, owner: Place) -> None:
         self.held += size

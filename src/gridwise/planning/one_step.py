@@ -53,6 +53,8 @@ class Task:
     dtype: torch.dtype = torch.float32
     loss: Loss | None = None
     optimizer: Optimizer | None = None
+    device: str = "cpu"
+    """Whose allocator is followed: "cpu" or "cuda"."""
     recordings: list[Recording] = field(default_factory=list)
     optimised: dict[Hashable, OptimiserStep] = field(default_factory=dict)
     """By the shapes of the parameters, which are mostly the same on all workers."""
@@ -84,7 +86,7 @@ def step(task: Task, P_x: Partition) -> StepRecord:
     x = torch.empty(Layout.balanced(P_x.grid, task.shape).block(rank).shape, dtype=task.dtype)
     ledger.expect(task.shape)
     held = [*placed.parameters(), *placed.buffers()]
-    record = StepRecorder([*held, x])
+    record = StepRecorder([*held, x], task.device)
     _prepare_apart(placed, task.recordings, record)
     with record:
         record.phase = ledger.phase = FORWARD
@@ -112,11 +114,11 @@ def step(task: Task, P_x: Partition) -> StepRecord:
         rank,
         P_x.index or (),
         ledger.entries[rank],
-        parameters=sum(t.nbytes for t in held),
-        gradients=sum(p.nbytes for p in parameters if p.requires_grad),
+        parameters=record.memory.size_of(held),
+        gradients=record.memory.size_of(p for p in parameters if p.requires_grad),
         states=optimised.states,
         activations=kept,
-        input=x.nbytes,
+        input=record.memory.size_of([x]),
         made=record.memory.peak,
     )
     curve, holders = tuple(record.memory.curve()), tuple(record.memory.holders())
@@ -131,19 +133,30 @@ def _optimised(task: Task, parameters: list[torch.nn.Parameter]) -> OptimiserSte
         return OptimiserStep()
     key = tuple([(p.shape, p.dtype, p.grad is not None) for p in parameters])
     if key not in task.optimised:
-        record = StepRecorder()
+        record = StepRecorder(device=task.device)
         with torch.device("cpu"):  # how many steps it has made is a number
             optimizer = task.optimizer(parameters)
+            if task.device == "cuda":
+                _as_on_cuda(optimizer)
             optimizer.step()
             states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+            if task.device != "cpu":
+                states = [x for x in states if x.device.type == "meta"]  # numbers stay on the host
             record.memory.ignore([*parameters, *states, *(p.grad for p in parameters if p.grad is not None)])
             record.phase = OPTIMISER
             with record:
                 optimizer.step()
-        size = sum({id(x): x.nbytes for x in states}.values())
+        size = record.memory.size_of({id(x): x for x in states}.values())
         task.optimised[key] = OptimiserStep(size, record.work[OUTSIDE, OPTIMISER], record.memory.peak)
         record.memory.close()
     return task.optimised[key]
+
+
+def _as_on_cuda(optimizer: torch.optim.Optimizer) -> None:
+    """Let it take all parameters at once, as torch's optimisers do there unless they are told otherwise."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
 
 
 def without_numbers(model: torch.nn.Module) -> torch.nn.Module:

@@ -112,9 +112,9 @@ def plan(
         raise PartitionError(f"plan: `model` (={model!r}) is no torch.nn.Module.\n  fix: make it the `forward` of one.")
     if not isinstance(dtype, torch.dtype):
         raise PartitionError(f"plan: `dtype` (={dtype!r}) is no torch.dtype.")
-    task = Task(without_numbers(model), shape, dtype, loss, optimizer)
+    known = find_machine(machine)
+    task = Task(without_numbers(model), shape, dtype, loss, optimizer, known.device)
     if grid is None and isinstance(workers, int):
-        known = find_machine(machine)
         limit = known.memory if memory is None else number_of_bytes(memory)
         return search(task, _numbers("workers", [workers], 1)[0], limit, known, planned)
     extents = _numbers("grid", grid, 1)
@@ -125,7 +125,7 @@ def plan(
     asked = None if workers is None else _numbers("workers", workers, 0)
     if asked == ():
         raise PartitionError("plan: `workers` names no worker to run.\n  fix: leave it out, or name one at least.")
-    return planned(task, extents, asked, find_machine(machine))
+    return planned(task, extents, asked, known)
 
 
 def planned(task: Task, grid: tuple[int, ...], workers: Sequence[int] | None, machine: Machine) -> Plan:

@@ -46,9 +46,9 @@ class Work:
 class StepRecorder(TorchDispatchMode):
     """Listens to every operator in its body; may be entered again."""
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    def __init__(self, known: Iterable[Tensor] = (), device: str = "cpu") -> None:
         super().__init__()
-        self.layers, self.memory = CurrentLayer(), Memory()
+        self.layers, self.memory, self.device = CurrentLayer(), Memory(device), device
         self.work: dict[tuple[str, str], Work] = defaultdict(Work)
         self.phase = ""
         self.paused = False
@@ -81,7 +81,7 @@ class StepRecorder(TorchDispatchMode):
             return made
         place = self.layers.current(), self.phase
         self.memory.at = place
-        self.memory.add(outputs, workspace_of(func, args, outputs))
+        self.memory.add(outputs, workspace_of(func, args, outputs, self.device))
         work = self.work[place]
         work.calls += 1
         touched = bytes_of(tensors_in(args), outputs)

@@ -1,16 +1,21 @@
 """Roles: workers that do the same, seen from where they stand. One of each is run, and the others follow.
 
 Blocks on a grid are products of cuts along its axes, so what a worker does is made of what it does along each axis. Two
-places along an axis are alike if workers there, with everything else equal, do the same: compute as much, hold as much, and
-send as many bytes as far in the same direction. A role is one kind of place along each axis.
+places along an axis are alike if the blocks there are equally long and workers there, with everything else equal, do the
+same: compute as much, hold as much, and send as many bytes as far in the same direction. A role is one kind of place along
+each axis.
 
-    1. along each axis, through the middle of the grid, find the kinds of places: between two places of one kind, where all
-       blocks are equally long, halos grow or shrink steadily with the place, so all places between are of that kind
+    1. along each axis, on a line of workers that have a part of every tensor, find the kinds of places: between two places
+       of one kind, where all blocks are equally long, halos grow or shrink steadily with the place, so all places between
+       are of that kind
     2. run one worker for each combination of kinds
 
-This is exact for models whose tensors all lie on the axes of the grid. Where some lie on other grids, after a flatten say,
-workers have peers of their own; then, and where there would be more than `MOST` roles, workers at the ends, in the middle and
-where blocks become shorter stand for those nearest to them, and the plan says that it estimates.
+On a line of workers some of whose blocks are empty nothing would be seen of what others do with theirs, so the line is
+through the middle of the grid only if the blocks there have something in them.
+
+This is exact for models whose tensors all lie along the axes of the grid, whichever of their dims are cut. Where some lie on
+other grids workers have peers of their own; then, and where there would be more than `MOST` roles, workers at the ends, in
+the middle and where blocks become shorter stand for those nearest to them, and the plan says that it estimates.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+
+import numpy as np
 
 from ..comm.transports.counting import Entry
 from ..grid import Grid, Layout
@@ -64,20 +71,24 @@ Run = Callable[[int], tuple[StepRecord, Sequence[Entry]]]
 def find_roles(shape: Sequence[int], run: Run, rows: Sequence[int]) -> Roles:
     """The roles on a grid of that shape; `run` runs a worker, `rows` is the shape of the input."""
     grid = Grid(tuple(range(math.prod(shape))), tuple(shape))
-    middle = [extent // 2 for extent in shape]
-    layouts = run(grid.rank_at(middle))[0].layouts.values()
-    if not all(_is_on(layout, grid) for layout in layouts):
-        return Roles(tuple(_nearest(_typical(*line), line[0]) for line in zip(shape, rows, strict=True)), exact=False)
+    estimate = Roles(tuple(_nearest(_typical(*line), line[0]) for line in zip(shape, rows, strict=True)), exact=False)
+    layouts = run(grid.rank_at([extent // 2 for extent in shape]))[0].layouts.values()
+    lengths = _block_lengths(layouts, grid)
+    line = None if lengths is None else [_filled_place(*along) for along in zip(shape, lengths, strict=True)]
+    if lengths is None or line is None or None in line:
+        return estimate
+    base = [place for place in line if place is not None]
     kinds: list[tuple[int, ...]] = []
     for axis, extent in enumerate(shape):
 
         def seen(place: int, axis: int = axis) -> Hashable:
-            rank = grid.rank_at([*middle[:axis], place, *middle[axis + 1 :]])
-            return signature(rank, grid, *run(rank))
+            rank = grid.rank_at([*base[:axis], place, *base[axis + 1 :]])
+            return signature(rank, grid, *run(rank)), lengths[axis][place]
 
-        kinds.append(_kinds_along(extent, seen, _even_stretches(extent, axis, layouts)))
+        even = [False, *(a == b for a, b in pairwise(lengths[axis]))]
+        kinds.append(_kinds_along(extent, seen, even, base[axis]))
     if math.prod(len(set(line)) for line in kinds) > MOST:
-        return Roles(tuple(_nearest(_typical(*line), line[0]) for line in zip(shape, rows, strict=True)), exact=False)
+        return estimate
     return Roles(tuple(kinds), exact=True)
 
 
@@ -97,24 +108,48 @@ def signature(rank: int, grid: Grid, record: StepRecord, entries: Iterable[Entry
     return frozenset(sent.items()), tuple(sorted(work)), worker.memory, worker.activations
 
 
-def _is_on(layout: Layout, grid: Grid) -> bool:
-    """Whether a tensor is cut along axes of this grid alone, in their order."""
-    return [n for n in layout.grid.shape if n > 1] == [n for n in grid.shape if n > 1]
-
-
-def _even_stretches(extent: int, axis: int, layouts: Iterable[Layout]) -> list[bool]:
-    """For each place, whether the block there is as long as the one before, in all layouts."""
-    even = [True] * extent
+def _block_lengths(layouts: Iterable[Layout], grid: Grid) -> list[list[tuple[int, ...]]] | None:
+    """For each axis, by place: how long the blocks there are, in all layouts. None if one is on another grid."""
+    lengths: list[list[list[int]]] = [[[] for _ in range(extent)] for extent in grid.shape]
+    known: dict[Grid, list[int | None] | None] = {}
     for layout in layouts:
-        for length, cuts in zip(layout.grid.shape, layout.cuts, strict=True):
-            if length == extent:  # perhaps another axis as long as this one, which only costs a look
-                lengths = [b - a for a, b in pairwise(cuts)]
-                for place in range(1, extent):
-                    even[place] &= lengths[place] == lengths[place - 1]
-    return even
+        if layout.grid not in known:
+            known[layout.grid] = _axes_of(layout.grid, grid)
+        axes = known[layout.grid]
+        if axes is None:
+            return None
+        for axis, cuts in zip(axes, layout.cuts, strict=True):
+            if axis is not None:
+                for place, (a, b) in enumerate(pairwise(cuts)):
+                    lengths[axis][place].append(b - a)
+    return [[tuple(each) for each in along] for along in lengths]
 
 
-def _kinds_along(extent: int, seen: Callable[[int], Hashable], even: Sequence[bool]) -> tuple[int, ...]:
+def _axes_of(inner: Grid, grid: Grid) -> list[int | None] | None:
+    """For each axis of `inner`, the axis of `grid` along which its workers stand; None for a grid that lies otherwise."""
+    if inner.size != grid.size:
+        return None
+    places = np.empty((inner.dim, inner.size), dtype=np.int64)
+    places[:, list(inner.ranks)] = np.unravel_index(np.arange(inner.size), inner.shape)
+    wanted = np.array(np.unravel_index(np.arange(grid.size), grid.shape))
+    axes: list[int | None] = []
+    for place, extent in zip(places, inner.shape, strict=True):
+        found = [a for a in range(grid.dim) if np.array_equal(place, wanted[a])]
+        if extent > 1 and not found:
+            return None
+        axes.append(found[0] if extent > 1 else None)
+    return axes
+
+
+def _filled_place(extent: int, lengths: Sequence[tuple[int, ...]]) -> int | None:
+    """The place nearest to the middle whose blocks all have something in them; None if there is none."""
+    filled = [place for place in range(extent) if 0 not in lengths[place]]
+    return min(filled, key=lambda place: abs(place - extent // 2), default=None)
+
+
+def _kinds_along(
+    extent: int, seen: Callable[[int], Hashable], even: Sequence[bool], base: int | None = None
+) -> tuple[int, ...]:
     """By place: one of its kind, the same for all of them. Looks at few places where many are alike."""
     found: dict[int, Hashable] = {}
 
@@ -131,7 +166,8 @@ def _kinds_along(extent: int, seen: Callable[[int], Hashable], even: Sequence[bo
         elif last - first > 1:
             middle = (first + last) // 2
             todo += [(first, middle), (middle, last)]
-    names = {look(extent // 2): extent // 2}  # which was run for the other axes too
+    first = extent // 2 if base is None else base
+    names = {look(first): first}  # which was run for the other axes too
     return tuple(names.setdefault(found[place], place) for place in range(extent))
 
 

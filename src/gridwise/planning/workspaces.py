@@ -25,15 +25,25 @@ PLAIN = 4
 """Up to so many channels the input of a convolution is read as it lies."""
 
 
-def workspace_of(operator: Any, args: Sequence[Any], outputs: Sequence[Tensor | None]) -> int:
+def workspace_of(operator: Any, args: Sequence[Any], outputs: Sequence[Tensor | None], device: str = "cpu") -> int:
     """Bytes that are held at the most while the operator runs, beyond what it returns."""
     packet = operator.overloadpacket
+    if device == "cuda":
+        return _by_cudnn(packet, args, outputs)
     if packet is aten.convolution:
         x, weight, _, _, _, _, transposed, _, groups = args
         return _forward(x, weight, outputs[0], bool(transposed), groups)
     if packet is aten.convolution_backward:
         gradient, x, weight, _, _, _, _, transposed, _, groups, wanted = args
         return _backward(gradient, x, weight, bool(transposed), groups, bool(wanted[0]))
+    return 0
+
+
+def _by_cudnn(packet: Any, args: Sequence[Any], outputs: Sequence[Tensor | None]) -> int:
+    if packet is aten.convolution and outputs[0] is not None:
+        return args[0].nbytes + args[1].nbytes + outputs[0].nbytes
+    if packet is aten.convolution_backward:
+        return sum(x.nbytes for x in args[:3])
     return 0
 
 

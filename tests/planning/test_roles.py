@@ -22,7 +22,10 @@ def counted(worker):
     )
 
 
-@pytest.mark.parametrize(("grid", "shape"), [((1, 1, 6, 3), (1, 3, 48, 24)), ((1, 1, 5, 4), (1, 3, 42, 36))])
+@pytest.mark.parametrize(
+    ("grid", "shape"),
+    [pytest.param((1, 1, 6, 3), (1, 3, 48, 24), marks=pytest.mark.soak), ((1, 1, 5, 4), (1, 3, 42, 36))],
+)
 def test_those_that_are_not_run_do_as_those_that_are(grid, shape):
     """Also where blocks are not equally long, and halos grow and shrink from worker to worker."""
     model = torch.nn.Sequential(

@@ -1,8 +1,8 @@
 """Which tests `make test` runs and which `make soak`, and in which order.
 
 Layers, models, TAGI and data are above the transports: whatever depends on the number of workers shows over MPI as it does over
-gloo. So of a test that takes several numbers of workers, `make test` runs the two largest over MPI (models: those of three and
-more, where there are any). The primitives and what layers run on (tests/nn/primitives, tests/nn/engine) run over gloo too, on
+gloo. So of a test that takes several numbers of workers, `make test` runs the two largest over MPI (of a model, the largest).
+The primitives and what layers run on (tests/nn/primitives, tests/nn/engine) run over gloo too, on
 the largest number; the rest does where there is no MPI. All other settings are for `make soak`. Tests of the transports
 themselves (tests/comm, tests/checkpoint) run on all of them.
 
@@ -57,8 +57,7 @@ def _is_short(item: pytest.Item, transport: str, count: int, over_mpi: list[int]
     if not item.nodeid.startswith(ABOVE_TRANSPORTS):
         return True
     if transport == "mpi":
-        fewest = 3 if item.nodeid.startswith("tests/models/") and over_mpi[-1] >= 3 else over_mpi[-2:][0]
-        return count >= fewest
+        return count in over_mpi[-1 if item.nodeid.startswith("tests/models/") else -2 :]
     if count not in over_mpi:
         return True
     return count == over_gloo[-1] and (item.nodeid.startswith(NEAR_TRANSPORTS) or mpi_missing() is not None)

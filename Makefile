@@ -33,9 +33,13 @@ docs: $(READY)
 	@echo build/docs/index.html
 
 SHORT := not soak and not launchers and not browser
+# Whole files to two test processes, long ones first (tests/conftest.py). Tests that kill workers and watch the clock come
+# afterwards, beside nothing that computes.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+CLOCK := tests/comm/launching tests/comm/supervision
 test: check
-	$(BIN)/python -m pytest -m '$(SHORT)' -n 2 --dist loadfile --ignore=tests/comm --ignore=tests/cli
-	$(BIN)/python -m pytest -m '$(SHORT)' tests/comm tests/cli # one by one: they kill workers, and watch the clock
+	$(BIN)/python -m pytest -m '$(SHORT)' $(TWO) $(CLOCK:%=--ignore=%)
+	$(BIN)/python -m pytest -m '$(SHORT)' $(TWO) $(CLOCK)
 
 # Open MPI, Slurm and two hosts, each started for the tests; installs Debian's packages where it may, skips what is not there.
 test-launchers: $(READY)

@@ -1,7 +1,8 @@
 """kill -9 of a random worker at random moments of saves, again and again; run by test_kill.py as a program of its own.
 
     python killing.py FOLDER FIRST_SEED TRIALS      at random moments
-    python killing.py FOLDER everywhere VARIANT...  before and after each single call that changes a file
+    python killing.py FOLDER before VARIANT...      before each single call that changes a file
+    python killing.py FOLDER everywhere VARIANT...  before and after each of them
 
 Workers are forked from this process, which has imported torch once, and talk over a socket; nothing else is shared. In
 each trial they save version after version (replacing one path, in a series, or in the background) until one of them is
@@ -192,6 +193,9 @@ def version_of(path: Path) -> int:
     return version
 
 
+MOMENTS = {"before": (False,), "everywhere": (False, True)}
+
+
 def trial(folder: Path, seed: int) -> str:
     choice = random.Random(seed)
     variant = VARIANTS[seed % len(VARIANTS)]
@@ -207,14 +211,14 @@ def trial(folder: Path, seed: int) -> str:
     return variant
 
 
-def everywhere(folder: Path, variants: Sequence[str]) -> int:
-    """Kill each of two workers before and after each of its calls in the second save, until it survives that."""
+def at_each_call(folder: Path, variants: Sequence[str], moments: Sequence[bool]) -> int:
+    """Kill each of two workers before (or after: True) each of its calls in the second save, until it survives that."""
     kills = 0
     for variant in variants:
         for rank in range(2):
             for call in range(1, 1000):
                 alive = False
-                for after in (False, True):
+                for after in moments:
                     place = folder / f"{variant}-{rank}-{call}-{after}"
                     place.mkdir()
                     workers, ear = forked(2, place, variant, (rank, call, after))
@@ -285,8 +289,8 @@ def check(folder: Path, variant: str, reported: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[2] == "everywhere":
-        print(f"{everywhere(Path(sys.argv[1]), sys.argv[3:])} kills survived")
+    if sys.argv[2] in MOMENTS:
+        print(f"{at_each_call(Path(sys.argv[1]), sys.argv[3:], MOMENTS[sys.argv[2]])} kills survived")
         sys.exit()
     place, first, trials = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     done = [trial(place / f"trial{seed}", seed) for seed in range(first, first + trials)]

@@ -18,17 +18,17 @@ def kills(folder: Path, *how: object) -> str:
 
 
 def test_a_killed_worker_never_costs_the_previous_checkpoint(tmp_path: Path) -> None:
-    assert "21 kills survived: 7 replace, 7 series, 7 background" in kills(tmp_path, 0, 21)
+    assert "9 kills survived: 3 replace, 3 series, 3 background" in kills(tmp_path, 0, 9)
 
 
-def test_a_worker_killed_before_and_after_every_call_that_changes_a_file(tmp_path: Path) -> None:
-    said = kills(tmp_path, "everywhere", "replace")
-    assert int(said.split()[0]) > 30, said
+def test_a_worker_killed_before_every_call_that_changes_a_file(tmp_path: Path) -> None:
+    said = kills(tmp_path, "before", "replace")
+    assert int(said.split()[0]) > 15, said
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("variant", ["series", "background"])
-def test_the_same_in_a_series_and_in_the_background(tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize("variant", ["replace", "series", "background"])
+def test_a_worker_killed_before_and_after_every_call(tmp_path: Path, variant: str) -> None:
     said = kills(tmp_path, "everywhere", variant)
     assert int(said.split()[0]) > 30, said
 

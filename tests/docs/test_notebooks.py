@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from pages import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+SHORT = "quick_start"
 SECONDS = 240
 
 
@@ -28,12 +30,11 @@ def run(path: Path, folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All of them, two at a time: they mostly wait for processes to start."""
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """What a notebook is after it was run; it runs when it is first asked for."""
     pytest.importorskip("nbclient", reason="pip install -e '.[docs]'")
-    with ThreadPoolExecutor(2) as two:
-        jobs = {path.stem: two.submit(run, path, tmp_path_factory.mktemp(path.stem)) for path in NOTEBOOKS}
-        return {name: job.result() for name, job in jobs.items()}
+    paths = {path.stem: path for path in NOTEBOOKS}
+    return cache(lambda name: run(paths[name], tmp_path_factory.mktemp(name)))
 
 
 def outputs(notebook: Any, kind: str) -> list[str]:
@@ -46,10 +47,14 @@ def outputs(notebook: Any, kind: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem == SHORT else pytest.mark.soak) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs_and_shows_what_was_saved_with_it(path, executed):
     saved = json.loads(path.read_text(encoding="utf-8"))
-    fresh = executed[path.stem]
+    fresh = executed(path.stem)
     for kind in ("image/png", "text/html"):
         assert len(outputs(fresh, kind)) == len(outputs(saved, kind))
     assert outputs(saved, "image/png"), "a notebook without a picture"
@@ -69,7 +74,7 @@ def test_there_are_three_and_the_site_has_them():
 
 
 def test_tables_appear_once_and_worker_0_reports_its_progress(executed):
-    notebook = executed["quick_start"]
+    notebook = executed(SHORT)
     tables = [page for page in outputs(notebook, "text/html") if "<table" in page]
     assert sum("one training step" in page for page in tables) == 1
     assert sum("parameters" in page and "total" in page for page in tables) == 1

@@ -15,6 +15,8 @@ import pytest
 from pages import DOCS
 from test_docstrings import documented_objects
 
+pytestmark = pytest.mark.soak  # `make docs` builds it too, and a warning is an error there
+
 pytest.importorskip("sphinx", reason="pip install -e '.[docs]'")
 pytest.importorskip("furo", reason="pip install -e '.[docs]'")
 

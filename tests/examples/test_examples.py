@@ -12,18 +12,21 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHORT = (
-    "fourier_operator",
-    "plan",
-    "tagi_digits",
-    "checkpoint",
-    "tagi_noise",
-    "picture_on_a_grid",
-    "deferred_init",
-)  # the longest first
+SHORT = ("picture_on_a_grid", "deferred_init")  # the longest first
 ZOO = ("vae_decode", "unet3d")
 """Those that need models of other libraries: pip install -e '.[zoo]'."""
-LONG = ("volume_training", "tagi_ddp", "tagi_regression", "tagi_series", "tagi_compare")
+LONG = (
+    "checkpoint",
+    "fourier_operator",
+    "plan",
+    "volume_training",
+    "tagi_compare",
+    "tagi_ddp",
+    "tagi_digits",
+    "tagi_noise",
+    "tagi_regression",
+    "tagi_series",
+)
 
 
 def run(name: str, folder: Path) -> None:

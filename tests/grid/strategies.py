@@ -18,10 +18,10 @@ MOST_WORKERS = 10
 
 
 def cases(examples: int, **arguments: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[[int], None]]:
-    """Run a check on `examples` random arguments, and on 20 times as many under the marker `soak`."""
+    """Run a check on `examples` random arguments, and on 50 times as many under the marker `soak`."""
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
-        @pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+        @pytest.mark.parametrize("times", [1, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
         def test(times: int) -> None:
             effort = settings(
                 max_examples=examples * times, deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -17,7 +17,7 @@ def indices(box: Box) -> set[tuple[int, ...]]:
     return set(product(*map(range, box.start, box.stop)))
 
 
-@cases(300, pair=pairs)
+@cases(150, pair=pairs)
 def test_a_box_is_a_set_of_indices(pair: tuple[Box, Box]) -> None:
     one, two = pair
     common = one.intersect(two)
@@ -27,7 +27,7 @@ def test_a_box_is_a_set_of_indices(pair: tuple[Box, Box]) -> None:
     assert one.volume == len(indices(one))
 
 
-@cases(200, pair=pairs)
+@cases(100, pair=pairs)
 def test_moving_a_box_moves_its_indices(pair: tuple[Box, Box]) -> None:
     one, two = pair
     moved = one.relative_to(two)

@@ -13,7 +13,7 @@ from gridwise.grid.cuts import blocks_meeting, checked_cuts, interval
 from .strategies import cases, cuts, intervals
 
 
-@cases(300, extent=st.integers(0, 1000), blocks=st.integers(1, 50))
+@cases(150, extent=st.integers(0, 1000), blocks=st.integers(1, 50))
 def test_balanced_cuts_are_those_of_numpy(extent: int, blocks: int) -> None:
     found = balanced_cuts(extent, blocks)
     lengths = [len(part) for part in np.array_split(np.arange(extent), blocks)]
@@ -21,7 +21,7 @@ def test_balanced_cuts_are_those_of_numpy(extent: int, blocks: int) -> None:
     assert found == checked_cuts(found, blocks) == cuts_from_extents(lengths)
 
 
-@cases(500, points=st.integers(1, 7).flatmap(cuts), wanted=intervals(-3, 30))
+@cases(150, points=st.integers(1, 7).flatmap(cuts), wanted=intervals(-3, 30))
 def test_blocks_meeting_an_interval(points: Cuts, wanted: Interval) -> None:
     blocks = range(len(points) - 1)
     meeting = [b for b in blocks if set(range(*interval(points, b))) & set(range(*wanted))]

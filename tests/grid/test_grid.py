@@ -19,7 +19,7 @@ def as_array(grid: Grid) -> Any:
     return np.array(grid.ranks).reshape(grid.shape)
 
 
-@cases(300, grid=any_grid)
+@cases(150, grid=any_grid)
 def test_places_and_coordinates_are_row_major(grid: Grid) -> None:
     array = as_array(grid)
     assert (grid.dim, grid.size) == (array.ndim, array.size)
@@ -31,7 +31,7 @@ def test_places_and_coordinates_are_row_major(grid: Grid) -> None:
         assert grid.rank_at(index) == array[index] == rank
 
 
-@cases(300, grid=any_grid, data=st.data())
+@cases(150, grid=any_grid, data=st.data())
 def test_a_team_is_a_slice_of_the_array(grid: Grid, data: st.DataObject) -> None:
     axes = data.draw(st.sets(st.integers(-grid.dim, grid.dim - 1))) if grid.dim else set()
     free = {axis % grid.dim for axis in axes}
@@ -40,7 +40,7 @@ def test_a_team_is_a_slice_of_the_array(grid: Grid, data: st.DataObject) -> None
         assert grid.team_along(rank, axes) == tuple(np.ravel(as_array(grid)[index]).tolist())
 
 
-@cases(300, grid=st.integers(1, 4).flatmap(grids), step=st.integers(-3, 3), data=st.data())
+@cases(150, grid=st.integers(1, 4).flatmap(grids), step=st.integers(-3, 3), data=st.data())
 def test_a_neighbour_is_a_step_in_the_array(grid: Grid, step: int, data: st.DataObject) -> None:
     axis = data.draw(st.integers(-grid.dim, grid.dim - 1))
     for rank in grid.ranks:
@@ -50,7 +50,7 @@ def test_a_neighbour_is_a_step_in_the_array(grid: Grid, step: int, data: st.Data
         assert grid.neighbour(rank, axis, step) == (as_array(grid)[tuple(index)] if inside else None)
 
 
-@cases(200, dim=st.integers(1, 5), data=st.data())
+@cases(100, dim=st.integers(1, 5), data=st.data())
 def test_axes_are_sorted_distinct_and_counted_from_either_end(dim: int, data: st.DataObject) -> None:
     axes = data.draw(st.lists(st.integers(-dim, dim - 1)))
     assert resolve_axes(dim, axes) == tuple(sorted(set(np.arange(dim)[axes].tolist())) if axes else ())

@@ -22,7 +22,7 @@ def zeros(dim: int) -> Any:
     return np.zeros((EDGE,) * dim, dtype=int)
 
 
-@cases(300, layout=dims.flatmap(layouts))
+@cases(150, layout=dims.flatmap(layouts))
 def test_blocks_tile_the_tensor(layout: Layout) -> None:
     owners = np.zeros(layout.global_shape, dtype=int)
     for rank, block in layout.blocks():
@@ -32,7 +32,7 @@ def test_blocks_tile_the_tensor(layout: Layout) -> None:
     assert (owners == 1).all()
 
 
-@cases(400, case=layouts_and_boxes)
+@cases(150, case=layouts_and_boxes)
 def test_pieces_of_a_layout_are_those_of_its_list_of_blocks(case: tuple[Layout, Box]) -> None:
     layout, wanted = case
     pieces = list(layout.pieces(wanted))
@@ -42,7 +42,7 @@ def test_pieces_of_a_layout_are_those_of_its_list_of_blocks(case: tuple[Layout, 
     assert sum(piece.volume for _, piece in pieces) == (whole.volume if whole else 0)
 
 
-@cases(300, case=lists_and_boxes)
+@cases(150, case=lists_and_boxes)
 def test_pieces_and_cover_of_any_list_of_boxes(case: tuple[list[Box], Box]) -> None:
     blocks, wanted = case
     source = Boxes.of(enumerate(blocks))
@@ -58,7 +58,7 @@ def test_pieces_and_cover_of_any_list_of_boxes(case: tuple[list[Box], Box]) -> N
     assert source.covers(wanted) == bool((held[wanted.slices] > 0).all())
 
 
-@cases(300, pair=dims.flatmap(lambda dim: st.tuples(boxes(dim, 0, EDGE), boxes(dim, 0, EDGE))))
+@cases(150, pair=dims.flatmap(lambda dim: st.tuples(boxes(dim, 0, EDGE), boxes(dim, 0, EDGE))))
 def test_a_box_without_a_hole(pair: tuple[Box, Box]) -> None:
     box, hole = pair
     left, expected = zeros(len(box.start)), zeros(len(box.start))

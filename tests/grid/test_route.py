@@ -57,7 +57,7 @@ def needed_indices(needs: Needs, rank: int, shape: tuple[int, ...]) -> Any:
     return flat.reshape(box.shape)
 
 
-@cases(1000, movement=movements)
+@cases(300, movement=movements)
 def test_every_needed_element_arrives_once_and_the_adjoint_is_the_transpose(movement: tuple[Layout, Needs]) -> None:
     source, needs = movement
     routes = routes_of(source, needs)
@@ -75,7 +75,7 @@ def test_every_needed_element_arrives_once_and_the_adjoint_is_the_transpose(move
     assert np.array_equal(adjoint(source, routes, y).ravel(), np.concatenate(matrix).T @ rows)
 
 
-@cases(200, movement=movements)
+@cases(100, movement=movements)
 def test_both_sides_of_a_message_agree(movement: tuple[Layout, Needs]) -> None:
     source, needs = movement
     routes = routes_of(source, needs)
@@ -94,7 +94,7 @@ def test_both_sides_of_a_message_agree(movement: tuple[Layout, Needs]) -> None:
             assert all(piece.source.volume > 0 for piece in message.pieces)
 
 
-@cases(200, movement=movements)
+@cases(100, movement=movements)
 def test_exact_and_identity_mean_what_they_say(movement: tuple[Layout, Needs]) -> None:
     source, needs = movement
     routes = routes_of(source, needs)
@@ -112,7 +112,7 @@ def test_exact_and_identity_mean_what_they_say(movement: tuple[Layout, Needs]) -
             assert [(piece.source, piece.target) for piece in r.kept] == [(whole, whole)]
 
 
-@cases(200, source=st.integers(0, 3).flatmap(layouts), data=st.data())
+@cases(100, source=st.integers(0, 3).flatmap(layouts), data=st.data())
 def test_a_repartition_is_exact_between_any_workers(source: Layout, data: st.DataObject) -> None:
     target = Layout.balanced(data.draw(grids(source.grid.dim)), source.global_shape)
     there = routes_of(source, Needs.of_layout(target))
@@ -130,7 +130,7 @@ def test_a_repartition_is_exact_between_any_workers(source: Layout, data: st.Dat
     assert sends == returns
 
 
-@cases(200, movement=movements)
+@cases(100, movement=movements)
 def test_bisection_finds_what_a_scan_of_the_axis_finds(movement: tuple[Layout, Needs]) -> None:
     source, needs = movement
     scanned = Needs(needs.grid, needs.intervals, needs.wrap)

@@ -64,7 +64,7 @@ def paddings(draw: DrawFn) -> tuple[str, int, int, int, Interval]:
     return mode, extent, before, after, draw(intervals(-before, extent + after))
 
 
-@cases(300, case=paddings())
+@cases(150, case=paddings())
 def test_hull_then_pad_is_the_padding_of_the_whole_tensor(case: tuple[str, int, int, int, Interval]) -> None:
     mode, extent, before, after, (start, stop) = case
     x = torch.arange(1.0, extent + 1).reshape(1, 1, extent).requires_grad_()
@@ -75,7 +75,7 @@ def test_hull_then_pad_is_the_padding_of_the_whole_tensor(case: tuple[str, int, 
     assert torch.equal(*(torch.autograd.grad(rows, x, y)[0] for rows in (mine, whole)))
 
 
-@cases(300, case=paddings())
+@cases(150, case=paddings())
 def test_the_hull_holds_what_is_needed_and_the_padded_edges_only(case: tuple[str, int, int, int, Interval]) -> None:
     mode, extent, before, after, (start, stop) = case
     plan = hull_then_pad((start, stop), extent, mode)
@@ -107,7 +107,7 @@ def test_circular_belongs_to_the_route() -> None:
         hull_then_pad((-1, 1), 4, "circular")
 
 
-@cases(200, window=windows, extent=st.integers(1, 12), data=st.data())
+@cases(100, window=windows, extent=st.integers(1, 12), data=st.data())
 def test_a_window_needs_the_hull_of_its_columns(window: Window, extent: int, data: st.DataObject) -> None:
     padded = extent + 2 * window.padding
     assume(padded > window.dilation * (window.kernel - 1))
@@ -119,7 +119,7 @@ def test_a_window_needs_the_hull_of_its_columns(window: Window, extent: int, dat
     assert (start < stop) == (first < last)
 
 
-@cases(200, window=windows, extent=st.integers(1, 12), mode=st.sampled_from(sorted(MODES)), data=st.data())
+@cases(100, window=windows, extent=st.integers(1, 12), mode=st.sampled_from(sorted(MODES)), data=st.data())
 def test_a_convolution_of_the_need_is_a_block_of_the_whole(
     window: Window, extent: int, mode: str, data: st.DataObject
 ) -> None:
@@ -142,7 +142,7 @@ def transposed(draw: DrawFn) -> tuple[Window, int, int, Interval]:
     return window, extra, extent, draw(intervals(0, outputs))
 
 
-@cases(200, case=transposed())
+@cases(100, case=transposed())
 def test_a_transposed_window_needs_the_hull_of_its_columns(case: tuple[Window, int, int, Interval]) -> None:
     window, extra, extent, (first, last) = case
     start, stop = transposed_need((first, last), *window, extent)
@@ -154,7 +154,7 @@ def test_a_transposed_window_needs_the_hull_of_its_columns(case: tuple[Window, i
     assert hull_of(reaching) == ((start, stop) if start < stop else None)
 
 
-@cases(200, case=transposed())
+@cases(100, case=transposed())
 def test_a_transposed_convolution_of_the_need_is_a_block_of_the_whole(case: tuple[Window, int, int, Interval]) -> None:
     window, extra, extent, (first, last) = case
     x = torch.arange(1.0, extent + 1).reshape(1, 1, extent)

@@ -40,8 +40,8 @@ def run(seed: int, count: int) -> str:
 
 @workers(2, 3, 4, transports=("mpi",))
 def test_random_models(gridwise_setting: tuple[str, int]) -> None:
-    outcomes = [run(seed, gridwise_setting[1]) for seed in range(25)]
-    assert outcomes.count("equal") > 20
+    outcomes = [run(seed, gridwise_setting[1]) for seed in range(10)]
+    assert outcomes.count("equal") > 7
 
 
 @pytest.mark.soak

@@ -38,7 +38,7 @@ def train(optimizer, weight: torch.Tensor, first: int, last: int) -> None:
         assert optimizer.step(closure) is not None
 
 
-@workers(1, 2, 6, transports=("gloo",))
+@workers(1, 2, 4, 6, transports=("gloo",))
 def test_common_steps_follow_the_formula_and_resume() -> None:
     world = gridwise.world()
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))

@@ -1,28 +1,23 @@
-"""Pools of workers: results, errors, deaths, hangs, and that nothing is left behind."""
+"""Pools of workers: results, errors, deaths and hangs; test_pool_ends.py has what is left when a pool ends."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from processes import TRANSPORTS, check_gone
 
 import gridwise
 from gridwise.comm.launching import find
-from gridwise.comm.launching.launch import launch
 from gridwise.comm.launching.pool import FAILURES, Pool
 from gridwise.comm.launching.pool_task import ASK_SECONDS
-from gridwise.comm.launching.start import environment_for, mpi_missing
 from gridwise.errors import CommTimeout, PartitionError, WorkerDied, WorkerFailed
 from gridwise.testing import workers
-
-TRANSPORTS = ["gloo", pytest.param("mpi", marks=pytest.mark.skipif(mpi_missing() is not None, reason="no MPI"))]
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -66,16 +61,6 @@ def test_the_environment_is_the_workers_own(pool: Pool) -> None:
         return os.environ.get("COLOUR"), os.environ.get("OMP_NUM_THREADS"), "GRIDWISE_POOL" in os.environ
 
     assert pool.run(look, workers=1) == [("green", os.environ.get("OMP_NUM_THREADS", "1"), False)]
-
-
-def test_variables_of_another_launcher_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "RANK", "MASTER_PORT", "HYDI_CONTROL_FD"}
-    for name in theirs:
-        monkeypatch.setenv(name, "7")
-    monkeypatch.setenv("LOCAL_DATA", "kept")
-    environment = environment_for(2, "gloo")
-    assert not theirs & set(environment)
-    assert environment["LOCAL_DATA"] == "kept"
 
 
 class Awkward(Exception):
@@ -141,7 +126,7 @@ def test_the_cause_is_raised_not_its_consequence_and_the_pool_starts_again(pool:
     before = pool.run(os.getpid)
     with pytest.raises(ArithmeticError, match="root"):
         pool.run(fail)
-    _check_gone(before)
+    check_gone(before)
     assert pool.run(total, 1.0)[0] == (0, 3, 3.0)
 
 
@@ -158,7 +143,7 @@ def test_a_killed_worker_is_named_and_the_others_are_ended(pool: Pool) -> None:
         pool.run(kill)
     assert time.monotonic() - began < 5
     assert caught.value.workers == (1,)
-    _check_gone(before)
+    check_gone(before)
 
 
 def test_a_fork_of_a_killed_worker_does_not_hide_its_death(pool: Pool) -> None:
@@ -336,36 +321,6 @@ def test_arguments_are_checked() -> None:
         Pool(2, "gloo").run(total, workers=3)
 
 
-def test_launch_starts_and_ends_one_worker() -> None:
-    (pid,) = launch(os.getpid, workers=1)
-    assert pid != os.getpid()
-    _check_gone([pid])
-
-
-WORLD_LEFT_OPEN = """
-import sys
-from gridwise.comm.launching.pool import Pool
-
-def open_a_world():
-    import gridwise
-    from mpi4py import MPI
-    return gridwise.world(MPI.COMM_WORLD).size
-
-with Pool(3, "mpi") as pool:
-    print(pool.run(open_a_world))
-"""
-
-
-@pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
-def test_a_world_that_a_task_left_open_is_no_death_when_the_pool_ends(tmp_path: Path) -> None:
-    script = tmp_path / "open.py"
-    script.write_text(WORLD_LEFT_OPEN)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=150, env=environment)
-    assert done.stdout == "[3, 3, 3]\n"
-    assert done.stderr == ""
-
-
 def used() -> tuple[int, int]:
     """Open descriptors and mapped files of this process, with a world in use."""
     total(1.0)
@@ -407,38 +362,6 @@ def test_a_sum_that_nobody_joins_does_not_hold_up_the_next_task(pool: Pool) -> N
     assert pool.run(total, 1.0, timeout=20)[2] == (2, 3, 3.0)
 
 
-PARENT = """
-import os, signal, sys, time
-from gridwise.comm.launching.pool import Pool
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where tests run in the background of a shell
-with Pool(2, sys.argv[1]) as pool:
-    print(*pool.run(os.getpid), flush=True)
-    pool.run(time.sleep, 60)
-"""
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
-def test_no_worker_outlives_its_parent(transport: str, how: signal.Signals, tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    parent = subprocess.Popen(
-        [sys.executable, str(script), transport],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert parent.stdout is not None
-    children = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(children) == 2
-    time.sleep(0.2)
-    parent.send_signal(how)
-    parent.wait(20)
-    parent.stdout.close()
-    _check_gone(children)
-
-
 @workers(3)
 def test_groups_are_made_once_and_shared() -> None:
     transport = find.current()
@@ -450,19 +373,3 @@ def test_groups_are_made_once_and_shared() -> None:
         for team, group in zip(teams, first, strict=True):
             assert make(team) is group
     assert len(os.listdir("/dev/fd")) == descriptors
-
-
-def _check_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
-    while any(_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"of {pids} some live on"
-        time.sleep(0.05)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
-    return bool(status) and not status.startswith("Z")

@@ -189,7 +189,13 @@ def test_an_exception_after_a_transport_was_closed_and_made_anew_ends_the_job() 
 
 @needs_mpi
 @pytest.mark.parametrize(
-    ("name", "victim"), [("collective", 2), ("long_computation", 0), ("large_message", 2), ("large_sum", 2)]
+    ("name", "victim"),
+    [
+        ("collective", 2),
+        ("large_message", 2),
+        pytest.param("long_computation", 0, marks=pytest.mark.soak),
+        pytest.param("large_sum", 2, marks=pytest.mark.soak),
+    ],
 )
 def test_a_kill_under_mpiexec_ends_the_job_with_a_message(name: str, victim: int) -> None:
     code, output, _ = over_mpi(name)
@@ -205,7 +211,9 @@ def test_a_worker_that_is_stopped_under_mpiexec_is_waited_for() -> None:
     assert [event["kind"] for event in events(output)] == ["done"] * 3
 
 
-@pytest.mark.parametrize("name", ["collective", "large_message", "agreement"])
+@pytest.mark.parametrize(
+    "name", ["collective", *(pytest.param(name, marks=pytest.mark.soak) for name in ("large_message", "agreement"))]
+)
 def test_a_kill_under_torchrun_ends_the_job_with_the_name_of_the_dead(name: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     done = subprocess.run(

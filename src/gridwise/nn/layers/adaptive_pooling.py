@@ -18,6 +18,7 @@ from torch import Tensor
 from ...grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
 from ...partition import Partition
 from ..windows.windowed_layer import Rows, Share, WindowedLayer, empty_output
+from .docstrings import documented_like
 from .pooling import global_indices
 
 AVG_POOL: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
@@ -146,25 +147,6 @@ class AdaptiveMaxPool(AdaptivePool):
         return results if self.return_indices else results[0]
 
 
-class DistributedAdaptiveAvgPool1d(AdaptiveAvgPool):
-    """`torch.nn.AdaptiveAvgPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    output_size : as in `torch.nn.AdaptiveAvgPool1d`; of the global output
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveAvgPool1d(P_x, 4)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 4])
-    """
-
-    dims = 1
-
-
 class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):
     """`torch.nn.AdaptiveAvgPool2d` on a grid: equal to it for every size and grid, or refused.
 
@@ -177,84 +159,43 @@ class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveAvgPool2d(P_x, (3, None))(torch.ones(1, 3, 8, 8)).shape
-    torch.Size([1, 3, 3, 8])
+    >>> gridwise.nn.DistributedAdaptiveAvgPool2d(P_x, 4)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
     """
 
     dims = 2
 
 
-class DistributedAdaptiveAvgPool3d(AdaptiveAvgPool):
-    """`torch.nn.AdaptiveAvgPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    output_size : as in `torch.nn.AdaptiveAvgPool3d`; of the global output
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveAvgPool3d(P_x, 4)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 4, 4, 4])
-    """
-
-    dims = 3
-
-
-class DistributedAdaptiveMaxPool1d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool1d`; indices are those of the global tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveMaxPool1d(P_x, 4)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 4])
-    """
-
+@documented_like(DistributedAdaptiveAvgPool2d)
+class DistributedAdaptiveAvgPool1d(AdaptiveAvgPool):
     dims = 1
 
 
+@documented_like(DistributedAdaptiveAvgPool2d)
+class DistributedAdaptiveAvgPool3d(AdaptiveAvgPool):
+    dims = 3
+
+
+@documented_like(DistributedAdaptiveAvgPool2d)
 class DistributedAdaptiveMaxPool2d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool2d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
+    """`torch.nn.AdaptiveMaxPool2d` on a grid: equal to it for every size and grid, or refused.
 
     Parameters
     ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool2d`; indices are those of the global tensor
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    output_size : the global output's, as in torch; None keeps the input's extent of a dim
+    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveMaxPool2d(P_x, 4)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 4, 4])
     """
 
     dims = 2
 
 
+@documented_like(DistributedAdaptiveMaxPool2d)
+class DistributedAdaptiveMaxPool1d(AdaptiveMaxPool):
+    dims = 1
+
+
+@documented_like(DistributedAdaptiveMaxPool2d)
 class DistributedAdaptiveMaxPool3d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool3d`; indices are those of the global tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveMaxPool3d(P_x, 4)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 4, 4, 4])
-    """
-
     dims = 3

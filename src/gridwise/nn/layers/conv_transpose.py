@@ -31,6 +31,7 @@ from ..engine.autocast import autocasts
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
+from .docstrings import documented_like
 
 SEQUENTIAL: dict[int, Any] = {
     1: torch.nn.ConvTranspose1d,
@@ -288,34 +289,13 @@ def _is_size(value: Any) -> bool:
     return value is None or (isinstance(value, Sequence) and all(isinstance(n, int) for n in value))
 
 
-class DistributedConvTranspose1d(ConvTranspose):
-    """`torch.nn.ConvTranspose1d` on a grid; see `DistributedConvTranspose2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.ConvTranspose1d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> layer = gridwise.nn.DistributedConvTranspose1d(P_x, 3, 8, 2, stride=2)
-    >>> layer(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 8, 32])
-    """
-
-    dims = 1
-
-
 class DistributedConvTranspose2d(ConvTranspose):
     """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in torch
+    in_channels, ..., padding_mode : as in torch; `padding` is that of the *global* tensor
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
     device, dtype : of the parameters
 
@@ -327,29 +307,18 @@ class DistributedConvTranspose2d(ConvTranspose):
     >>> layer = gridwise.nn.DistributedConvTranspose2d(P_x, 8, 3, kernel_size=3, stride=2, padding=1, output_padding=1)
     >>> layer(torch.ones(2, 8, 4, 4)).shape
     torch.Size([2, 3, 8, 8])
-    >>> layer(torch.ones(2, 8, 4, 4), output_size=(7, 8)).shape
-    torch.Size([2, 3, 7, 8])
+    >>> layer(torch.ones(2, 8, 4, 4), output_size=[7, 7]).shape
+    torch.Size([2, 3, 7, 7])
     """
 
     dims = 2
 
 
+@documented_like(DistributedConvTranspose2d)
+class DistributedConvTranspose1d(ConvTranspose):
+    dims = 1
+
+
+@documented_like(DistributedConvTranspose2d)
 class DistributedConvTranspose3d(ConvTranspose):
-    """`torch.nn.ConvTranspose3d` on a grid; see `DistributedConvTranspose2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.ConvTranspose3d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedConvTranspose3d(P_x, 3, 8, 2, stride=2)
-    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 8, 16, 16, 16])
-    """
-
     dims = 3

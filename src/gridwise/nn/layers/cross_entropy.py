@@ -24,7 +24,7 @@ from ..engine.all_max import all_max
 from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
 from ..engine.plans import LayerPlan
-from .loss import DistributedLoss, _no_part, _shape_of
+from .loss_base import DistributedLoss, Flag, without_part
 
 
 class DistributedCrossEntropyLoss(DistributedLoss):
@@ -47,6 +47,8 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     """
 
     weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
     _settings = ("reduction", "ignore_index", "label_smoothing")
     is_normalised = False
     """Whether the input is logarithms of probabilities already."""
@@ -55,17 +57,15 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         self,
         P_x: Partition,
         weight: Tensor | None = None,
-        size_average: bool | None = None,
+        size_average: Flag = None,
         ignore_index: int = -100,
-        reduce: bool | None = None,
+        reduce: Flag = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
         _check_smoothing(label_smoothing)
-        arguments = f"weight={_shape_of(weight)}, ignore_index={ignore_index}, label_smoothing={label_smoothing}"
-        super().__init__(P_x, size_average, reduce, reduction, arguments)
-        self.register_buffer("weight", weight)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        classes = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        self._init(P_x, size_average, reduce, reduction, **classes)
         self.class_dim = min(1, P_x.dim - 1)
         self._splits_classes = P_x.shape[self.class_dim] > 1
 
@@ -140,7 +140,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         if self._is_outside:
-            return _no_part(input, self.reduction)
+            return without_part(input, self.reduction)
         if not self._splits_classes and self.reduction == "none":
             return self._whole(input, target, "none")
         if self._splits_classes:
@@ -248,9 +248,9 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
         self,
         P_x: Partition,
         weight: Tensor | None = None,
-        size_average: bool | None = None,
+        size_average: Flag = None,
         ignore_index: int = -100,
-        reduce: bool | None = None,
+        reduce: Flag = None,
         reduction: str = "mean",
     ) -> None:
         super().__init__(P_x, weight, size_average, ignore_index, reduce, reduction)

@@ -20,6 +20,7 @@ from ...partition import Partition
 from ..engine.agreement import agree_layout
 from ..engine.grid_random import draw_key, keep_mask
 from ..engine.module import Module
+from .docstrings import documented_like
 
 
 class DistributedDropout(Module):
@@ -28,7 +29,7 @@ class DistributedDropout(Module):
     Parameters
     ----------
     P_x : the partition of the input
-    p, inplace : as in `torch.nn.Dropout`
+    p, inplace : as in torch
 
     Examples
     --------
@@ -109,39 +110,19 @@ class _ChannelDropout(DistributedDropout):
         return None
 
 
-class DistributedDropout1d(_ChannelDropout):
-    """`torch.nn.Dropout1d` of tensors ``(batch, channel, length)`` or ``(channel, length)`` on `P_x`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.Dropout1d`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> layer = gridwise.nn.DistributedDropout1d(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 16])
-    """
-
-    space = 1
-
-
 class DistributedDropout2d(_ChannelDropout):
     """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``.
 
     Parameters
     ----------
     P_x : the partition of the input
-    p, inplace : as in `torch.nn.Dropout2d`
+    p, inplace : as in torch
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedDropout2d(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 16, 16])
+    >>> gridwise.nn.DistributedDropout2d(P_x, p=0.5).eval()(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 3, 8, 8])
     """
 
     space = 2
@@ -150,40 +131,24 @@ class DistributedDropout2d(_ChannelDropout):
         return 2  # torch reads three dims so, with a warning that this may change
 
 
+@documented_like(DistributedDropout2d)
+class DistributedDropout1d(_ChannelDropout):
+    """`torch.nn.Dropout1d` of tensors ``(batch, channel, length)`` or ``(channel, length)`` on `P_x`."""
+
+    space = 1
+
+
+@documented_like(DistributedDropout2d)
 class DistributedDropout3d(_ChannelDropout):
-    """`torch.nn.Dropout3d` of tensors ``(batch, channel, *space)`` or ``(channel, *space)`` on `P_x`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.Dropout3d`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedDropout3d(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 8, 8, 8])
-    """
+    """`torch.nn.Dropout3d` of tensors ``(batch, channel, *space)`` or ``(channel, *space)`` on `P_x`."""
 
     space = 3
 
 
+@documented_like(DistributedDropout)
 class DistributedAlphaDropout(DistributedDropout):
     """`torch.nn.AlphaDropout` of tensors on `P_x`: what is dropped becomes the negative saturation of SELU, and mean and
     variance are kept.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.AlphaDropout`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedAlphaDropout(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 16, 16])
     """
 
     def _drop(self, x: Tensor, keep: Tensor) -> Tensor:
@@ -197,21 +162,9 @@ class DistributedAlphaDropout(DistributedDropout):
         return x.mul_(noise).add_(shift) if self.inplace else torch.addcmul(shift, x, noise)
 
 
+@documented_like(DistributedDropout)
 class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
-    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.FeatureAlphaDropout`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedFeatureAlphaDropout(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 16, 16])
-    """
+    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time."""
 
     def _mask_dims(self, dim: int) -> int:
         return min(2, dim)

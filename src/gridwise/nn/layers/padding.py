@@ -18,6 +18,7 @@ from ...errors import PartitionError, UnsupportedError
 from ...grid import Cuts, Layout, Shape, hull_then_pad
 from ...partition import Partition
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
+from .docstrings import documented_like
 
 
 class Pad(WindowedLayer):
@@ -96,84 +97,24 @@ class ImagePad(Pad):
         super().__init__(P_x, padding)
 
 
-class DistributedConstantPad1d(ConstantPad):
-    """`torch.nn.ConstantPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.ConstantPad1d`; at the edges of the *global* tensor
-    value : what stands in the padding
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedConstantPad1d(P_x, 1, 1.5)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
-    dims, sequential = 1, torch.nn.ConstantPad1d
-
-
 class DistributedConstantPad2d(ConstantPad):
-    """`torch.nn.ConstantPad2d` on a grid; see `DistributedZeroPad2d`.
+    """`torch.nn.ConstantPad2d` on a grid: equal to it for every padding, size and grid, or refused.
 
     Parameters
     ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    padding : as in `torch.nn.ConstantPad2d`; at the edges of the *global* tensor
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    padding : of the *global* tensor, as in torch: a number, or one for each side, the last dim first
     value : what stands in the padding
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedConstantPad2d(P_x, 1, 1.5)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 18, 18])
+    >>> gridwise.nn.DistributedConstantPad2d(P_x, 1, 1.5)(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 3, 10, 10])
     """
 
     dims, sequential = 2, torch.nn.ConstantPad2d
-
-
-class DistributedConstantPad3d(ConstantPad):
-    """`torch.nn.ConstantPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.ConstantPad3d`; at the edges of the *global* tensor
-    value : what stands in the padding
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedConstantPad3d(P_x, 1, 1.5)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
-    dims, sequential = 3, torch.nn.ConstantPad3d
-
-
-class DistributedZeroPad1d(ImagePad):
-    """`torch.nn.ZeroPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.ZeroPad1d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedZeroPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
-    dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
-    _settings = ("padding", "value")
 
 
 class DistributedZeroPad2d(ImagePad):
@@ -182,206 +123,82 @@ class DistributedZeroPad2d(ImagePad):
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    padding : of the global tensor; a number, or (left, right, top, bottom) as in torch
+    padding : of the *global* tensor, as in torch: a number, or one for each side, the last dim first
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedZeroPad2d(P_x, (1, 1, 2, 0))(torch.ones(1, 3, 8, 8)).shape
-    torch.Size([1, 3, 10, 10])
+    >>> gridwise.nn.DistributedZeroPad2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 12, 12])
     """
 
     dims, sequential, mode = 2, torch.nn.ZeroPad2d, "constant"
     _settings = ("padding", "value")
 
 
+@documented_like(DistributedConstantPad2d)
+class DistributedConstantPad1d(ConstantPad):
+    dims, sequential = 1, torch.nn.ConstantPad1d
+
+
+@documented_like(DistributedConstantPad2d)
+class DistributedConstantPad3d(ConstantPad):
+    dims, sequential = 3, torch.nn.ConstantPad3d
+
+
+@documented_like(DistributedZeroPad2d)
+class DistributedZeroPad1d(ImagePad):
+    dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
+    _settings = ("padding", "value")
+
+
+@documented_like(DistributedZeroPad2d)
 class DistributedZeroPad3d(ImagePad):
-    """`torch.nn.ZeroPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.ZeroPad3d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedZeroPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
     dims, sequential, mode = 3, torch.nn.ZeroPad3d, "constant"
     _settings = ("padding", "value")
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedReflectionPad1d(ImagePad):
-    """`torch.nn.ReflectionPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.ReflectionPad1d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedReflectionPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
     dims, sequential, mode = 1, torch.nn.ReflectionPad1d, "reflect"
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedReflectionPad2d(ImagePad):
-    """`torch.nn.ReflectionPad2d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    padding : as in `torch.nn.ReflectionPad2d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedReflectionPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 18, 18])
-    """
-
     dims, sequential, mode = 2, torch.nn.ReflectionPad2d, "reflect"
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedReflectionPad3d(ImagePad):
-    """`torch.nn.ReflectionPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.ReflectionPad3d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedReflectionPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
     dims, sequential, mode = 3, torch.nn.ReflectionPad3d, "reflect"
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedReplicationPad1d(ImagePad):
-    """`torch.nn.ReplicationPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.ReplicationPad1d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedReplicationPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
     dims, sequential, mode = 1, torch.nn.ReplicationPad1d, "replicate"
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedReplicationPad2d(ImagePad):
-    """`torch.nn.ReplicationPad2d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    padding : as in `torch.nn.ReplicationPad2d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedReplicationPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 18, 18])
-    """
-
     dims, sequential, mode = 2, torch.nn.ReplicationPad2d, "replicate"
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedReplicationPad3d(ImagePad):
-    """`torch.nn.ReplicationPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.ReplicationPad3d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedReplicationPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
     dims, sequential, mode = 3, torch.nn.ReplicationPad3d, "replicate"
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedCircularPad1d(ImagePad):
-    """`torch.nn.CircularPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.CircularPad1d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedCircularPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
     dims, sequential, mode = 1, torch.nn.CircularPad1d, "circular"
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedCircularPad2d(ImagePad):
-    """`torch.nn.CircularPad2d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    padding : as in `torch.nn.CircularPad2d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedCircularPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 18, 18])
-    """
-
     dims, sequential, mode = 2, torch.nn.CircularPad2d, "circular"
 
 
+@documented_like(DistributedZeroPad2d)
 class DistributedCircularPad3d(ImagePad):
-    """`torch.nn.CircularPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.CircularPad3d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedCircularPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
     dims, sequential, mode = 3, torch.nn.CircularPad3d, "circular"

@@ -27,6 +27,7 @@ from ..engine.carrier import HALVES
 from ..mixins import PoolingMixin
 from ..windows.fetch import memory_format_of
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
+from .docstrings import documented_like
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
@@ -237,25 +238,6 @@ def _least(dtype: torch.dtype) -> float:
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-class DistributedMaxPool1d(MaxPool):
-    """`torch.nn.MaxPool1d` on a grid; see `DistributedMaxPool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    kernel_size, stride, padding, dilation, return_indices, ceil_mode : as in `torch.nn.MaxPool1d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedMaxPool1d(P_x, 2)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 8])
-    """
-
-    dims = 1
-
-
 class DistributedMaxPool2d(MaxPool):
     """`torch.nn.MaxPool2d` on a grid: equal to it for every argument, size and grid, or refused.
 
@@ -276,56 +258,14 @@ class DistributedMaxPool2d(MaxPool):
     dims = 2
 
 
-class DistributedMaxPool3d(MaxPool):
-    """`torch.nn.MaxPool3d` on a grid; see `DistributedMaxPool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    kernel_size, stride, padding, dilation, return_indices, ceil_mode : as in `torch.nn.MaxPool3d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedMaxPool3d(P_x, 2)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 4, 4, 4])
-    """
-
-    dims = 3
-
-
-class DistributedAvgPool1d(AvgPool):
-    """`torch.nn.AvgPool1d` on a grid; see `DistributedAvgPool2d`. There is no `divisor_override`, as in torch.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    kernel_size, stride, padding, ceil_mode, count_include_pad : as in `torch.nn.AvgPool1d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedAvgPool1d(P_x, 2)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 8])
-    """
-
+@documented_like(DistributedMaxPool2d)
+class DistributedMaxPool1d(MaxPool):
     dims = 1
 
-    def __init__(
-        self,
-        P_x: Partition,
-        kernel_size: Size,
-        stride: Size | None = None,
-        padding: Size = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        *,
-        buffer_manager: object = None,
-    ) -> None:
-        layer: Any = torch.nn.AvgPool1d
-        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
+
+@documented_like(DistributedMaxPool2d)
+class DistributedMaxPool3d(MaxPool):
+    dims = 3
 
 
 class DistributedAvgPool2d(AvgPool):
@@ -363,20 +303,34 @@ class DistributedAvgPool2d(AvgPool):
         super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override))
 
 
-class DistributedAvgPool3d(DistributedAvgPool2d):
-    """`torch.nn.AvgPool3d` on a grid; see `DistributedAvgPool2d`.
+@documented_like(DistributedAvgPool2d)
+class DistributedAvgPool1d(AvgPool):
+    """`torch.nn.AvgPool1d` on a grid: equal to it for every argument, size and grid, or refused.
 
     Parameters
     ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override : as in `torch.nn.AvgPool3d`
+    P_x : the partition of input and output, axes (batch, channel, length), or without the batch
+    kernel_size, ..., count_include_pad : as in torch; `stride` is `kernel_size` unless given
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAvgPool3d(P_x, 2)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 4, 4, 4])
     """
 
+    dims = 1
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
+        layer: Any = torch.nn.AvgPool1d
+        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
+
+
+@documented_like(DistributedAvgPool2d)
+class DistributedAvgPool3d(DistributedAvgPool2d):
     dims = 3

@@ -11,7 +11,7 @@ from ...partition import Partition
 from ..engine.agreement import agree_layout
 from ..engine.layer import Layer
 from ..parameters.blocks import Spread
-from .batchnorm import check_cut_like_parameters
+from .norm_base import check_cut_like_parameters
 
 
 class DistributedPReLU(Layer):

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...comm.transports.base import Team, Transport
+from ...grid import Box
 from ..engine.copy_and_sum import AllSum
 from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
 from ..windows.fetch import memory_format_of
@@ -55,6 +56,18 @@ class Sets:
     """How many sets there are here, where `of_row` is given."""
     run: int = 0
     """How many rows each set has, where all have as many, one after the other; else 0."""
+
+    def in_groups(self, block: Box, size: int, channels: int, device: torch.device) -> None:
+        """Let the rows be the channels of the samples of a block, and a set be `size` channels of one sample."""
+        samples, groups = torch.meshgrid(
+            torch.arange(block.shape[0], device="cpu"),
+            torch.arange(block.start[1], block.stop[1], device="cpu") // size,
+            indexing="ij",
+        )
+        count = channels // size
+        self.of_row = (samples * count + groups).flatten().to(device)
+        self.total = block.shape[0] * count
+        self.run = size if block.shape[1] == channels and block.volume else 0
 
     @property
     def merges(self) -> bool:

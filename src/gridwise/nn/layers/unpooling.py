@@ -24,6 +24,7 @@ from ..engine.agreement import Ballot, agree_layout, key_of, tell
 from ..engine.carrier import Move
 from ..engine.module import Module
 from ..windows.windowed_layer import Size, as_batch
+from .docstrings import documented_like
 
 SEQUENTIAL: dict[int, Any] = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
 
@@ -182,26 +183,6 @@ class MaxUnpool(Module):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class DistributedMaxUnpool1d(MaxUnpool):
-    """`torch.nn.MaxUnpool1d` on a grid; see `DistributedMaxUnpool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    kernel_size, stride, padding : as in `torch.nn.MaxUnpool1d`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> pool = gridwise.nn.DistributedMaxPool1d(P_x, 2, return_indices=True)
-    >>> y, indices = pool(torch.ones(2, 3, 16))
-    >>> gridwise.nn.DistributedMaxUnpool1d(P_x, 2)(y, indices).shape
-    torch.Size([2, 3, 16])
-    """
-
-    dims = 1
-
-
 class DistributedMaxUnpool2d(MaxUnpool):
     """`torch.nn.MaxUnpool2d` on a grid, of what a pooling layer with the same arguments and `return_indices` returns.
 
@@ -210,35 +191,26 @@ class DistributedMaxUnpool2d(MaxUnpool):
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     kernel_size, stride, padding : as in torch
 
+    Notes
+    -----
     A call takes the values, their indices, and `output_size`: the size of the *global* output, the same on all workers.
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
     >>> pool = gridwise.nn.DistributedMaxPool2d(P_x, 2, return_indices=True)
-    >>> gridwise.nn.DistributedMaxUnpool2d(P_x, 2)(*pool(torch.tensor([[[[1.0, 2.0], [4.0, 3.0]]]])))
-    tensor([[[[0., 0.],
-              [4., 0.]]]])
+    >>> gridwise.nn.DistributedMaxUnpool2d(P_x, 2)(*pool(torch.ones(2, 3, 4, 4))).shape
+    torch.Size([2, 3, 4, 4])
     """
 
     dims = 2
 
 
+@documented_like(DistributedMaxUnpool2d)
+class DistributedMaxUnpool1d(MaxUnpool):
+    dims = 1
+
+
+@documented_like(DistributedMaxUnpool2d)
 class DistributedMaxUnpool3d(MaxUnpool):
-    """`torch.nn.MaxUnpool3d` on a grid; see `DistributedMaxUnpool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    kernel_size, stride, padding : as in `torch.nn.MaxUnpool3d`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> pool = gridwise.nn.DistributedMaxPool3d(P_x, 2, return_indices=True)
-    >>> y, indices = pool(torch.ones(2, 3, 8, 8, 8))
-    >>> gridwise.nn.DistributedMaxUnpool3d(P_x, 2)(y, indices).shape
-    torch.Size([2, 3, 8, 8, 8])
-    """
-
     dims = 3

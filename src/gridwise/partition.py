@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .comm.launching.find import begin, current
+from .comm.launching.find import current
+from .comm.launching.given import is_given, transport_over
 from .comm.messages.arrays import gathered_arrays
 from .comm.supervision.matching_calls import roll_call
 from .comm.transports.base import Team, Transport
@@ -187,14 +188,8 @@ class Partition:
 
     def allreduce_data(self, data: np.ndarray, op: str = "sum") -> np.ndarray | None:
         """The element-wise `op` (sum, prod, max, min) over the arrays of all workers."""
-        operations: dict[str, Callable[..., np.ndarray]] = {
-            "sum": np.sum,
-            "prod": np.prod,
-            "max": np.max,
-            "min": np.min,
-        }
-        if op not in operations:
-            raise PartitionError(f"`op` (={op!r}) must be one of {', '.join(operations)}.")
+        if op not in ("sum", "prod", "max", "min"):
+            raise PartitionError(f"`op` (={op!r}) must be one of sum, prod, max, min.")
         if not self.active:
             return None
         parts = self._gathered(f"allreduce_data {op}", lambda: np.asarray(data))
@@ -203,7 +198,7 @@ class Partition:
                 "allreduce_data needs arrays of one shape and dtype from all workers.\n"
                 + "\n".join(f"  worker {r}: {p.shape} {p.dtype}" for r, p in zip(self.team, parts, strict=True))
             )
-        return operations[op](np.stack(parts), axis=0).astype(parts[0].dtype)
+        return getattr(np, op)(np.stack(parts), axis=0).astype(parts[0].dtype)
 
     def _gathered(self, call: str, make: Callable[[], np.ndarray | None]) -> list[Any]:
         return gathered_arrays(self.transport, self.team, call, make)
@@ -232,7 +227,7 @@ class Partition:
         (`gridwise.world(comm)`): it is closed. All of its workers call this, as all free a communicator, and what was
         made from it cannot be used any more.
         """
-        if self.active and self.transport in _made and self is _worlds.get(self.transport):
+        if self.active and is_given(self.transport) and self is _worlds.get(self.transport):
             roll_call(self.transport, self.team, "deactivate", "deactivate")
             self.transport.close()
         self.active = False
@@ -326,7 +321,7 @@ def world(comm: Any = None) -> Partition:
     >>> gridwise.world() is gridwise.world()
     True
     """
-    transport = current() if comm is None else _transport_over(comm)
+    transport = current() if comm is None else transport_over(comm)
     if transport not in _worlds:
         transport.on_close.append(lambda: _forget(transport))
     if transport not in _worlds or not _worlds[transport].active:
@@ -343,44 +338,6 @@ def _forget(transport: Transport) -> None:
 
 
 _worlds: dict[Transport, Partition] = {}
-_over: dict[torch.distributed.ProcessGroup, Transport] = {}
-_made: set[Transport] = set()
-"""Those that were made here over what a user gave."""
-
-
-def _transport_over(comm: Any) -> Transport:
-    """The transport over a communicator, a process group, or itself; the same one when it is asked for again."""
-    if isinstance(comm, Transport):
-        return comm
-    if isinstance(comm, torch.distributed.ProcessGroup):
-        from .comm.transports.torch_distributed import TorchTransport
-
-        if comm not in _over:
-            _over[comm] = _begun(TorchTransport(comm))
-            _over[comm].on_close.append(lambda: _forget_group(comm))
-        return _over[comm]
-    if hasattr(comm, "Get_rank"):
-        from .comm.transports.mpi import MPITransport, keep_with, kept_with
-
-        known = kept_with(comm)
-        if known is None:
-            known = MPITransport(comm)
-            keep_with(comm, known)
-            _begun(known)
-        return known
-    raise PartitionError(
-        f"`comm` (={comm!r}) must be an mpi4py communicator, a torch.distributed process group or a transport."
-    )
-
-
-def _begun(transport: Transport) -> Transport:
-    _made.add(transport)
-    transport.on_close.append(lambda: _made.discard(transport))
-    return begin(transport)
-
-
-def _forget_group(group: torch.distributed.ProcessGroup) -> None:
-    del _over[group]
 
 
 def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from .recording.recording import Source
+from .recording.recording import ValueSource
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -50,7 +50,7 @@ def _memory(node: Node) -> int | None:
 class Aliases:
     """What shares memory in a graph."""
 
-    def __init__(self, graph: torch.fx.Graph, sources: Mapping[str, Source]) -> None:
+    def __init__(self, graph: torch.fx.Graph, sources: Mapping[str, ValueSource]) -> None:
         self.keeps_alias: set[Node] = set()
         self.in_place: set[Node] = set()
         self.isolates: set[Node] = set()

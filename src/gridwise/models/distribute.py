@@ -16,8 +16,8 @@ from ..partition import Partition
 from .holding import hold
 from .inputs import Inputs, as_tensors
 from .model import DistributedFunction, DistributedModel, become
+from .recorder import Gather
 from .roots import roots_of
-from .runner import Gather
 
 
 def distribute(

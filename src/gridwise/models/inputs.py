@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError
 from ..partition import CartesianPartition, Partition
-from .recording.containers import Branch, Held, Leaf, Tree, flatten, mapped, same
+from .recording.containers import Branch, Constant, Leaf, Tree, flatten, mapped, same
 
-ONE_TENSOR = Branch(tuple, None, (Branch(tuple, None, (Leaf(0),)), Held({})))
+ONE_TENSOR = Branch(tuple, None, (Branch(tuple, None, (Leaf(0),)), Constant({})))
 """The arguments of most calls: one tensor by place."""
 
 

@@ -30,7 +30,7 @@ OWN = "_distributed"
 
 
 @dataclass
-class Distributed:
+class GridState:
     """What makes a model a distributed one."""
 
     written: type[torch.nn.Module]
@@ -123,7 +123,7 @@ class DistributedModel(torch.nn.Module):
         return self.P_x.transport.__reduce__()  # refuses, and says what to do
 
 
-def _own(model: torch.nn.Module) -> Distributed:
+def _own(model: torch.nn.Module) -> GridState:
     return model.__dict__[OWN]
 
 
@@ -138,7 +138,7 @@ def become(model: torch.nn.Module, P_x: Partition, kinds: Mapping[str, Any], key
     `kinds` are the functions that run on the grid, by name: what they are called, their inputs, and what is said of gathers.
     """
     written = type(model)
-    own = Distributed(written, P_x)
+    own = GridState(written, P_x)
     own.forward = model.__dict__.pop("forward", None)
     for name in HOOKS:
         own.hooks[name] = model.__dict__[name]
@@ -236,7 +236,7 @@ class DistributedFunction(DistributedModel):
     ):
         super().__init__()
         self._modules.update(roots)
-        own = self.__dict__[OWN] = Distributed(torch.nn.Module, inputs.P_x)
+        own = self.__dict__[OWN] = GridState(torch.nn.Module, inputs.P_x)
         own.runners["forward"] = Runner(says, function, roots, inputs, gather, lambda: _all_as_written(roots))
 
     def __deepcopy__(self, memo: dict) -> DistributedModel:

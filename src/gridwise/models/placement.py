@@ -90,7 +90,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Value:
+class GlobalTensor:
     """What a rule knows of a tensor: its global shape and dtype, and where it lies."""
 
     shape: Shape

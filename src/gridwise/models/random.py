@@ -94,7 +94,7 @@ def _inverse(order: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Stream:
+class RandomStream:
     """The random numbers of one operator in one call."""
 
     key: int
@@ -102,7 +102,7 @@ class Stream:
     """The generator to draw from, instead; torch's own if that is None."""
 
     @classmethod
-    def begin(cls, workers: Workers, name: str) -> Stream:
+    def begin(cls, workers: Workers, name: str) -> RandomStream:
         """For one call of a model; all workers enter together."""
         source = _sequential.get()
         return cls(0, source) if source is not None else cls(draw_key(workers.transport, workers.team, name))
@@ -115,9 +115,9 @@ class Stream:
     def generator(self) -> torch.Generator | None:
         return self.source[0] if self.source is not None else None
 
-    def at(self, number: int) -> Stream:
+    def at(self, number: int) -> RandomStream:
         """For one operator of the call."""
-        return self if self.sequential else Stream((self.key + GAMMA * (2 * number + 1)) & (2**63 - 1))
+        return self if self.sequential else RandomStream((self.key + GAMMA * (2 * number + 1)) & (2**63 - 1))
 
     def kept(self, x: Tensor, p: float, elements: Elements) -> Tensor:
         """Which elements are kept, where each is dropped with probability `p`, for a tensor such as `x`."""

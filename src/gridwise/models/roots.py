@@ -16,12 +16,12 @@ FOREIGN = ("torch", "gridwise", "builtins", "numpy", "functools")
 def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
     """The modules that a function refers to, by the name that it has for each."""
     found: dict[str, torch.nn.Module] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def visit(name: str, value: Any) -> None:
-        if id(value) in seen:
+        if id(value) in visited:
             return
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, torch.nn.Module):
             found[_free(name, found)] = value
         elif isinstance(value, list | tuple):

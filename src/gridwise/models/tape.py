@@ -8,7 +8,7 @@ from typing import Any
 
 from ..grid import Layout
 from .movement import is_there, movement
-from .placement import Cut, Partial, Placement, Replicated, Value, Want, Workers
+from .placement import Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers
 from .program import Step
 from .report import Report
 
@@ -20,7 +20,7 @@ class Item:
     """A tensor of the program: in which slot, and what is known of it."""
 
     slot: int
-    value: Value
+    value: GlobalTensor
 
 
 class Tape:
@@ -39,23 +39,15 @@ class Tape:
         self.count += 1
         return self.count - 1
 
-    def add(self, run: Any, inputs: Sequence[Item], values: Value | Sequence[Value], draws: bool = False) -> list[Item]:
+    def add(
+        self, run: Any, inputs: Sequence[Item], values: GlobalTensor | Sequence[GlobalTensor], draws: bool = False
+    ) -> list[Item]:
         """Add a step that makes a tensor, or several; the items of what it makes."""
-        made = [Item(self.new_slot(), value) for value in ([values] if isinstance(values, Value) else values)]
-        outputs = made[0].slot if isinstance(values, Value) else tuple(item.slot for item in made)
+        made = [Item(self.new_slot(), value) for value in ([values] if isinstance(values, GlobalTensor) else values)]
+        outputs = made[0].slot if isinstance(values, GlobalTensor) else tuple(item.slot for item in made)
         number = self.next_draw() if draws else 0
-        self.steps.append(
-            Step(
-                run,
-                tuple(item.slot for item in inputs),
-                outputs,
-                draws,
-                number,
-                (),
-                self.name,
-                made[-1].value.placement,
-            )
-        )
+        slots, placement = tuple(item.slot for item in inputs), made[-1].value.placement
+        self.steps.append(Step(run, slots, outputs, draws, number, (), self.name, placement))
         return made
 
     def brought(self, item: Item, want: Want, name: str) -> Item:

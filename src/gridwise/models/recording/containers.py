@@ -26,13 +26,13 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class Constant:
     """Anything that is no tensor and has none inside."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and same(self.value, other.value)
+        return isinstance(other, Constant) and same(self.value, other.value)
 
     def __hash__(self) -> int:
         return hash(type(self.value))
@@ -49,7 +49,7 @@ class Branch:
     attributes: tuple[tuple[str, Tree], ...] = ()
 
 
-Tree = Leaf | Held | Branch
+Tree = Leaf | Constant | Branch
 
 
 def flatten(
@@ -66,7 +66,7 @@ def flatten(
                 leaves.append(value)
             return Leaf(places[id(value)])
         if isinstance(value, str | int | float | None | torch.nn.Module | type) or id(value) in around:
-            return Held(value)
+            return Constant(value)
         kept, around = len(leaves), (*around, id(value))
         if isinstance(value, dict):
             tree = Branch(
@@ -81,8 +81,8 @@ def flatten(
         elif is_dataclass(value) or any(is_leaf(part) for _, part in _attributes(value)):
             tree = Branch(type(value), None, (), tuple([(n, visit(part, around)) for n, part in _attributes(value)]))
         else:
-            return Held(value)
-        return tree if len(leaves) > kept or _has_leaf(tree) else Held(value)
+            return Constant(value)
+        return tree if len(leaves) > kept or _has_leaf(tree) else Constant(value)
 
     return leaves, visit(value, ())
 
@@ -107,7 +107,7 @@ def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
     """The container of `tree` with these tensors in it."""
     if isinstance(tree, Leaf):
         return leaves[tree.place]
-    if isinstance(tree, Held):
+    if isinstance(tree, Constant):
         return tree.value
     kind, parts = tree.kind, [unflatten(part, leaves) for part in tree.parts]
     value: Any
@@ -132,7 +132,7 @@ def without_values(tree: Tree) -> Tree:
     if isinstance(tree, Branch):
         attributes = tuple([(name, without_values(part)) for name, part in tree.attributes])
         return replace(tree, parts=tuple(map(without_values, tree.parts)), attributes=attributes)
-    return tree if isinstance(tree, Leaf) else Held(None)
+    return tree if isinstance(tree, Leaf) else Constant(None)
 
 
 def mapped(value: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
@@ -157,7 +157,7 @@ def described(tree: Tree) -> str:
     """A text that is the same on all workers whose containers and values are."""
     if isinstance(tree, Leaf):
         return f"tensor {tree.place}"
-    if isinstance(tree, Held):
+    if isinstance(tree, Constant):
         return ADDRESS.sub("", f"{type(tree.value).__qualname__} {tree.value!r}")
     inside = ", ".join(map(described, tree.parts))
     named = ", ".join(f"{name}={described(part)}" for name, part in tree.attributes)

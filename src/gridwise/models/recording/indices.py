@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from .recording import Recording
 
@@ -23,7 +23,7 @@ def limits_of(recording: Recording) -> dict[int, int]:
         if node.target is not torch.ops.aten.embedding.default:
             continue
         rows, source = node.args[0].meta["val"].shape[0], node.args[1]
-        while isinstance(source.target, torch._ops.OpOverload) and _name(source.target) in KEEPS_NUMBERS:
+        while isinstance(source.target, OpOverload) and _name(source.target) in KEEPS_NUMBERS:
             source = source.args[0]
         known = recording.sources.get(source.name) if source.op == "placeholder" else None
         if known is not None and known.kind == "input":
@@ -43,5 +43,5 @@ def problem_with(inputs: Sequence[Tensor], limits: Mapping[int, int]) -> str | N
     return None
 
 
-def _name(op: Any) -> str:
+def _name(op: OpOverload) -> str:
     return str(op._schema.name).partition("::")[2]

@@ -229,7 +229,7 @@ def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
 
     unwrap = functorch.unwrap_dead_wrappers
     _applied.append(applied)
-    function.__code__ = _Noted.__dict__["apply"].__code__
+    function.__code__ = _Apply.__dict__["apply"].__code__
     try:
         with patch.object(functorch, "unwrap_dead_wrappers", unwrapped):
             yield
@@ -241,7 +241,7 @@ def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
 _applied: list[Callable[..., Any]] = []
 
 
-class _Noted:
+class _Apply:
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         from gridwise.models.recording.interception import _applied
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ...errors import PartitionError, UnsupportedError, describe
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .interception import Calls, intercepting
 from .merged_rows import keep_rows_apart
-from .recording import Recording, Source
+from .recording import Recording, ValueSource
 from .regions import Regions
 from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
 from .tracing import (
@@ -71,8 +72,10 @@ def record(
         second = _Attempt(call, roots, inputs, tree, says)
         again, changes = second.run()
         if changes or again.digest != recording.digest:
-            told = second if changes else first
-            raise UnsupportedError(told.describe_changes("changes in every call, which a recording does not do again"))
+            details = second if changes else first
+            raise UnsupportedError(
+                details.describe_changes("changes in every call, which a recording does not do again")
+            )
     except Exception:
         before.restore()
         raise
@@ -173,11 +176,11 @@ class _Attempt:
         return found
 
     def describe_changes(self, what: str) -> str:
-        told = [
+        details = [
             f"{path}.{name}: was {_short(before)}, is {_short(after)}" for path, name, before, after in self.changes
         ]
         fix = "return it from `forward`, make it a buffer that is changed in place, or set it around the call."
-        return describe(f"{self.says}: `forward` assigns an attribute that {what}.", told, fix)
+        return describe(f"{self.says}: `forward` assigns an attribute that {what}.", details, fix)
 
     def _needs_numbers(self, error: Exception) -> UnsupportedError:
         operator = str(getattr(error, "func", error)).removeprefix("aten.")
@@ -199,11 +202,11 @@ class _Attempt:
     def _refuse_kept(self, module: torch.fx.GraphModule, fakes: Fakes) -> None:
         graphs = [module.graph, *(r.backward.module.graph for r in self.regions.found.values() if r.backward)]
         if kept := kept_fakes(fakes, graphs):
-            told = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
+            details = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
             fix = "return what is to be kept from `forward`."
             raise UnsupportedError(
                 describe(
-                    f"{self.says}: the code of the model keeps tensors of a call, which has no numbers.", told, fix
+                    f"{self.says}: the code of the model keeps tensors of a call, which has no numbers.", details, fix
                 )
             )
 
@@ -228,11 +231,11 @@ def _short(value: Any) -> str:
 
 def _with_sources(
     module: torch.fx.GraphModule, holdings: Sequence[Holding], inputs: int
-) -> tuple[dict[str, Source], dict[str, Tensor]]:
+) -> tuple[dict[str, ValueSource], dict[str, Tensor]]:
     """Say where placeholders come from; constants become placeholders, and those that nobody uses go."""
     graph, constants, known = module.graph, dict[str, Tensor](), {id(holding.value): holding for holding in holdings}
-    all_sources = [Source(holding.kind, holding.name) for holding in holdings]
-    all_sources += [Source("input", str(place)) for place in range(inputs)]
+    all_sources = [ValueSource(holding.kind, holding.name) for holding in holdings]
+    all_sources += [ValueSource("input", str(place)) for place in range(inputs)]
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     sources = dict(zip([node.name for node in placeholders], all_sources, strict=True))
     made: dict[int, torch.fx.Node] = {}
@@ -246,7 +249,7 @@ def _with_sources(
                 made[id(value)] = new = graph.placeholder(node.name)
             new.meta = dict(node.meta)
             kind = "parameter" if value.requires_grad else "constant"
-            sources[new.name] = Source(holding.kind, holding.name) if holding else Source(kind, node.target)  # type: ignore[arg-type]
+            sources[new.name] = ValueSource(holding.kind, holding.name) if holding else ValueSource(kind, node.target)  # type: ignore[arg-type]
             if holding is None:
                 constants[node.target] = value
         node.replace_all_uses_with(made[id(value)])
@@ -276,7 +279,7 @@ def _without_idle_switches(graph: torch.fx.Graph) -> None:
 
 def _without_out(graph: torch.fx.Graph) -> None:
     """Let operators that write their result to a tensor be those that return it, followed by a copy."""
-    for node in [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]:
+    for node in [node for node in graph.nodes if isinstance(node.target, OpOverload)]:
         names = [argument.name for argument in node.target._schema.arguments if argument.is_out]
         if len(names) != 1 or names[0] not in node.kwargs:
             continue
@@ -293,7 +296,7 @@ def _without_out(graph: torch.fx.Graph) -> None:
         _erase(node)
 
 
-def _returning(op: Any, out: str) -> Any:
+def _returning(op: OpOverload, out: str) -> OpOverload | None:
     """The overload without the argument `out`."""
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != out]
     packet = op.overloadpacket

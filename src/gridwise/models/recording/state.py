@@ -38,9 +38,9 @@ class Holding:
 def modules_of(roots: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
     """All modules below `roots`, each once, by their dotted names."""
     found: dict[str, torch.nn.Module] = {}
-    seen: set[torch.nn.Module] = set()
+    visited: set[torch.nn.Module] = set()
     for prefix, root in roots.items():
-        found.update(root.named_modules(seen, prefix))
+        found.update(root.named_modules(visited, prefix))
     return found
 
 

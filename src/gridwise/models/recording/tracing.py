@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -92,7 +93,7 @@ def trace(
 
 
 @cache
-def _composites() -> list[Any]:
+def _composites() -> list[OpOverload]:
     """Operators that torch itself puts together from others, and that make tensors: recorded as those if they have no rule."""
     found = []
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
@@ -107,7 +108,7 @@ def _composites() -> list[Any]:
     return found
 
 
-def _apart(op: Any, *args: Any, **kwargs: Any) -> Any:
+def _apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """What a composite operator consists of; under autocast those that it knows as they are stay whole."""
     for kind in ("cpu", "cuda"):
         known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{kind.upper()}")
@@ -169,7 +170,7 @@ def current_line() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _HERE)) and not name.startswith("<"):
-            return _told(name, frame.f_lineno, frame.f_code.co_name)
+            return _source_line(name, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return ""
 
@@ -181,10 +182,10 @@ def line_of(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_TORCH, _HERE, "<"))
     ]
-    return _told(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else ""
+    return _source_line(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else ""
 
 
-def _told(file: str, number: int, function: str) -> str:
+def _source_line(file: str, number: int, function: str) -> str:
     return f"{os.path.basename(file)}:{number}, in {function}:  {linecache.getline(file, number).strip()}"
 
 

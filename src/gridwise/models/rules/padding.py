@@ -20,9 +20,7 @@ MODES = {"reflection": "reflect", "replication": "replicate"}
     "pad", "constant_pad_nd", *(f"{mode}_pad{d}d" for mode in MODES for d in (1, 2, 3)), "_pad_circular",
 )  # fmt: skip
 def pad(call: Call) -> Placed:
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    x, layout = call.first_cut()
     amounts = list(call["pad"] if "pad" in call.given else call["padding"])
     mode = _mode(call)
     value = (call.given.get("value") or 0) if mode == "constant" else 0
@@ -31,10 +29,10 @@ def pad(call: Call) -> Placed:
         around[x.dim - 1 - i] = before, after
     if mode == "circular" and min(amounts) < 0:
         raise NoRule("negative circular padding")
-    grid, shape = x.layout.grid, call.result.shape
+    grid, shape = layout.grid, call.result.shape
     cuts = [
         have if around[d] == (0, 0) else balanced_cuts(n, grid.shape[d])
-        for d, (have, n) in enumerate(zip(x.layout.cuts, shape, strict=True))
+        for d, (have, n) in enumerate(zip(layout.cuts, shape, strict=True))
     ]
     target = Layout(grid, tuple(cuts))
     lines = [

@@ -17,7 +17,7 @@ from ...grid import Layout, Needs
 from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
 from ..movement import Movement, applied, move_along
-from ..placement import Cut, Partial, Placement, Replicated, Value, resized, with_dims
+from ..placement import Cut, GlobalTensor, Partial, Placement, Replicated, resized, with_dims
 from .call import Call, Placed
 from .table import rule
 
@@ -31,9 +31,7 @@ def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
 
 def reduce_whole(call: Call, dims: Sequence[int], keepdim: bool) -> Placed:
     """Make the dims whole, then reduce each block."""
-    layout = call.with_whole(call.tensors[0], dims)
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(call.tensors[0], dims)
     return Placed([Cut(kept_layout(layout, dims, keepdim))] * len(call.results), call.locally(), [layout])
 
 
@@ -62,7 +60,7 @@ def summed(call: Call, dims: Sequence[int], keepdim: bool, count: int, dtype: to
     assert x.layout is not None
     total = torch.float32 if dtype in HALVES else dtype
     target, finish = sum_of_blocks(
-        call, x.layout, dims, keepdim, Value(call.result.shape, total, x.device, Replicated())
+        call, x.layout, dims, keepdim, GlobalTensor(call.result.shape, total, x.device, Replicated())
     )
     over = tuple(dims)
 
@@ -78,7 +76,7 @@ def summed(call: Call, dims: Sequence[int], keepdim: bool, count: int, dtype: to
 
 
 def sum_of_blocks(
-    call: Call, layout: Layout, dims: Sequence[int], keepdim: bool, result: Value
+    call: Call, layout: Layout, dims: Sequence[int], keepdim: bool, result: GlobalTensor
 ) -> tuple[Placement, Movement | None]:
     """Where the sum over `dims` lies, and what makes it of each worker's sum over its block of `layout`."""
     kept = [d for d in range(layout.grid.dim) if d not in dims]
@@ -126,11 +124,7 @@ def others(call: Call) -> Placed:
 )  # fmt: skip
 def along(call: Call) -> Placed:
     """Operators along a dim, which they keep: it is made whole, by cutting others."""
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    x, _ = call.first_cut()
     dim = call["dim"] % x.dim
-    layout = call.with_whole(x, [dim])
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(x, [dim])
     return Placed([Cut(resized(layout, [dim], call.result.shape))] * len(call.results), call.locally(), [layout])

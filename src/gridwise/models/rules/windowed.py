@@ -20,7 +20,7 @@ from ...nn.engine.agreement import Structure
 from ...nn.parameters.blocks import Spread
 from ...nn.windows.windowed_layer import WindowedLayer
 from ...partition import CartesianPartition
-from ..placement import SMALL, Cut, Replicated, Value, Want
+from ..placement import SMALL, Cut, GlobalTensor, Replicated, Want
 from .call import Call, NoRule, Placed, Run
 from .table import rule
 
@@ -66,7 +66,7 @@ def each(size: Any, dims: int) -> tuple[int, ...]:
     return sizes * dims if len(sizes) == 1 else sizes
 
 
-def source_layout(call: Call, x: Value, space: int, moves: bool = True) -> Layout | None:
+def source_layout(call: Call, x: GlobalTensor, space: int, moves: bool = True) -> Layout | None:
     """The blocks of ``(batch, channel, *space)`` that a layer gets; None where the input is best left replicated.
 
     Where the output has fewer rows than the grid has places for them, other dims are cut instead, if the layer `moves`.
@@ -85,7 +85,9 @@ def source_layout(call: Call, x: Value, space: int, moves: bool = True) -> Layou
     return None if max(shape) == 1 else Layout.balanced(Grid(call.workers.ranks, shape), x.shape)
 
 
-def by_layer(call: Call, make: Make, space: int, moves: bool = True, weights: Sequence[Value | None] = ()) -> Placed:
+def by_layer(
+    call: Call, make: Make, space: int, moves: bool = True, weights: Sequence[GlobalTensor | None] = ()
+) -> Placed:
     """The operator as the layer that `make` makes on a partition, of an input with so many dims of space."""
     x = call.tensors[0]
     if x.dim not in (space + 1, space + 2):
@@ -114,7 +116,7 @@ def _squeezed(y: Any) -> Any:
     return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
 
 
-def _run_of(layer: Any, weights: Sequence[Value | None], rank: int) -> Run:
+def _run_of(layer: Any, weights: Sequence[GlobalTensor | None], rank: int) -> Run:
     share, agreed = layer._share, layer._agreed
     quiet = agreed._replace(requires_grad=False)
 
@@ -144,7 +146,7 @@ def convolution(call: Call) -> Placed:
     return _convolution(call, dims, weight, bias, padding)
 
 
-def _convolution(call: Call, dims: int, weight: Value, bias: Value | None, padding: Any) -> Placed:
+def _convolution(call: Call, dims: int, weight: GlobalTensor, bias: GlobalTensor | None, padding: Any) -> Placed:
     groups = call["groups"]
     channels = weight.shape[1] * groups, weight.shape[0]
     arguments = each(call["stride"], dims), padding, each(call["dilation"], dims), groups, bias is not None

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ...grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
 from ...partition import Partition
-from ..windows.windowed_layer import Rows, Share, WindowedLayer, empty_output
-from .docstrings import documented_like
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, WindowedLayer, empty_output
+from .docstrings import LayerFamily
 from .pooling import global_indices
 
-AVG_POOL: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+AVG_POOL: FunctionsByDims = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 MAX_POOL: dict[int, Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
 
 AdaptiveSize = int | None | tuple[int | None, ...]
@@ -83,71 +83,7 @@ class AdaptivePool(WindowedLayer):
         return parts[0]
 
 
-class AdaptiveAvgPool(AdaptivePool):
-    """What all adaptive average pooling layers do."""
-
-    _settings = ("output_size",)
-
-    def __init__(self, P_x: Partition, output_size: AdaptiveSize, *, buffer_manager: object = None) -> None:
-        layers: dict[int, Any] = {
-            1: torch.nn.AdaptiveAvgPool1d,
-            2: torch.nn.AdaptiveAvgPool2d,
-            3: torch.nn.AdaptiveAvgPool3d,
-        }
-        super().__init__(P_x, layers[self.dims](output_size))
-
-    def _local(self, x: Tensor, share: Share) -> Tensor:
-        seen = self._seen(x)
-        assert share.outputs is not None
-        if not share.outputs.volume:
-            return empty_output(share.outputs.shape, seen.x)
-
-        def pool(part: Tensor, sizes: Shape, _: Shape) -> tuple[Tensor]:
-            return (AVG_POOL[self.dims](part, sizes),)
-
-        return seen.computed(lambda x: self._put_together([y for (y,) in self._by_runs(x, pool)]))
-
-
-class AdaptiveMaxPool(AdaptivePool):
-    """What all adaptive maximum pooling layers do."""
-
-    return_indices: bool
-    _settings = ("output_size", "return_indices")
-
-    def __init__(
-        self, P_x: Partition, output_size: AdaptiveSize, return_indices: bool = False, *, buffer_manager: object = None
-    ) -> None:
-        layers: dict[int, Any] = {
-            1: torch.nn.AdaptiveMaxPool1d,
-            2: torch.nn.AdaptiveMaxPool2d,
-            3: torch.nn.AdaptiveMaxPool3d,
-        }
-        super().__init__(P_x, layers[self.dims](output_size, return_indices))
-
-    def _local(self, x: Tensor, share: Share) -> Any:
-        seen = self._seen(x)
-        assert share.outputs is not None
-        x = seen.x
-        if not share.outputs.volume:
-            y = empty_output(share.outputs.shape, x)
-            return (y, torch.empty(y.shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
-        origin = tuple(line.hull[0] for line in share.rows)
-
-        def pool(part: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
-            y, indices = MAX_POOL[self.dims](part, sizes, return_indices=True)
-            if not self.return_indices:
-                return (y,)
-            at = tuple(a + b for a, b in zip(origin, starts, strict=True))
-            return y, global_indices(indices, tuple(part.shape[2:]), at, self._extents)
-
-        def pooled(x: Tensor) -> tuple[Tensor, ...]:
-            return tuple(self._put_together(list(parts)) for parts in zip(*self._by_runs(x, pool), strict=True))
-
-        results = seen.computed(pooled)
-        return results if self.return_indices else results[0]
-
-
-class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):
+class AdaptiveAvgPool(LayerFamily, AdaptivePool):
     """`torch.nn.AdaptiveAvgPool2d` on a grid: equal to it for every size and grid, or refused.
 
     Parameters
@@ -163,21 +99,29 @@ class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):
     torch.Size([1, 3, 4, 4])
     """
 
-    dims = 2
+    _settings = ("output_size",)
+
+    def __init__(self, P_x: Partition, output_size: AdaptiveSize, *, buffer_manager: object = None) -> None:
+        layers: LayersByDims = {
+            1: torch.nn.AdaptiveAvgPool1d,
+            2: torch.nn.AdaptiveAvgPool2d,
+            3: torch.nn.AdaptiveAvgPool3d,
+        }
+        super().__init__(P_x, layers[self.dims](output_size))
+
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        window = self._window_input(x)
+        assert share.outputs is not None
+        if not share.outputs.volume:
+            return empty_output(share.outputs.shape, window.x)
+
+        def pool(part: Tensor, sizes: Shape, _: Shape) -> tuple[Tensor]:
+            return (AVG_POOL[self.dims](part, sizes),)
+
+        return window.computed(lambda x: self._put_together([y for (y,) in self._by_runs(x, pool)]))
 
 
-@documented_like(DistributedAdaptiveAvgPool2d)
-class DistributedAdaptiveAvgPool1d(AdaptiveAvgPool):
-    dims = 1
-
-
-@documented_like(DistributedAdaptiveAvgPool2d)
-class DistributedAdaptiveAvgPool3d(AdaptiveAvgPool):
-    dims = 3
-
-
-@documented_like(DistributedAdaptiveAvgPool2d)
-class DistributedAdaptiveMaxPool2d(AdaptiveMaxPool):
+class AdaptiveMaxPool(LayerFamily, AdaptivePool):
     """`torch.nn.AdaptiveMaxPool2d` on a grid: equal to it for every size and grid, or refused.
 
     Parameters
@@ -186,16 +130,69 @@ class DistributedAdaptiveMaxPool2d(AdaptiveMaxPool):
     output_size : the global output's, as in torch; None keeps the input's extent of a dim
     return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveMaxPool2d(P_x, 4)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
     """
 
+    return_indices: bool
+    _settings = ("output_size", "return_indices")
+
+    def __init__(
+        self, P_x: Partition, output_size: AdaptiveSize, return_indices: bool = False, *, buffer_manager: object = None
+    ) -> None:
+        layers: LayersByDims = {
+            1: torch.nn.AdaptiveMaxPool1d,
+            2: torch.nn.AdaptiveMaxPool2d,
+            3: torch.nn.AdaptiveMaxPool3d,
+        }
+        super().__init__(P_x, layers[self.dims](output_size, return_indices))
+
+    def _local(self, x: Tensor, share: Share) -> Any:
+        window = self._window_input(x)
+        assert share.outputs is not None
+        x = window.x
+        if not share.outputs.volume:
+            y = empty_output(share.outputs.shape, x)
+            return (y, torch.empty(y.shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
+        origin = tuple(line.hull[0] for line in share.rows)
+
+        def pool(part: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
+            y, indices = MAX_POOL[self.dims](part, sizes, return_indices=True)
+            if not self.return_indices:
+                return (y,)
+            at = tuple(a + b for a, b in zip(origin, starts, strict=True))
+            return y, global_indices(indices, tuple(part.shape[2:]), at, self._extents)
+
+        def pooled(x: Tensor) -> tuple[Tensor, ...]:
+            return tuple(self._put_together(list(parts)) for parts in zip(*self._by_runs(x, pool), strict=True))
+
+        results = window.computed(pooled)
+        return results if self.return_indices else results[0]
+
+
+class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):
     dims = 2
 
 
-@documented_like(DistributedAdaptiveMaxPool2d)
+class DistributedAdaptiveAvgPool1d(AdaptiveAvgPool):
+    dims = 1
+
+
+class DistributedAdaptiveAvgPool3d(AdaptiveAvgPool):
+    dims = 3
+
+
+class DistributedAdaptiveMaxPool2d(AdaptiveMaxPool):
+    dims = 2
+
+
 class DistributedAdaptiveMaxPool1d(AdaptiveMaxPool):
     dims = 1
 
 
-@documented_like(DistributedAdaptiveMaxPool2d)
 class DistributedAdaptiveMaxPool3d(AdaptiveMaxPool):
     dims = 3

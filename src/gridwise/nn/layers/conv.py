@@ -15,19 +15,10 @@ from ...errors import PartitionError
 from ...partition import Partition
 from ..engine.arguments import need_first_partition
 from .conv_base import Conv
-from .docstrings import documented_like
+from .docstrings import LayerFamily, documented_like
 
 
-class AnyConv(Conv):
-    """A convolution of the family that its partitions ask for."""
-
-    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> Self:
-        if args or kwargs:  # a copy has none
-            need_first_partition(cls, args, kwargs)
-        return object.__new__(_family_of(cls, P_y, P_w))
-
-
-class DistributedConv2d(AnyConv):
+class AnyConv(LayerFamily, Conv):
     """`torch.nn.Conv2d` on a grid: equal to it for every argument, size and grid, or refused.
 
     Parameters
@@ -53,15 +44,20 @@ class DistributedConv2d(AnyConv):
     torch.Size([2, 8, 8, 8])
     """
 
+    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> Self:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
+        return object.__new__(_family_of(cls, P_y, P_w))
+
+
+class DistributedConv2d(AnyConv):
     dims = 2
 
 
-@documented_like(DistributedConv2d)
 class DistributedConv1d(AnyConv):
     dims = 1
 
 
-@documented_like(DistributedConv2d)
 class DistributedConv3d(AnyConv):
     dims = 3
 

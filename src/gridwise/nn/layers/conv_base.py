@@ -49,10 +49,10 @@ from ..engine.copy_and_sum import Copy, Sum
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
-from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, WindowedLayer, empty_output
 
-SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
-FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+SEQUENTIAL: LayersByDims = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
+FUNCTION: FunctionsByDims = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class Conv(WindowedLayer):
         if share.outputs is not None:
             y = self._convolved(x, share)
         else:
-            y = self._seen(x).x
+            y = self._window_input(x).x
             y = y.to(dtype_of_products(y))
         if self._sum is None:
             return y
@@ -292,14 +292,14 @@ class Conv(WindowedLayer):
             weight, bias, sums = self._raw_weight_and_bias()
             return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
         weight, bias = self._weight_and_bias()  # first: in backward halos then go before the sums of gradients
-        seen = self._seen(x)
+        window = self._window_input(x)
         if bias is not None and self._transport.rank not in self._spreads["bias"].holders:
             bias = None
         if not share.outputs.volume or not weight.shape[1]:
-            return empty_output(share.outputs.shape, seen.x, weight, bias)
+            return empty_output(share.outputs.shape, window.x, weight, bias)
 
         padding = tuple(line.native for line in share.rows)
-        return seen.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
+        return window.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
 
     def _of_channels(self, x: Tensor) -> Tensor:
         """`x` with just the input channels that this worker works on."""
@@ -321,11 +321,11 @@ class Conv(WindowedLayer):
             return convolve(x, weight, bias, self._stride, padding, self._dilation, last - first)
         parts, base = [], groups_of(self._work.outputs, per_group)[0]
         for (a, b), (first, last) in runs:
-            seen = x.narrow(1, (first - base) * weight.shape[1], (last - first) * weight.shape[1])
+            window = x.narrow(1, (first - base) * weight.shape[1], (last - first) * weight.shape[1])
             some = None if bias is None else bias[a - offset : b - offset]
             parts.append(
                 convolve(
-                    seen, weight[a - offset : b - offset], some, self._stride, padding, self._dilation, last - first
+                    window, weight[a - offset : b - offset], some, self._stride, padding, self._dilation, last - first
                 )
             )
         return torch.cat(parts, 1)

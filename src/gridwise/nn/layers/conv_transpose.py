@@ -30,19 +30,15 @@ from ..engine.arguments import problem_with_sizes
 from ..engine.autocast import autocasts
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
-from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
-from .docstrings import documented_like
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, WindowedLayer, empty_output
+from .docstrings import LayerFamily
 
-SEQUENTIAL: dict[int, Any] = {
-    1: torch.nn.ConvTranspose1d,
-    2: torch.nn.ConvTranspose2d,
-    3: torch.nn.ConvTranspose3d,
-}
-FUNCTION: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+SEQUENTIAL: LayersByDims = {1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d}
+FUNCTION: FunctionsByDims = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @dataclass(frozen=True)
-class Cut:
+class OutputCrop:
     """How the outputs of one dim are cut out: by torch, and by `crop` rows (negative: padded) before and after."""
 
     padding: int
@@ -50,7 +46,7 @@ class Cut:
     crop: Interval
 
 
-def cut_out(drop: Interval, stride: int, dilation: int) -> Cut:
+def cut_out(drop: Interval, stride: int, dilation: int) -> OutputCrop:
     """How to drop so many rows before and after; rows that no input reaches count as negative.
 
     >>> cut_out((1, 0), stride=2, dilation=1), cut_out((1, 3), stride=1, dilation=1)
@@ -60,11 +56,30 @@ def cut_out(drop: Interval, stride: int, dilation: int) -> Cut:
     most = max(stride, dilation) - 1
     padding = min(max(before, 0), max(after, 0) + most)  # more would drop rows at the end that are wanted
     missing = min(max(padding - after, 0), most)
-    return Cut(padding, missing, (before - padding, after - padding + missing))
+    return OutputCrop(padding, missing, (before - padding, after - padding + missing))
 
 
-class ConvTranspose(WindowedLayer):
-    """What all transposed convolutions do; see `DistributedConvTranspose2d` for the arguments."""
+class ConvTranspose(LayerFamily, WindowedLayer):
+    """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    in_channels, ..., padding_mode : as in torch; `padding` is that of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConvTranspose2d(P_x, 8, 3, kernel_size=3, stride=2, padding=1, output_padding=1)
+    >>> layer(torch.ones(2, 8, 4, 4)).shape
+    torch.Size([2, 3, 8, 8])
+    >>> layer(torch.ones(2, 8, 4, 4), output_size=[7, 7]).shape
+    torch.Size([2, 3, 7, 7])
+    """
 
     in_channels: int
     out_channels: int
@@ -111,7 +126,7 @@ class ConvTranspose(WindowedLayer):
         problem = problem_with_sizes(self.dims, **sizes, output_padding=output_padding, dilation=dilation)
         self._imitates(self._build(make, self._spreads_of, device, problem))
         self._channels: Interval = (0, 0)
-        self._cuts: tuple[Cut, ...] = ()
+        self._cuts: tuple[OutputCrop, ...] = ()
         self._asked: Asked = None
         self._single: ConvNode | None = None
 
@@ -153,9 +168,9 @@ class ConvTranspose(WindowedLayer):
         vote = ballot.equal(key_of(repr(asked)))
         ballot.count(self._transport, self._team, self._says)
         if ballot.read(vote) is None:
-            told = tell(self._transport, self._team, f"output_size={asked}")
+            reports = tell(self._transport, self._team, f"output_size={asked}")
             fix = "ask for the size of the global output, on all workers alike."
-            raise PartitionError(describe(f"{self._says}: the workers ask for different `output_size`.", told, fix))
+            raise PartitionError(describe(f"{self._says}: the workers ask for different `output_size`.", reports, fix))
         super()._distdl_module_setup(input[:1])
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
@@ -220,7 +235,7 @@ class ConvTranspose(WindowedLayer):
         window = self.kernel_size[d], self._stride[d], self._each(self.padding)[d], self._dilation[d]
         return [Rows(transposed_need(outputs, *window, extent)) for outputs in pairwise(cuts)]
 
-    def _cut(self, d: int, outputs: Interval, inputs: Interval) -> Cut:
+    def _cut(self, d: int, outputs: Interval, inputs: Interval) -> OutputCrop:
         stride, dilation = self._stride[d], self._dilation[d]
         before = outputs[0] + self._each(self.padding)[d] - stride * inputs[0]
         made = stride * (inputs[1] - inputs[0] - 1) + dilation * (self.kernel_size[d] - 1) + 1
@@ -237,8 +252,8 @@ class ConvTranspose(WindowedLayer):
             weight, bias, sums = self._raw_weight_and_bias()
             return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
         weight, bias = self._weight_and_bias()
-        seen = self._seen(x)
-        x = seen.x
+        window = self._window_input(x)
+        x = window.x
         assert share.outputs is not None
         if not share.outputs.volume:
             return empty_output(share.outputs.shape, x, weight, bias)
@@ -246,7 +261,7 @@ class ConvTranspose(WindowedLayer):
             y = empty_output(share.outputs.shape, x, weight)
             return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
         pads = any(n < 0 for n in self._crops)
-        y = seen.computed(lambda x: self._in_groups(x, weight, None if pads else bias))
+        y = window.computed(lambda x: self._in_groups(x, weight, None if pads else bias))
         if any(self._crops):
             y = F.pad(y, [-n for n in self._crops])
         return y + bias.view(-1, *(1,) * self.dims) if pads and bias is not None else y
@@ -266,14 +281,14 @@ class ConvTranspose(WindowedLayer):
         held = self._spreads["weight"]
         runs, parts = group_runs(self._channels, per_group), []
         for (a, b), (first, last) in runs:
-            seen, some, kernel = x, bias, weight
+            window, some, kernel = x, bias, weight
             if len(runs) > 1:
-                seen = x.narrow(1, (first - base) * per_input, (last - first) * per_input)
+                window = x.narrow(1, (first - base) * per_input, (last - first) * per_input)
                 some = None if bias is None else bias[a - self._channels[0] : b - self._channels[0]]
             if held.axes[:2] == (None, None):
                 kernel = weight[first * per_input : last * per_input]
                 kernel = kernel[:, a - first * per_group : b - first * per_group] if last - first == 1 else kernel
-            parts.append(convolve(seen, kernel, some, self._stride, padding, extra, last - first, self._dilation))
+            parts.append(convolve(window, kernel, some, self._stride, padding, extra, last - first, self._dilation))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
@@ -290,35 +305,12 @@ def _is_size(value: Any) -> bool:
 
 
 class DistributedConvTranspose2d(ConvTranspose):
-    """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in torch; `padding` is that of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedConvTranspose2d(P_x, 8, 3, kernel_size=3, stride=2, padding=1, output_padding=1)
-    >>> layer(torch.ones(2, 8, 4, 4)).shape
-    torch.Size([2, 3, 8, 8])
-    >>> layer(torch.ones(2, 8, 4, 4), output_size=[7, 7]).shape
-    torch.Size([2, 3, 7, 7])
-    """
-
     dims = 2
 
 
-@documented_like(DistributedConvTranspose2d)
 class DistributedConvTranspose1d(ConvTranspose):
     dims = 1
 
 
-@documented_like(DistributedConvTranspose2d)
 class DistributedConvTranspose3d(ConvTranspose):
     dims = 3

@@ -1,10 +1,7 @@
-"""Docstrings of layers that differ in little: written once, for one of them, and adapted to the others.
+"""Docstrings of classes and functions that differ in little: written once, for one of them, and adapted to the others.
 
-    @documented_like(DistributedConv2d)     name, axes and extents of the examples are those of `DistributedConv3d`;
-    class DistributedConv3d(Conv):          sections that the class writes itself stay its own
-        dims = 3
-
-Texts describe the layer in two dims of space: axes ``(batch, channel, height, width)``, examples with square images.
+A family of layers has its text on its base class, for two dims of space: axes ``(batch, channel, height, width)``, examples
+with square images. A layer of the family without a docstring of its own gets that text with its own name, axes and extents.
 """
 
 from __future__ import annotations
@@ -12,29 +9,43 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from inspect import cleandoc
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 AXES = {1: "length", 2: "height, width", 3: "depth, height, width"}
 HEADING = re.compile(r"\n\n(?=[A-Z]\w+\n---)")
 SQUARE = re.compile(r"\b(\d+), \1(?=[)\]])")
-T = TypeVar("T", bound=type)
+T = TypeVar("T", bound=Callable[..., object])
 
 
-def documented_like(source: type) -> Callable[[T], T]:
-    """Complete the docstring of a class with the sections of another's."""
+def documented_like(source: Callable[..., object]) -> Callable[[T], T]:
+    """Complete the docstring of a class or function with the sections of another's."""
 
-    def document(layer: T) -> T:
-        layer.__doc__ = "\n\n".join((_sections(_adapted(source, layer)) | _sections(layer.__doc__)).values())
-        return layer
+    def document(thing: T) -> T:
+        text = adapted(source.__doc__ or "", source.__name__, thing.__name__)
+        thing.__doc__ = "\n\n".join((_sections(text) | _sections(thing.__doc__)).values())
+        return thing
 
     return document
 
 
-def _adapted(source: type, layer: type) -> str:
-    """The docstring of `source` with the name, the axes and the extents of `layer`."""
-    old, new = (each.__name__.removeprefix("Distributed") for each in (source, layer))
-    text = (source.__doc__ or "").replace(old, new)
-    if old.endswith("2d") and not new.endswith("2d"):
+class LayerFamily:
+    """Base of layers whose docstring is that of their family; it names ``torch.nn.Xyz2d`` first."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        text = next((base.__doc__ for base in cls.__mro__[1:] if base.__doc__), "")
+        named, own = re.search(r"`torch\.nn\.(\w+)`", text), cls.__name__.removeprefix("Distributed")
+        if cls.__doc__ is None and named and hasattr(torch.nn, own):
+            cls.__doc__ = adapted(text, named[1], own)
+
+
+def adapted(text: str, source: str, name: str) -> str:
+    """A docstring of `source` with the name, the axes and the extents of the layer `name`."""
+    old, new = source.removeprefix("Distributed"), name.removeprefix("Distributed")
+    text = cleandoc(text).replace(old, new)
+    if old.endswith("2d") and new.endswith(("1d", "3d")):
         dims = int(new[-2])
         text = text.replace("2d", f"{dims}d").replace(AXES[2], AXES[dims])
         text = SQUARE.sub(lambda match: ", ".join([match[1]] * dims), text)

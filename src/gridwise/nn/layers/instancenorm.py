@@ -22,12 +22,28 @@ from ...partition import Partition
 from ..engine.agreement import agree_layout, agree_unbatched
 from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
-from .docstrings import documented_like
+from .docstrings import LayerFamily
 from .norm_base import ChannelNorm, check_cut_like_parameters
 
 
-class InstanceNorm(ChannelNorm):
-    """What all instance norms do; see `DistributedInstanceNorm2d` for the arguments."""
+class InstanceNorm(LayerFamily, ChannelNorm):
+    """`torch.nn.InstanceNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`, or without the batch.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output; every axis may be longer than 1
+    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
+
+    Notes
+    -----
+    No activation is moved: forward and backward exchange a few numbers per sample and channel (`standardise`).
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedInstanceNorm2d(P_x, 3)(torch.ones(2, 3, 4, 4)).abs().max() < 1e-6
+    tensor(True)
+    """
 
     dims: ClassVar[int]
     """How many dims of space, after batch and channels."""
@@ -139,32 +155,12 @@ class InstanceNorm(ChannelNorm):
 
 
 class DistributedInstanceNorm2d(InstanceNorm):
-    """`torch.nn.InstanceNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`, or without the batch.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output; every axis may be longer than 1
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
-
-    Notes
-    -----
-    No activation is moved: forward and backward exchange a few numbers per sample and channel (`standardise`).
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedInstanceNorm2d(P_x, 3)(torch.ones(2, 3, 4, 4)).abs().max() < 1e-6
-    tensor(True)
-    """
-
     dims = 2
 
 
-@documented_like(DistributedInstanceNorm2d)
 class DistributedInstanceNorm1d(InstanceNorm):
     dims = 1
 
 
-@documented_like(DistributedInstanceNorm2d)
 class DistributedInstanceNorm3d(InstanceNorm):
     dims = 3

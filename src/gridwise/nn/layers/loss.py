@@ -63,12 +63,7 @@ class DistributedSmoothL1Loss(ElementLoss):
     _settings = ("reduction", "beta")
 
     def __init__(
-        self,
-        P_x: Partition,
-        size_average: Flag = None,
-        reduce: Flag = None,
-        reduction: str = "mean",
-        beta: float = 1.0,
+        self, P_x: Partition, size_average: Flag = None, reduce: Flag = None, reduction: str = "mean", beta: float = 1.0
     ) -> None:
         if beta < 0:
             raise PartitionError(f"`beta` (={beta}) must not be negative.")

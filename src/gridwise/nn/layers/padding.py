@@ -9,7 +9,7 @@ are done locally on the rows that they need. A negative padding crops, where tor
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ...errors import PartitionError, UnsupportedError
 from ...grid import Cuts, Layout, Shape, hull_then_pad
 from ...partition import Partition
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
-from .docstrings import documented_like
+from .docstrings import LayerFamily
 
 
 class Pad(WindowedLayer):
@@ -26,7 +26,7 @@ class Pad(WindowedLayer):
 
     mode: ClassVar[str]
     _fresh_gradients = False  # what is fetched may be the output itself
-    sequential: ClassVar[Any]
+    sequential: ClassVar[type[torch.nn.Module]]
     padding: tuple[int, ...]
     value: float = 0.0
     _settings: ClassVar[tuple[str, ...]] = ("padding",)
@@ -70,34 +70,17 @@ class Pad(WindowedLayer):
         return [Rows.padded(hull_then_pad(need, extent, self.mode), self.mode == "constant") for need in needs]
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
-        seen = self._seen(x)
+        window = self._window_input(x)
         assert share.outputs is not None
-        x = seen.x
+        x = window.x
         if not share.outputs.volume:
             return empty_output(share.outputs.shape, x)
         padded = any(any(line.pad) for line in share.rows)
         moved = share.fetch is not None and not share.fetch.is_identity
-        return seen.computed(lambda x: x.contiguous() if padded or moved else x.clone())
+        return window.computed(lambda x: x.contiguous() if padded or moved else x.clone())
 
 
-class ConstantPad(Pad):
-    """What all layers that pad with one value do."""
-
-    mode = "constant"
-    _settings = ("padding", "value")
-
-    def __init__(self, P_x: Partition, padding: Size, value: float, *, buffer_manager: object = None) -> None:
-        super().__init__(P_x, padding, value)
-
-
-class ImagePad(Pad):
-    """What all layers do that take the padding alone."""
-
-    def __init__(self, P_x: Partition, padding: Size, *, buffer_manager: object = None) -> None:
-        super().__init__(P_x, padding)
-
-
-class DistributedConstantPad2d(ConstantPad):
+class ConstantPad(LayerFamily, Pad):
     """`torch.nn.ConstantPad2d` on a grid: equal to it for every padding, size and grid, or refused.
 
     Parameters
@@ -114,10 +97,14 @@ class DistributedConstantPad2d(ConstantPad):
     torch.Size([2, 3, 10, 10])
     """
 
-    dims, sequential = 2, torch.nn.ConstantPad2d
+    mode = "constant"
+    _settings = ("padding", "value")
+
+    def __init__(self, P_x: Partition, padding: Size, value: float, *, buffer_manager: object = None) -> None:
+        super().__init__(P_x, padding, value)
 
 
-class DistributedZeroPad2d(ImagePad):
+class ImagePad(LayerFamily, Pad):
     """`torch.nn.ZeroPad2d` on a grid: equal to it for every padding, size and grid, or refused.
 
     Parameters
@@ -133,72 +120,68 @@ class DistributedZeroPad2d(ImagePad):
     torch.Size([1, 3, 12, 12])
     """
 
+    def __init__(self, P_x: Partition, padding: Size, *, buffer_manager: object = None) -> None:
+        super().__init__(P_x, padding)
+
+
+class DistributedConstantPad2d(ConstantPad):
+    dims, sequential = 2, torch.nn.ConstantPad2d
+
+
+class DistributedZeroPad2d(ImagePad):
     dims, sequential, mode = 2, torch.nn.ZeroPad2d, "constant"
     _settings = ("padding", "value")
 
 
-@documented_like(DistributedConstantPad2d)
 class DistributedConstantPad1d(ConstantPad):
     dims, sequential = 1, torch.nn.ConstantPad1d
 
 
-@documented_like(DistributedConstantPad2d)
 class DistributedConstantPad3d(ConstantPad):
     dims, sequential = 3, torch.nn.ConstantPad3d
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedZeroPad1d(ImagePad):
     dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
     _settings = ("padding", "value")
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedZeroPad3d(ImagePad):
     dims, sequential, mode = 3, torch.nn.ZeroPad3d, "constant"
     _settings = ("padding", "value")
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedReflectionPad1d(ImagePad):
     dims, sequential, mode = 1, torch.nn.ReflectionPad1d, "reflect"
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedReflectionPad2d(ImagePad):
     dims, sequential, mode = 2, torch.nn.ReflectionPad2d, "reflect"
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedReflectionPad3d(ImagePad):
     dims, sequential, mode = 3, torch.nn.ReflectionPad3d, "reflect"
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedReplicationPad1d(ImagePad):
     dims, sequential, mode = 1, torch.nn.ReplicationPad1d, "replicate"
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedReplicationPad2d(ImagePad):
     dims, sequential, mode = 2, torch.nn.ReplicationPad2d, "replicate"
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedReplicationPad3d(ImagePad):
     dims, sequential, mode = 3, torch.nn.ReplicationPad3d, "replicate"
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedCircularPad1d(ImagePad):
     dims, sequential, mode = 1, torch.nn.CircularPad1d, "circular"
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedCircularPad2d(ImagePad):
     dims, sequential, mode = 2, torch.nn.CircularPad2d, "circular"
 
 
-@documented_like(DistributedZeroPad2d)
 class DistributedCircularPad3d(ImagePad):
     dims, sequential, mode = 3, torch.nn.CircularPad3d, "circular"

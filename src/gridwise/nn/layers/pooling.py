@@ -27,7 +27,7 @@ from ..engine.carrier import HALVES
 from ..mixins import PoolingMixin
 from ..windows.fetch import memory_format_of
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
-from .docstrings import documented_like
+from .docstrings import LayerFamily, documented_like
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
@@ -87,12 +87,12 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         return 1
 
     def _local(self, x: Tensor, share: Share) -> Any:
-        seen = self._seen(x)
+        window = self._window_input(x)
         assert share.outputs is not None
         if not share.outputs.volume:
-            return self._empty(share.outputs.shape, seen.x)
+            return self._empty(share.outputs.shape, window.x)
         native = tuple(line.native for line in share.rows)
-        return self._finished(seen.computed(lambda x: self._pooled(x, native)), seen.x, share)
+        return self._finished(window.computed(lambda x: self._pooled(x, native)), window.x, share)
 
     def _empty(self, shape: Shape, x: Tensor) -> Any:
         return empty_output(shape, x)
@@ -106,8 +106,22 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         """This worker's outputs, from what torch has made of `x`."""
 
 
-class MaxPool(DistributedPoolingBase):
-    """What all maximum pooling layers do; see `DistributedMaxPool2d` for the arguments."""
+class MaxPool(LayerFamily, DistributedPoolingBase):
+    """`torch.nn.MaxPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, ..., ceil_mode : as in torch; `stride` is `kernel_size` unless given
+    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedMaxPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
 
     return_indices: bool
     _settings = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
@@ -125,7 +139,7 @@ class MaxPool(DistributedPoolingBase):
         *,
         buffer_manager: object = None,
     ) -> None:
-        layer: Any = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}[self.dims]
+        layer: type[torch.nn.Module] = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}[self.dims]
         super().__init__(P_x, layer(kernel_size, stride, padding, dilation, return_indices, ceil_mode))
 
     def _empty(self, shape: Shape, x: Tensor) -> Any:
@@ -239,31 +253,13 @@ def _least(dtype: torch.dtype) -> float:
 
 
 class DistributedMaxPool2d(MaxPool):
-    """`torch.nn.MaxPool2d` on a grid: equal to it for every argument, size and grid, or refused.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    kernel_size, ..., ceil_mode : as in torch; `stride` is `kernel_size` unless given
-    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedMaxPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
-    torch.Size([1, 3, 4, 4])
-    """
-
     dims = 2
 
 
-@documented_like(DistributedMaxPool2d)
 class DistributedMaxPool1d(MaxPool):
     dims = 1
 
 
-@documented_like(DistributedMaxPool2d)
 class DistributedMaxPool3d(MaxPool):
     dims = 3
 
@@ -299,7 +295,7 @@ class DistributedAvgPool2d(AvgPool):
         *,
         buffer_manager: object = None,
     ) -> None:
-        layer: Any = {2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}[self.dims]
+        layer: type[torch.nn.Module] = {2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}[self.dims]
         super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override))
 
 
@@ -327,7 +323,7 @@ class DistributedAvgPool1d(AvgPool):
         *,
         buffer_manager: object = None,
     ) -> None:
-        layer: Any = torch.nn.AvgPool1d
+        layer: type[torch.nn.Module] = torch.nn.AvgPool1d
         super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
 
 

@@ -23,14 +23,31 @@ from ...partition import Partition
 from ..engine.agreement import Ballot, agree_layout, key_of, tell
 from ..engine.carrier import Move
 from ..engine.module import Module
-from ..windows.windowed_layer import Size, as_batch
-from .docstrings import documented_like
+from ..windows.windowed_layer import LayersByDims, Size, as_batch
+from .docstrings import LayerFamily
 
-SEQUENTIAL: dict[int, Any] = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
+SEQUENTIAL: LayersByDims = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
 
 
-class MaxUnpool(Module):
-    """What all unpooling layers do; see `DistributedMaxUnpool2d`."""
+class MaxUnpool(LayerFamily, Module):
+    """`torch.nn.MaxUnpool2d` on a grid, of what a pooling layer with the same arguments and `return_indices` returns.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, stride, padding : as in torch
+
+    Notes
+    -----
+    A call takes the values, their indices, and `output_size`: the size of the *global* output, the same on all workers.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> pool = gridwise.nn.DistributedMaxPool2d(P_x, 2, return_indices=True)
+    >>> gridwise.nn.DistributedMaxUnpool2d(P_x, 2)(*pool(torch.ones(2, 3, 4, 4))).shape
+    torch.Size([2, 3, 4, 4])
+    """
 
     dims: ClassVar[int]
     _settings = ("kernel_size", "stride", "padding")
@@ -87,8 +104,8 @@ class MaxUnpool(Module):
         votes = ballot.equal(int(x.dim() == self.dims + 1)), ballot.equal(key_of(repr(size)))
         ballot.count(transport, team, self._says)
         if None in (ballot.read(vote) for vote in votes):
-            told = tell(transport, team, f"shape {tuple(x.shape)}, output_size={size}")
-            raise PartitionError(describe(f"{self._says}: workers differ in dims or `output_size`.", told, ""))
+            reports = tell(transport, team, f"shape {tuple(x.shape)}, output_size={size}")
+            raise PartitionError(describe(f"{self._says}: workers differ in dims or `output_size`.", reports, ""))
         self._lead = () if x.dim() == self.dims + 2 else (1,)
         self._asked = size
         source, agreed = agree_layout(transport, team, self._says, self._grid, x.view(*self._lead, *x.shape))
@@ -120,7 +137,7 @@ class MaxUnpool(Module):
             raise PartitionError(f"{self._says} needs one size, or one for each of {self.dims} dims, got {size!r}.")
         return sizes * self.dims if len(sizes) == 1 else sizes
 
-    def _output_shape(self, shape: Shape, size: Any) -> Shape:
+    def _output_shape(self, shape: Shape, size: Sequence[int] | None) -> Shape:
         """The extents of the global output: those asked for, less than a stride from what the windows reach."""
         window = zip(shape[2:], self._kernel, self._stride, self._padding, strict=True)
         found = tuple((n - 1) * s + k - 2 * p for n, k, s, p in window)
@@ -162,7 +179,7 @@ class MaxUnpool(Module):
 
     # Calling
 
-    def forward(self, x: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+    def forward(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         if self._is_outside:
             return as_batch(x.flatten()[:0], x)
         values = self._move(x.view(*self._lead, *x.shape), self._fetch, self._records)
@@ -184,33 +201,12 @@ class MaxUnpool(Module):
 
 
 class DistributedMaxUnpool2d(MaxUnpool):
-    """`torch.nn.MaxUnpool2d` on a grid, of what a pooling layer with the same arguments and `return_indices` returns.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    kernel_size, stride, padding : as in torch
-
-    Notes
-    -----
-    A call takes the values, their indices, and `output_size`: the size of the *global* output, the same on all workers.
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> pool = gridwise.nn.DistributedMaxPool2d(P_x, 2, return_indices=True)
-    >>> gridwise.nn.DistributedMaxUnpool2d(P_x, 2)(*pool(torch.ones(2, 3, 4, 4))).shape
-    torch.Size([2, 3, 4, 4])
-    """
-
     dims = 2
 
 
-@documented_like(DistributedMaxUnpool2d)
 class DistributedMaxUnpool1d(MaxUnpool):
     dims = 1
 
 
-@documented_like(DistributedMaxUnpool2d)
 class DistributedMaxUnpool3d(MaxUnpool):
     dims = 3

@@ -36,6 +36,8 @@ from .saved_input import FetchedInput, WindowInput
 
 Size = int | tuple[int, ...]
 """One number for all dims of space, or one for each."""
+LayersByDims = dict[int, type[torch.nn.Module]]
+FunctionsByDims = dict[int, Callable[..., Tensor]]
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class WindowedLayer(Layer):
         words: str = self._sequential.extra_repr()
         return words
 
-    def _each(self, size: Any) -> tuple[int, ...]:
+    def _each(self, size: int | Sequence[int]) -> tuple[int, ...]:
         """A size for each dim of space, where torch takes one for all too."""
         sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
         return sizes * self.dims if len(sizes) == 1 else sizes
@@ -185,7 +187,7 @@ class WindowedLayer(Layer):
                 "  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
             )
 
-    def _try_convolution(self, dtype: torch.dtype, convolve: Any) -> None:
+    def _try_convolution(self, dtype: torch.dtype, convolve: Callable[..., Tensor]) -> None:
         """Raise what torch raises to an input of this dtype and weights of theirs."""
         assert self._agreed is not None
         x = torch.empty(0, dtype=dtype, device=self._agreed.device)
@@ -244,8 +246,8 @@ class WindowedLayer(Layer):
             return y
         return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
 
-    def _seen(self, x: Tensor) -> WindowInput:
-        """What this worker's outputs see, padded."""
+    def _window_input(self, x: Tensor) -> WindowInput:
+        """The part of the global input that this worker's outputs depend on, padded."""
         assert self._share is not None
         assert self._agreed is not None
         records, share = self._agreed.requires_grad, self._share
@@ -267,7 +269,7 @@ class WindowedLayer(Layer):
 
     @abstractmethod
     def _local(self, x: Tensor, share: Share) -> Any:
-        """The outputs of this worker from what is `_seen` of `x`; zero-volume and connected to it where it has none."""
+        """The outputs of this worker from the `_window_input` of `x`; zero-volume and connected to it where it has none."""
 
     def _outside(self, x: Tensor) -> Any:
         """What a worker outside the grid gets: a zero-volume tensor that can be differentiated like all others."""

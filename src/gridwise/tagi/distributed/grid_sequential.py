@@ -27,11 +27,11 @@ from ..nn.gaussian import Gaussian, Innovation
 from ..nn.sequential import Sequential, returned
 from .carrier import Regrid
 from .grid_plan import GridPlan, works_on_blocks
-from .network import Distributed
+from .network import NetworkOnWorkers
 from .replicas import Replicas
 
 
-class GridSequential(Distributed):
+class GridSequential(NetworkOnWorkers):
     """A `Sequential` whose images lie in blocks on the grid `P_x`; made by `on_grid`.
 
     Parameters

@@ -14,7 +14,7 @@ from ..nn.sequential import Sequential
 from .replicas import Replicas
 
 
-class Distributed:
+class NetworkOnWorkers:
     """A network whose training is shared with other workers; base of `DDPSequential` and `GridSequential`.
 
     In training mode every call is made by all workers together. In evaluation mode `forward` of a `DDPSequential` is

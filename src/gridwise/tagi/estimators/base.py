@@ -19,7 +19,7 @@ from ...errors import PartitionError
 from ..nn import Sequential, TrainStep
 from ..nn.data_struct import of_array
 from .scaling import Scale
-from .search import Settings, Task, check_network, learn_epoch, refit, search
+from .search import LearningTask, Settings, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, outputs_of
 
 LEARNT = "learnt"
@@ -117,7 +117,7 @@ class TAGIEstimator(BaseEstimator):
             self.__dict__.update(before)
             raise
 
-    def _learn(self, task: Task, rows: int, settings: Settings) -> None:
+    def _learn(self, task: LearningTask, rows: int, settings: Settings) -> None:
         """Search on held-out rows, then learn from all; sets what is found, and leaves torch's generators as they were."""
         if rows < 2:
             raise PartitionError(
@@ -133,7 +133,7 @@ class TAGIEstimator(BaseEstimator):
         self.n_epochs_, self.validation_score_ = len(found.schedule), found.likelihood
         self._found, self._calls = found.noise, 0
 
-    def _learn_once(self, task: Task, rows: int, batch_size: int, first: bool) -> None:
+    def _learn_once(self, task: LearningTask, rows: int, batch_size: int, first: bool) -> None:
         """Learn rows in one epoch, on top of what is known; a network that is ruined by that does not become `net_`."""
         self._calls = 0 if first else self._calls + 1
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self._calls

@@ -68,12 +68,7 @@ class Classifier(Estimator):
     """
 
     def __init__(
-        self,
-        net: Sequential,
-        num_classes: int,
-        sigma_v: Noise = 0.05,
-        encoding: str = "tree",
-        compile: bool = False,
+        self, net: Sequential, num_classes: int, sigma_v: Noise = 0.05, encoding: str = "tree", compile: bool = False
     ) -> None:
         if encoding not in ("tree", "one-hot"):
             raise PartitionError(f"Classifier: `encoding` (={encoding!r}) is 'tree' or 'one-hot'.")

@@ -212,20 +212,20 @@ class Estimator(FittedNetwork):
         """Shape of a row, columns of y and batches an epoch on all workers; all raise if these cannot train together."""
         team, here = self.net.replicas, json.dumps([*mine, epochs, len(self.history)]).encode()
         parts = [here] if team is None else team.transport.gather_bytes(here, team.team, "the sizes of training data")
-        told = [tuple(json.loads(part)) for part in parts]
-        shapes = {(tuple(t[0]), t[1]) for t in told if t[0] is not None}
-        if len(shapes) > 1 or len({t[4:] for t in told}) > 1:
+        reports = [tuple(json.loads(part)) for part in parts]
+        shapes = {(tuple(t[0]), t[1]) for t in reports if t[0] is not None}
+        if len(shapes) > 1 or len({t[4:] for t in reports}) > 1:
             ranks = team.team if team is not None else (0,)
             lines = [
                 f"worker {rank}: rows of x {t[0]}, columns of y {t[1]}, `epochs` (={t[4]}), {t[5]} epochs before"
-                for rank, t in zip(ranks, told, strict=True)
+                for rank, t in zip(ranks, reports, strict=True)
             ]
             raise PartitionError(
                 describe(
                     "fit: the workers' data or epochs differ.", lines, "the same columns and epochs on all workers."
                 )
             )
-        if not shapes or not sum(t[2] for t in told):
+        if not shapes or not sum(t[2] for t in reports):
             raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
         shape, columns = shapes.pop()
-        return shape, columns or 0, max(t[3] for t in told)
+        return shape, columns or 0, max(t[3] for t in reports)

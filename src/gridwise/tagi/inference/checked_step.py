@@ -47,7 +47,7 @@ _LOOSEST = 0.25  # of the change, for products in half precision
 _FURTHEST = 0.01  # that jumps are moved, likewise
 
 
-class Candidate(NamedTuple):
+class StepCandidate(NamedTuple):
     """A step that has to be checked, and what it is in words, for the log."""
 
     name: str
@@ -69,7 +69,7 @@ class Checked:
         The relative rounding of one operation of the step.
     """
 
-    def __init__(self, plain: Run, measure: Run, candidates: Iterator[Candidate], eps: float) -> None:
+    def __init__(self, plain: Run, measure: Run, candidates: Iterator[StepCandidate], eps: float) -> None:
         self._plain, self._measure, self._candidates, self._eps = plain, measure, candidates, eps
         self._left = 0
         self._run, self.name = plain, "plain"

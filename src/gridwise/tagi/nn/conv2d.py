@@ -153,7 +153,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
             )
         if not is_traced() and self.halo is None:
             self._note_sizes((x.mu.shape[2], x.mu.shape[3]))
-        m, v, _ = self._seen(x)
+        m, v, _ = self._fetched_rows(x)
         squares = self.mu_w * self.mu_w
         second = m * m if v is None else torch.addcmul(v, m, m)
         mu = self._convolve(m, self.mu_w, self.mu_b)
@@ -169,7 +169,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         mu_in, s1 = self._adjoints(self._uncrop(d.mu), m, self.mu_w, need_input)
         var_in, s2 = self._adjoints(self._uncrop(d.var), m * m, squares, need_input)
         self._sums_ready(shape[0], (s1, s2), (d.mu.sum((0, 2, 3)), d.var.sum((0, 2, 3))))
-        return self._seen_back(Innovation(mu_in, var_in), shape).through(jcb) if need_input else None
+        return self._returned_rows(Innovation(mu_in, var_in), shape).through(jcb) if need_input else None
 
     # ---- torch's kernels --------------------------------------------------------------------------------------------
     def _symmetric(self) -> list[int]:

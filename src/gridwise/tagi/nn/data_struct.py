@@ -6,6 +6,7 @@ they are set.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -63,9 +64,6 @@ class _States(Generic[Value]):
     def _unknown(self, shape: tuple[int, int]) -> Value:
         raise NotImplementedError
 
-    def _like(self, value: Any) -> Tensor:
-        return as_tensor(value, self._value.mu).reshape(self._value.mu.shape)
-
     @property
     def size(self) -> int:
         return self._value.mu.numel()
@@ -84,8 +82,19 @@ class _States(Generic[Value]):
         return type(self).__name__
 
 
-def _rows(t: Tensor) -> Tensor:
-    return t.reshape(t.shape[0], t.shape[1:].numel())
+def _moment(name: str, read: Callable[[Any], Tensor]) -> Any:
+    """A property: one of the moments, a row for each sample; set from anything with as many values."""
+
+    def get(states: _States[Any]) -> Tensor:
+        found = read(states._value)
+        return found.reshape(found.shape[0], found.shape[1:].numel())
+
+    def put(states: _States[Any], value: Any) -> None:
+        states._value = states._value._replace(
+            **{name: as_tensor(value, states._value.mu).reshape(states._value.mu.shape)}
+        )
+
+    return property(get, put)
 
 
 class BaseHiddenStates(_States[Gaussian]):
@@ -120,29 +129,9 @@ class BaseHiddenStates(_States[Gaussian]):
     def gaussian(self, value: Gaussian) -> None:
         self._value = value
 
-    @property
-    def mu_a(self) -> Tensor:
-        return _rows(self._value.mu)
-
-    @mu_a.setter
-    def mu_a(self, value: Any) -> None:
-        self._value = self._value._replace(mu=self._like(value))
-
-    @property
-    def var_a(self) -> Tensor:
-        return _rows(self._value.variance())
-
-    @var_a.setter
-    def var_a(self, value: Any) -> None:
-        self._value = self._value._replace(var=self._like(value))
-
-    @property
-    def jcb(self) -> Tensor:
-        return _rows(self._value.jacobian())
-
-    @jcb.setter
-    def jcb(self, value: Any) -> None:
-        self._value = self._value._replace(jcb=self._like(value))
+    mu_a = _moment("mu", lambda value: value.mu)
+    var_a = _moment("var", Gaussian.variance)
+    jcb = _moment("jcb", Gaussian.jacobian)
 
 
 class BaseDeltaStates(_States[Innovation]):
@@ -193,21 +182,8 @@ class BaseDeltaStates(_States[Innovation]):
         for mine, theirs in zip(self._value, source._value, strict=True):
             mine.view(-1)[:num_data] = theirs.reshape(-1)[:num_data]
 
-    @property
-    def delta_mu(self) -> Tensor:
-        return _rows(self._value.mu)
-
-    @delta_mu.setter
-    def delta_mu(self, value: Any) -> None:
-        self._value = self._value._replace(mu=self._like(value))
-
-    @property
-    def delta_var(self) -> Tensor:
-        return _rows(self._value.var)
-
-    @delta_var.setter
-    def delta_var(self, value: Any) -> None:
-        self._value = self._value._replace(var=self._like(value))
+    delta_mu = _moment("mu", lambda value: value.mu)
+    delta_var = _moment("var", lambda value: value.var)
 
 
 class HRCSoftmax:

@@ -20,7 +20,7 @@ import torch
 
 from ...errors import PartitionError
 from ...partition import world
-from ..distributed.network import Distributed, check_input
+from ..distributed.network import NetworkOnWorkers, check_input
 from ..distributed.replicas import Replicas
 from .gaussian import Gaussian
 from .sequential import Sequential, returned
@@ -80,7 +80,7 @@ class DDPConfig:
         )
 
 
-class DDPSequential(Distributed):
+class DDPSequential(NetworkOnWorkers):
     """A `Sequential` trained on all workers of the world, each with its own samples.
 
     Parameters

@@ -72,10 +72,10 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
     gain = j1 / a
     even = Innovation(j0 * ((y - m0) / total), -j0 * (j0 / total))
     odd = Innovation(gain * h * (z - 1.0) / r, gain * gain * ((2.0 * g * g + 4.0 * g * h * z) / r - 1.0) / r)
-    seen = [
+    observed = [
         torch.isfinite(mean) & torch.isfinite(spread) for mean, spread in (even, odd)
     ]  # else missing, or variance zero
-    pairs = (torch.stack((_where(e, seen[0]), _where(o, seen[1])), -1) for e, o in zip(even, odd, strict=True))
+    pairs = (torch.stack((_where(e, observed[0]), _where(o, observed[1])), -1) for e, o in zip(even, odd, strict=True))
     return Innovation(*(p.reshape(mu.shape) for p in pairs))
 
 

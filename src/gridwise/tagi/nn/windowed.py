@@ -42,13 +42,13 @@ class WindowedBaseLayer(BaseLayer):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"halo": None}
 
-    def _seen(self, x: Gaussian) -> Gaussian:
+    def _fetched_rows(self, x: Gaussian) -> Gaussian:
         """The rows that the outputs see, without their Jacobians."""
         if self.halo is not None:
             return self.halo.fetch(x)
         return Gaussian(self._pad(x.mu), None if x.var is None else self._pad(x.var))
 
-    def _seen_back(self, delta: Innovation, shape: tuple[int, ...]) -> Innovation:
+    def _returned_rows(self, delta: Innovation, shape: tuple[int, ...]) -> Innovation:
         """Innovations of the input, of local shape `shape`, from those of the rows seen."""
         if self.halo is not None:
             return self.halo.give_back(delta)

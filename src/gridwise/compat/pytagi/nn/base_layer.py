@@ -17,12 +17,7 @@ from gridwise.tagi.nn.base_layer import BaseLayer as GridwiseLayer
 from gridwise.tagi.nn.base_layer import ParametricLayer
 from gridwise.tagi.nn.data_struct import as_tensor
 
-INNOVATIONS = {
-    "delta_mu_w": ("w", 1),
-    "delta_var_w": ("w", 2),
-    "delta_mu_b": ("b", 1),
-    "delta_var_b": ("b", 2),
-}
+INNOVATIONS = {"delta_mu_w": ("w", 1), "delta_var_w": ("w", 2), "delta_mu_b": ("b", 1), "delta_var_b": ("b", 2)}
 
 
 def behind(value: Any) -> Any:

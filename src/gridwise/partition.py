@@ -174,7 +174,7 @@ class Partition:
         parts = self._gathered(call, lambda: np.atleast_1d(data) if mine else None)
         return next(part for part in parts if part is not None)
 
-    def allgather_data(self, data: Any) -> np.ndarray | None:
+    def allgather_data(self, data: object) -> np.ndarray | None:
         """The integer arrays of all workers, one row each, in the partition's order."""
         if not self.active:
             return None
@@ -307,7 +307,7 @@ class CartesianPartition(Partition):
         return rank
 
 
-def world(comm: Any = None) -> Partition:
+def world(comm: object = None) -> Partition:
     """All workers, in the order of their ranks. Asking twice gives the same object, unless it was deactivated.
 
     Parameters
@@ -379,7 +379,7 @@ def zero_volume_tensor(
     return torch.empty((0,) if b is None else (b, 0), dtype=dtype, requires_grad=requires_grad, device=device)
 
 
-def _integers(data: Any) -> np.ndarray:
+def _integers(data: object) -> np.ndarray:
     array = np.atleast_1d(np.asarray(data))
     if array.dtype.kind not in "iub":
         raise PartitionError(f"allgather_data gathers integers, got an array of {array.dtype}.")

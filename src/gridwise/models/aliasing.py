@@ -23,7 +23,7 @@ from torch.fx import Node
 from .recording.recording import ValueSource
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
     """The tensors of a node's "val"."""
     if isinstance(value, Tensor):
         return [value]
@@ -149,7 +149,7 @@ class Aliases:
 def isolated(run: Any) -> Any:
     """`run`, so that its result shares no memory with what it is given."""
 
-    def own(x: Any, memories: set[int]) -> Any:
+    def own(x: object, memories: set[int]) -> Any:
         if isinstance(x, Tensor):
             return x.clone() if x.untyped_storage()._cdata in memories else x
         return type(x)(own(part, memories) for part in x) if isinstance(x, list | tuple) else x

@@ -24,7 +24,7 @@ def distribute(
     model: torch.nn.Module | Callable[..., Any],
     P_x: Partition,
     *,
-    example: Any = None,
+    example: object = None,
     methods: Sequence[str] | None = None,
     gather: Gather = "report",
     **inputs: Any,
@@ -122,7 +122,7 @@ def _check_names(name: str, said: Mapping[str, Any], kinds: Sequence[Inputs]) ->
         raise PartitionError(f"distribute: the forward of {name} has no argument {', '.join(map(repr, unknown))}.")
 
 
-def _prepare(model: DistributedModel, example: Any, methods: tuple[str, ...]) -> None:
+def _prepare(model: DistributedModel, example: object, methods: tuple[str, ...]) -> None:
     """Record at once what calls with `example` do: of the forward, or of methods by their names."""
     runners = model.__dict__["_distributed"].runners
     floating = [p.dtype for p in model.parameters() if p.is_floating_point()]
@@ -134,7 +134,7 @@ def _prepare(model: DistributedModel, example: Any, methods: tuple[str, ...]) ->
         runners["forward"].prepare(*_arguments(example, dtype))
 
 
-def _arguments(example: Any, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(example: object, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
     value = as_tensors(example, dtype)
     if isinstance(value, dict):
         return (), value

@@ -88,7 +88,7 @@ class Inputs:
             problems = [f"no tensor was given, and `P_x` is the grid {self.P_x.shape} of one"]
         return "; ".join(problems) or Bound(leaves, tree, [places[id(x)] for x in leaves])
 
-    def _placed(self, key: str, value: Any, places: dict[int, Partition]) -> str | None:
+    def _placed(self, key: str, value: object, places: dict[int, Partition]) -> str | None:
         """Note where the tensors of an argument lie; what is wrong with it, if something is."""
         leaves, tree = flatten(value)
         if key in self.held and not same(value, self.held[key]):
@@ -130,14 +130,14 @@ def _arguments(call: inspect.BoundArguments, signature: inspect.Signature) -> li
     return found
 
 
-def _partitions_in(value: Any) -> list[Partition]:
+def _partitions_in(value: object) -> list[Partition]:
     return flatten(value, lambda part: isinstance(part, Partition))[0]
 
 
 def as_tensors(example: Any, dtype: torch.dtype) -> Any:
     """An example with tensors without numbers in the place of shapes."""
 
-    def is_shape(value: Any) -> bool:
+    def is_shape(value: object) -> bool:
         numbers = isinstance(value, tuple | list) and value and all(type(n) is int for n in value)
         return bool(numbers) or isinstance(value, Tensor)
 

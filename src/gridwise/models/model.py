@@ -119,7 +119,7 @@ class DistributedModel(torch.nn.Module):
             result.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
         return result
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return self.P_x.transport.__reduce__()  # refuses, and says what to do
 
 

@@ -270,7 +270,7 @@ class Placing:
             self._rebind(node, result)
 
     def _call(self, node: Node, op: OpOverload, written: bool = False) -> Call:
-        def given(argument: Any) -> Any:
+        def given(argument: object) -> Any:
             if isinstance(argument, Node):
                 return self.item(argument).value
             return [given(each) for each in argument] if isinstance(argument, list | tuple) else argument
@@ -394,7 +394,7 @@ def _nodes_of(node: Node, op: OpOverload) -> list[Node]:
     """The nodes whose tensors a call takes, in the order of the operator's arguments."""
     found: list[Node] = []
 
-    def look(argument: Any) -> None:
+    def look(argument: object) -> None:
         if isinstance(argument, Node):
             found.append(argument)
         elif isinstance(argument, list | tuple):

@@ -18,7 +18,7 @@ def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
     found: dict[str, torch.nn.Module] = {}
     visited: set[int] = set()
 
-    def visit(name: str, value: Any) -> None:
+    def visit(name: str, value: object) -> None:
         if id(value) in visited:
             return
         visited.add(id(value))
@@ -53,7 +53,7 @@ def constants_of(function: Callable[..., Any]) -> tuple[Any, ...]:
     )
 
 
-def _refers_to(function: Any) -> Iterator[tuple[str, Any]]:
+def _refers_to(function: object) -> Iterator[tuple[str, Any]]:
     if isinstance(function, functools.partial):
         yield "function", function.func
         yield from enumerate_named(function.args)

@@ -258,5 +258,5 @@ class Runner(FunctionRecorder):
 class _Same(list[Any]):
     """One value at every place."""
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: object) -> Any:
         return super().__getitem__(0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import PartitionError
+from .nn.data_struct import Values
 
 
 class TimeSeries(NamedTuple):
@@ -17,7 +18,7 @@ class TimeSeries(NamedTuple):
     exogenous: np.ndarray
 
 
-def as_series(series: Any, exogenous: Any, columns: int, ahead: int, what: str) -> TimeSeries:
+def as_series(series: Values, exogenous: Values | None, columns: int, ahead: int, what: str) -> TimeSeries:
     """The series and its `columns` exogenous columns, which reach `ahead` steps beyond it; raises for what is neither."""
     values = np.asarray(series, np.float64)
     if values.ndim != 1 and values.shape != (len(values), 1):

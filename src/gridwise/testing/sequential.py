@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +85,7 @@ def _place_of(
     return None, [f"the output of shape {shape} is not made of blocks of shapes {reports}"]
 
 
-def _parameter_differences(layer: Any, sequential: Any, rtol: float | None, atol: float | None) -> list[str]:
+def _parameter_differences(layer: object, sequential: object, rtol: float | None, atol: float | None) -> list[str]:
     if not (isinstance(layer, torch.nn.Module) and isinstance(sequential, torch.nn.Module)):
         return []
     problems = []

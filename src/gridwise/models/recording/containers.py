@@ -53,13 +53,13 @@ Tree = Leaf | Constant | Branch
 
 
 def flatten(
-    value: Any, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
+    value: object, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
 ) -> tuple[list[Any], Tree]:
     """The tensors in `value`, each once, and what they were in."""
     leaves: list[Any] = []
     places: dict[int, int] = {}
 
-    def visit(value: Any, around: tuple[int, ...]) -> Tree:
+    def visit(value: object, around: tuple[int, ...]) -> Tree:
         if is_leaf(value):
             if id(value) not in places:
                 places[id(value)] = len(leaves)
@@ -94,7 +94,7 @@ def _has_leaf(tree: Tree) -> bool:
     return isinstance(tree, Leaf)
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
     yield from getattr(value, "__dict__", {}).items()
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -135,13 +135,13 @@ def without_values(tree: Tree) -> Tree:
     return tree if isinstance(tree, Leaf) else Constant(None)
 
 
-def mapped(value: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
+def mapped(value: object, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
     """`value` with everything that `is_leaf` changed."""
     leaves, tree = flatten(value, is_leaf)
     return unflatten(tree, [change(leaf) for leaf in leaves])
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: object, other: object) -> bool:
     """Whether two values are the same to a model: of one type, and equal."""
     if one is other:
         return True

@@ -217,13 +217,13 @@ def _is_made_by_hook(module: torch.nn.Module | None, name: str) -> bool:
     return any(getattr(hook, "name", None) == name for hook in hooks)
 
 
-def _refers_to(value: Any, held: set[int]) -> bool:
+def _refers_to(value: object, held: set[int]) -> bool:
     """Whether all tensors in an attribute are parameters and buffers, as in the list of weights that an LSTM keeps."""
     found = flatten(value)[0]
     return bool(found) and all(id(x) in held for x in found)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__} with tensors" if flatten(value)[0] else ADDRESS.sub("", repr(value)[:60])
@@ -318,5 +318,5 @@ def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], retur
     return hashed.intdigest() >> 2
 
 
-def _shapes(value: Any) -> str:
+def _shapes(value: object) -> str:
     return " ".join(f"{tuple(x.shape)} {x.dtype}" for x in flatten(value)[0])

@@ -62,7 +62,7 @@ class Regions:
         yield number
         self._stack.pop()
 
-    def checkpointed(self, function: Any, preserve: bool, *rest: Any, **named: Any) -> Iterator[None]:
+    def checkpointed(self, function: object, preserve: bool, *rest: Any, **named: Any) -> Iterator[None]:
         """Stands for the generator of `torch.utils.checkpoint`, which runs up to its `yield` before the function."""
         with self.inside("checkpoint", preserve):
             yield

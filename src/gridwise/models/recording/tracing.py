@@ -160,7 +160,7 @@ def numbers_needed() -> Iterator[list[Exception]]:
         yield found
 
 
-def is_fake(x: Any) -> bool:
+def is_fake(x: object) -> bool:
     return isinstance(x, FakeTensor)
 
 
@@ -210,7 +210,7 @@ def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
     return [x for x in made if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
 
 
-def owner_of(fake: Tensor, besides: Any) -> str:
+def owner_of(fake: Tensor, besides: object) -> str:
     """What kind of thing holds on to a fake."""
     owners = [owner for owner in gc.get_referrers(fake) if owner is not besides and not isinstance(owner, FrameType)]
     return f"a {type(owners[0]).__name__}" if owners else "something"

@@ -186,11 +186,11 @@ def _values(arguments: Iterable[Any]) -> Iterator[GlobalTensor]:
             yield from _values(each)
 
 
-def _holds_values(argument: Any) -> bool:
+def _holds_values(argument: object) -> bool:
     return next(_values([argument]), None) is not None
 
 
-def _filled(argument: Any, tensors: Iterator[Tensor]) -> Any:
+def _filled(argument: object, tensors: Iterator[Tensor]) -> Any:
     if isinstance(argument, GlobalTensor):
         return next(tensors)
     if isinstance(argument, list | tuple) and _holds_values(argument):

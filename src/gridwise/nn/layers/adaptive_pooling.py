@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
 from ...partition import Partition
-from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, WindowedLayer, empty_output
+from ..windows.windowed_layer import FunctionsByDims, Rows, Share, WindowedLayer, empty_output
 from .docstrings import LayerFamily
 from .pooling import global_indices
 
@@ -40,7 +40,6 @@ class AdaptivePool(WindowedLayer):
         self._extents: Shape = ()
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
         target = Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         self._extents = source.global_shape[2:]
@@ -50,7 +49,7 @@ class AdaptivePool(WindowedLayer):
         ]
         blocks = list(pairwise(batch)), list(pairwise(channels))
         fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows)
-        block = target.block(self._transport.rank)
+        block = target.block(self.P_x.transport.rank)
         self._share = Share(block, fetch, mine)
         self._runs = [
             [
@@ -102,18 +101,13 @@ class AdaptiveAvgPool(LayerFamily, AdaptivePool):
     _settings = ("output_size",)
 
     def __init__(self, P_x: Partition, output_size: AdaptiveSize, *, buffer_manager: object = None) -> None:
-        layers: LayersByDims = {
-            1: torch.nn.AdaptiveAvgPool1d,
-            2: torch.nn.AdaptiveAvgPool2d,
-            3: torch.nn.AdaptiveAvgPool3d,
-        }
-        super().__init__(P_x, layers[self.dims](output_size))
+        layer: type[torch.nn.Module] = getattr(torch.nn, f"AdaptiveAvgPool{self.dims}d")
+        super().__init__(P_x, layer(output_size))
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
         window = self._window_input(x)
-        assert share.outputs is not None
-        if not share.outputs.volume:
-            return empty_output(share.outputs.shape, window.x)
+        if not share.block.volume:
+            return empty_output(share.block.shape, window.x)
 
         def pool(part: Tensor, sizes: Shape, _: Shape) -> tuple[Tensor]:
             return (AVG_POOL[self.dims](part, sizes),)
@@ -144,19 +138,14 @@ class AdaptiveMaxPool(LayerFamily, AdaptivePool):
     def __init__(
         self, P_x: Partition, output_size: AdaptiveSize, return_indices: bool = False, *, buffer_manager: object = None
     ) -> None:
-        layers: LayersByDims = {
-            1: torch.nn.AdaptiveMaxPool1d,
-            2: torch.nn.AdaptiveMaxPool2d,
-            3: torch.nn.AdaptiveMaxPool3d,
-        }
-        super().__init__(P_x, layers[self.dims](output_size, return_indices))
+        layer: type[torch.nn.Module] = getattr(torch.nn, f"AdaptiveMaxPool{self.dims}d")
+        super().__init__(P_x, layer(output_size, return_indices))
 
     def _local(self, x: Tensor, share: Share) -> Any:
         window = self._window_input(x)
-        assert share.outputs is not None
         x = window.x
-        if not share.outputs.volume:
-            y = empty_output(share.outputs.shape, x)
+        if not share.block.volume:
+            y = empty_output(share.block.shape, x)
             return (y, torch.empty(y.shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
         origin = tuple(line.hull[0] for line in share.rows)
 

@@ -58,7 +58,6 @@ class DistributedBatchNorm(ChannelNorm):
         return None
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
         layout = self._agree(input[0])
         check_cut_like_parameters(self._says, layout, 1, self.num_features)
         mean, var, weight, bias = self.running_mean, self.running_var, self._block("weight"), self._block("bias")
@@ -68,7 +67,7 @@ class DistributedBatchNorm(ChannelNorm):
         self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
         self._sets = self._sets_over(layout, [axis for axis in range(layout.grid.dim) if axis != 1], self._count)
         self._all_have_some = all(b > a for cuts in layout.cuts for a, b in pairwise(cuts))
-        self._sharing = Shared(self._transport, self._sets.members, f"parameters of {self._says}")
+        self._sharing = Shared(self.P_x.transport, self._sets.members, f"parameters of {self._says}")
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:

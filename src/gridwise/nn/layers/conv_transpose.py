@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +27,11 @@ from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transp
 from ...partition import Partition
 from ..engine.agreement import Ballot, key_of, tell
 from ..engine.arguments import problem_with_sizes
-from ..engine.autocast import autocasts
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
-from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, WindowedLayer, empty_output
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, empty_output
+from .conv_base import ConvLayer
 from .docstrings import LayerFamily
-
-SEQUENTIAL: LayersByDims = {1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d}
-FUNCTION: FunctionsByDims = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ def cut_out(drop: Interval, stride: int, dilation: int) -> OutputCrop:
     return OutputCrop(padding, missing, (before - padding, after - padding + missing))
 
 
-class ConvTranspose(LayerFamily, WindowedLayer):
+class ConvTranspose(LayerFamily, ConvLayer):
     """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
 
     Parameters
@@ -81,18 +78,13 @@ class ConvTranspose(LayerFamily, WindowedLayer):
     torch.Size([2, 3, 7, 7])
     """
 
-    in_channels: int
-    out_channels: int
-    groups: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
+    sequential: ClassVar[LayersByDims] = {
+        1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d,
+    }  # fmt: skip
+    function: ClassVar[FunctionsByDims] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
     padding: tuple[int, ...]
     output_padding: tuple[int, ...]
-    dilation: tuple[int, ...]
     _settings = ("stride", "padding", "output_padding", "dilation", "padding_mode")
-    _fixed = (*WindowedLayer._fixed, "in_channels", "out_channels", "kernel_size", "groups")
-    _required = ("weight",)
-    _reads_values = True
 
     def __init__(
         self,
@@ -119,16 +111,12 @@ class ConvTranspose(LayerFamily, WindowedLayer):
         )  # fmt: skip
         self._takes_part(P_x, signature=", ".join(map(repr, arguments)))
 
-        def make(device: torch.device | str | None) -> torch.nn.Module:
-            return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
-
         sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
         problem = problem_with_sizes(self.dims, **sizes, output_padding=output_padding, dilation=dilation)
-        self._imitates(self._build(make, self._spreads_of, device, problem))
+        self._build_like_torchs(arguments, device, dtype, problem)
         self._channels: Interval = (0, 0)
         self._cuts: tuple[OutputCrop, ...] = ()
         self._asked: Asked = None
-        self._single: ConvNode | None = None
 
     def __call__(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
         """The layer's output; `output_size` is that of the *global* output, as torch takes it.
@@ -150,9 +138,6 @@ class ConvTranspose(LayerFamily, WindowedLayer):
 
     # Planning
 
-    def _mode(self) -> Hashable:
-        return super()._mode(), autocasts()
-
     def _problem_with(self, input: tuple) -> str | None:
         if len(input) == 2 and not _is_size(input[1]):
             return f"needs whole numbers as `output_size`, got {input[1]!r}"
@@ -162,20 +147,17 @@ class ConvTranspose(LayerFamily, WindowedLayer):
         return super()._structure_of(input), _asked(input)
 
     def _distdl_module_setup(self, input: tuple) -> None:
-        assert self._transport is not None
         self._asked = asked = _asked(input)
         ballot = Ballot()
         vote = ballot.equal(key_of(repr(asked)))
-        ballot.count(self._transport, self._team, self._says)
+        ballot.count(self.P_x.transport, self._team, self._says)
         if ballot.read(vote) is None:
-            reports = tell(self._transport, self._team, f"output_size={asked}")
+            reports = tell(self.P_x.transport, self._team, f"output_size={asked}")
             fix = "ask for the size of the global output, on all workers alike."
             raise PartitionError(describe(f"{self._says}: the workers ask for different `output_size`.", reports, fix))
         super()._distdl_module_setup(input[:1])
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
-        self._need_channels(shape[1], self.in_channels)
-        self._try_convolution(dtype, FUNCTION[self.dims])
         template, asked = self._template, self._asked
         if asked is None:
             return super()._shape_by_torch(shape, dtype)
@@ -187,7 +169,6 @@ class ConvTranspose(LayerFamily, WindowedLayer):
             del template.forward
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
         if 0 in shape[2:]:
             raise PartitionError(
                 f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
@@ -200,7 +181,7 @@ class ConvTranspose(LayerFamily, WindowedLayer):
                     f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
                     f"dilation (={dilation})."
                 )
-        rank, target = self._transport.rank, Layout.balanced(source.grid, shape)
+        rank, target = self.P_x.transport.rank, Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
         per_group = self.in_channels // self.groups
@@ -217,9 +198,6 @@ class ConvTranspose(LayerFamily, WindowedLayer):
 
     def _single_node(self, source: Layout, target: Layout, rows: Sequence[Sequence[Rows]]) -> ConvNode | None:
         """How to do without nodes for each step; None where one call of torch is not enough."""
-        assert self._transport is not None
-        assert self._share is not None
-        assert self._agreed is not None
         if not in_one_call(source, target.global_shape, self._agreed.dtype, self.groups):
             return None
         for d, (cuts, line) in enumerate(zip(target.cuts[2:], rows, strict=True)):
@@ -229,7 +207,7 @@ class ConvTranspose(LayerFamily, WindowedLayer):
         padding, extra = (tuple(cut.padding for cut in self._cuts), tuple(cut.output_padding for cut in self._cuts))
         crops = self._crops if any(self._crops) else ()
         arguments = self._stride, padding, self._dilation, self.groups, extra, crops
-        return ConvNode(self._transport, self._team, self._says, self._share.fetch, *arguments)
+        return ConvNode(self.P_x.transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         window = self.kernel_size[d], self._stride[d], self._each(self.padding)[d], self._dilation[d]
@@ -248,17 +226,14 @@ class ConvTranspose(LayerFamily, WindowedLayer):
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
         if self._single is not None:
-            assert self._agreed is not None
-            weight, bias, sums = self._raw_weight_and_bias()
-            return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
+            return self._in_one_node(x, self._single)
         weight, bias = self._weight_and_bias()
         window = self._window_input(x)
         x = window.x
-        assert share.outputs is not None
-        if not share.outputs.volume:
-            return empty_output(share.outputs.shape, x, weight, bias)
+        if not share.block.volume:
+            return empty_output(share.block.shape, x, weight, bias)
         if not x.numel():  # no input reaches these outputs: they are the bias
-            y = empty_output(share.outputs.shape, x, weight)
+            y = empty_output(share.block.shape, x, weight)
             return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
         pads = any(n < 0 for n in self._crops)
         y = window.computed(lambda x: self._in_groups(x, weight, None if pads else bias))
@@ -273,7 +248,7 @@ class ConvTranspose(LayerFamily, WindowedLayer):
 
     def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One call of torch for whole groups, one for each part of a group at the block's ends."""
-        convolve = FUNCTION[self.dims]
+        convolve = self.function[self.dims]
         padding = tuple(cut.padding for cut in self._cuts)
         extra = tuple(cut.output_padding for cut in self._cuts)
         per_group, per_input = self.out_channels // self.groups, self.in_channels // self.groups

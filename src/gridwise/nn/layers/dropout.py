@@ -38,6 +38,7 @@ class DistributedDropout(Module):
     tensor([[1., 1.]])
     """
 
+    _layout: Layout
     _keeps_plans = True
     _settings = ("p", "inplace")
     _fixed = ("P_x",)
@@ -46,13 +47,11 @@ class DistributedDropout(Module):
         super().__init__()
         _check_probability(p)
         self.P_x, self.p, self.inplace = P_x, p, inplace
-        self._layout: Layout | None = None
         self._takes_part(P_x, signature=f"p={p}")
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
         _check_probability(self.p)
-        self._layout, _ = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+        self._layout, _ = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])
 
     def _mode(self) -> Hashable:
         return self.training, super()._mode()
@@ -64,18 +63,15 @@ class DistributedDropout(Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        assert self._transport is not None
-        key = draw_key(self._transport, self._team, self._says)
+        key = draw_key(self.P_x.transport, self._team, self._says)
         if self._is_outside:
             return x.clone()
         return self._drop(x, self._kept(x, key))
 
     def _kept(self, x: Tensor, key: int) -> Tensor:
         """Whether each element is kept, broadcastable to `x`."""
-        assert self._transport is not None
-        assert self._layout is not None
         block, shape, own = (
-            self._layout.block(self._transport.rank),
+            self._layout.block(self.P_x.transport.rank),
             self._layout.global_shape,
             self._mask_dims(x.dim()),
         )

@@ -92,8 +92,7 @@ class InstanceNorm(LayerFamily, ChannelNorm):
         return None
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
-        transport, x = self._transport, input[0]
+        transport, x = self.P_x.transport, input[0]
         self._unbatched = agree_unbatched(transport, self._team, self._says, x.dim() == self.dims + 1)
         layout, self._agreed = agree_layout(
             transport, self._team, self._says, self._grid, x.unsqueeze(0) if self._unbatched else x

@@ -169,14 +169,12 @@ class DistributedBCELoss(DistributedLoss):
         """This worker's part of a tensor that broadcasts to the global input."""
         if weight is None:
             return None
-        assert self._layout is not None
         block = self._layout.block(self.P_x.ranks[self.P_x.rank])
         dims = range(len(block.start) - weight.dim(), len(block.start))
         return weight[tuple(block.slices[d] if weight.shape[i] > 1 else slice(None) for i, d in enumerate(dims))]
 
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
         super()._distdl_module_setup(input)
-        assert self._layout is not None
         for name, weight in self.named_buffers():
             _check_broadcasts(self._says, name, weight.shape, self._layout.global_shape)
 

@@ -46,6 +46,9 @@ class DistributedLoss(Module):
     same blocks.
     """
 
+    P_x: Partition
+    _layout: Layout
+    """Of the input; there is one once the loss is set up."""
     reductions: tuple[str, ...] = ("none", "mean", "sum")
     _keeps_plans = True
     _settings: ClassVar[tuple[str, ...]] = ("reduction",)
@@ -61,7 +64,6 @@ class DistributedLoss(Module):
             reduction = _reduction.legacy_get_string(size_average, reduce)
         self._check_reduction(reduction)
         self.P_x, self.reduction = P_x, reduction
-        self._layout: Layout | None = None
         self._records = False
         for name, value in arguments.items():
             if name in self._settings:
@@ -86,7 +88,7 @@ class DistributedLoss(Module):
         grid = self.P_x.grid
         return [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in self.named_buffers()]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name in self._buffers:
             self.__dict__["_replicas_are_new"] = True
@@ -113,28 +115,25 @@ class DistributedLoss(Module):
     @property
     def _count(self) -> int:
         """What 'mean' and 'batchmean' divide by."""
-        assert self._layout is not None
         shape = self._layout.global_shape
         return shape[0] if self.reduction == "batchmean" else math.prod(shape)
 
     def _over_workers(self, partial: Tensor) -> Tensor:
         """The one sum of everyone's `partial`."""
-        assert self._transport is not None
-        return self._move(partial, GlobalSum(self._transport, self._team, self._says), self._records)
+        return self._move(partial, GlobalSum(self.P_x.transport, self._team, self._says), self._records)
 
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
-        assert self._transport is not None
         self._check_reduction(self.reduction)
         x, target = input
         grid = self.P_x.grid
-        self._layout, agreed = agree_layout(self._transport, self._team, self._says, grid, x)
+        self._layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, grid, x)
         self._records = agreed.requires_grad
         if target.dim() == x.dim():
-            _, wants = agree_layout(self._transport, self._team, f"{self._says}, its target,", grid, target)
+            _, wants = agree_layout(self.P_x.transport, self._team, f"{self._says}, its target,", grid, target)
             self._records |= wants.requires_grad
 
     def _distdl_module_teardown(self, input: tuple[Tensor, Tensor]) -> None:
-        self._layout = None
+        self.__dict__.pop("_layout", None)
 
     def _problem_with(self, input: tuple) -> str | None:
         if len(input) != 2 or not all(isinstance(x, Tensor) for x in input):

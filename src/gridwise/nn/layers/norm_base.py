@@ -27,15 +27,13 @@ class Norm(Layer):
     P_x: Partition
 
     def _agree(self, x: Tensor) -> Layout:
-        assert self._transport is not None
-        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, x)
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, x)
         self._agreed: Structure = agreed
         return layout
 
     def _sets_over(self, layout: Layout, axes: Sequence[int], count: int) -> Sets:
-        assert self._transport is not None
-        members = tuple(sorted(layout.grid.team_along(self._transport.rank, axes)))
-        return Sets(self._transport, self._team, self._says, members, count)
+        members = tuple(sorted(layout.grid.team_along(self.P_x.transport.rank, axes)))
+        return Sets(self.P_x.transport, self._team, self._says, members, count)
 
     def _normalised(
         self,

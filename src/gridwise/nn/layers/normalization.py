@@ -150,8 +150,7 @@ class DistributedGroupNorm(Norm):
                 f"{self._says}: `num_groups` (={self.num_groups}) must divide the {self.num_channels} channels."
             )
         check_cut_like_parameters(self._says, layout, 1, self.num_channels)
-        assert self._transport is not None
-        block = layout.block(self._transport.rank)
+        block = layout.block(self.P_x.transport.rank)
         in_group = self.num_channels // self.num_groups
         self._sets = self._sets_over(layout, range(1, layout.grid.dim), in_group * math.prod(layout.global_shape[2:]))
         if self._sets.count * layout.global_shape[0] == 1:  # what torch refuses: it counts the samples too

@@ -47,7 +47,6 @@ class Pad(WindowedLayer):
             )
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
         self._refuse_negative()
         if len(self.padding) > 2 * self.dims:
             raise PartitionError(
@@ -59,7 +58,7 @@ class Pad(WindowedLayer):
         blocks = list(pairwise(batch)), list(pairwise(channels))
         wraps = self.mode == "circular"
         fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, wrap=wraps, fill=self.value)
-        self._share = Share(target.block(self._transport.rank), fetch, mine)
+        self._share = Share(target.block(self.P_x.transport.rank), fetch, mine)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         at = 2 * (self.dims - 1 - d)  # torch lists the last dim first, and may leave out the others
@@ -71,10 +70,9 @@ class Pad(WindowedLayer):
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
         window = self._window_input(x)
-        assert share.outputs is not None
         x = window.x
-        if not share.outputs.volume:
-            return empty_output(share.outputs.shape, x)
+        if not share.block.volume:
+            return empty_output(share.block.shape, x)
         padded = any(any(line.pad) for line in share.rows)
         moved = share.fetch is not None and not share.fetch.is_identity
         return window.computed(lambda x: x.contiguous() if padded or moved else x.clone())

@@ -55,7 +55,6 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         self._imitates(template)
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
         layer = self._sequential
         stride = layer.kernel_size if layer.stride is None else layer.stride
         sizes = layer.kernel_size, stride, layer.padding, getattr(layer, "dilation", 1)
@@ -63,10 +62,10 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         target = Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
-        fill = _least(self._agreed.dtype) if self._fills_with_least and self._agreed else 0.0
+        fill = _least(self._agreed.dtype) if self._fills_with_least else 0.0
         blocks = list(pairwise(batch)), list(pairwise(channels))
         fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, fill=fill)
-        self._share = Share(target.block(self._transport.rank), fetch, mine)
+        self._share = Share(target.block(self.P_x.transport.rank), fetch, mine)
         self._extents = source.global_shape[2:]
 
     _fills_with_least = False
@@ -88,9 +87,8 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
 
     def _local(self, x: Tensor, share: Share) -> Any:
         window = self._window_input(x)
-        assert share.outputs is not None
-        if not share.outputs.volume:
-            return self._empty(share.outputs.shape, window.x)
+        if not share.block.volume:
+            return self._empty(share.block.shape, window.x)
         native = tuple(line.native for line in share.rows)
         return self._finished(window.computed(lambda x: self._pooled(x, native)), window.x, share)
 
@@ -163,12 +161,11 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
         return MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
-        assert share.outputs is not None
         if not self.return_indices:
-            return cropped(y, share.outputs)
+            return cropped(y, share.block)
         starts = tuple(line.hull[0] for line in share.rows)
-        indices = global_indices(cropped(y[1], share.outputs), x.shape[2:], starts, self._extents)
-        return cropped(y[0], share.outputs), indices
+        indices = global_indices(cropped(y[1], share.block), x.shape[2:], starts, self._extents)
+        return cropped(y[0], share.block), indices
 
 
 class AvgPool(DistributedPoolingBase):
@@ -179,9 +176,7 @@ class AvgPool(DistributedPoolingBase):
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         super()._plan(source, shape)
-        assert self._share is not None
-        assert self._share.outputs is not None
-        block = self._share.outputs
+        block = self._share.block
         counts = [self._counts(d, (block.start[2 + d], block.stop[2 + d])) for d in range(self.dims)]
         override = getattr(self._sequential, "divisor_override", None)
         self._divisor = override or math.prod(line[0] if line else 1 for line in counts)
@@ -213,8 +208,7 @@ class AvgPool(DistributedPoolingBase):
         return F.avg_pool3d(x, kernel, stride, padding, divisor_override=self._divisor)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Tensor:
-        assert share.outputs is not None
-        y = cropped(y, share.outputs)
+        y = cropped(y, share.block)
         if self._divisors is None:
             return y
         whole = None if y.dtype.is_floating_point else "trunc"

@@ -96,8 +96,7 @@ class MaxUnpool(LayerFamily, Module):
         return super()._distdl_input_changed(input) or self._asked != input[2]
 
     def _distdl_module_setup(self, input: tuple) -> None:
-        assert self._transport is not None
-        transport, team, (x, indices, size) = self._transport, self._team, input
+        transport, team, (x, indices, size) = self.P_x.transport, self._team, input
         stride = self.kernel_size if self.stride is None else self.stride
         self._kernel, self._stride, self._padding = map(self._each, (self.kernel_size, stride, self.padding))
         ballot = Ballot()
@@ -130,7 +129,7 @@ class MaxUnpool(LayerFamily, Module):
                 describe(f"{self._says} got indices that it cannot take.", tell(transport, team, problem))
             )
 
-    def _each(self, size: Any) -> tuple[int, ...]:
+    def _each(self, size: object) -> tuple[int, ...]:
         """A size for each dim of space, where torch takes one for all too."""
         sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
         if len(sizes) not in (1, self.dims) or not all(isinstance(n, int) for n in sizes):
@@ -159,9 +158,8 @@ class MaxUnpool(LayerFamily, Module):
         """What is wrong with indices of this worker: one outside of the window of its place."""
         if not indices.numel() or indices.is_meta:  # without numbers, in a plan, there is nothing to look at
             return None
-        assert self._transport is not None
         assert self._source is not None
-        starts = self._source.block(self._transport.rank).start[2:]
+        starts = self._source.block(self.P_x.transport.rank).start[2:]
         wrong = (indices < 0) | (indices >= math.prod(self._extents))
         for d, rows in enumerate(self._places(indices)):
             own = torch.arange(starts[d], starts[d] + rows.shape[d - self.dims], device=rows.device)

@@ -117,16 +117,14 @@ class DistributedUpsample(Module):
         self._takes_part(P_x, signature=self.extra_repr())
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
         _check_mode(self.mode)
-        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])
         self._plan(layout, self._output_shape(layout.global_shape), input[0])
         self._records = agreed.requires_grad
 
     def _plan(self, layout: Layout, shape: Sequence[int], x: Tensor) -> None:
         """For an input in blocks `layout`, of the dtype and on the device of `x`. Nothing is sent."""
-        assert self._transport is not None
-        me = self._transport.rank
+        me = self.P_x.transport.rank
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
         # torch's bicubic kernel for CUDA copies where all extents stay as they are, whatever the scale; that for CPUs does not
@@ -138,7 +136,7 @@ class DistributedUpsample(Module):
         needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
         self._fetch = None
         if needs.intervals != own.intervals:
-            self._fetch = Move(self._transport, self._team, self._says, route(layout, needs, me), torch.clone)
+            self._fetch = Move(self.P_x.transport, self._team, self._says, route(layout, needs, me), torch.clone)
         index = layout.grid.index_of(me)
         self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
         self._block = self.layout.block(me)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GridwiseError
-from ..nn.data_struct import BaseDeltaStates, BaseHiddenStates
+from ..nn.data_struct import BaseDeltaStates, BaseHiddenStates, Values
 from ..nn.gaussian import Gaussian
 from ..nn.sequential import Sequential
 from .replicas import Replicas
@@ -29,11 +29,11 @@ class NetworkOnWorkers:
     model: Sequential
     _replicas: Replicas
 
-    def __call__(self, mu_x: Any, var_x: Any = None) -> Any:
+    def __call__(self, mu_x: Values, var_x: Values | None = None) -> Any:
         """A convenient alias for the forward pass."""
         return self.forward(mu_x, var_x)
 
-    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+    def forward(self, mu_x: Values, var_x: Values | None = None) -> Any:
         raise NotImplementedError
 
     def step(self) -> None:

@@ -33,27 +33,10 @@ BUCKET = 4 << 20
 """Bytes of a bucket: large enough for the wire's full speed, small enough that the first leaves early in backward."""
 
 SETTINGS = (
-    "kernel_size",
-    "stride",
-    "padding",
-    "padding_type",
-    "dilation",
-    "groups",
-    "momentum",
-    "eps",
-    "cap",
-    "compat",
-    "compute_dtype",
-    "alpha",
-    "normalized_shape",
-    "padding_idx",
-    "stateful",
-    "num_heads",
-    "num_kv_heads",
-    "use_rope",
-    "rope_theta",
-    "causal",
-)
+    "kernel_size", "stride", "padding", "padding_type", "dilation", "groups", "momentum", "eps", "cap", "compat",
+    "compute_dtype", "alpha", "normalized_shape", "padding_idx", "stateful", "num_heads", "num_kv_heads", "use_rope",
+    "rope_theta", "causal",
+)  # fmt: skip
 """What makes layers with the same parameters compute something else."""
 
 Made = TypeVar("Made")

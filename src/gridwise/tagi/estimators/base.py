@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ..nn import Sequential, TrainStep
-from ..nn.data_struct import of_array
+from ..nn.data_struct import Values, of_array
 from .scaling import Scale
 from .search import LearningTask, Settings, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, outputs_of
@@ -94,12 +94,12 @@ class TAGIEstimator(BaseEstimator):
         return Settings(*sizes, self.validation_fraction, int(self.verbose))
 
     # ---- data -------------------------------------------------------------------------------------------------------
-    def _rows(self, X: Any) -> Tensor:
+    def _rows(self, X: Values) -> Tensor:
         """Rows for the network, of a fitted estimator."""
         check_is_fitted(self, "net_")
         return self.scale_x_.standardise(of_array(validate_data(self, X, dtype=np.float64, reset=False)))
 
-    def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray:
+    def _weights(self, sample_weight: Values | None, X: np.ndarray) -> np.ndarray:
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weight.any():
             raise PartitionError(f"{type(self).__name__}: `sample_weight` is zero for all rows.")
@@ -148,7 +148,7 @@ class TAGIEstimator(BaseEstimator):
     def _say(self, line: str) -> None:
         print(f"{type(self).__name__}: {line}", flush=True)
 
-    def _outputs(self, X: Any) -> tuple[Tensor, Tensor]:
+    def _outputs(self, X: Values) -> tuple[Tensor, Tensor]:
         return outputs_of(self.net_, self._rows(X))
 
 

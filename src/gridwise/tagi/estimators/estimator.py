@@ -84,8 +84,8 @@ class Estimator(FittedNetwork):
     # ---- training ---------------------------------------------------------------------------------------------------
     def fit(
         self,
-        x: Any,
-        y: Any = None,
+        x: object,
+        y: object = None,
         *,
         epochs: int = 1,
         batch_size: int = 16,
@@ -117,8 +117,8 @@ class Estimator(FittedNetwork):
 
     def partial_fit(
         self,
-        x: Any,
-        y: Any = None,
+        x: object,
+        y: object = None,
         *,
         epochs: int = 1,
         batch_size: int = 16,
@@ -131,7 +131,7 @@ class Estimator(FittedNetwork):
             return self.fit(x, y, epochs=epochs, batch_size=batch_size, shuffle=shuffle, progress=progress, seed=seed)
         return self._learn_all(self._look_through(x, y, epochs, batch_size, shuffle, seed), progress)
 
-    def _look_through(self, x: Any, y: Any, epochs: int, batch_size: int, shuffle: bool, seed: int) -> Data:
+    def _look_through(self, x: object, y: object, epochs: int, batch_size: int, shuffle: bool, seed: int) -> Data:
         """The data of a fit, after all workers have found that they can be learnt from; else all raise."""
         problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
         try:

@@ -19,6 +19,7 @@ import torch
 
 from ...errors import PartitionError
 from ..nn import Sequential
+from ..nn.data_struct import Values
 from ..series import TimeSeries, as_series, covariates, windows
 from .fitted_network import Noise
 from .prediction import Prediction
@@ -90,7 +91,9 @@ class Forecaster:
         return self._regressor.history
 
     # ---- learning ---------------------------------------------------------------------------------------------------
-    def fit(self, series: Any, exogenous: Any = None, *, horizon: int | None = None, **options: Any) -> Forecaster:
+    def fit(
+        self, series: Values, exogenous: Values | None = None, *, horizon: int | None = None, **options: Any
+    ) -> Forecaster:
         """Learn from the windows of a series; a second fit starts anew.
 
         Parameters
@@ -115,7 +118,9 @@ class Forecaster:
             raise
         return self
 
-    def partial_fit(self, series: Any, exogenous: Any = None, *, start: int = 0, **options: Any) -> Forecaster:
+    def partial_fit(
+        self, series: Values, exogenous: Values | None = None, *, start: int = 0, **options: Any
+    ) -> Forecaster:
         """Learn on from what is known, with the scale of the first series, whose value 0 is `start` steps earlier."""
         if self._regressor._shape is None:
             return self.fit(series, exogenous, **options)
@@ -126,7 +131,7 @@ class Forecaster:
         self._scale, self._scale_exogenous = self._scale_of(data.values), self._scale_of(data.exogenous)
         self._regressor.fit(*self._rows(data, 0), **options)
 
-    def _looked_through(self, series: Any, exogenous: Any, horizon: int | None) -> TimeSeries:
+    def _looked_through(self, series: Values, exogenous: Values | None, horizon: int | None) -> TimeSeries:
         """The data, after all workers have found that they can be learnt from; else all raise."""
         problem, data = None, TimeSeries(np.zeros(0), np.zeros((0, self.exogenous)))
         try:
@@ -177,7 +182,7 @@ class Forecaster:
         return Scale.from_moments(moments if team is None else moments.over(team, values.shape[1:]))
 
     # ---- predictions ------------------------------------------------------------------------------------------------
-    def predict(self, series: Any, exogenous: Any = None, *, start: int = 0) -> Prediction:
+    def predict(self, series: Values, exogenous: Values | None = None, *, start: int = 0) -> Prediction:
         """One step ahead: a prediction for every value of the series from number `window` on.
 
         The first value is `start` steps after the first of the series that was fitted, which matters for `periods`.
@@ -191,7 +196,7 @@ class Forecaster:
         )
         return self._back(m.double().numpy()[:, 0], v.double().numpy()[:, 0] + self._noise(), self._stretch[:1])
 
-    def forecast(self, series: Any, steps: int, exogenous: Any = None, *, start: int = 0) -> Prediction:
+    def forecast(self, series: Values, steps: int, exogenous: Values | None = None, *, start: int = 0) -> Prediction:
         """`steps` values after the end of the series; what is predicted goes in again with its variance.
 
         `exogenous` has the columns of the series and of the `steps` after it.

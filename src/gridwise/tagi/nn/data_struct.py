@@ -11,15 +11,18 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ...errors import PartitionError
 from .gaussian import Gaussian, Innovation
 
 Value = TypeVar("Value", Gaussian, Innovation)
+Values = Tensor | ArrayLike
+"""Numbers as users bring them: a tensor, an array, a list, or one number."""
 
 
-def of_array(value: Any) -> Tensor:
+def of_array(value: object) -> Tensor:
     """A tensor of anything that NumPy takes, also of what torch does not: reversed, read-only, in the other byte order."""
     array = np.asarray(value)
     if not (array.flags.writeable and array.dtype.isnative and all(stride >= 0 for stride in array.strides)):
@@ -27,7 +30,7 @@ def of_array(value: Any) -> Tensor:
     return torch.as_tensor(array)
 
 
-def of_anything(value: Any, like: Tensor | None = None) -> Tensor:
+def of_anything(value: object, like: Tensor | None = None) -> Tensor:
     """A tensor from a tensor, an array or a list, in the precision in which it came."""
     if isinstance(value, Tensor):
         return value
@@ -36,7 +39,7 @@ def of_anything(value: Any, like: Tensor | None = None) -> Tensor:
     return of_array(value) if is_array else torch.as_tensor(value, dtype=torch.float64 if exact else None)
 
 
-def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
+def as_tensor(value: object, like: Tensor | None = None) -> Tensor:
     """A tensor from a tensor, an array or a list, with the device and the floating-point type of `like`."""
     value = of_anything(value, like)
     if like is None:
@@ -89,7 +92,7 @@ def _moment(name: str, read: Callable[[Any], Tensor]) -> Any:
         found = read(states._value)
         return found.reshape(found.shape[0], found.shape[1:].numel())
 
-    def put(states: _States[Any], value: Any) -> None:
+    def put(states: _States[Any], value: object) -> None:
         states._value = states._value._replace(
             **{name: as_tensor(value, states._value.mu).reshape(states._value.mu.shape)}
         )
@@ -115,7 +118,7 @@ class BaseHiddenStates(_States[Gaussian]):
     def _unknown(self, shape: tuple[int, int]) -> Gaussian:
         return Gaussian(torch.zeros(shape), torch.zeros(shape), torch.ones(shape))
 
-    def set_input_x(self, mu_x: Any, var_x: Any = None, block_size: int = 1) -> None:
+    def set_input_x(self, mu_x: Values, var_x: Values | None = None, block_size: int = 1) -> None:
         """Take `block_size` samples of a network's input."""
         mu = as_tensor(mu_x).reshape(block_size, -1)
         self._value = Gaussian(mu, None if var_x is None else as_tensor(var_x, mu).reshape(mu.shape))

@@ -48,7 +48,7 @@ class MPIBufferManager:
     def __init__(self) -> None:
         self.buffers_map: dict[Any, list[MPIExpandableBuffer]] = {}
 
-    def request_buffers(self, n_buffers: int, dtype: Any, **kwargs: Any) -> list[MPIExpandableBuffer]:
+    def request_buffers(self, n_buffers: int, dtype: object, **kwargs: Any) -> list[MPIExpandableBuffer]:
         found = self.buffers_map.setdefault(dtype, [])
         found += [MPIExpandableBuffer(dtype, **kwargs) for _ in range(n_buffers - len(found))]
         return found[:n_buffers]

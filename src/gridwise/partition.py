@@ -126,7 +126,7 @@ class Partition:
     def create_broadcast_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
-        """(P_send, P_recv): whom this worker copies to, and with whom it receives; the original's owner comes first."""
+        """(P_send, P_recv): the team this worker copies to, and the one it receives with; the original's owner is first."""
         copies = Copies(self.grid, P_dest.grid, transpose_src, transpose_dest)
         me = self.transport.rank
         send = recv = NO_WORKERS
@@ -140,7 +140,7 @@ class Partition:
     def create_reduction_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
-        """(P_send, P_recv): with whom this worker is summed, and whom it sums; where the sum goes comes first."""
+        """(P_send, P_recv): the team this worker is summed with, and the one it sums; the worker that gets the sum is first."""
         back = P_dest.create_broadcast_partition_to(self, transpose_src=transpose_dest, transpose_dest=transpose_src)
         return back[1], back[0]
 
@@ -221,9 +221,9 @@ class Partition:
     # Being a value
 
     def deactivate(self) -> None:
-        """Take this worker out: it keeps the shape, but is active no longer.
+        """Take this worker out: it keeps the shape, but is no longer active.
 
-        Partitions cost nothing, so nothing else happens, but for the world of a communicator or process group
+        Partitions cost nothing, so nothing else happens, except for the world of a communicator or process group
         (`gridwise.world(comm)`): it is closed. All of its workers call this, as all free a communicator, and what was
         made from it cannot be used any more.
         """

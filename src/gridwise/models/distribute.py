@@ -44,7 +44,7 @@ def distribute(
     P_x : the partition of its inputs: of all arguments that have no default
     example : a global input, or its shape (in the dtype of the parameters); a tuple of them by place, or a dict by name. The
         model is then recorded at once
-    methods : names of methods that run on the grid besides `forward`, each recorded by itself
+    methods : names of methods that run on the grid besides `forward`, each recorded separately
     gather : "refuse" raises where a tensor would have to be gathered; see `report()` of the result
     inputs : for other arguments, by name, the partition on which tensors lie (one, or in the form of the argument; one
         without a grid for tensors that every worker has), or the value that an argument is held at
@@ -142,7 +142,7 @@ def _arguments(example: object, dtype: torch.dtype) -> tuple[tuple[Any, ...], di
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy; tensors that were computed from parameters (weight_norm of old) are copied as they are."""
+    """A copy; tensors that were computed from parameters (torch's older weight_norm) are copied as they are."""
     computed = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and v.grad_fn is not None]
     memo = {id(value): value.detach().clone() for value in computed}
     try:

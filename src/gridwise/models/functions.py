@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class PlacedFunction:
-    """A Function on this worker: its steps, and which slots are what."""
+    """An autograd Function on this worker: its steps, and the roles of their slots."""
 
     forward: list[Step]
     inputs: tuple[int, ...]
@@ -45,7 +45,7 @@ class PlacedFunction:
     gives: dict[int, int]
     """From a slot of `inputs` to that of its gradient."""
     cotangents: tuple[int, ...]
-    """Which of `outputs` have a cotangent that backward takes, by their places."""
+    """The places of those `outputs` whose cotangents backward uses."""
 
     def __call__(self, stream: RandomStream, *tensors: Tensor) -> tuple[Tensor, ...]:
         made = _Differentiated.apply(self, stream, *tensors)

@@ -39,7 +39,7 @@ def hold(model: torch.nn.Module, P: Partition) -> None:
 
 
 def _held(value: Tensor, P: Partition) -> tuple[Tensor, Spread]:
-    """What this worker holds of a tensor."""
+    """This worker's part of a tensor, and how the tensor is spread."""
     transport = P.transport
     spread = Spread(P.grid, (None,) * value.dim(), tuple(value.shape))
     box = spread.block(transport.rank)
@@ -79,7 +79,7 @@ def _labelled(
     prefix: str,
     *rest: Any,
 ) -> None:
-    """Let values in a state know what they are blocks of."""
+    """Label the values in a state with the blocks that they are."""
     for name, spread in spreads.items():
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and not isinstance(value, BlockParameter | BlockTensor):

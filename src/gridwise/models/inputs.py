@@ -4,7 +4,7 @@
     distribute(model, P_x, mask=P_m, scale=2.0)  tensors in mask are on `P_m`, scale is held at 2.0
     distribute(model, P_x, time=world)           a partition without a grid: every worker has all of it
 
-What is no tensor may differ from call to call: each combination is recorded by itself.
+Arguments that are not tensors may differ from call to call: each combination is recorded separately.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Inputs:
         return None
 
     def _partition(self, x: Tensor, P: Partition) -> Partition:
-        """Of a tensor that is one number, all workers have all."""
+        """A tensor without dims is whole on every worker."""
         return P if x.dim() else Partition(P.transport, self.P_x.grid)
 
 
@@ -135,7 +135,7 @@ def _partitions_in(value: object) -> list[Partition]:
 
 
 def as_tensors(example: Any, dtype: torch.dtype) -> Any:
-    """An example with tensors without numbers in the place of shapes."""
+    """An example with its shapes replaced by tensors on the meta device."""
 
     def is_shape(value: object) -> bool:
         numbers = isinstance(value, tuple | list) and value and all(type(n) is int for n in value)

@@ -133,7 +133,7 @@ def runner_of(model: DistributedModel, name: str = "forward") -> Runner:
 
 
 def become(model: torch.nn.Module, P_x: Partition, kinds: Mapping[str, Any], key: str = "") -> DistributedModel:
-    """Let a model, which is nobody else's, be a distributed one.
+    """Turn a model that has no other owner into a distributed one.
 
     `kinds` are the functions that run on the grid, by name: what they are called, their inputs, and what is said of gathers.
     """
@@ -207,7 +207,7 @@ def as_written(model: torch.nn.Module) -> Iterator[None]:
 
 
 class _Guard:
-    """In the place of the forward of a part of a distributed model: a block is not what it would take."""
+    """Replaces the forward of a part of a distributed model, which expects whole tensors and would be given a block."""
 
     def __init__(self, says: str, before: Callable[..., Any] | None) -> None:
         self.says, self.before = says, before
@@ -220,7 +220,7 @@ class _Guard:
 
 
 def _guard(model: torch.nn.Module) -> None:
-    """Refuse calls of parts of the model, but for those that compute parameters from others."""
+    """Refuse calls of the model's parts, except of those that compute parameters from others."""
     for name, module in model.named_modules():
         if name and "parametrizations" not in name.split("."):
             before = module.__dict__.get("forward")

@@ -52,7 +52,7 @@ def _is_everything(want: Layout | Needs, value: GlobalTensor) -> bool:
 
 
 def movement(value: GlobalTensor, want: Want, workers: Workers, name: str) -> Movement:
-    """What brings a tensor from where it lies to what is wanted, where that is a difference."""
+    """The movement from a tensor's placement to the wanted one, where these differ."""
     if isinstance(value.placement, Partial):
         return _of_sum(want, workers, name)
     if isinstance(value.placement, Replicated):

@@ -5,7 +5,7 @@
     no rule          gather the tensors, compute on every worker, say so; refused for operators that change their arguments
                      or return views of them, and everywhere if the user asked for that
 
-All sizes are known, so nothing is sent, but for a vote of large convolutions on which of their roads to take.
+All sizes are known, so nothing is sent, except that large convolutions vote on which implementation to use.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class Placing:
         return self.tape.add(run, brought, values[0], placed.draws)
 
     def _write(self, node: Node, op: OpOverload, target: Node) -> Item:
-        """An operator that changes its first argument: in place where others see it, else perhaps by a new tensor."""
+        """An operator that changes its first argument: in place where its memory is shared, else perhaps as a new tensor."""
         own, in_place, plain = self.item(target), node in self.aliases.in_place, functional(op)
         if isinstance(own.value.placement, Partial):
             own = self.tape.brought(own, Replicated(), where(node))
@@ -345,7 +345,7 @@ def value_of(x: Tensor, placement: Placement) -> GlobalTensor:
 
 
 def _order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The dims as they lie in memory, if that is dense and not how they stand."""
+    """The dims in the order of their strides, if memory is dense and that is not their own order."""
     order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
     step = 1
     for d in reversed(order):

@@ -1,6 +1,6 @@
 """The program of a recording: a flat list of steps on this worker's tensors, which frees what is no longer needed.
 
-    step         a function of some tensors, what it makes, and which tensors nobody needs afterwards
+    step         a function of some tensors, what it makes, and which tensors are not needed afterwards
     switch       autograd or autocast on or off, for the steps that follow
     checkpoint   steps that are computed again in backward; their messages are then sent again, on all workers alike
 
@@ -52,7 +52,7 @@ class Step:
 
 
 watch: Callable[[Step], Callable[..., Any]] | None = None
-"""What to run in place of a step, while somebody looks on: a plan, or a trace (see `watched_steps`)."""
+"""What to run in place of a step while a plan or a trace observes the program (see `watched_steps`)."""
 
 
 @contextmanager
@@ -109,7 +109,7 @@ class Checkpoint:
 
         def body(*tensors: Tensor) -> tuple[Tensor, ...]:
             values: dict[int, Any] = {**held, **dict(zip(wanted, tensors, strict=True))}
-            with agreement(False), replay:  # in backward nobody else has switched it off
+            with agreement(False), replay:  # in backward it has not been switched off yet
                 execute(self.steps, values, stream)
             return tuple(values[slot] for slot in self.outputs)
 

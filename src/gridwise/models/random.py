@@ -59,7 +59,7 @@ class Elements:
     block: Box | None = None
     """None for all of them."""
     order: tuple[int, ...] = ()
-    """The dims as they lie in the memory of the global tensor, in whose order torch draws; as they stand if left out."""
+    """The dims of the global tensor in the order of their strides, in which torch draws; their own order if left out."""
 
     @property
     def own(self) -> Shape:
@@ -71,7 +71,7 @@ class Elements:
         return make(shape, (self.block if self.shape else None) or Box.of_shape(shape)).view(self.own)
 
     def drawn(self, make: Callable[[int], Tensor], at_once: int) -> Tensor:
-        """The own ones of so many numbers as the tensor has, which `make` draws `at_once`, one piece after the other."""
+        """This worker's share of the numbers of the whole tensor, which `make` draws in pieces of `at_once`."""
         count = prod(self.shape)
         order = self.order or tuple(range(len(self.shape)))
         if self.block is None:
@@ -174,7 +174,7 @@ class RandomStream:
 
 
 class Replay:
-    """Lets what runs inside a second time draw the numbers of the first; torch's own generator is torch's business."""
+    """Gives a second run of its body the random numbers of the first; torch's own generator is left to torch."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self.generator = generator

@@ -180,7 +180,7 @@ class FunctionRecorder:
 
 
 class _Several(torch.nn.Module):
-    """Some modules as one, for the text of an error."""
+    """Several modules as one, to describe them in an error."""
 
     def __init__(self, roots: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 FOREIGN = ("torch", "gridwise", "builtins", "numpy", "functools")
-"""Packages whose functions are not looked into."""
+"""Packages whose functions are not inspected."""
 
 
 def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:

@@ -50,7 +50,7 @@ class Passed(Operator):
 
 @dataclass
 class State:
-    """What modules hold, and a number for it."""
+    """A numbered snapshot of what modules hold."""
 
     number: int
     snapshot: Snapshot
@@ -192,7 +192,7 @@ class Runner(FunctionRecorder):
         )
 
     def _keep(self, bound: Bound, run: Run) -> None:
-        """Keep a run for inputs that look so, and modules as they are after it was recorded."""
+        """Keep a run for inputs of this structure, and modules in the state that recording has left."""
         self._plans.add(self._structure(bound, self._state()), {"run": run})
 
     # Recording and placing, all workers together
@@ -256,7 +256,7 @@ class Runner(FunctionRecorder):
 
 
 class _Same(list[Any]):
-    """One value at every place."""
+    """A list with the same value at every index."""
 
     def __getitem__(self, place: object) -> Any:
         return super().__getitem__(0)

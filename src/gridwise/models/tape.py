@@ -24,7 +24,7 @@ class Item:
 
 
 class Tape:
-    """Steps, one after the other."""
+    """The steps of a program, in order, while it is being written."""
 
     def __init__(self, workers: Workers, report: Report) -> None:
         self.workers, self.report = workers, report
@@ -51,7 +51,7 @@ class Tape:
         return made
 
     def brought(self, item: Item, want: Want, name: str) -> Item:
-        """The tensor as it is wanted; each movement is made once."""
+        """The tensor with the wanted placement; each movement is added once."""
         if is_there(item.value, want):
             return item
         key = item.slot, want
@@ -71,7 +71,7 @@ class Tape:
         return self.draws
 
     def forget(self, slots: Collection[int]) -> None:
-        """What was moved of tensors that have been written to is no longer right."""
+        """Forget moved copies of tensors that have been written to since."""
         self._moved = {key: item for key, item in self._moved.items() if key[0] not in slots}
 
     # Regions: steps that are run as one

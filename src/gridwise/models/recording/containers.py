@@ -27,7 +27,7 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """Anything that is no tensor and has none inside."""
+    """Anything that neither is nor contains a tensor."""
 
     value: Any
 
@@ -128,7 +128,7 @@ def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
 
 
 def without_values(tree: Tree) -> Tree:
-    """The same containers, with None for all that is no tensor."""
+    """The same containers, with None in place of everything but tensors."""
     if isinstance(tree, Branch):
         attributes = tuple([(name, without_values(part)) for name, part in tree.attributes])
         return replace(tree, parts=tuple(map(without_values, tree.parts)), attributes=attributes)

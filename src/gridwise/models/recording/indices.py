@@ -1,4 +1,4 @@
-"""Inputs that are indices of an embedding: one that it has not is an error of all workers, found before anything runs."""
+"""Inputs that are indices of an embedding: one out of range is an error on all workers, found before anything runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .recording import Recording
 KEEPS_NUMBERS = frozenset(
     "to _to_copy contiguous flatten view reshape transpose permute t unsqueeze squeeze clone alias slice select".split()  # noqa: SIM905
 )
-"""Operators after which there are no other numbers than before, but for fractions."""
+"""Operators whose result contains only numbers of their input, perhaps with the fractions cut off."""
 
 
 def limits_of(recording: Recording) -> dict[int, int]:

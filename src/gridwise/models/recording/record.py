@@ -159,7 +159,7 @@ class _Attempt:
             meta["region"] = self.regions.current
 
     def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes that the call has changed, where they hold no tensors; those of torch's own hooks are made anew."""
+        """Attributes that the call has changed, where they hold no tensors; those that torch's hooks compute are left out."""
         paths, found = {path or type(m).__name__: m for path, m in self.modules.items()}, []
         own = [change for change in self.changes if not _is_made_by_hook(paths.get(change[0]), change[1])]
         held = {id(value) for value in values}
@@ -212,7 +212,7 @@ class _Attempt:
 
 
 def _is_made_by_hook(module: torch.nn.Module | None, name: str) -> bool:
-    """Whether a hook of torch's makes the attribute before every call: the weight of weight_norm and spectral_norm of old."""
+    """Whether a hook of torch's makes the attribute before every call: as the older weight_norm and spectral_norm do."""
     hooks = module._forward_pre_hooks.values() if module is not None else ()
     return any(getattr(hook, "name", None) == name for hook in hooks)
 
@@ -232,7 +232,7 @@ def _short(value: object) -> str:
 def _with_sources(
     module: torch.fx.GraphModule, holdings: Sequence[Holding], inputs: int
 ) -> tuple[dict[str, ValueSource], dict[str, Tensor]]:
-    """Say where placeholders come from; constants become placeholders, and those that nobody uses go."""
+    """Say where placeholders come from; constants become placeholders, and unused ones are removed."""
     graph, constants, known = module.graph, dict[str, Tensor](), {id(holding.value): holding for holding in holdings}
     all_sources = [ValueSource(holding.kind, holding.name) for holding in holdings]
     all_sources += [ValueSource("input", str(place)) for place in range(inputs)]
@@ -264,11 +264,11 @@ def _with_sources(
 
 def _erase(node: torch.fx.Node) -> None:
     node.graph.erase_node(node)
-    node.meta.clear()  # or its fake would seem to be kept by somebody
+    node.meta.clear()  # or its fake would seem to be kept by the model's code
 
 
 def _without_idle_switches(graph: torch.fx.Graph) -> None:
-    """Remove what switches autograd to what it is anyway."""
+    """Remove switches of autograd that change nothing."""
     mode = torch.is_grad_enabled()
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:

@@ -68,7 +68,7 @@ class Regions:
             yield
 
     def save(self, context: Any, *tensors: Any) -> None:
-        """Stands for `save_for_backward`."""
+        """Replaces `save_for_backward` while a call is recorded."""
         context.to_save = tensors
         if self._stack and self._stack[-1] in self._functions:
             self._functions[self._stack[-1]].saved = list(tensors)

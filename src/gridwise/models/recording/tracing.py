@@ -36,14 +36,14 @@ from ..rules.table import rule_for
 from .containers import flatten
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
-"""What an operator raises whose result, or its size, depends on numbers that a fake has not."""
+"""What an operator raises whose result, or its size, depends on the values of a tensor, which a fake lacks."""
 
 _TORCH = os.path.dirname(torch.__file__)
 _HERE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Fakes:
-    """Makes fake tensors, which are of one world."""
+    """Makes fake tensors that can be used together."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -94,7 +94,7 @@ def trace(
 
 @cache
 def _composites() -> list[OpOverload]:
-    """Operators that torch itself puts together from others, and that make tensors: recorded as those if they have no rule."""
+    """Operators that torch composes of others, and that make tensors: recorded as those others if they have no rule."""
     found = []
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
         namespace, _, rest = name.partition("::")
@@ -146,7 +146,7 @@ def node_of(x: Tensor) -> torch.fx.Node:
 
 @contextmanager
 def numbers_needed() -> Iterator[list[Exception]]:
-    """What operators raise in the body for want of numbers, whoever catches it."""
+    """What operators raise in the body because values are missing, even if the model's code catches it."""
     found: list[Exception] = []
     with ExitStack() as stack:
         for kind in NEEDS_NUMBERS:
@@ -202,7 +202,7 @@ def young() -> Iterator[None]:
 
 
 def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
-    """Fakes of a recording that something besides its graphs holds on to."""
+    """Fakes of a recording that are referenced from outside its graphs."""
     gc.collect(0)  # what only hangs together in a circle is not kept; the rest becomes a generation older
     ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
     ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
@@ -211,6 +211,6 @@ def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
 
 
 def owner_of(fake: Tensor, besides: object) -> str:
-    """What kind of thing holds on to a fake."""
+    """The type of an object that references a fake."""
     owners = [owner for owner in gc.get_referrers(fake) if owner is not besides and not isinstance(owner, FrameType)]
     return f"a {type(owners[0]).__name__}" if owners else "something"

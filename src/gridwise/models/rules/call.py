@@ -43,7 +43,7 @@ class Placed:
     """Of the output, or of each of several."""
     run: Run
     inputs: Sequence[Want] = ()
-    """How each tensor argument has to lie; all as they are if left out."""
+    """The placement that each tensor argument needs; if left out, all stay as they are."""
     draws: bool = False
     """Whether `run` takes random numbers: its first argument is then a `random.Stream`."""
     gathers: str | None = None
@@ -59,12 +59,12 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     results: tuple[GlobalTensor, ...]
-    """The outputs' global shapes and dtypes; that they are called replicated means nothing."""
+    """The outputs' global shapes and dtypes; their placements are not known yet, and read as replicated."""
     workers: Workers
     name: str
     """For messages: the operator, and where in the model."""
     keeps_alias: bool = False
-    """Whether the output has to share memory with its input on every worker: somebody writes to one and reads the other."""
+    """Whether the output has to share memory with its input on every worker: one is written to and the other read."""
     written: bool = False
     """Whether the first argument is changed in place: it must stay where it lies."""
 

@@ -225,7 +225,7 @@ def roll(call: Call) -> Placed:
 
 @rule("flip")
 def flip(call: Call) -> Placed:
-    """Rows in reverse: each worker reverses its own, and the grid is read the other way round."""
+    """Rows in reverse: each worker reverses its own, and the grid is read in reverse."""
     import numpy as np
 
     x, layout = call.first_cut()

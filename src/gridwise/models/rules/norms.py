@@ -43,7 +43,7 @@ class ChannelTensors:
         return [x if x is None or len(x) == stop - start else x.narrow(0, start, stop - start) for x in found]
 
     def affine(self, tensors: Sequence[Tensor], dtype: torch.dtype, samples: int = 1) -> list[Tensor | None]:
-        """Weight and bias of the own channels, or of each channel of so many samples."""
+        """Weight and bias of this worker's channels, repeated for each of the `samples`."""
         found = [None if x is None else x.to(dtype) for x in self.own(tensors, "weight", "bias")]
         return [None if x is None else x.repeat(samples) for x in found] if samples != 1 else found
 
@@ -113,7 +113,7 @@ def batch_norm(call: Call) -> Placed:
 
 
 def _gathered_channels(call: Call, layout: Layout) -> Movement:
-    """From statistics of the own channels to those of all channels, where channels are cut."""
+    """From statistics of this worker's channels to those of all channels, where channels are cut."""
     if layout.grid.shape[1] == 1:
         return lambda own: own
     block, team = call.block(layout), tuple(sorted(layout.grid.team_along(call.workers.rank, [1])))

@@ -68,7 +68,7 @@ def _rows(need: tuple[int, int], extent: int, mode: str) -> Padding:
 
 
 def _padded(x: Tensor, rows: Sequence[Padding], mode: str, value: float, block: tuple[int, ...]) -> Tensor:
-    """What was fetched, padded and cropped; a block without elements is made of nothing."""
+    """What was fetched, padded and cropped; an empty block is made without computing."""
     if 0 in block:
         return of_nothing([x], block, x.dtype)
     padded = [d for d, line in enumerate(rows) if line.before or line.after]

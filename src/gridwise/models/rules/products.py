@@ -1,4 +1,4 @@
-"""Products of tensors: matmul and its like, einsum, linear, attention.
+"""Products of tensors: matmul and its relatives, einsum, linear, attention.
 
 Every dim of every tensor has a label, as in einsum. A label of the result may be cut: each worker makes its block of the
 result from the parts of the tensors that it sees. Labels that are summed over are whole.
@@ -31,7 +31,7 @@ WORTH_CUTTING = 1 << 20
 
 
 def labelled(call: Call, operands: Sequence[Labels], result: Labels, whole: Labels) -> Layout | None:
-    """Where the result lies: cut along its labels, but for `whole`, as the tensor is with most of them cut; or None."""
+    """Where the result lies: cut along its labels, except `whole`, as the tensor is with most of them cut; or None."""
     tensors = call.tensors[: len(operands)]
     found: list[tuple[int, Layout]] = []
     for value, labels in sorted(zip(tensors, operands, strict=True), key=lambda pair: -pair[0].volume):

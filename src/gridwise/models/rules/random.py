@@ -63,7 +63,7 @@ def native_dropout(call: Call) -> Placed:
     "randint_like", "random_", "exponential_",
 )  # fmt: skip
 def like_a_tensor(call: Call) -> Placed:
-    """Numbers in the place of those of a tensor."""
+    """Random numbers of the shape of a tensor."""
     x, result, kind = call.tensors[0], call.result, call.kind.rstrip("_").removesuffix("_functional")
     if len(call.tensors) > 1 or kind in ("random", "exponential"):
         raise NoRule("random numbers whose distribution is given by a tensor, or of this kind")

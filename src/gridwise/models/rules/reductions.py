@@ -1,4 +1,4 @@
-"""Sums, means and their like over some dims: of each block first, then over the workers along the cut ones.
+"""Sums, means and similar reductions over some dims: of each block first, then over the workers along the cut ones.
 
 kept dims whole     everyone has a summand of the result: a partial sum, or one message for the maximum
 kept dims cut       summands of a box each; every worker gets the sum of its own block of the result
@@ -23,7 +23,7 @@ from .table import rule
 
 
 def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
-    """The blocks of what is left of whole dims that are reduced."""
+    """The blocks of the result of a reduction over dims that are whole."""
     if keepdim:
         return with_dims(layout, [(0, 1) if d in dims else cuts for d, cuts in enumerate(layout.cuts)])
     return with_dims(layout, [cuts for d, cuts in enumerate(layout.cuts) if d not in dims])
@@ -78,7 +78,7 @@ def summed(call: Call, dims: Sequence[int], keepdim: bool, count: int, dtype: to
 def sum_of_blocks(
     call: Call, layout: Layout, dims: Sequence[int], keepdim: bool, result: GlobalTensor
 ) -> tuple[Placement, Movement | None]:
-    """Where the sum over `dims` lies, and what makes it of each worker's sum over its block of `layout`."""
+    """The placement of the sum over `dims`, and the movement that makes it from each worker's sum over its block."""
     kept = [d for d in range(layout.grid.dim) if d not in dims]
     if all(layout.grid.shape[d] == 1 for d in kept):
         return Partial(), None

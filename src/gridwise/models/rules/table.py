@@ -52,6 +52,6 @@ def register_rule(operator: OpOverload | OpOverloadPacket, function: Rule) -> No
 
 
 def rule_for(op: OpOverload) -> Rule | None:
-    """The rule of an operator; an operator that changes its first argument in place has that of the one that does not."""
+    """The rule of an operator; an in-place operator has the rule of its functional form."""
     name, overload = str(op._schema.name), op._overloadname
     return RULES.get(f"{name}.{overload}") or RULES.get(name)

@@ -1,4 +1,4 @@
-"""Windowed operators: convolutions, pooling, interpolation. Each is a layer of `nn`, told where its input lies.
+"""Windowed operators: convolutions, pooling, interpolation. Each is a layer of `nn` that is given the layout of its input.
 
 A layer agrees with the other workers on the blocks of its input; here they are known, so it only plans (`_plan`) and
 computes (`_local`). All that the layers know comes with it: halos, padding by mode, little memory, computing while messages
@@ -88,7 +88,7 @@ def source_layout(call: Call, x: GlobalTensor, space: int, moves: bool = True) -
 def by_layer(
     call: Call, make: Make, space: int, moves: bool = True, weights: Sequence[GlobalTensor | None] = ()
 ) -> Placed:
-    """The operator as the layer that `make` makes on a partition, of an input with so many dims of space."""
+    """The operator as the layer that `make` makes on a partition, of an input with `space` dims of space."""
     x = call.tensors[0]
     if x.dim not in (space + 1, space + 2):
         raise NoRule(f"an input of {x.dim} dims")

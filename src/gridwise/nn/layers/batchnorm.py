@@ -94,7 +94,7 @@ class DistributedBatchNorm(ChannelNorm):
         return y.to(x.dtype)
 
     def _on_device(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, records: bool) -> Tensor:
-        """By torch's fused kernels: alone by those of batch norm, with others by those of its synchronised kind."""
+        """By torch's fused kernels: those of batch norm on one worker, those of SyncBatchNorm on several."""
         tracks = self.training and self.track_running_stats and self.running_mean is not None
         if tracks and self.momentum is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)

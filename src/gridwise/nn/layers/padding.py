@@ -1,4 +1,4 @@
-"""Padding layers on batch x channel x space grids: the *global* tensor is padded, and its blocks are balanced anew.
+"""Padding layers on batch x channel x space grids: the *global* tensor is padded, and its blocks are balanced again.
 
     output o of a dim is the input o - before        outside [0, n): the constant, the mirrored, nearest or opposite row
 

@@ -33,7 +33,7 @@ MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
 class DistributedPoolingBase(PoolingMixin, WindowedLayer):
-    """What all pooling layers do: fetch the windows of the own outputs, and pool them with torch.
+    """What all pooling layers do: fetch the windows of this worker's outputs, and pool them with torch.
 
     The output lies on `P_x` in balanced blocks; the input may come in any blocks.
 

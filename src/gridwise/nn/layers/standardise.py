@@ -40,7 +40,7 @@ SharedValue = Callable[[Tensor], Tensor]
 
 @dataclass
 class Sets:
-    """Which rows make up a set, and with whom."""
+    """Which rows make up a set, and which workers share it."""
 
     transport: Transport
     team: Team
@@ -55,7 +55,7 @@ class Sets:
     total: int = 0
     """How many sets there are here, where `of_row` is given."""
     run: int = 0
-    """How many rows each set has, where all have as many, one after the other; else 0."""
+    """How many consecutive rows each set has, if all have the same number; else 0."""
 
     def in_groups(self, block: Box, size: int, channels: int, device: torch.device) -> None:
         """Let the rows be the channels of the samples of a block, and a set be `size` channels of one sample."""
@@ -213,7 +213,7 @@ class Standardised(torch.autograd.Function):
 def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the memory format of `x`: torch's kernel for the CPU reads one as if it lay like the other.
 
-    It does so, without a word, where both might be channels last but for a dim of one element (torch 2.13).
+    It does so silently where both might be channels last but for a dim of one element (torch 2.13).
     """
     x = x.contiguous(memory_format=memory_format_of(x))
     return dy.contiguous(memory_format=memory_format_of(x)), x

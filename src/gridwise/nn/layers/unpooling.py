@@ -189,7 +189,7 @@ class MaxUnpool(LayerFamily, Module):
             at = at * length + rows - start
         volume = math.prod(lengths)
         lead = self._outputs.shape[:2]
-        at = torch.where(mine, at, volume).flatten(2)  # what is another worker's goes to a place that is dropped
+        at = torch.where(mine, at, volume).flatten(2)  # values of other workers go to an extra place, which is dropped
         y = values.new_zeros(*lead, volume + 1).scatter(2, at, values.reshape(at.shape))
         y = y[..., :volume].reshape(self._outputs.shape)
         return y.squeeze(0) if self._lead else y

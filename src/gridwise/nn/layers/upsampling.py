@@ -9,8 +9,8 @@ Then ATen's kernel makes the outputs, where it is right in every dim:
     shifted    the ratio of rows is a power of two, and the block starts where a row of the output and one of the input start
                together, a little before the first row that is wanted; that is cropped
 
-Elsewhere rows are selected and mixed by their global indices, dim by dim. A dim is never left to the kernel as it is beside
-others that were mixed: it weighs each row with 1 and again with 0, and zero times infinity is nan.
+Elsewhere rows are selected and mixed by their global indices, dim by dim. The kernel is then not used for the dims that stay
+as they are: it weighs each row with 1 and again with 0, and zero times infinity is nan.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DistributedUpsample(Module):
 
     Notes
     -----
-    Forward: fetch the rows that the own outputs need, interpolate. Adjoint: by autograd, the fetched rows' cotangents go
+    Forward: fetch the rows that this worker's outputs need, interpolate. Adjoint: by autograd, the fetched rows' cotangents go
     back to their owners and are added. Bytes: the fetched rows. The output is balanced along space.
 
     Examples
@@ -202,7 +202,9 @@ class DistributedUpsample(Module):
         """The global output's shape, and torch's own refusal of arguments that do not fit."""
         try:
             y = F.interpolate(
-                torch.empty((max(1, shape[0]), *shape[1:]), device="meta"),  # an empty batch is no problem, but there
+                torch.empty(
+                    (max(1, shape[0]), *shape[1:]), device="meta"
+                ),  # torch refuses an empty batch, but only here
                 self.size,
                 self.scale_factor,
                 "bilinear" if self.mode in CUBIC else self.mode,  # the same shape, found much sooner

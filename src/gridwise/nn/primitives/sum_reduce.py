@@ -13,7 +13,7 @@ from .grid_copies import GridCopy
 class SumReduce(GridCopy):
     """Sum the tensors of the workers of `P_x` that match a worker of `P_y`, there.
 
-    The adjoint of `Broadcast` from `P_y` to `P_x`, with the same rule for shapes the other way round.
+    The adjoint of `Broadcast` from `P_y` to `P_x`, with the roles of the grids exchanged.
 
     Parameters
     ----------

@@ -125,7 +125,7 @@ class GridSequential(NetworkOnWorkers):
     def _run(self, x: Gaussian) -> Gaussian:
         with self._on_grid() as plan:
             for layer in plan.steps:
-                if isinstance(layer, Regrid):  # it is none of the model's own layers
+                if isinstance(layer, Regrid):  # it does not belong to the model, whose mode it follows
                     layer.training = self.model.training
                 x = layer.forward(x)
         self.model.output_z_buffer.gaussian = x

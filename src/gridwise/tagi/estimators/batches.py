@@ -72,7 +72,7 @@ class Batches:
             yield what, x, y
 
     def count(self, blocks: int) -> int:
-        """How many batches an epoch has, for data that came in so many `blocks`."""
+        """How many batches an epoch has, for data that came in this many `blocks`."""
         return -(-len(self.x) // self.size) if self.loader is None else blocks
 
     def epoch(self) -> Iterator[Batch]:

@@ -97,7 +97,7 @@ class Estimator(FittedNetwork):
 
         The data are looked through once before the first epoch: what cannot be learnt is refused, and nothing changes.
         Rows are independent of one another: recurrent layers start each of them from zero, whatever their `stateful`.
-        A second fit starts anew, from the network as it was before the first, with scales of its own data.
+        A second fit starts over, from the network as it was before the first, with scales of its own data.
         """
         before = self._shape, self._units, self.history
         self._shape, self.history = None, []

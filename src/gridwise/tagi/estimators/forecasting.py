@@ -94,7 +94,7 @@ class Forecaster:
     def fit(
         self, series: Values, exogenous: Values | None = None, *, horizon: int | None = None, **options: Any
     ) -> Forecaster:
-        """Learn from the windows of a series; a second fit starts anew.
+        """Learn from the windows of a series; a second fit starts over.
 
         Parameters
         ----------

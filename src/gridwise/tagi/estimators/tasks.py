@@ -28,7 +28,7 @@ LEAST_OF_TURNS = 0.05
 """The least noise of a turn (+1 or -1); with less, a step of the network goes too far."""
 
 CALMER = 2.0
-"""Turns are learnt with so many times the noise that makes labels likeliest: +1 and -1 are aims, not more than that."""
+"""Turns are learnt with this multiple of the noise that makes labels likeliest, since +1 and -1 are only targets."""
 
 CHUNK = 4096
 """Rows that go through a network at a time."""

@@ -63,7 +63,7 @@ class _Made(NamedTuple):
 
 
 class CompiledStep:
-    """`step` of `net`, compiled, with everything that it reads and writes besides `batch` found by itself.
+    """`step` of `net`, compiled, with everything that it reads and writes besides `batch` found automatically.
 
     Parameters
     ----------

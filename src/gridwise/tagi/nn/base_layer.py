@@ -95,7 +95,7 @@ class BaseLayer(nn.Module):
         return self._samples(flat, self.input_size)
 
     def _samples(self, flat: Tensor, size: int) -> Tensor:
-        """(batch, size); raises for a flat array that is no whole number of samples, and for rows of another size."""
+        """(batch, size); raises if a flat array is not a whole number of samples, or rows have another size."""
         if flat.ndim < 2 and flat.numel() % size:
             raise PartitionError(
                 f"{self.get_layer_info()}: an input of {flat.numel()} values is not a whole number of samples of "

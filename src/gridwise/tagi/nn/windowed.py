@@ -1,7 +1,7 @@
 """What convolutions and pooling share: their outputs see windows of the input, and rows beyond it.
 
     alone        rows beyond the image are padding; convolutions leave the symmetric kind to torch
-    on a grid    rows beyond the own block belong to other workers: `halo` brings all that the own outputs see, padding
+    on a grid    rows beyond the block belong to other workers: `halo` brings all that the block's outputs need, padding
                  included, and takes innovations back to the rows' owners, where they are added
 
 Jacobians never travel: innovations are multiplied by them after they have come back, by the owner of the row.

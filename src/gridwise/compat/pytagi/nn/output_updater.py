@@ -9,7 +9,7 @@ from gridwise.tagi.nn.data_struct import BaseDeltaStates, BaseHiddenStates, Valu
 
 
 class OutputUpdater(own.OutputUpdater):
-    """Each observation has the noise at its own place of `var_obs`; what is left over belongs to nobody."""
+    """Each observation has the noise at its own place of `var_obs`; the rest is ignored."""
 
     def update(
         self, output_states: BaseHiddenStates, mu_obs: Values, var_obs: Values, delta_states: BaseDeltaStates

@@ -20,7 +20,7 @@ class MPIExpandableBuffer:
         self.views: dict[tuple[int, ...], np.ndarray] = {}
 
     def expand(self, new_capacity: int) -> None:
-        """Have room for so many numbers; what is there stays."""
+        """Make room for that many numbers; the contents are kept."""
         if new_capacity <= self.capacity:
             return
         old, self.raw_buffer, self.capacity = self.raw_buffer, np.empty(new_capacity, self.dtype), int(new_capacity)

@@ -30,7 +30,7 @@ from .sequential import Sequential, returned
 BACKENDS = ("nccl", "gloo", "mpi")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DDPConfig:
     """The settings of data-parallel training.
 

@@ -68,8 +68,8 @@ class DistributedLoss(Module):
         for name, value in arguments.items():
             if name in self._settings:
                 setattr(self, name, value)
-            elif value is None or isinstance(value, Tensor):
-                self.register_buffer(name, value)
+            else:
+                self.register_buffer(name, value)  # type: ignore[arg-type]  # torch refuses what is no tensor
         shown = {name: tuple(v.shape) if isinstance(v, Tensor) else v for name, v in arguments.items()}
         words = [f"reduction={reduction!r}", *(f"{name}={value}" for name, value in shown.items())]
         self._takes_part(P_x, signature=", ".join(words))

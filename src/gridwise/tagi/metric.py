@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..errors import PartitionError
-from ..nn.layers.docstrings import documented_like
+from ..nn.docstrings import documented_like
 from .nn.data_struct import HRCSoftmax
 from .tagi_utils import Utils
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ...grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..windows.windowed_layer import FunctionsByDims, Rows, Share, WindowedLayer, empty_output
-from .docstrings import LayerFamily
 from .pooling import global_indices
 
 AVG_POOL: FunctionsByDims = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}

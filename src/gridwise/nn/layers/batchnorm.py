@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import PartitionError
+from ..docstrings import documented_like
 from ..engine.carrier import HALVES
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Shared
-from .docstrings import documented_like
 from .norm_base import ChannelNorm, check_cut_like_parameters
 from .standardise import standardise
 from .sync_batchnorm import sync_batch_norm

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from ...errors import PartitionError
 from ...partition import Partition
+from ..docstrings import LayerFamily, documented_like
 from ..engine.arguments import need_first_partition
 from .conv_base import Conv
-from .docstrings import LayerFamily, documented_like
 
 
 class AnyConv(LayerFamily, Conv):

@@ -25,13 +25,13 @@ from torch import Tensor
 from ...errors import PartitionError, describe
 from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..engine.agreement import Ballot, key_of, tell
 from ..engine.arguments import problem_with_sizes
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
 from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, empty_output
 from .conv_base import ConvLayer
-from .docstrings import LayerFamily
 
 
 @dataclass(frozen=True)

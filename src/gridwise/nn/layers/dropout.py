@@ -17,10 +17,10 @@ from torch import Tensor
 from ...errors import PartitionError
 from ...grid import Box, Layout
 from ...partition import Partition
+from ..docstrings import documented_like
 from ..engine.agreement import agree_layout
 from ..engine.grid_random import draw_key, keep_mask
 from ..engine.module import Module
-from .docstrings import documented_like
 
 
 class DistributedDropout(Module):
@@ -106,13 +106,9 @@ class _ChannelDropout(DistributedDropout):
         return None
 
 
+@documented_like(DistributedDropout)
 class DistributedDropout2d(_ChannelDropout):
     """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in torch
 
     Examples
     --------

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from ...errors import PartitionError
 from ...grid import Grid
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..engine.agreement import agree_layout, agree_unbatched
 from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
-from .docstrings import LayerFamily
 from .norm_base import ChannelNorm, check_cut_like_parameters
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ...errors import PartitionError
 from ...partition import Partition
-from .docstrings import documented_like
+from ..docstrings import documented_like
 from .loss_base import DistributedLoss, Flag
 
 

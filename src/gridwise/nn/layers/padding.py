@@ -17,8 +17,8 @@ from torch import Tensor
 from ...errors import PartitionError, UnsupportedError
 from ...grid import Cuts, Layout, Shape, hull_then_pad
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
-from .docstrings import LayerFamily
 
 
 class Pad(WindowedLayer):

@@ -20,11 +20,11 @@ from torch import Tensor
 from ...errors import PartitionError, describe
 from ...grid import Grid, Layout, Needs, Shape, route, transposed_need
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..engine.agreement import Ballot, agree_layout, key_of, tell
 from ..engine.carrier import Move
 from ..engine.module import Module
 from ..windows.windowed_layer import LayersByDims, Size, as_batch
-from .docstrings import LayerFamily
 
 SEQUENTIAL: LayersByDims = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...nn.layers.docstrings import documented_like
+from ...nn.docstrings import documented_like
 from ..inference import moments
 from ..inference.moments import Moments
 from .base_layer import BaseLayer

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ...errors import PartitionError
+from ...nn.docstrings import documented_like
 from .gaussian import Gaussian, Innovation
 
 Value = TypeVar("Value", Gaussian, Innovation)
@@ -137,16 +138,12 @@ class BaseHiddenStates(_States[Gaussian]):
     jcb = _moment("jcb", Gaussian.jacobian)
 
 
+@documented_like(BaseHiddenStates)
 class BaseDeltaStates(_States[Innovation]):
     """Innovations `delta_mu` and `delta_var` of a layer's units, zero before anything is known.
 
     Where several workers train one network they are `shared`: what is wrong with one worker's observations is then kept
     as the `problem`, and all workers raise it in `backward`.
-
-    Parameters
-    ----------
-    size : units in all
-    block_size : samples
 
     Examples
     --------

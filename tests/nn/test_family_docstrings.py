@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import gridwise
-from gridwise.nn.layers.docstrings import adapted, documented_like
+from gridwise.nn.docstrings import adapted, documented_like
 
 FAMILIES = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "ZeroPad", "MaxUnpool", "InstanceNorm")
 

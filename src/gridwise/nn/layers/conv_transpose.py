@@ -47,7 +47,7 @@ def cut_out(drop: Interval, stride: int, dilation: int) -> OutputCrop:
     """How to drop `drop` rows before and after; rows that no input reaches count as negative.
 
     >>> cut_out((1, 0), stride=2, dilation=1), cut_out((1, 3), stride=1, dilation=1)
-    (Cut(padding=1, output_padding=1, crop=(0, 0)), Cut(padding=1, output_padding=0, crop=(0, 2)))
+    (OutputCrop(padding=1, output_padding=1, crop=(0, 0)), OutputCrop(padding=1, output_padding=0, crop=(0, 2)))
     """
     before, after = drop
     most = max(stride, dilation) - 1

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import PartitionError
-from ..inference.initial_values import gaussian_pair, scale_of
+from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
@@ -136,11 +136,8 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         area = self.kernel_size[0] * self.kernel_size[1]
         fans = area * self.in_channels // self.groups, area * self.out_channels // self.groups
         scale = scale_of(self.init_method, *fans)
-        mu_w, var_w = gaussian_pair(self.weight_shape(), scale, self.gain_weight)
-        out = {"mu_w": mu_w, "var_w": var_w}
-        if self.bias:
-            out["mu_b"], out["var_b"] = gaussian_pair((self.out_channels,), scale, self.gain_bias)
-        return out
+        shapes = self.weight_shape(), (self.out_channels,) if self.bias else None
+        return gaussian_parameters(*shapes, scale, self.gain_weight, self.gain_bias)
 
     # ---- moments ----------------------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:

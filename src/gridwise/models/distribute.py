@@ -13,10 +13,10 @@ from ..errors import PartitionError, UnsupportedError
 from ..nn.engine.module import Module
 from ..nn.parameters.replicas import synchronise_replicas
 from ..partition import Partition
-from .holding import hold
 from .inputs import Inputs, as_tensors
 from .model import DistributedFunction, DistributedModel, become
 from .recorder import Gather
+from .replicated_state import replicate_state
 from .roots import roots_of
 
 
@@ -81,27 +81,27 @@ def distribute(
 
 
 def _of_model(
-    model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: Gather, said: Mapping[str, Any]
+    model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: Gather, bindings: Mapping[str, Any]
 ) -> DistributedModel:
     name = type(model).__name__
     _refuse(model, methods)
     says = f"the distributed {name} on {P_x.shape}"
-    kinds = {"forward": (says, Inputs(name, model.forward, P_x, said), gather)}
+    kinds = {"forward": (says, Inputs(name, model.forward, P_x, bindings), gather)}
     for method in methods:
         function = getattr(model, method, None)
         if not callable(function):
             raise PartitionError(f"distribute: {name} has no method {method!r}.")
-        kinds[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, said), gather
-    _check_names(name, said, [inputs for _, inputs, _ in kinds.values()])
+        kinds[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, bindings), gather
+    _check_names(name, bindings, [inputs for _, inputs, _ in kinds.values()])
     twin = _copied(model)
     if P_x.active:
         synchronise_replicas(twin, P_x)
-    hold(twin, P_x)
+    replicate_state(twin, P_x)
     return become(twin, P_x, kinds)
 
 
 def _of_function(
-    function: Callable[..., Any], P_x: Partition, gather: Gather, said: Mapping[str, Any]
+    function: Callable[..., Any], P_x: Partition, gather: Gather, bindings: Mapping[str, Any]
 ) -> DistributedFunction:
     name = getattr(function, "__name__", type(function).__name__)
     roots = roots_of(function)
@@ -111,13 +111,13 @@ def _of_function(
             if P_x.active:
                 synchronise_replicas(root, P_x)
     says = f"the distributed {name} on {P_x.shape}"
-    inputs = Inputs(name, function, P_x, said)
-    _check_names(name, said, [inputs])
+    inputs = Inputs(name, function, P_x, bindings)
+    _check_names(name, bindings, [inputs])
     return DistributedFunction(says, function, roots, inputs, gather)
 
 
-def _check_names(name: str, said: Mapping[str, Any], kinds: Sequence[Inputs]) -> None:
-    unknown = [key for key in said if not any(key in inputs.said for inputs in kinds)]
+def _check_names(name: str, bindings: Mapping[str, Any], kinds: Sequence[Inputs]) -> None:
+    unknown = [key for key in bindings if not any(key in inputs.bindings for inputs in kinds)]
     if unknown:
         raise PartitionError(f"distribute: the forward of {name} has no argument {', '.join(map(repr, unknown))}.")
 

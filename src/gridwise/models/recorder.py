@@ -39,7 +39,7 @@ class Run:
     """Whether each output needs a gradient."""
     limits: dict[int, int]
     """Of inputs that are indices of embeddings, how many rows they have."""
-    held: dict[str, dict[str, tuple[dict[str, Any], str]]]
+    stored: dict[str, dict[str, tuple[dict[str, Any], str]]]
     """By kind and name, where the parameters and buffers are that it reads."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -47,7 +47,7 @@ class Run:
             x.detach().requires_grad_() if needed and not x.requires_grad and torch.is_grad_enabled() else x
             for x, needed in zip(inputs, self.needs_grad, strict=True)
         ]
-        values = {kind: {name: held[key] for name, (held, key) in of.items()} for kind, of in self.held.items()}
+        values = {kind: {name: stored[key] for name, (stored, key) in of.items()} for kind, of in self.stored.items()}
         return self.program(values["parameter"], values["buffer"], given)
 
 
@@ -125,10 +125,10 @@ class FunctionRecorder:
         self, bound: Bound, structures: Sequence[Structure], formats: Sequence[torch.memory_format]
     ) -> Recording:
         """What the function does with global inputs of these structures."""
-        from .recording.record import Like, record
+        from .recording.record import InputSpec, record
 
         likes = [
-            Like(s.shape, s.dtype, s.device, s.requires_grad, format)
+            InputSpec(s.shape, s.dtype, s.device, s.requires_grad, format)
             for s, format in zip(structures, formats, strict=True)
         ]
         with self.as_written():

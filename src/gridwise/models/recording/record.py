@@ -30,12 +30,12 @@ from .tracing import (
     owner_of,
     trace,
     undisturbed,
-    young,
+    without_collection,
 )
 
 
 @dataclass(frozen=True)
-class Like:
+class InputSpec:
     """The structure of a global input."""
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Like:
 
 
 def record(
-    call: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Sequence[Like], tree: Tree, says: str
+    call: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Sequence[InputSpec], tree: Tree, says: str
 ) -> Recording:
     """What ``call(*args, **kwargs)`` does, where `tree` is that of ``(args, kwargs)`` and `inputs` its tensors.
 
@@ -87,7 +87,7 @@ class _Attempt:
         self,
         call: Callable[..., Any],
         roots: Mapping[str, torch.nn.Module],
-        inputs: Sequence[Like],
+        inputs: Sequence[InputSpec],
         tree: Tree,
         says: str,
     ) -> None:
@@ -99,7 +99,7 @@ class _Attempt:
 
     def run(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
         """The recording, and what it would leave in attributes of modules."""
-        with young(), undisturbed():
+        with without_collection(), undisturbed():
             return self._record()
 
     def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:

@@ -190,7 +190,7 @@ def _source_line(file: str, number: int, function: str) -> str:
 
 
 @contextmanager
-def young() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Let what is made in the body stay in the youngest generation of the garbage collector, where `kept_fakes` looks."""
     was_on = gc.isenabled()
     gc.disable()

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .comm.launching.find import begin, current
+from .comm.launching.find import current
+from .comm.launching.given import is_given, transport_over
 from .comm.messages.arrays import gathered_arrays
 from .comm.supervision.matching_calls import roll_call
 from .comm.transports.base import Team, Transport
@@ -125,7 +126,7 @@ class Partition:
     def create_broadcast_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
-        """(P_send, P_recv): whom this worker copies to, and with whom it receives; the original's owner comes first."""
+        """(P_send, P_recv): the team this worker copies to, and the one it receives with; the original's owner is first."""
         copies = Copies(self.grid, P_dest.grid, transpose_src, transpose_dest)
         me = self.transport.rank
         send = recv = NO_WORKERS
@@ -139,7 +140,7 @@ class Partition:
     def create_reduction_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
-        """(P_send, P_recv): with whom this worker is summed, and whom it sums; where the sum goes comes first."""
+        """(P_send, P_recv): the team this worker is summed with, and the one it sums; the worker that gets the sum is first."""
         back = P_dest.create_broadcast_partition_to(self, transpose_src=transpose_dest, transpose_dest=transpose_src)
         return back[1], back[0]
 
@@ -173,7 +174,7 @@ class Partition:
         parts = self._gathered(call, lambda: np.atleast_1d(data) if mine else None)
         return next(part for part in parts if part is not None)
 
-    def allgather_data(self, data: Any) -> np.ndarray | None:
+    def allgather_data(self, data: object) -> np.ndarray | None:
         """The integer arrays of all workers, one row each, in the partition's order."""
         if not self.active:
             return None
@@ -187,14 +188,8 @@ class Partition:
 
     def allreduce_data(self, data: np.ndarray, op: str = "sum") -> np.ndarray | None:
         """The element-wise `op` (sum, prod, max, min) over the arrays of all workers."""
-        operations: dict[str, Callable[..., np.ndarray]] = {
-            "sum": np.sum,
-            "prod": np.prod,
-            "max": np.max,
-            "min": np.min,
-        }
-        if op not in operations:
-            raise PartitionError(f"`op` (={op!r}) must be one of {', '.join(operations)}.")
+        if op not in ("sum", "prod", "max", "min"):
+            raise PartitionError(f"`op` (={op!r}) must be one of sum, prod, max, min.")
         if not self.active:
             return None
         parts = self._gathered(f"allreduce_data {op}", lambda: np.asarray(data))
@@ -203,7 +198,7 @@ class Partition:
                 "allreduce_data needs arrays of one shape and dtype from all workers.\n"
                 + "\n".join(f"  worker {r}: {p.shape} {p.dtype}" for r, p in zip(self.team, parts, strict=True))
             )
-        return operations[op](np.stack(parts), axis=0).astype(parts[0].dtype)
+        return getattr(np, op)(np.stack(parts), axis=0).astype(parts[0].dtype)
 
     def _gathered(self, call: str, make: Callable[[], np.ndarray | None]) -> list[Any]:
         return gathered_arrays(self.transport, self.team, call, make)
@@ -226,13 +221,13 @@ class Partition:
     # Being a value
 
     def deactivate(self) -> None:
-        """Take this worker out: it keeps the shape, but is active no longer.
+        """Take this worker out: it keeps the shape, but is no longer active.
 
-        Partitions cost nothing, so nothing else happens, but for the world of a communicator or process group
+        Partitions cost nothing, so nothing else happens, except for the world of a communicator or process group
         (`gridwise.world(comm)`): it is closed. All of its workers call this, as all free a communicator, and what was
         made from it cannot be used any more.
         """
-        if self.active and self.transport in _made and self is _worlds.get(self.transport):
+        if self.active and is_given(self.transport) and self is _worlds.get(self.transport):
             roll_call(self.transport, self.team, "deactivate", "deactivate")
             self.transport.close()
         self.active = False
@@ -312,7 +307,7 @@ class CartesianPartition(Partition):
         return rank
 
 
-def world(comm: Any = None) -> Partition:
+def world(comm: object = None) -> Partition:
     """All workers, in the order of their ranks. Asking twice gives the same object, unless it was deactivated.
 
     Parameters
@@ -326,7 +321,7 @@ def world(comm: Any = None) -> Partition:
     >>> gridwise.world() is gridwise.world()
     True
     """
-    transport = current() if comm is None else _transport_over(comm)
+    transport = current() if comm is None else transport_over(comm)
     if transport not in _worlds:
         transport.on_close.append(lambda: _forget(transport))
     if transport not in _worlds or not _worlds[transport].active:
@@ -343,44 +338,6 @@ def _forget(transport: Transport) -> None:
 
 
 _worlds: dict[Transport, Partition] = {}
-_over: dict[torch.distributed.ProcessGroup, Transport] = {}
-_made: set[Transport] = set()
-"""Those that were made here over what a user gave."""
-
-
-def _transport_over(comm: Any) -> Transport:
-    """The transport over a communicator, a process group, or itself; the same one when it is asked for again."""
-    if isinstance(comm, Transport):
-        return comm
-    if isinstance(comm, torch.distributed.ProcessGroup):
-        from .comm.transports.torch_distributed import TorchTransport
-
-        if comm not in _over:
-            _over[comm] = _begun(TorchTransport(comm))
-            _over[comm].on_close.append(lambda: _forget_group(comm))
-        return _over[comm]
-    if hasattr(comm, "Get_rank"):
-        from .comm.transports.mpi import MPITransport, keep_with, kept_with
-
-        known = kept_with(comm)
-        if known is None:
-            known = MPITransport(comm)
-            keep_with(comm, known)
-            _begun(known)
-        return known
-    raise PartitionError(
-        f"`comm` (={comm!r}) must be an mpi4py communicator, a torch.distributed process group or a transport."
-    )
-
-
-def _begun(transport: Transport) -> Transport:
-    _made.add(transport)
-    transport.on_close.append(lambda: _made.discard(transport))
-    return begin(transport)
-
-
-def _forget_group(group: torch.distributed.ProcessGroup) -> None:
-    del _over[group]
 
 
 def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...]:
@@ -422,7 +379,7 @@ def zero_volume_tensor(
     return torch.empty((0,) if b is None else (b, 0), dtype=dtype, requires_grad=requires_grad, device=device)
 
 
-def _integers(data: Any) -> np.ndarray:
+def _integers(data: object) -> np.ndarray:
     array = np.atleast_1d(np.asarray(data))
     if array.dtype.kind not in "iub":
         raise PartitionError(f"allgather_data gathers integers, got an array of {array.dtype}.")

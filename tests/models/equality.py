@@ -18,7 +18,7 @@ from gridwise.models.placing import place
 from gridwise.models.program import Program
 from gridwise.models.random import sequential_random
 from gridwise.models.recording.containers import flatten
-from gridwise.models.recording.record import Like, record
+from gridwise.models.recording.record import InputSpec, record
 from gridwise.nn.engine.agreement import agreement
 from gridwise.partition import CartesianPartition
 
@@ -29,7 +29,7 @@ Errors = dict[str, float]
 
 
 def recorded(model: Any, inputs: Sequence[Tensor]) -> Any:
-    likes = [Like(tuple(x.shape), x.dtype, x.device, x.requires_grad) for x in inputs]
+    likes = [InputSpec(tuple(x.shape), x.dtype, x.device, x.requires_grad) for x in inputs]
     _, tree = flatten((tuple(inputs), {}))
     roots = {"": model} if isinstance(model, torch.nn.Module) else {}
     return record(model, roots, likes, tree, type(model).__name__)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gridwise.models.functions import Both
+from gridwise.models.functions import PlacedFunction
 from gridwise.models.program import Checkpoint
 from gridwise.testing import workers
 
@@ -98,8 +98,8 @@ def test_in_half_precision() -> None:
         (once, Checkpoint),
         (nested, Checkpoint),
         (dropping, Checkpoint),
-        (function, Both),
-        (function_of_replicated, Both),
+        (function, PlacedFunction),
+        (function_of_replicated, PlacedFunction),
         (function_in_checkpoint, Checkpoint),
         (without_gradient, None),
     ],

@@ -31,7 +31,7 @@ Folder = Annotated[Path, typer.Argument(help="A folder of checkpoints: a series.
 
 
 WIDE = 100_000
-"""Columns of what is no terminal: nothing is cut to the width of a screen that nobody looks at."""
+"""Columns of output that is not a terminal: nothing is cut to the width of a screen."""
 
 
 def _console() -> Console:

@@ -1,10 +1,10 @@
-"""Writes and views in a recording: which tensors share memory, and who reads what after somebody has written.
+"""Writes and views in a recording: which tensors share memory, and which values are read after a write.
 
 In the recorded model a view shares the memory of its base. On blocks it does so as long as nothing is moved, so it must be
 known where that matters:
 
     keeps_alias    views that must share memory on every worker: one side is written to, and the other is read later
-    in_place       writes that somebody else sees; all others may as well make a new tensor
+    in_place       writes that other tensors observe; all others may as well make a new tensor
     isolates       operators whose result has memory of its own in the model, and that one side of is written to later
 
 Nodes are the same tensor if one is the other, changed in place.
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from .recording.recording import Source
+from .recording.recording import ValueSource
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
     """The tensors of a node's "val"."""
     if isinstance(value, Tensor):
         return [value]
@@ -50,7 +50,7 @@ def _memory(node: Node) -> int | None:
 class Aliases:
     """What shares memory in a graph."""
 
-    def __init__(self, graph: torch.fx.Graph, sources: Mapping[str, Source]) -> None:
+    def __init__(self, graph: torch.fx.Graph, sources: Mapping[str, ValueSource]) -> None:
         self.keeps_alias: set[Node] = set()
         self.in_place: set[Node] = set()
         self.isolates: set[Node] = set()
@@ -86,11 +86,11 @@ class Aliases:
         return node
 
     def memory(self, node: Node) -> int | None:
-        """What tensors share that share memory."""
+        """An identifier of the memory that a tensor lies in."""
         return _memory(node)
 
     def _find_source(self, node: Node) -> None:
-        """Whose memory a node's tensor shares."""
+        """Note which tensor a node shares its memory with."""
         memory = _memory(node)
         if memory is None or node.op != "call_function":
             return
@@ -149,7 +149,7 @@ class Aliases:
 def isolated(run: Any) -> Any:
     """`run`, so that its result shares no memory with what it is given."""
 
-    def own(x: Any, memories: set[int]) -> Any:
+    def own(x: object, memories: set[int]) -> Any:
         if isinstance(x, Tensor):
             return x.clone() if x.untyped_storage()._cdata in memories else x
         return type(x)(own(part, memories) for part in x) if isinstance(x, list | tuple) else x

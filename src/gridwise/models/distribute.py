@@ -13,18 +13,18 @@ from ..errors import PartitionError, UnsupportedError
 from ..nn.engine.module import Module
 from ..nn.parameters.replicas import synchronise_replicas
 from ..partition import Partition
-from .holding import hold
 from .inputs import Inputs, as_tensors
 from .model import DistributedFunction, DistributedModel, become
+from .recorder import Gather
+from .replicated_state import replicate_state
 from .roots import roots_of
-from .runner import Gather
 
 
 def distribute(
     model: torch.nn.Module | Callable[..., Any],
     P_x: Partition,
     *,
-    example: Any = None,
+    example: object = None,
     methods: Sequence[str] | None = None,
     gather: Gather = "report",
     **inputs: Any,
@@ -44,7 +44,7 @@ def distribute(
     P_x : the partition of its inputs: of all arguments that have no default
     example : a global input, or its shape (in the dtype of the parameters); a tuple of them by place, or a dict by name. The
         model is then recorded at once
-    methods : names of methods that run on the grid besides `forward`, each recorded by itself
+    methods : names of methods that run on the grid besides `forward`, each recorded separately
     gather : "refuse" raises where a tensor would have to be gathered; see `report()` of the result
     inputs : for other arguments, by name, the partition on which tensors lie (one, or in the form of the argument; one
         without a grid for tensors that every worker has), or the value that an argument is held at
@@ -81,27 +81,27 @@ def distribute(
 
 
 def _of_model(
-    model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: Gather, said: Mapping[str, Any]
+    model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: Gather, bindings: Mapping[str, Any]
 ) -> DistributedModel:
     name = type(model).__name__
     _refuse(model, methods)
     says = f"the distributed {name} on {P_x.shape}"
-    kinds = {"forward": (says, Inputs(name, model.forward, P_x, said), gather)}
+    kinds = {"forward": (says, Inputs(name, model.forward, P_x, bindings), gather)}
     for method in methods:
         function = getattr(model, method, None)
         if not callable(function):
             raise PartitionError(f"distribute: {name} has no method {method!r}.")
-        kinds[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, said), gather
-    _check_names(name, said, [inputs for _, inputs, _ in kinds.values()])
+        kinds[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, bindings), gather
+    _check_names(name, bindings, [inputs for _, inputs, _ in kinds.values()])
     twin = _copied(model)
     if P_x.active:
         synchronise_replicas(twin, P_x)
-    hold(twin, P_x)
+    replicate_state(twin, P_x)
     return become(twin, P_x, kinds)
 
 
 def _of_function(
-    function: Callable[..., Any], P_x: Partition, gather: Gather, said: Mapping[str, Any]
+    function: Callable[..., Any], P_x: Partition, gather: Gather, bindings: Mapping[str, Any]
 ) -> DistributedFunction:
     name = getattr(function, "__name__", type(function).__name__)
     roots = roots_of(function)
@@ -111,18 +111,18 @@ def _of_function(
             if P_x.active:
                 synchronise_replicas(root, P_x)
     says = f"the distributed {name} on {P_x.shape}"
-    inputs = Inputs(name, function, P_x, said)
-    _check_names(name, said, [inputs])
+    inputs = Inputs(name, function, P_x, bindings)
+    _check_names(name, bindings, [inputs])
     return DistributedFunction(says, function, roots, inputs, gather)
 
 
-def _check_names(name: str, said: Mapping[str, Any], kinds: Sequence[Inputs]) -> None:
-    unknown = [key for key in said if not any(key in inputs.said for inputs in kinds)]
+def _check_names(name: str, bindings: Mapping[str, Any], kinds: Sequence[Inputs]) -> None:
+    unknown = [key for key in bindings if not any(key in inputs.bindings for inputs in kinds)]
     if unknown:
         raise PartitionError(f"distribute: the forward of {name} has no argument {', '.join(map(repr, unknown))}.")
 
 
-def _prepare(model: DistributedModel, example: Any, methods: tuple[str, ...]) -> None:
+def _prepare(model: DistributedModel, example: object, methods: tuple[str, ...]) -> None:
     """Record at once what calls with `example` do: of the forward, or of methods by their names."""
     runners = model.__dict__["_distributed"].runners
     floating = [p.dtype for p in model.parameters() if p.is_floating_point()]
@@ -134,7 +134,7 @@ def _prepare(model: DistributedModel, example: Any, methods: tuple[str, ...]) ->
         runners["forward"].prepare(*_arguments(example, dtype))
 
 
-def _arguments(example: Any, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(example: object, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
     value = as_tensors(example, dtype)
     if isinstance(value, dict):
         return (), value
@@ -142,7 +142,7 @@ def _arguments(example: Any, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy; tensors that were computed from parameters (weight_norm of old) are copied as they are."""
+    """A copy; tensors that were computed from parameters (torch's older weight_norm) are copied as they are."""
     computed = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and v.grad_fn is not None]
     memo = {id(value): value.detach().clone() for value in computed}
     try:

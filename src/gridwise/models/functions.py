@@ -19,9 +19,9 @@ from torch import Tensor
 from ..nn.engine.agreement import agreement
 from ..nn.engine.operator import prepare
 from .movement import CountedOnce, FirstAlone, applied
-from .placement import Cut, Partial, Placement, Replicated, Value
+from .placement import Cut, GlobalTensor, Partial, Placement, Replicated
 from .program import Step, execute, free_early
-from .random import Stream
+from .random import RandomStream
 from .recording.recording import Backward
 from .rules import NoRule
 from .tape import Item, Tape
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Both:
-    """A Function on this worker: its steps, and which slots are what."""
+class PlacedFunction:
+    """An autograd Function on this worker: its steps, and the roles of their slots."""
 
     forward: list[Step]
     inputs: tuple[int, ...]
@@ -45,40 +45,40 @@ class Both:
     gives: dict[int, int]
     """From a slot of `inputs` to that of its gradient."""
     cotangents: tuple[int, ...]
-    """Which of `outputs` have a cotangent that backward takes, by their places."""
+    """The places of those `outputs` whose cotangents backward uses."""
 
-    def __call__(self, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, stream: RandomStream, *tensors: Tensor) -> tuple[Tensor, ...]:
         made = _Differentiated.apply(self, stream, *tensors)
         return made if isinstance(made, tuple) else (made,)
 
 
 class _Differentiated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, both: Both, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
-        values: dict[int, Any] = dict(zip(both.inputs, tensors, strict=True))
-        execute(both.forward, values, stream)
-        ctx.both, ctx.stream = both, stream
-        prepare(ctx, *(values[slot] for slot in both.saved))
+    def forward(ctx: Any, placed: PlacedFunction, stream: RandomStream, *tensors: Tensor) -> tuple[Tensor, ...]:
+        values: dict[int, Any] = dict(zip(placed.inputs, tensors, strict=True))
+        execute(placed.forward, values, stream)
+        ctx.placed, ctx.stream = placed, stream
+        prepare(ctx, *(values[slot] for slot in placed.saved))
         given = {id(x) for x in tensors}
-        made = tuple(values[slot] for slot in both.outputs)
+        made = tuple(values[slot] for slot in placed.outputs)
         made = tuple(y.clone() if id(y) in given else y for y in made)
         ctx.mark_non_differentiable(*(y for y in made if not (y.is_floating_point() or y.is_complex())))
         return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        both: Both = ctx.both
+        placed: PlacedFunction = ctx.placed
         *saved, _ = ctx.saved_tensors
-        given = [*saved, *(gradients[place] for place in both.cotangents)]
-        values: dict[int, Any] = dict(zip(both.taken, given, strict=True))
+        given = [*saved, *(gradients[place] for place in placed.cotangents)]
+        values: dict[int, Any] = dict(zip(placed.taken, given, strict=True))
         with agreement(False):
-            execute(both.backward, values, ctx.stream)
-        return None, None, *(values[both.gives[slot]] if slot in both.gives else None for slot in both.inputs)
+            execute(placed.backward, values, ctx.stream)
+        return (None, None, *(values[placed.gives[slot]] if slot in placed.gives else None for slot in placed.inputs))
 
 
 def differentiated(
     placing: Placing, backward: Backward, inner: list[Step], inputs: tuple[int, ...], outputs: tuple[int, ...]
-) -> tuple[Both, tuple[int, ...]]:
+) -> tuple[PlacedFunction, tuple[int, ...]]:
     """A Function whose forward steps are `inner`; and the slots of its inputs, with those that only backward reads."""
     from .placing import Placing
 
@@ -108,11 +108,11 @@ def differentiated(
     free_early(inner, {*outputs, *(item.slot for item in saved)} | (set(inputs) - used))
     free_early(walk.tape.steps, set(gives.values()))
     taken = tuple(walk.item(node).slot for node in placeholders)
-    both = Both(
+    placed = PlacedFunction(
         inner, inputs, outputs, tuple(item.slot for item in saved), walk.tape.steps, taken, gives,
         tuple(outputs.index(item.slot) for item in made),
     )  # fmt: skip
-    return both, inputs
+    return placed, inputs
 
 
 def cotangent_of(placement: Placement) -> Placement:
@@ -122,11 +122,11 @@ def cotangent_of(placement: Placement) -> Placement:
     return Partial() if isinstance(placement, Replicated) else Replicated()
 
 
-def _with(value: Value, placement: Placement) -> Value:
-    return Value(value.shape, value.dtype, value.device, placement)
+def _with(value: GlobalTensor, placement: Placement) -> GlobalTensor:
+    return GlobalTensor(value.shape, value.dtype, value.device, placement)
 
 
-def _as_cotangent(tape: Tape, gradient: Item, of: Value, name: str) -> Item:
+def _as_cotangent(tape: Tape, gradient: Item, of: GlobalTensor, name: str) -> Item:
     """A gradient where the cotangent of `of` lies."""
     workers = tape.workers
     want = cotangent_of(of.placement)

@@ -4,7 +4,7 @@
     distribute(model, P_x, mask=P_m, scale=2.0)  tensors in mask are on `P_m`, scale is held at 2.0
     distribute(model, P_x, time=world)           a partition without a grid: every worker has all of it
 
-What is no tensor may differ from call to call: each combination is recorded by itself.
+Arguments that are not tensors may differ from call to call: each combination is recorded separately.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError
 from ..partition import CartesianPartition, Partition
-from .recording.containers import Branch, Held, Leaf, Tree, flatten, mapped, same
+from .recording.containers import Branch, Constant, Leaf, Tree, flatten, mapped, same
 
-ONE_TENSOR = Branch(tuple, None, (Branch(tuple, None, (Leaf(0),)), Held({})))
+ONE_TENSOR = Branch(tuple, None, (Branch(tuple, None, (Leaf(0),)), Constant({})))
 """The arguments of most calls: one tensor by place."""
 
 
@@ -39,20 +39,22 @@ class Bound:
 class Inputs:
     """What a model, a method of it or a function takes."""
 
-    def __init__(self, name: str, function: Callable[..., Any], P_x: Partition, said: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], P_x: Partition, bindings: Mapping[str, Any]) -> None:
         self.name, self.P_x = name, P_x
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
         self.takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.said = {key: value for key, value in said.items() if key in self.signature.parameters or self.takes_any}
-        self.held = {key: value for key, value in self.said.items() if not _partitions_in(value)}
+        self.bindings = {
+            key: value for key, value in bindings.items() if key in self.signature.parameters or self.takes_any
+        }
+        self.held = {key: value for key, value in self.bindings.items() if not _partitions_in(value)}
         for key, value in self.held.items():
             if flatten(value)[0]:
                 raise UnsupportedError(
                     f"distribute: `{key}` of {name} cannot be held at a tensor.\n"
                     "  fix: give its partition, or register it as a buffer of the model."
                 )
-        for key, value in self.said.items():
+        for key, value in self.bindings.items():
             for P in _partitions_in(value):
                 if set(P.ranks) != set(P_x.ranks) or (isinstance(P, CartesianPartition) and not P.dim):
                     raise PartitionError(
@@ -62,7 +64,7 @@ class Inputs:
         first = next(iter(parameters), None)
         by_place = first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
         needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        self._first = self.said.get(first.name, P_x) if first is not None else P_x
+        self._first = self.bindings.get(first.name, P_x) if first is not None else P_x
         self._is_plain = by_place and not self.held and needed == [first] and isinstance(self._first, Partition)
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | str:
@@ -88,7 +90,7 @@ class Inputs:
             problems = [f"no tensor was given, and `P_x` is the grid {self.P_x.shape} of one"]
         return "; ".join(problems) or Bound(leaves, tree, [places[id(x)] for x in leaves])
 
-    def _placed(self, key: str, value: Any, places: dict[int, Partition]) -> str | None:
+    def _placed(self, key: str, value: object, places: dict[int, Partition]) -> str | None:
         """Note where the tensors of an argument lie; what is wrong with it, if something is."""
         leaves, tree = flatten(value)
         if key in self.held and not same(value, self.held[key]):
@@ -97,26 +99,26 @@ class Inputs:
             return f"`{key}` is held at {self.held[key]!r}, {what} given; distribute(model, P_x, {key}={fix}) takes it"
         parameter = self.signature.parameters.get(key)
         has_default = parameter is not None and parameter.default is not parameter.empty
-        said = self.said.get(key, None if has_default else self.P_x)
-        if said is None and leaves:
+        binding = self.bindings.get(key, None if has_default else self.P_x)
+        if binding is None and leaves:
             assert parameter is not None
             if all(x.dim() == 0 for x in leaves):
-                said = self.P_x
+                binding = self.P_x
             else:
                 return f"`{key}` is held at {parameter.default!r}, a tensor was given; distribute(model, P_x, {key}=P) takes it"
-        if isinstance(said, Partition):
-            if key in self.said and isinstance(said, CartesianPartition) and not leaves and not has_default:
-                return f"`{key}` is a tensor on the grid {said.shape}: {value!r} was given"
-            places.update({id(x): self._partition(x, said) for x in leaves})
-        elif said is not None:
-            partitions, form = flatten(said, lambda part: isinstance(part, Partition))
+        if isinstance(binding, Partition):
+            if key in self.bindings and isinstance(binding, CartesianPartition) and not leaves and not has_default:
+                return f"`{key}` is a tensor on the grid {binding.shape}: {value!r} was given"
+            places.update({id(x): self._partition(x, binding) for x in leaves})
+        elif binding is not None:
+            partitions, form = flatten(binding, lambda part: isinstance(part, Partition))
             if form != tree:
                 return f"`{key}` has tensors in another form than its partitions"
             places.update({id(x): P for x, P in zip(leaves, partitions, strict=True)})
         return None
 
     def _partition(self, x: Tensor, P: Partition) -> Partition:
-        """Of a tensor that is one number, all workers have all."""
+        """A tensor without dims is whole on every worker."""
         return P if x.dim() else Partition(P.transport, self.P_x.grid)
 
 
@@ -130,14 +132,14 @@ def _arguments(call: inspect.BoundArguments, signature: inspect.Signature) -> li
     return found
 
 
-def _partitions_in(value: Any) -> list[Partition]:
+def _partitions_in(value: object) -> list[Partition]:
     return flatten(value, lambda part: isinstance(part, Partition))[0]
 
 
 def as_tensors(example: Any, dtype: torch.dtype) -> Any:
-    """An example with tensors without numbers in the place of shapes."""
+    """An example with its shapes replaced by tensors on the meta device."""
 
-    def is_shape(value: Any) -> bool:
+    def is_shape(value: object) -> bool:
         numbers = isinstance(value, tuple | list) and value and all(type(n) is int for n in value)
         return bool(numbers) or isinstance(value, Tensor)
 

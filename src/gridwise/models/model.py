@@ -30,7 +30,7 @@ OWN = "_distributed"
 
 
 @dataclass
-class Distributed:
+class GridState:
     """What makes a model a distributed one."""
 
     written: type[torch.nn.Module]
@@ -119,11 +119,11 @@ class DistributedModel(torch.nn.Module):
             result.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
         return result
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return self.P_x.transport.__reduce__()  # refuses, and says what to do
 
 
-def _own(model: torch.nn.Module) -> Distributed:
+def _own(model: torch.nn.Module) -> GridState:
     return model.__dict__[OWN]
 
 
@@ -133,12 +133,12 @@ def runner_of(model: DistributedModel, name: str = "forward") -> Runner:
 
 
 def become(model: torch.nn.Module, P_x: Partition, kinds: Mapping[str, Any], key: str = "") -> DistributedModel:
-    """Let a model, which is nobody else's, be a distributed one.
+    """Turn a model that has no other owner into a distributed one.
 
     `kinds` are the functions that run on the grid, by name: what they are called, their inputs, and what is said of gathers.
     """
     written = type(model)
-    own = Distributed(written, P_x)
+    own = GridState(written, P_x)
     own.forward = model.__dict__.pop("forward", None)
     for name in HOOKS:
         own.hooks[name] = model.__dict__[name]
@@ -207,7 +207,7 @@ def as_written(model: torch.nn.Module) -> Iterator[None]:
 
 
 class _Guard:
-    """In the place of the forward of a part of a distributed model: a block is not what it would take."""
+    """Replaces the forward of a part of a distributed model, which expects whole tensors and would be given a block."""
 
     def __init__(self, says: str, before: Callable[..., Any] | None) -> None:
         self.says, self.before = says, before
@@ -220,7 +220,7 @@ class _Guard:
 
 
 def _guard(model: torch.nn.Module) -> None:
-    """Refuse calls of parts of the model, but for those that compute parameters from others."""
+    """Refuse calls of the model's parts, except of those that compute parameters from others."""
     for name, module in model.named_modules():
         if name and "parametrizations" not in name.split("."):
             before = module.__dict__.get("forward")
@@ -236,7 +236,7 @@ class DistributedFunction(DistributedModel):
     ):
         super().__init__()
         self._modules.update(roots)
-        own = self.__dict__[OWN] = Distributed(torch.nn.Module, inputs.P_x)
+        own = self.__dict__[OWN] = GridState(torch.nn.Module, inputs.P_x)
         own.runners["forward"] = Runner(says, function, roots, inputs, gather, lambda: _all_as_written(roots))
 
     def __deepcopy__(self, memo: dict) -> DistributedModel:

@@ -22,7 +22,7 @@ from ..nn.engine.copy_and_sum import AllSum
 from ..nn.engine.global_sum import GlobalSum
 from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.parameters.blocks import Shared
-from .placement import Cut, Partial, Placement, Replicated, Value, Want, Workers, everything
+from .placement import Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers, everything
 
 Movement = Callable[[Tensor], Tensor]
 
@@ -33,7 +33,7 @@ def applied(operator: Operator) -> Movement:
     return lambda x: apply(x, operator, ticket, x.requires_grad and torch.is_grad_enabled())
 
 
-def is_there(value: Value, want: Want) -> bool:
+def is_there(value: GlobalTensor, want: Want) -> bool:
     """Whether a tensor lies as it is wanted, without a movement."""
     if want is None:
         return not isinstance(value.placement, Partial)
@@ -44,15 +44,15 @@ def is_there(value: Value, want: Want) -> bool:
     return _needs_of(want) == Needs.of_layout(value.layout)
 
 
-def _is_everything(want: Layout | Needs, value: Value) -> bool:
+def _is_everything(want: Layout | Needs, value: GlobalTensor) -> bool:
     """Whether every worker wants all of a tensor."""
     lines = _needs_of(want).intervals
     own = lines[len(lines) - value.dim :]
     return all(need == (0, n) for line, n in zip(own, value.shape, strict=True) for need in line)
 
 
-def movement(value: Value, want: Want, workers: Workers, name: str) -> Movement:
-    """What brings a tensor from where it lies to what is wanted, where that is a difference."""
+def movement(value: GlobalTensor, want: Want, workers: Workers, name: str) -> Movement:
+    """The movement from a tensor's placement to the wanted one, where these differ."""
     if isinstance(value.placement, Partial):
         return _of_sum(want, workers, name)
     if isinstance(value.placement, Replicated):
@@ -108,14 +108,14 @@ def _of_sum(want: Want, workers: Workers, name: str) -> Movement:
 # Where tensors enter and leave a model
 
 
-def enter(value: Value, workers: Workers, name: str) -> Movement | None:
+def enter(value: GlobalTensor, workers: Workers, name: str) -> Movement | None:
     """An input as the model uses it: the gradient of one that all workers hold is summed over them."""
     if isinstance(value.placement, Cut) or workers.size == 1:
         return None
     return applied(Shared(workers.transport, workers.team, name))
 
 
-def leave(value: Value, workers: Workers, name: str) -> tuple[Movement | None, Placement]:
+def leave(value: GlobalTensor, workers: Workers, name: str) -> tuple[Movement | None, Placement]:
     """An output as the user gets it, and where it lies: sums are complete, and what all hold counts once in backward."""
     if isinstance(value.placement, Cut) or workers.size == 1:
         return None, value.placement if isinstance(value.placement, Cut) else Replicated()

@@ -50,8 +50,8 @@ class Partial:
 
 Placement = Cut | Replicated | Partial
 Want = Layout | Needs | Replicated | None
-"""What a rule asks for: these blocks, boxes that may overlap (with leading axes more than the tensor has dims), all of it
-on every worker, or the tensor as it lies."""
+"""What a rule asks for: these blocks, boxes that may overlap (perhaps with more axes, in front, than the tensor has dims),
+all of it on every worker, or None for the tensor as it is."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Value:
+class GlobalTensor:
     """What a rule knows of a tensor: its global shape and dtype, and where it lies."""
 
     shape: Shape
@@ -98,7 +98,7 @@ class Value:
     device: torch.device
     placement: Placement
     order: tuple[int, ...] = ()
-    """The dims as they lie in memory, the slowest first, if that is not how they stand."""
+    """The dims in the order of their strides, the largest first; empty if that is their own order."""
 
     @property
     def layout(self) -> Layout | None:

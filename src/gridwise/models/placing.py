@@ -5,7 +5,7 @@
     no rule          gather the tensors, compute on every worker, say so; refused for operators that change their arguments
                      or return views of them, and everywhere if the user asked for that
 
-All sizes are known, so nothing is sent, but for a vote of large convolutions on which of their roads to take.
+All sizes are known, so nothing is sent, except that large convolutions vote on which implementation to use.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 
@@ -26,11 +27,12 @@ from ..partition import Partition
 from .aliasing import Aliases, isolated, tensors_in, written_by
 from .functions import differentiated
 from .movement import enter, leave
-from .placement import SMALL, Cut, Partial, Placement, Replicated, Value, Want, Workers
+from .placement import SMALL, Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers
 from .program import Checkpoint, Program, Step, free_early
-from .recording.recording import Recording, Region, Source, where
+from .recording.recording import GraphRegion, Recording, ValueSource, where
 from .report import Gather, Report
 from .rules import Call, NoRule, Placed, rule_for
+from .rules.call import NothingCut
 from .rules.pointwise import is_pointwise, pointwise
 from .tape import Item, Tape
 
@@ -55,7 +57,7 @@ def place(
     UnsupportedError : naming every operator that cannot be run on blocks, with its module and line
     """
     workers, mode = Workers(P_x.transport, P_x.grid), torch.is_grad_enabled()
-    operators = sum(isinstance(node.target, torch._ops.OpOverload) for node in recording.module.graph.nodes)
+    operators = sum(isinstance(node.target, OpOverload) for node in recording.module.graph.nodes)
     report = Report(workers.size, operators)
     placing = Placing(recording.module.graph, Tape(workers, report), name, recording.regions, recording.sources)
     try:
@@ -100,8 +102,8 @@ class Placing:
         graph: torch.fx.Graph,
         tape: Tape,
         name: str,
-        regions: Mapping[int, Region],
-        sources: Mapping[str, Source],
+        regions: Mapping[int, GraphRegion],
+        sources: Mapping[str, ValueSource],
     ) -> None:
         self.graph, self.tape, self.name, self.regions = graph, tape, name, regions
         self.workers = tape.workers
@@ -112,12 +114,14 @@ class Placing:
         """The slots of placeholders that are changed in place."""
         self._slots: dict[int, set[int]] = {}
         """By memory that tensors share."""
-        self._inside: list[Region] = []
+        self._inside: list[GraphRegion] = []
         self._entered: dict[Node, tuple[int, Any]] = {}
 
     # From the inputs to the outputs
 
-    def enter(self, sources: Mapping[str, Source], layouts: Sequence[Layout | None]) -> list[tuple[int, Source]]:
+    def enter(
+        self, sources: Mapping[str, ValueSource], layouts: Sequence[Layout | None]
+    ) -> list[tuple[int, ValueSource]]:
         """Bind the placeholders; the slots in which their values are expected."""
         found = []
         for node in self._placeholders():
@@ -134,7 +138,7 @@ class Placing:
                     self._rebind(node, self.tape.add(move, [item], item.value)[0])
         return found
 
-    def bind(self, placeholder: Node, value: Value) -> Item:
+    def bind(self, placeholder: Node, value: GlobalTensor) -> Item:
         """Give a placeholder a slot."""
         item = Item(self.tape.new_slot(), value)
         self._rebind(placeholder, item)
@@ -155,7 +159,7 @@ class Placing:
                 several = self.items[node.args[0]]
                 assert isinstance(several, list)
                 self._rebind(node, several[node.args[1]])
-            elif not isinstance(node.target, torch._ops.OpOverload):
+            elif not isinstance(node.target, OpOverload):
                 self._refuse(node, "it is no operator of torch")
             elif not _is_settled(node):
                 try:
@@ -220,7 +224,7 @@ class Placing:
 
     def _move_to_region(self, node: Node) -> None:
         """Begin the regions that the node is in, and end those that it is no longer in."""
-        wanted: list[Region] = []
+        wanted: list[GraphRegion] = []
         number = node.meta.get("region") if node.op == "call_function" else None
         while number is not None:
             wanted.insert(0, self.regions[number])
@@ -231,7 +235,7 @@ class Placing:
             self._inside.append(region)
             self.tape.begin()
 
-    def _end_region(self, region: Region) -> None:
+    def _end_region(self, region: GraphRegion) -> None:
         live = [item.slot for found in self.items.values() for item in ([found] if isinstance(found, Item) else found)]
         inner, inputs, outputs = self.tape.end(live)
         if region.kind == "checkpoint":
@@ -248,7 +252,8 @@ class Placing:
     # Operators
 
     def _place(self, node: Node) -> None:
-        op: Any = node.target
+        op = node.target
+        assert isinstance(op, OpOverload)
         written = written_by(node)
         if not written:
             made = self._apply(node, self._call(node, op))
@@ -264,8 +269,8 @@ class Placing:
             self.tape.forget(self._slots.get(memory, set()) if memory is not None else ())
             self._rebind(node, result)
 
-    def _call(self, node: Node, op: Any, written: bool = False) -> Call:
-        def given(argument: Any) -> Any:
+    def _call(self, node: Node, op: OpOverload, written: bool = False) -> Call:
+        def given(argument: object) -> Any:
             if isinstance(argument, Node):
                 return self.item(argument).value
             return [given(each) for each in argument] if isinstance(argument, list | tuple) else argument
@@ -294,16 +299,16 @@ class Placing:
         self.tape.report.count(values[0])
         return self.tape.add(run, brought, values[0], placed.draws)
 
-    def _write(self, node: Node, op: Any, target: Node) -> Item:
-        """An operator that changes its first argument: in place where others see it, else perhaps by a new tensor."""
-        own, seen, plain = self.item(target), node in self.aliases.in_place, functional(op)
+    def _write(self, node: Node, op: OpOverload, target: Node) -> Item:
+        """An operator that changes its first argument: in place where its memory is shared, else perhaps as a new tensor."""
+        own, in_place, plain = self.item(target), node in self.aliases.in_place, functional(op)
         if isinstance(own.value.placement, Partial):
             own = self.tape.brought(own, Replicated(), where(node))
             self._rebind(target, own)
         elementwise = any(each is not None and _is_elementwise(each) for each in (op, plain))
         others = [self.item(each).value for each in node.all_input_nodes if each is not target]
         spreads = own.value.layout is None and any(value.layout is not None for value in others)
-        if elementwise and (seen or not spreads):
+        if elementwise and (in_place or not spreads):
             call = self._call(node, op, written=True)
             (made,) = self._apply(node, call, pointwise(call))
             assert made.value.placement == own.value.placement, (node, made, own)
@@ -313,7 +318,7 @@ class Placing:
         (made,) = self._apply(node, self._call(node, plain))
         dtype = own.value.dtype
         (made,) = self.tape.add(lambda x: x.to(dtype), [made], replace(made.value, dtype=dtype))
-        if not seen:
+        if not in_place:
             return made
         made = self.tape.brought(made, own.value.layout or Replicated(), where(node))
         return self.tape.add(Tensor.copy_, [own, made], own.value)[0]
@@ -334,13 +339,13 @@ def _is_settled(node: Node) -> bool:
     return str(node.target._schema.name) in SKIPPED or not (node.users or tensors_in(node.meta.get("val")))  # type: ignore[union-attr]
 
 
-def value_of(x: Tensor, placement: Placement) -> Value:
+def value_of(x: Tensor, placement: Placement) -> GlobalTensor:
     shape = tuple(int(n) for n in x.shape)
-    return Value(shape, x.dtype, x.device, placement, _order(shape, x.stride()))
+    return GlobalTensor(shape, x.dtype, x.device, placement, _order(shape, x.stride()))
 
 
 def _order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The dims as they lie in memory, if that is dense and not how they stand."""
+    """The dims in the order of their strides, if memory is dense and that is not their own order."""
     order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
     step = 1
     for d in reversed(order):
@@ -357,6 +362,8 @@ def answer(call: Call) -> Placed:
     if rule is not None:
         try:
             return rule(call)
+        except NothingCut:
+            return call.everywhere()
         except NoRule as error:
             reason = str(error)
     if call.cut and call.keeps_alias:
@@ -366,11 +373,11 @@ def answer(call: Call) -> Placed:
     return replace(call.everywhere(), gathers=reason if call.cut else None)
 
 
-def _is_elementwise(op: Any) -> bool:
+def _is_elementwise(op: OpOverload) -> bool:
     return is_pointwise(op) or rule_for(op) is pointwise
 
 
-def functional(op: Any) -> Any:
+def functional(op: OpOverload) -> OpOverload | None:
     """The operator that makes a new tensor where `op` changes its first argument; None if there is none."""
     name = str(op._schema.name).partition("::")[2]
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
@@ -383,11 +390,11 @@ def functional(op: Any) -> Any:
     return None
 
 
-def _nodes_of(node: Node, op: Any) -> list[Node]:
+def _nodes_of(node: Node, op: OpOverload) -> list[Node]:
     """The nodes whose tensors a call takes, in the order of the operator's arguments."""
     found: list[Node] = []
 
-    def look(argument: Any) -> None:
+    def look(argument: object) -> None:
         if isinstance(argument, Node):
             found.append(argument)
         elif isinstance(argument, list | tuple):

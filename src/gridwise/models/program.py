@@ -1,6 +1,6 @@
 """The program of a recording: a flat list of steps on this worker's tensors, which frees what is no longer needed.
 
-    step         a function of some tensors, what it makes, and which tensors nobody needs afterwards
+    step         a function of some tensors, what it makes, and which tensors are not needed afterwards
     switch       autograd or autocast on or off, for the steps that follow
     checkpoint   steps that are computed again in backward; their messages are then sent again, on all workers alike
 
@@ -23,8 +23,8 @@ from ..nn.engine.agreement import agreement, key_of
 from ..nn.engine.operator import Ticket
 from ..nn.parameters.blocks import FULL, LARGE, Shared, shared_together
 from .placement import Placement, Workers
-from .random import Replay, Stream
-from .recording.recording import Source
+from .random import RandomStream, Replay
+from .recording.recording import ValueSource
 from .report import Report
 
 Values = list[Any]
@@ -52,7 +52,7 @@ class Step:
 
 
 watch: Callable[[Step], Callable[..., Any]] | None = None
-"""What to run in place of a step, while somebody looks on: a plan, or a trace (see `watched_steps`)."""
+"""What to run in place of a step while a plan or a trace observes the program (see `watched_steps`)."""
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def watched_steps(by: Callable[[Step], Callable[..., Any]]) -> Iterator[None]:
         watch = before
 
 
-def execute(steps: Sequence[Step], values: Any, stream: Stream) -> None:
+def execute(steps: Sequence[Step], values: Any, stream: RandomStream) -> None:
     """Run the steps on `values`, by slot."""
     for step in steps:
         given = [values[slot] for slot in step.inputs]
@@ -102,14 +102,14 @@ class Checkpoint:
         self.steps, self.inputs, self.outputs, self.keeps_random = steps, inputs, outputs, keeps_random
         free_early(steps, set(outputs))
 
-    def __call__(self, stream: Stream, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, stream: RandomStream, *tensors: Tensor) -> tuple[Tensor, ...]:
         replay = Replay(stream.generator if self.keeps_random else None)
         held = dict(zip(self.inputs, tensors, strict=True))
         wanted = [slot for slot, x in held.items() if x.requires_grad]  # torch refuses buffers that are written to
 
         def body(*tensors: Tensor) -> tuple[Tensor, ...]:
             values: dict[int, Any] = {**held, **dict(zip(wanted, tensors, strict=True))}
-            with agreement(False), replay:  # in backward nobody else has switched it off
+            with agreement(False), replay:  # in backward it has not been switched off yet
                 execute(self.steps, values, stream)
             return tuple(values[slot] for slot in self.outputs)
 
@@ -139,7 +139,7 @@ class Program:
     name: str
     count: int
     """How many slots there are."""
-    sources: list[tuple[int, Source]]
+    sources: list[tuple[int, ValueSource]]
     constants: Mapping[str, Tensor]
     steps: list[Step]
     results: list[int]
@@ -168,7 +168,7 @@ class Program:
         mode = torch.is_grad_enabled()
         with agreement(False):
             self._share(values)
-            stream = Stream.begin(self.workers, self.name) if self.draws else Stream(0)
+            stream = RandomStream.begin(self.workers, self.name) if self.draws else RandomStream(0)
             try:
                 execute(self.steps, values, stream)
             finally:

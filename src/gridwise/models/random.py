@@ -59,7 +59,7 @@ class Elements:
     block: Box | None = None
     """None for all of them."""
     order: tuple[int, ...] = ()
-    """The dims as they lie in the memory of the global tensor, in whose order torch draws; as they stand if left out."""
+    """The dims of the global tensor in the order of their strides, in which torch draws; their own order if left out."""
 
     @property
     def own(self) -> Shape:
@@ -71,7 +71,7 @@ class Elements:
         return make(shape, (self.block if self.shape else None) or Box.of_shape(shape)).view(self.own)
 
     def drawn(self, make: Callable[[int], Tensor], at_once: int) -> Tensor:
-        """The own ones of so many numbers as the tensor has, which `make` draws `at_once`, one piece after the other."""
+        """This worker's share of the numbers of the whole tensor, which `make` draws in pieces of `at_once`."""
         count = prod(self.shape)
         order = self.order or tuple(range(len(self.shape)))
         if self.block is None:
@@ -94,7 +94,7 @@ def _inverse(order: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Stream:
+class RandomStream:
     """The random numbers of one operator in one call."""
 
     key: int
@@ -102,7 +102,7 @@ class Stream:
     """The generator to draw from, instead; torch's own if that is None."""
 
     @classmethod
-    def begin(cls, workers: Workers, name: str) -> Stream:
+    def begin(cls, workers: Workers, name: str) -> RandomStream:
         """For one call of a model; all workers enter together."""
         source = _sequential.get()
         return cls(0, source) if source is not None else cls(draw_key(workers.transport, workers.team, name))
@@ -115,9 +115,9 @@ class Stream:
     def generator(self) -> torch.Generator | None:
         return self.source[0] if self.source is not None else None
 
-    def at(self, number: int) -> Stream:
+    def at(self, number: int) -> RandomStream:
         """For one operator of the call."""
-        return self if self.sequential else Stream((self.key + GAMMA * (2 * number + 1)) & (2**63 - 1))
+        return self if self.sequential else RandomStream((self.key + GAMMA * (2 * number + 1)) & (2**63 - 1))
 
     def kept(self, x: Tensor, p: float, elements: Elements) -> Tensor:
         """Which elements are kept, where each is dropped with probability `p`, for a tensor such as `x`."""
@@ -174,7 +174,7 @@ class Stream:
 
 
 class Replay:
-    """Lets what runs inside a second time draw the numbers of the first; torch's own generator is torch's business."""
+    """Gives a second run of its body the random numbers of the first; torch's own generator is left to torch."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self.generator = generator

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
-from .placement import SMALL, Value
+from .placement import SMALL, GlobalTensor
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Report:
     def imbalance(self) -> float:
         return self._largest / self._average if self._average else 1.0
 
-    def count(self, value: Value) -> None:
+    def count(self, value: GlobalTensor) -> None:
         """Note the largest and the average block of what an operator makes, if it is cut and not small."""
         if value.layout is not None and value.volume > SMALL:
             sizes = [max(b - a for a, b in pairwise(cuts)) for cuts in value.layout.cuts]

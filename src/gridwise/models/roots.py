@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 FOREIGN = ("torch", "gridwise", "builtins", "numpy", "functools")
-"""Packages whose functions are not looked into."""
+"""Packages whose functions are not inspected."""
 
 
 def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
     """The modules that a function refers to, by the name that it has for each."""
     found: dict[str, torch.nn.Module] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
 
-    def visit(name: str, value: Any) -> None:
-        if id(value) in seen:
+    def visit(name: str, value: object) -> None:
+        if id(value) in visited:
             return
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, torch.nn.Module):
             found[_free(name, found)] = value
         elif isinstance(value, list | tuple):
@@ -53,7 +53,7 @@ def constants_of(function: Callable[..., Any]) -> tuple[Any, ...]:
     )
 
 
-def _refers_to(function: Any) -> Iterator[tuple[str, Any]]:
+def _refers_to(function: object) -> Iterator[tuple[str, Any]]:
     if isinstance(function, functools.partial):
         yield "function", function.func
         yield from enumerate_named(function.args)

@@ -12,44 +12,29 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import PartitionError, UnsupportedError, describe
-from ..grid import Grid, Layout
-from ..nn.engine.agreement import (
-    Ballot,
-    Structure,
-    agree_common,
-    agree_layout,
-    agree_plan,
-    agree_same,
-    is_on,
-    key_of,
-    tell,
-)
+from ..errors import PartitionError
+from ..grid import Layout
+from ..nn.engine.agreement import Structure, agree_common, agree_plan, is_on, key_of
 from ..nn.engine.grid_random import draw_key
-from ..nn.engine.mode import agree_mode
 from ..nn.engine.module import problem_with_inference, refuse_transforms
 from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import KEPT, LayerPlans
 from ..nn.parameters.blocks import Spread
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
 from ..nn.windows.windowed_layer import as_batch
-from ..partition import CartesianPartition, Partition
+from ..partition import CartesianPartition
 from .inputs import Bound, Inputs
-from .placement import Cut, Placement
-from .program import Program
-from .recording.containers import described, unflatten, without_values
-from .recording.indices import limits_of, problem_with
+from .recorder import FunctionRecorder, Gather, Run, memory_format
+from .recording.indices import problem_with
 from .recording.recording import Recording
-from .recording.state import Snapshot, modules_of, tensors_of
+from .recording.state import Snapshot, modules_of
 from .report import Report
 from .roots import constants_of
-
-Gather = Literal["report", "refuse"]
 
 
 class Passed(Operator):
@@ -64,33 +49,8 @@ class Passed(Operator):
 
 
 @dataclass
-class Run:
-    """How inputs of one structure are run."""
-
-    recording: Recording
-    program: Program
-    P_y: Any
-    needs_grad: list[bool]
-    """Of each input, on whichever worker."""
-    records: list[bool]
-    """Whether each output needs a gradient."""
-    limits: dict[int, int]
-    """Of inputs that are indices of embeddings, how many rows they have."""
-    held: dict[str, dict[str, tuple[dict[str, Any], str]]]
-    """By kind and name, where the parameters and buffers are that it reads."""
-
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        given = [
-            x.detach().requires_grad_() if needed and not x.requires_grad and torch.is_grad_enabled() else x
-            for x, needed in zip(inputs, self.needs_grad, strict=True)
-        ]
-        values = {kind: {name: held[key] for name, (held, key) in of.items()} for kind, of in self.held.items()}
-        return self.program(values["parameter"], values["buffer"], given)
-
-
-@dataclass
 class State:
-    """What modules hold, and a number for it."""
+    """A numbered snapshot of what modules hold."""
 
     number: int
     snapshot: Snapshot
@@ -101,7 +61,7 @@ class State:
         self.buffers = [b for m in modules for b in m._buffers.values() if b is not None]
 
 
-class Runner:
+class Runner(FunctionRecorder):
     """One function on a grid: the forward of a model, a method of it, or a function that calls modules.
 
     Attributes
@@ -120,8 +80,8 @@ class Runner:
         as_written: Callable[[], AbstractContextManager[None]],
         key: str = "",
     ) -> None:
-        self.says, self.call, self.roots, self.inputs, self.gather = says, call, dict(roots), inputs, gather
-        self.P_x, self.as_written = inputs.P_x, as_written
+        super().__init__(says, call, roots, inputs.P_x, gather, as_written)
+        self.inputs = inputs
         transport = self.P_x.transport
         key = key or f"#{transport.ordinal(says)}"
         self.ticket = Ticket(key_of(f"{says} {self.P_x.ranks} {key}"), 0)
@@ -207,7 +167,7 @@ class Runner:
 
     def _structure(self, bound: Bound, state: State) -> Hashable:
         """All that a recording depends on, as far as this worker can see."""
-        inputs = tuple([(Structure.of(x), _format(x)) for x in bound.tensors])
+        inputs = tuple([(Structure.of(x), memory_format(x)) for x in bound.tensors])
         return inputs, bound.tree, tuple(bound.partitions), state.number, self._mode(state), constants_of(self.call)
 
     def _state(self) -> State:
@@ -232,7 +192,7 @@ class Runner:
         )
 
     def _keep(self, bound: Bound, run: Run) -> None:
-        """Keep a run for inputs that look so, and modules as they are after it was recorded."""
+        """Keep a run for inputs of this structure, and modules in the state that recording has left."""
         self._plans.add(self._structure(bound, self._state()), {"run": run})
 
     # Recording and placing, all workers together
@@ -269,115 +229,8 @@ class Runner:
         self._keep(replace(whole, tensors=blocks), self._last)
 
     def _prepared(self, bound: Bound, state: State) -> Run:
-        transport, team = self.P_x.transport, self.P_x.team
         self._plans.begin()
-        module = _Several(self.roots) if len(self.roots) != 1 else next(iter(self.roots.values()))
-        agree_mode(transport, team, self.says, self._mode(state), module)
-        self._agree_on(described(bound.tree), "needs the same containers, and the same values in them, on all workers.")
-        layouts, structures = self._layouts(bound)
-        formats = [_format(x) for x in bound.tensors]
-        if not self._is_same(str(formats)):
-            formats = [torch.contiguous_format] * len(formats)
-        run = self._recorded(bound, layouts, structures, formats)
-        if run.limits:
-            agree_plan(transport, team, self.says, key_of(self.says), 0, problem_with(bound.tensors, run.limits))
-        return run
-
-    def _layouts(self, bound: Bound) -> tuple[list[Layout | None], list[Structure]]:
-        """Where the inputs lie, agreed by all, and their global structure."""
-        transport, layouts, structures = self.P_x.transport, list[Layout | None](), list[Structure]()
-        for x, P in zip(bound.tensors, bound.partitions, strict=True):
-            if isinstance(P, CartesianPartition):
-                layout, structure = agree_layout(transport, self.P_x.team, self.says, P.grid, x)
-                layouts.append(layout)
-                structures.append(structure._replace(shape=layout.global_shape))
-            else:
-                shapes, structure = agree_same(transport, self.P_x.team, self.says, x, [(self.P_x.team, True)])
-                layouts.append(None)
-                structures.append(structure._replace(shape=shapes[0]))
-        return layouts, structures
-
-    def _recorded(
-        self,
-        bound: Bound,
-        layouts: Sequence[Layout | None],
-        structures: Sequence[Structure],
-        formats: Sequence[torch.memory_format],
-    ) -> Run:
-        from .placing import place  # which, as recording, imports torch's tracer: seconds that only a call needs
-
-        recording = self._agreed(lambda: self.record(bound, structures, formats))
-        program = place(recording, layouts, self.P_x, self.gather, self.says)
-        found: dict[str, dict[str, Any]] = {"parameter": {}, "buffer": {}}
-        places = {holding.name: (holding.kind, holding.places[0]) for holding in tensors_of(modules_of(self.roots))}
-        for source in recording.sources.values():
-            if source.name in places and source.kind in found:
-                found[source.kind][source.name] = places[source.name][1]
-        leaves = next(node for node in recording.module.graph.nodes if node.op == "output").args[0]
-        records = [leaf.meta["tensor_meta"].requires_grad for leaf in leaves]
-        pairs = zip(program.outputs, leaves, strict=True)
-        partitions = [self._partition(placement, leaf.meta["val"].dim()) for placement, leaf in pairs]
-        P_y = unflatten(without_values(recording.returned), partitions)
-        return Run(recording, program, P_y, [s.requires_grad for s in structures], records, limits_of(recording), found)
-
-    def record(
-        self, bound: Bound, structures: Sequence[Structure], formats: Sequence[torch.memory_format]
-    ) -> Recording:
-        """What the function does with global inputs of these structures."""
-        from .recording.record import Like, record
-
-        likes = [
-            Like(s.shape, s.dtype, s.device, s.requires_grad, format)
-            for s, format in zip(structures, formats, strict=True)
-        ]
-        with self.as_written():
-            return record(self.call, self.roots, likes, bound.tree, self.says)
-
-    def _agreed(self, make: Callable[[], Recording]) -> Recording:
-        """What all workers make alike; if one cannot, or they differ, all raise the same."""
-        recording, error = None, None
-        try:
-            recording = make()
-        except Exception as found:
-            error = found
-        transport, team = self.P_x.transport, self.P_x.team
-        ballot = Ballot()
-        failed, digest = ballot.any(error is not None), ballot.equal(recording.digest if recording else None)
-        if is_on() and len(team) > 1:
-            ballot.count(transport, team, self.says)
-            if ballot.read(failed):
-                kind = UnsupportedError if isinstance(error, UnsupportedError) else PartitionError
-                told = tell(transport, team, None if error is None else str(error) or repr(error))
-                if len(told) == 1 and error is not None:
-                    raise kind(str(error)) from error.__cause__
-                raise kind(describe(f"{self.says} cannot be recorded on some workers.", told))
-            if ballot.read(digest) is None:
-                told = tell(transport, team, f"the recording has the checksum {recording.digest if recording else 0:x}")
-                fix = "build the model alike on all workers; no ranks, times or random numbers in `forward`."
-                raise PartitionError(describe(f"{self.says} does not do the same on all workers.", told, fix))
-        elif error is not None:
-            raise error
-        assert recording is not None
-        return recording
-
-    def _agree_on(self, text: str, asked: str) -> None:
-        if not self._is_same(text):
-            raise PartitionError(describe(f"{self.says} {asked}", tell(self.P_x.transport, self.P_x.team, text)))
-
-    def _is_same(self, text: str) -> bool:
-        """Whether all workers have the same text."""
-        if not is_on() or len(self.P_x.team) == 1:
-            return True
-        ballot = Ballot()
-        place = ballot.equal(key_of(text))
-        ballot.count(self.P_x.transport, self.P_x.team, self.says)
-        return ballot.read(place) is not None
-
-    def _partition(self, placement: Placement, dim: int) -> Partition | None:
-        """Where an output of that many dims lies; None if it is a number that every worker has."""
-        if isinstance(placement, Cut):
-            return CartesianPartition(self.P_x.transport, placement.layout.grid)
-        return CartesianPartition(self.P_x.transport, Grid(self.P_x.ranks, (1,) * dim)) if dim else None
+        return self.agreed_run(bound, self._mode(state))
 
     # Workers outside
 
@@ -403,24 +256,7 @@ class Runner:
 
 
 class _Same(list[Any]):
-    """One value at every place."""
+    """A list with the same value at every index."""
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: object) -> Any:
         return super().__getitem__(0)
-
-
-class _Several(torch.nn.Module):
-    """Some modules as one, for the text of an error."""
-
-    def __init__(self, roots: Mapping[str, torch.nn.Module]) -> None:
-        super().__init__()
-        self._modules.update(roots)
-
-
-def _format(x: Tensor) -> torch.memory_format:
-    """In which order the dims of a block lie in memory, as far as a global tensor has it too."""
-    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    if x.dim() == 5 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d):
-        return torch.channels_last_3d
-    return torch.contiguous_format

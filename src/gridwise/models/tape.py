@@ -8,7 +8,7 @@ from typing import Any
 
 from ..grid import Layout
 from .movement import is_there, movement
-from .placement import Cut, Partial, Placement, Replicated, Value, Want, Workers
+from .placement import Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers
 from .program import Step
 from .report import Report
 
@@ -20,11 +20,11 @@ class Item:
     """A tensor of the program: in which slot, and what is known of it."""
 
     slot: int
-    value: Value
+    value: GlobalTensor
 
 
 class Tape:
-    """Steps, one after the other."""
+    """The steps of a program, in order, while it is being written."""
 
     def __init__(self, workers: Workers, report: Report) -> None:
         self.workers, self.report = workers, report
@@ -39,27 +39,19 @@ class Tape:
         self.count += 1
         return self.count - 1
 
-    def add(self, run: Any, inputs: Sequence[Item], values: Value | Sequence[Value], draws: bool = False) -> list[Item]:
+    def add(
+        self, run: Any, inputs: Sequence[Item], values: GlobalTensor | Sequence[GlobalTensor], draws: bool = False
+    ) -> list[Item]:
         """Add a step that makes a tensor, or several; the items of what it makes."""
-        made = [Item(self.new_slot(), value) for value in ([values] if isinstance(values, Value) else values)]
-        outputs = made[0].slot if isinstance(values, Value) else tuple(item.slot for item in made)
+        made = [Item(self.new_slot(), value) for value in ([values] if isinstance(values, GlobalTensor) else values)]
+        outputs = made[0].slot if isinstance(values, GlobalTensor) else tuple(item.slot for item in made)
         number = self.next_draw() if draws else 0
-        self.steps.append(
-            Step(
-                run,
-                tuple(item.slot for item in inputs),
-                outputs,
-                draws,
-                number,
-                (),
-                self.name,
-                made[-1].value.placement,
-            )
-        )
+        slots, placement = tuple(item.slot for item in inputs), made[-1].value.placement
+        self.steps.append(Step(run, slots, outputs, draws, number, (), self.name, placement))
         return made
 
     def brought(self, item: Item, want: Want, name: str) -> Item:
-        """The tensor as it is wanted; each movement is made once."""
+        """The tensor with the wanted placement; each movement is added once."""
         if is_there(item.value, want):
             return item
         key = item.slot, want
@@ -79,7 +71,7 @@ class Tape:
         return self.draws
 
     def forget(self, slots: Collection[int]) -> None:
-        """What was moved of tensors that have been written to is no longer right."""
+        """Forget moved copies of tensors that have been written to since."""
         self._moved = {key: item for key, item in self._moved.items() if key[0] not in slots}
 
     # Regions: steps that are run as one

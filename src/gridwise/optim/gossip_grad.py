@@ -1,12 +1,12 @@
 """Gradients that travel by gossip: averaged inside each node, then with one other node per step (arXiv 1803.05880).
 
     step k of a period of ceil(log2 nodes), for the node at place i of a shuffled ring:
-        CUBE            gives to and takes from place i xor 2^k; nobody, where there is none
+        CUBE            gives to and takes from place i xor 2^k; no exchange where there is none
         DISSEMINATION   gives to place i + 2^k, takes from place i - 2^k
 
     g <- (g + g received) / 2
 
-Each period shuffles the places anew, by a generator of its own.
+Each period shuffles the places again, by a generator of its own.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def shuffles(masters: list[int], seed: int) -> list[list[int]]:
 
 
 def peers(topology: Topology, order: list[int], rank: int, power: int) -> tuple[int, int]:
-    """To whom the worker gives, and from whom it takes; both -1 for nobody."""
+    """To whom the worker gives, and from whom it takes; both -1 for none."""
     place, nodes = order.index(rank), len(order)
     if topology is Topology.CUBE:
         other = place ^ 2**power

@@ -65,7 +65,7 @@ def calibration_curve(
     levels
         Of numbers: probabilities of the intervals, 5 % to 95 % if not given.
     bins
-        Of classes: the labels are put into so many bins of equal width by their probability; empty bins are left out.
+        Of classes: the labels are put into this many bins of equal width by their probability; empty bins are left out.
 
     Examples
     --------

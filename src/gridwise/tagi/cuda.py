@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import PartitionError
+from ..nn.docstrings import documented_like
 
 
 def is_available() -> bool:
@@ -53,24 +54,6 @@ def get_current_device() -> int:
     return torch.cuda.current_device()
 
 
-def set_device(device_index: int) -> bool:
-    """Use this device from now on; False if it does not exist.
-
-    Parameters
-    ----------
-    device_index : a device
-
-    Examples
-    --------
-    >>> if gridwise.tagi.cuda.is_available():
-    ...     gridwise.tagi.cuda.set_device(0)
-    """
-    if not is_device_available(device_index):
-        return False
-    torch.cuda.set_device(device_index)
-    return True
-
-
 def is_device_available(device_index: int) -> bool:
     """Whether the device of this number exists.
 
@@ -103,21 +86,21 @@ def get_device_properties(device_index: int) -> str:
     return f"{p.name}, compute capability {p.major}.{p.minor}, {p.total_memory / 2**30:.1f} GiB"
 
 
+@documented_like(get_device_properties)
 def get_device_memory(device_index: int) -> tuple[int, int]:
-    """(total, free) bytes of a device.
-
-    Parameters
-    ----------
-    device_index : a device
-
-    Examples
-    --------
-    >>> if gridwise.tagi.cuda.is_available():
-    ...     gridwise.tagi.cuda.get_device_memory(0)
-    """
+    """(total, free) bytes of a device."""
     _need_device(device_index)
     free, total = torch.cuda.mem_get_info(device_index)
     return total, free
+
+
+@documented_like(get_device_properties)
+def set_device(device_index: int) -> bool:
+    """Use this device from now on; False if it does not exist."""
+    if not is_device_available(device_index):
+        return False
+    torch.cuda.set_device(device_index)
+    return True
 
 
 def _need_device(device_index: int) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from ..errors import PartitionError
+from ..nn.docstrings import documented_like
 from .nn.data_struct import HRCSoftmax
 from .tagi_utils import Utils
 
@@ -54,27 +55,18 @@ def mse(prediction: np.ndarray, observation: np.ndarray) -> float:
 
     Examples
     --------
-    >>> float(gridwise.tagi.metric.mse(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
-    2.0
+    >>> gridwise.tagi.metric.mse(np.array([1.0, 2.0, np.nan]), np.array([2.0, 1.0, 5.0]))
+    1.0
     """
-    guess, seen = _alike("mse", prediction=prediction, observation=observation)
-    return float(np.nanmean((guess - seen) ** 2))
+    guess, observed = _alike("mse", prediction=prediction, observation=observation)
+    return float(np.nanmean((guess - observed) ** 2))
 
 
+@documented_like(mse)
 def rmse(prediction: np.ndarray, observation: np.ndarray) -> float:
-    """Root mean squared error.
-
-    Parameters
-    ----------
-    prediction, observation : arrays of one shape; NaN is left out
-
-    Examples
-    --------
-    >>> float(gridwise.tagi.metric.rmse(np.array([1.0, 2.0]), np.array([1.0, 2.0])))
-    0.0
-    """
-    guess, seen = _alike("rmse", prediction=prediction, observation=observation)
-    return mse(guess, seen) ** 0.5
+    """Root mean squared error."""
+    guess, observed = _alike("rmse", prediction=prediction, observation=observation)
+    return mse(guess, observed) ** 0.5
 
 
 def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float) -> float:
@@ -90,8 +82,8 @@ def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndar
     >>> round(float(gridwise.tagi.metric.log_likelihood(np.zeros(2), np.zeros(2), np.ones(2))), 3)
     -0.919
     """
-    guess, seen, spread = _alike("log_likelihood", prediction=prediction, observation=observation, std=std)
-    z = (seen - guess) / spread
+    guess, observed, spread = _alike("log_likelihood", prediction=prediction, observation=observation, std=std)
+    z = (observed - guess) / spread
     return float(np.nanmean(-0.5 * np.log(2.0 * np.pi * spread**2) - 0.5 * z**2))
 
 
@@ -100,11 +92,11 @@ def crps(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | floa
 
     For a prediction without spread it is the absolute error; of two that are equally far off, the surer one has the larger.
     """
-    guess, seen, spread = _alike("crps", prediction=prediction, observation=observation, std=std)
-    z = torch.from_numpy(np.asarray((seen - guess) / np.maximum(spread, np.finfo(np.float64).tiny)))
+    guess, observed, spread = _alike("crps", prediction=prediction, observation=observation, std=std)
+    z = torch.from_numpy(np.asarray((observed - guess) / np.maximum(spread, np.finfo(np.float64).tiny)))
     density = torch.exp(-0.5 * z * z).numpy() / np.sqrt(2.0 * np.pi)
     within = torch.erf(z / 2.0**0.5).numpy()  # P(|N(0, 1)| < |z|), with the sign of z
-    return float(np.nanmean((seen - guess) * within + spread * (2.0 * density - 1.0 / np.sqrt(np.pi))))
+    return float(np.nanmean((observed - guess) * within + spread * (2.0 * density - 1.0 / np.sqrt(np.pi))))
 
 
 def classification_error(prediction: np.ndarray, label: np.ndarray) -> float:
@@ -130,16 +122,16 @@ def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | 
     ----------
     prediction, observation : arrays of one shape; NaN is left out
     std : standard deviations of the predictions
-        level : what the intervals claim
+    level : what the intervals claim
 
     Examples
     --------
     >>> float(gridwise.tagi.metric.coverage(np.zeros(2), np.array([0.0, 9.0]), np.ones(2)))
     0.5
     """
-    guess, seen, spread = _alike("coverage", prediction=prediction, observation=observation, std=std)
-    inside = np.abs(seen - guess) <= half_width(level) * spread
-    return float(np.mean(inside[~np.isnan(seen)]))
+    guess, observed, spread = _alike("coverage", prediction=prediction, observation=observation, std=std)
+    inside = np.abs(observed - guess) <= half_width(level) * spread
+    return float(np.mean(inside[~np.isnan(observed)]))
 
 
 def calibration(
@@ -151,7 +143,7 @@ def calibration(
     ----------
     prediction, observation : arrays of one shape; NaN is left out
     std : standard deviations of the predictions
-        levels : what the intervals claim
+    levels : what the intervals claim
 
     Examples
     --------
@@ -188,8 +180,8 @@ def _alike(what: str, **arrays: np.ndarray | float) -> list[np.ndarray]:
     shapes = {name: _without_trailing_ones(value.shape) for name, value in given.items()}
     wanted = next(iter(shapes.values()))
     if any(shape != wanted and not (name == "std" and shape == ()) for name, shape in shapes.items()):
-        told = ", ".join(f"`{name}` has shape {value.shape}" for name, value in given.items())
-        raise PartitionError(f"{what}: {told}.\n  fix: one shape for all; (n, 1) and (n,) count as the same.")
+        shapes_given = ", ".join(f"`{name}` has shape {value.shape}" for name, value in given.items())
+        raise PartitionError(f"{what}: {shapes_given}.\n  fix: one shape for all; (n, 1) and (n,) count as the same.")
     return [value.reshape(shapes[name]) for name, value in given.items()]
 
 

@@ -40,9 +40,9 @@ def plot_intervals(
     if observation is not None:
         shapes["observation"] = np.asarray(observation).shape
     if any(shape not in ((across.size,), (across.size, 1)) for shape in shapes.values()):
-        told = ", ".join(f"`{name}` has shape {shape}" for name, shape in shapes.items())
+        described = ", ".join(f"`{name}` has shape {shape}" for name, shape in shapes.items())
         raise PartitionError(
-            f"plot_intervals: {told}; a picture has one quantity along each axis.\n"
+            f"plot_intervals: {described}; a picture has one quantity along each axis.\n"
             "  fix: one column of `x`, and a Prediction of one column of mean, std and model_std."
         )
     ax = _axes(ax)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import PartitionError
+from .nn.data_struct import Values
 
 
-class Series(NamedTuple):
+class TimeSeries(NamedTuple):
     """Values (n,), NaN where missing, and columns (n, columns), which may reach further."""
 
     values: np.ndarray
     exogenous: np.ndarray
 
 
-def as_series(series: Any, exogenous: Any, columns: int, ahead: int, what: str) -> Series:
+def as_series(series: Values, exogenous: Values | None, columns: int, ahead: int, what: str) -> TimeSeries:
     """The series and its `columns` exogenous columns, which reach `ahead` steps beyond it; raises for what is neither."""
     values = np.asarray(series, np.float64)
     if values.ndim != 1 and values.shape != (len(values), 1):
@@ -32,7 +33,7 @@ def as_series(series: Any, exogenous: Any, columns: int, ahead: int, what: str) 
         )
     wanted = len(values) + ahead, columns
     if exogenous is None and columns == 0:
-        return Series(values, np.zeros(wanted))
+        return TimeSeries(values, np.zeros(wanted))
     if exogenous is None:
         raise PartitionError(f"{what}: `exogenous` is missing; this forecaster has {columns} columns of it.")
     known = np.asarray(exogenous, np.float64)
@@ -47,7 +48,7 @@ def as_series(series: Any, exogenous: Any, columns: int, ahead: int, what: str) 
         raise PartitionError(
             f"{what}: `exogenous` is NaN or infinite in row {row}.\n  fix: fill it, or leave the column out."
         )
-    return Series(values, known)
+    return TimeSeries(values, known)
 
 
 def covariates(exogenous: np.ndarray, periods: Sequence[float], start: int) -> np.ndarray:

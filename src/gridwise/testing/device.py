@@ -30,7 +30,7 @@ class _DrawnOnHost(TorchFunctionMode):
         self.device = device
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
         if func not in RANDOM or options.get("device") is not None:

@@ -1,4 +1,4 @@
-"""Does a rule of one's own run an operator on blocks as torch runs it on the whole tensor?"""
+"""Does a user's rule run an operator on blocks as torch runs it on the whole tensor?"""
 
 from __future__ import annotations
 

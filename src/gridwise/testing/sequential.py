@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -82,11 +81,11 @@ def _place_of(
         layout = Layout(P_y.grid, tuple(cuts_from_extents(line[:, 0].tolist()) for line in lines))
         if layout.global_shape == shape and all((line == line[:, :1]).all() for line in lines):
             return layout.block(P_y.transport.rank).slices, []
-    told = ", ".join(str(tuple(block)) for block in extents.tolist())
-    return None, [f"the output of shape {shape} is not made of blocks of shapes {told}"]
+    reports = ", ".join(str(tuple(block)) for block in extents.tolist())
+    return None, [f"the output of shape {shape} is not made of blocks of shapes {reports}"]
 
 
-def _parameter_differences(layer: Any, sequential: Any, rtol: float | None, atol: float | None) -> list[str]:
+def _parameter_differences(layer: object, sequential: object, rtol: float | None, atol: float | None) -> list[str]:
     if not (isinstance(layer, torch.nn.Module) and isinstance(sequential, torch.nn.Module)):
         return []
     problems = []
@@ -118,6 +117,6 @@ def _raise_everywhere(problems: list[str]) -> None:
     anywhere = np.array([len(problems)])
     transport.all_max(anywhere, transport.everyone, "a comparison")
     if anywhere[0]:
-        told = transport.gather_bytes("\n".join(problems).encode(), transport.everyone, "a comparison")
-        lines = [f"  worker {rank}: {text.decode()}" for rank, text in enumerate(told) if text]
+        reports = transport.gather_bytes("\n".join(problems).encode(), transport.everyone, "a comparison")
+        lines = [f"  worker {rank}: {text.decode()}" for rank, text in enumerate(reports) if text]
         raise CheckFailed("the layer does not equal the sequential one.\n" + "\n".join(lines))

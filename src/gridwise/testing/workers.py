@@ -11,9 +11,9 @@ Test = TypeVar("Test", bound=Callable[..., Any] | type)
 
 
 def workers(*counts: int, transports: Sequence[str] = ("mpi", "gloo")) -> Callable[[Test], Test]:
-    """Run the decorated test function, or every test of the class, on so many workers over each of the transports.
+    """Run the decorated test function, or every test of the class, on that many workers over each of the transports.
 
-    The body runs on every worker at once, inside a world of that size: it is the way to test one's own layer::
+    The body runs on every worker at once, inside a world of that size: use it to test a layer of your own::
 
         @workers(1, 2, 4)
         @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,7 +8,7 @@ from equality import Case, check, check_all
 
 import gridwise
 from gridwise.errors import PartitionError
-from gridwise.nn.layers.conv_transpose import Cut, cut_out
+from gridwise.nn.layers.conv_transpose import OutputCrop, cut_out
 from gridwise.testing import workers
 
 
@@ -69,7 +69,7 @@ def test_torch_never_drops_rows_that_are_wanted():
         assert cut.padding + cut.crop[0] == before
         assert cut.padding - cut.output_padding + cut.crop[1] == after
         assert 0 <= cut.output_padding < max(stride, dilation)
-    assert cut_out((1, 0), 2, 1) == Cut(1, 1, (0, 0))
+    assert cut_out((1, 0), 2, 1) == OutputCrop(1, 1, (0, 0))
 
 
 @workers(1, 2, 4)

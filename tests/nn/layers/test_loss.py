@@ -160,3 +160,10 @@ def test_finite_differences() -> None:
     target = torch.rand(2, 3, dtype=torch.float64)
     loss = nn.DistributedMSELoss(P_x, reduction="none")
     check_gradients(lambda x: loss(x, target) ** 2, torch.rand(2, 3, dtype=torch.float64))
+
+
+def test_a_weight_that_is_no_tensor_is_refused() -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    for loss in (nn.DistributedBCELoss, nn.DistributedCrossEntropyLoss):
+        with pytest.raises(TypeError, match="buffer 'weight'"):
+            loss(P_x, weight=[1.0, 2.0])  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import torch
 
 import gridwise.tagi.nn as nn
 from gridwise.tagi.inference import compiled_step
-from gridwise.tagi.inference.checked_step import CALLS, Candidate, Checked, disagreement
+from gridwise.tagi.inference.checked_step import CALLS, Checked, StepCandidate, disagreement
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -173,7 +173,7 @@ def test_a_tensor_that_is_there_twice_is_copied_once() -> None:
         return []
 
     t = torch.zeros(3)
-    Checked(plain, plain, iter([Candidate("same", plain)]), EPS)(t, t)
+    Checked(plain, plain, iter([StepCandidate("same", plain)]), EPS)(t, t)
     assert torch.equal(t, torch.full((3,), 2.0))
 
 

@@ -1,6 +1,6 @@
 """How processes are found, started and fed.
 
-find                   which transport this process is on, by how it was started
+find, given            which transport this process is on, by how it was started; one over what a user has
 start, launch          processes on this machine; a function on local workers
 cluster                command lines for several machines, as text
 pool, pool_task        workers that are started once and run tasks; one task on its way

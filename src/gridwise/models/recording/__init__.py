@@ -9,6 +9,6 @@ containers     any nesting of tensors, taken apart and put together again
 indices        inputs that are indices of an embedding
 """
 
+from .recording import GraphRegion as GraphRegion
 from .recording import Recording as Recording
-from .recording import Region as Region
-from .recording import Source as Source
+from .recording import ValueSource as ValueSource

@@ -26,13 +26,13 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """Anything that is no tensor and has none inside."""
+class Constant:
+    """Anything that neither is nor contains a tensor."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and same(self.value, other.value)
+        return isinstance(other, Constant) and same(self.value, other.value)
 
     def __hash__(self) -> int:
         return hash(type(self.value))
@@ -49,24 +49,24 @@ class Branch:
     attributes: tuple[tuple[str, Tree], ...] = ()
 
 
-Tree = Leaf | Held | Branch
+Tree = Leaf | Constant | Branch
 
 
 def flatten(
-    value: Any, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
+    value: object, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
 ) -> tuple[list[Any], Tree]:
     """The tensors in `value`, each once, and what they were in."""
     leaves: list[Any] = []
     places: dict[int, int] = {}
 
-    def visit(value: Any, around: tuple[int, ...]) -> Tree:
+    def visit(value: object, around: tuple[int, ...]) -> Tree:
         if is_leaf(value):
             if id(value) not in places:
                 places[id(value)] = len(leaves)
                 leaves.append(value)
             return Leaf(places[id(value)])
         if isinstance(value, str | int | float | None | torch.nn.Module | type) or id(value) in around:
-            return Held(value)
+            return Constant(value)
         kept, around = len(leaves), (*around, id(value))
         if isinstance(value, dict):
             tree = Branch(
@@ -81,8 +81,8 @@ def flatten(
         elif is_dataclass(value) or any(is_leaf(part) for _, part in _attributes(value)):
             tree = Branch(type(value), None, (), tuple([(n, visit(part, around)) for n, part in _attributes(value)]))
         else:
-            return Held(value)
-        return tree if len(leaves) > kept or _has_leaf(tree) else Held(value)
+            return Constant(value)
+        return tree if len(leaves) > kept or _has_leaf(tree) else Constant(value)
 
     return leaves, visit(value, ())
 
@@ -94,7 +94,7 @@ def _has_leaf(tree: Tree) -> bool:
     return isinstance(tree, Leaf)
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
     yield from getattr(value, "__dict__", {}).items()
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -107,7 +107,7 @@ def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
     """The container of `tree` with these tensors in it."""
     if isinstance(tree, Leaf):
         return leaves[tree.place]
-    if isinstance(tree, Held):
+    if isinstance(tree, Constant):
         return tree.value
     kind, parts = tree.kind, [unflatten(part, leaves) for part in tree.parts]
     value: Any
@@ -128,20 +128,20 @@ def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
 
 
 def without_values(tree: Tree) -> Tree:
-    """The same containers, with None for all that is no tensor."""
+    """The same containers, with None in place of everything but tensors."""
     if isinstance(tree, Branch):
         attributes = tuple([(name, without_values(part)) for name, part in tree.attributes])
         return replace(tree, parts=tuple(map(without_values, tree.parts)), attributes=attributes)
-    return tree if isinstance(tree, Leaf) else Held(None)
+    return tree if isinstance(tree, Leaf) else Constant(None)
 
 
-def mapped(value: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
+def mapped(value: object, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
     """`value` with everything that `is_leaf` changed."""
     leaves, tree = flatten(value, is_leaf)
     return unflatten(tree, [change(leaf) for leaf in leaves])
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: object, other: object) -> bool:
     """Whether two values are the same to a model: of one type, and equal."""
     if one is other:
         return True
@@ -157,7 +157,7 @@ def described(tree: Tree) -> str:
     """A text that is the same on all workers whose containers and values are."""
     if isinstance(tree, Leaf):
         return f"tensor {tree.place}"
-    if isinstance(tree, Held):
+    if isinstance(tree, Constant):
         return ADDRESS.sub("", f"{type(tree.value).__qualname__} {tree.value!r}")
     inside = ", ".join(map(described, tree.parts))
     named = ", ".join(f"{name}={described(part)}" for name, part in tree.attributes)

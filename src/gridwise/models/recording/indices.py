@@ -1,19 +1,19 @@
-"""Inputs that are indices of an embedding: one that it has not is an error of all workers, found before anything runs."""
+"""Inputs that are indices of an embedding: one out of range is an error on all workers, found before anything runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from .recording import Recording
 
 KEEPS_NUMBERS = frozenset(
     "to _to_copy contiguous flatten view reshape transpose permute t unsqueeze squeeze clone alias slice select".split()  # noqa: SIM905
 )
-"""Operators after which there are no other numbers than before, but for fractions."""
+"""Operators whose result contains only numbers of their input, perhaps with the fractions cut off."""
 
 
 def limits_of(recording: Recording) -> dict[int, int]:
@@ -23,7 +23,7 @@ def limits_of(recording: Recording) -> dict[int, int]:
         if node.target is not torch.ops.aten.embedding.default:
             continue
         rows, source = node.args[0].meta["val"].shape[0], node.args[1]
-        while isinstance(source.target, torch._ops.OpOverload) and _name(source.target) in KEEPS_NUMBERS:
+        while isinstance(source.target, OpOverload) and _name(source.target) in KEEPS_NUMBERS:
             source = source.args[0]
         known = recording.sources.get(source.name) if source.op == "placeholder" else None
         if known is not None and known.kind == "input":
@@ -43,5 +43,5 @@ def problem_with(inputs: Sequence[Tensor], limits: Mapping[int, int]) -> str | N
     return None
 
 
-def _name(op: Any) -> str:
+def _name(op: OpOverload) -> str:
     return str(op._schema.name).partition("::")[2]

@@ -1,4 +1,4 @@
-"""What a graph of operators would lose of a model's code without a word: noted, or refused by name, while it is recorded.
+"""What a graph of operators would silently lose of a model's code: noted, or refused by name, while it is recorded.
 
 torch.autograd.Function     a region, with its backward
 torch.utils.checkpoint      a region
@@ -33,7 +33,7 @@ from .tracing import current_line
 
 
 class Calls:
-    """Which modules are being called, the innermost last."""
+    """The modules that are being called, innermost last."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self.names = {id(module): name for name, module in modules.items()}
@@ -55,7 +55,7 @@ class Calls:
             yield
 
     def _call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """As `Module.__call__`, never by a compiled form; the name stays where the call fails."""
+        """Like `Module.__call__`, but never compiled; the name stays on the stack if the call fails."""
         if isinstance(module, DistributedLayer):
             raise UnsupportedError(
                 f"{type(module).__name__} in {self.path or 'the model'} is a distributed layer, and a recorded model has whole "
@@ -176,7 +176,7 @@ def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:
 
 
 def _of_torch(hook: Any) -> bool:
-    """Whether torch has put it there: weight_norm and spectral_norm of old."""
+    """Whether torch has put it there: torch's older weight_norm and spectral_norm."""
     return str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] == "torch"
 
 
@@ -229,7 +229,7 @@ def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
 
     unwrap = functorch.unwrap_dead_wrappers
     _applied.append(applied)
-    function.__code__ = _Noted.__dict__["apply"].__code__
+    function.__code__ = _Apply.__dict__["apply"].__code__
     try:
         with patch.object(functorch, "unwrap_dead_wrappers", unwrapped):
             yield
@@ -241,7 +241,7 @@ def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
 _applied: list[Callable[..., Any]] = []
 
 
-class _Noted:
+class _Apply:
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         from gridwise.models.recording.interception import _applied
 
@@ -250,7 +250,7 @@ class _Noted:
 
 
 def _mean_over_batches(module: Any, x: Tensor) -> Tensor:
-    """The forward of batch norms whose momentum is None, with the number of batches a tensor and not a number."""
+    """The forward of batch norms whose momentum is None, with the number of batches as a tensor instead of a Python number."""
     module._check_input_dim(x)
     statistics = [module.running_mean, module.running_var]
     batch_norm: Any = torch.nn.functional.batch_norm

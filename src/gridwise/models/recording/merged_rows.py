@@ -19,7 +19,7 @@ VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, ate
 
 
 def keep_rows_apart(graph: Graph) -> None:
-    """Let views that merge leading dims follow a `linear` instead of preceding it, and views of views be one."""
+    """Move views that merge leading dims from before a `linear` to after it, and join consecutive views."""
     written = _written(graph)
     for node in [node for node in graph.nodes if node.target is aten.linear.default]:
         view = node.args[0]

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ...errors import PartitionError, UnsupportedError, describe
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .interception import Calls, intercepting
 from .merged_rows import keep_rows_apart
-from .recording import Recording, Source
+from .recording import Recording, ValueSource
 from .regions import Regions
 from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
 from .tracing import (
@@ -29,12 +30,12 @@ from .tracing import (
     owner_of,
     trace,
     undisturbed,
-    young,
+    without_collection,
 )
 
 
 @dataclass(frozen=True)
-class Like:
+class InputSpec:
     """The structure of a global input."""
 
     shape: tuple[int, ...]
@@ -48,7 +49,7 @@ class Like:
 
 
 def record(
-    call: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Sequence[Like], tree: Tree, says: str
+    call: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Sequence[InputSpec], tree: Tree, says: str
 ) -> Recording:
     """What ``call(*args, **kwargs)`` does, where `tree` is that of ``(args, kwargs)`` and `inputs` its tensors.
 
@@ -71,8 +72,10 @@ def record(
         second = _Attempt(call, roots, inputs, tree, says)
         again, changes = second.run()
         if changes or again.digest != recording.digest:
-            told = second if changes else first
-            raise UnsupportedError(told.describe_changes("changes in every call, which a recording does not do again"))
+            details = second if changes else first
+            raise UnsupportedError(
+                details.describe_changes("changes in every call, which a recording does not do again")
+            )
     except Exception:
         before.restore()
         raise
@@ -84,7 +87,7 @@ class _Attempt:
         self,
         call: Callable[..., Any],
         roots: Mapping[str, torch.nn.Module],
-        inputs: Sequence[Like],
+        inputs: Sequence[InputSpec],
         tree: Tree,
         says: str,
     ) -> None:
@@ -96,7 +99,7 @@ class _Attempt:
 
     def run(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
         """The recording, and what it would leave in attributes of modules."""
-        with young(), undisturbed():
+        with without_collection(), undisturbed():
             return self._record()
 
     def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
@@ -156,7 +159,7 @@ class _Attempt:
             meta["region"] = self.regions.current
 
     def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes that the call has changed, where they hold no tensors; those of torch's own hooks are made anew."""
+        """Attributes that the call has changed, where they hold no tensors; those that torch's hooks compute are left out."""
         paths, found = {path or type(m).__name__: m for path, m in self.modules.items()}, []
         own = [change for change in self.changes if not _is_made_by_hook(paths.get(change[0]), change[1])]
         held = {id(value) for value in values}
@@ -173,11 +176,11 @@ class _Attempt:
         return found
 
     def describe_changes(self, what: str) -> str:
-        told = [
+        details = [
             f"{path}.{name}: was {_short(before)}, is {_short(after)}" for path, name, before, after in self.changes
         ]
         fix = "return it from `forward`, make it a buffer that is changed in place, or set it around the call."
-        return describe(f"{self.says}: `forward` assigns an attribute that {what}.", told, fix)
+        return describe(f"{self.says}: `forward` assigns an attribute that {what}.", details, fix)
 
     def _needs_numbers(self, error: Exception) -> UnsupportedError:
         operator = str(getattr(error, "func", error)).removeprefix("aten.")
@@ -199,28 +202,28 @@ class _Attempt:
     def _refuse_kept(self, module: torch.fx.GraphModule, fakes: Fakes) -> None:
         graphs = [module.graph, *(r.backward.module.graph for r in self.regions.found.values() if r.backward)]
         if kept := kept_fakes(fakes, graphs):
-            told = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
+            details = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
             fix = "return what is to be kept from `forward`."
             raise UnsupportedError(
                 describe(
-                    f"{self.says}: the code of the model keeps tensors of a call, which has no numbers.", told, fix
+                    f"{self.says}: the code of the model keeps tensors of a call, which has no numbers.", details, fix
                 )
             )
 
 
 def _is_made_by_hook(module: torch.nn.Module | None, name: str) -> bool:
-    """Whether a hook of torch's makes the attribute before every call: the weight of weight_norm and spectral_norm of old."""
+    """Whether a hook of torch's makes the attribute before every call: as the older weight_norm and spectral_norm do."""
     hooks = module._forward_pre_hooks.values() if module is not None else ()
     return any(getattr(hook, "name", None) == name for hook in hooks)
 
 
-def _refers_to(value: Any, held: set[int]) -> bool:
+def _refers_to(value: object, held: set[int]) -> bool:
     """Whether all tensors in an attribute are parameters and buffers, as in the list of weights that an LSTM keeps."""
     found = flatten(value)[0]
     return bool(found) and all(id(x) in held for x in found)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__} with tensors" if flatten(value)[0] else ADDRESS.sub("", repr(value)[:60])
@@ -228,11 +231,11 @@ def _short(value: Any) -> str:
 
 def _with_sources(
     module: torch.fx.GraphModule, holdings: Sequence[Holding], inputs: int
-) -> tuple[dict[str, Source], dict[str, Tensor]]:
-    """Say where placeholders come from; constants become placeholders, and those that nobody uses go."""
+) -> tuple[dict[str, ValueSource], dict[str, Tensor]]:
+    """Say where placeholders come from; constants become placeholders, and unused ones are removed."""
     graph, constants, known = module.graph, dict[str, Tensor](), {id(holding.value): holding for holding in holdings}
-    all_sources = [Source(holding.kind, holding.name) for holding in holdings]
-    all_sources += [Source("input", str(place)) for place in range(inputs)]
+    all_sources = [ValueSource(holding.kind, holding.name) for holding in holdings]
+    all_sources += [ValueSource("input", str(place)) for place in range(inputs)]
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     sources = dict(zip([node.name for node in placeholders], all_sources, strict=True))
     made: dict[int, torch.fx.Node] = {}
@@ -246,7 +249,7 @@ def _with_sources(
                 made[id(value)] = new = graph.placeholder(node.name)
             new.meta = dict(node.meta)
             kind = "parameter" if value.requires_grad else "constant"
-            sources[new.name] = Source(holding.kind, holding.name) if holding else Source(kind, node.target)  # type: ignore[arg-type]
+            sources[new.name] = ValueSource(holding.kind, holding.name) if holding else ValueSource(kind, node.target)  # type: ignore[arg-type]
             if holding is None:
                 constants[node.target] = value
         node.replace_all_uses_with(made[id(value)])
@@ -261,11 +264,11 @@ def _with_sources(
 
 def _erase(node: torch.fx.Node) -> None:
     node.graph.erase_node(node)
-    node.meta.clear()  # or its fake would seem to be kept by somebody
+    node.meta.clear()  # or its fake would seem to be kept by the model's code
 
 
 def _without_idle_switches(graph: torch.fx.Graph) -> None:
-    """Remove what switches autograd to what it is anyway."""
+    """Remove switches of autograd that change nothing."""
     mode = torch.is_grad_enabled()
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
@@ -276,7 +279,7 @@ def _without_idle_switches(graph: torch.fx.Graph) -> None:
 
 def _without_out(graph: torch.fx.Graph) -> None:
     """Let operators that write their result to a tensor be those that return it, followed by a copy."""
-    for node in [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]:
+    for node in [node for node in graph.nodes if isinstance(node.target, OpOverload)]:
         names = [argument.name for argument in node.target._schema.arguments if argument.is_out]
         if len(names) != 1 or names[0] not in node.kwargs:
             continue
@@ -293,7 +296,7 @@ def _without_out(graph: torch.fx.Graph) -> None:
         _erase(node)
 
 
-def _returning(op: Any, out: str) -> Any:
+def _returning(op: OpOverload, out: str) -> OpOverload | None:
     """The overload without the argument `out`."""
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != out]
     packet = op.overloadpacket
@@ -315,5 +318,5 @@ def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], retur
     return hashed.intdigest() >> 2
 
 
-def _shapes(value: Any) -> str:
+def _shapes(value: object) -> str:
     return " ".join(f"{tuple(x.shape)} {x.dtype}" for x in flatten(value)[0])

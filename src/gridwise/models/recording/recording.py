@@ -1,6 +1,6 @@
 """What a model does with inputs of one structure: a flat graph of ATen operators, with the sizes of the global tensors.
 
-    placeholders   parameters, buffers, constants and inputs, each with its `Source`; those that are not used are left out
+    placeholders   parameters, buffers, constants and inputs, each with its `ValueSource`; those that are not used are left out
     nodes          call_function of an ATen operator above autograd (``conv2d.default``, ``batch_norm.default``), of
                    ``operator.getitem``, or of a switch: ``torch._C._set_grad_enabled(mode)``, ``_enter_autocast(...)`` and
                    ``_exit_autocast(entered)`` of `torch.amp.autocast_mode`; these act on all nodes that follow
@@ -8,7 +8,7 @@
                    "tensor_meta"    torch's; its `requires_grad` is that of the model's tensor, "val" is detached
                    "module"         the dotted name of the module whose code made the node
                    "line"           where in the user's code: "file.py:12, in forward:  y = self.conv(x)"
-                   "region"         the number of the innermost `Region` that the node is in; absent outside of all
+                   "region"         the number of the innermost `GraphRegion` that the node is in; absent outside of all
     output         a flat tuple of tensors; `Recording.outputs` puts them into what the model returns
 
 Writes to buffers are operators that change a placeholder (``batch_norm``, ``add_``), as the model made them. The output
@@ -28,7 +28,7 @@ from .containers import Tree, unflatten
 
 
 @dataclass(frozen=True)
-class Source:
+class ValueSource:
     """Where the value of a placeholder comes from."""
 
     kind: Literal["parameter", "buffer", "constant", "input"]
@@ -37,7 +37,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Region:
+class GraphRegion:
     """Nodes that run as one call: what `torch.utils.checkpoint` computes again, or what a Function differentiates itself.
 
     The nodes of a region and of those within it follow one another in the graph.
@@ -75,14 +75,14 @@ class Recording:
     """One recorded call of a model; the same on all workers, which `digest` says."""
 
     module: torch.fx.GraphModule
-    sources: dict[str, Source]
+    sources: dict[str, ValueSource]
     """By the name of a placeholder, in the order of the placeholders."""
     constants: dict[str, Tensor]
     """Tensors that the model's code has made of numbers, or found where the model does not hold them."""
     returned: Tree
     """What the model returns; its tensors are those that the graph returns."""
     digest: int
-    regions: dict[int, Region] = field(default_factory=dict)
+    regions: dict[int, GraphRegion] = field(default_factory=dict)
 
     def outputs(self, tensors: Sequence[Any]) -> Any:
         """What the model returns, of what the graph returns."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .containers import Tree, flatten, unflatten
-from .recording import Backward, Region
+from .recording import Backward, GraphRegion
 from .tracing import Fakes, current_line, node_of, trace
 
 
 @dataclass
-class _Function:
+class _FunctionCall:
     """A call of a Function, as far as its backward needs it."""
 
     kind: type[torch.autograd.Function]
@@ -36,8 +36,8 @@ class Regions:
     """The regions met so far, and those that the code is in."""
 
     def __init__(self) -> None:
-        self.found: dict[int, Region] = {}
-        self._functions: dict[int, _Function] = {}
+        self.found: dict[int, GraphRegion] = {}
+        self._functions: dict[int, _FunctionCall] = {}
         self._stack: list[int] = []
         self._count = 0
         self._parents: dict[int, int | None] = {}
@@ -57,18 +57,18 @@ class Regions:
         self._count += 1
         number, self._parents[self._count] = self._count, self.current
         if kind == "checkpoint" and torch.is_grad_enabled():
-            self.found[number] = Region(number, kind, self.enclosing(self.current), keeps_random_state)
+            self.found[number] = GraphRegion(number, kind, self.enclosing(self.current), keeps_random_state)
         self._stack.append(number)
         yield number
         self._stack.pop()
 
-    def checkpointed(self, function: Any, preserve: bool, *rest: Any, **named: Any) -> Iterator[None]:
+    def checkpointed(self, function: object, preserve: bool, *rest: Any, **named: Any) -> Iterator[None]:
         """Stands for the generator of `torch.utils.checkpoint`, which runs up to its `yield` before the function."""
         with self.inside("checkpoint", preserve):
             yield
 
     def save(self, context: Any, *tensors: Any) -> None:
-        """Stands for `save_for_backward`."""
+        """Replaces `save_for_backward` while a call is recorded."""
         context.to_save = tensors
         if self._stack and self._stack[-1] in self._functions:
             self._functions[self._stack[-1]].saved = list(tensors)
@@ -76,7 +76,7 @@ class Regions:
     def applied(self, plain: Callable[..., Any], kind: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """``plain(kind, ...)``, which is what `apply` was; noted, if it is differentiated."""
         with self.inside("function") as number:
-            call = self._functions[number] = _Function(kind, current_line())
+            call = self._functions[number] = _FunctionCall(kind, current_line())
             result = plain(kind, *args, **kwargs)
         outputs = [y for y in flatten(result)[0] if y.requires_grad]
         if not outputs:
@@ -90,7 +90,7 @@ class Regions:
         call.inputs = tuple(node_of(x).name for x in inputs)
         call.outputs = [y for y in (result if isinstance(result, tuple) else (result,)) if isinstance(y, Tensor)]
         call.output_nodes = tuple(node_of(y).name for y in call.outputs)
-        self.found[number] = Region(number, "function", self.enclosing(self._parents[number]))
+        self.found[number] = GraphRegion(number, "function", self.enclosing(self._parents[number]))
         return result
 
     def record_backwards(self, fakes: Fakes) -> None:
@@ -98,7 +98,7 @@ class Regions:
         for number, region in self.found.items():
             if region.kind == "function":
                 backward = _recorded(self._functions[number], fakes)
-                self.found[number] = Region(number, "function", region.within, backward=backward)
+                self.found[number] = GraphRegion(number, "function", region.within, backward=backward)
         self._functions.clear()
 
 
@@ -110,7 +110,7 @@ class _Context:
         self.saved_tensors, self.needs_input_grad = saved, needed
 
 
-def _recorded(call: _Function, fakes: Fakes) -> Backward:
+def _recorded(call: _FunctionCall, fakes: Fakes) -> Backward:
     held = [fakes.empty(x.shape, x.dtype, x.device) for x in call.tensors]
     gradients = [fakes.empty(y.shape, y.dtype, y.device) for y in call.outputs]
 

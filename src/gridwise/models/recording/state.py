@@ -38,9 +38,9 @@ class Holding:
 def modules_of(roots: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
     """All modules below `roots`, each once, by their dotted names."""
     found: dict[str, torch.nn.Module] = {}
-    seen: set[torch.nn.Module] = set()
+    visited: set[torch.nn.Module] = set()
     for prefix, root in roots.items():
-        found.update(root.named_modules(seen, prefix))
+        found.update(root.named_modules(visited, prefix))
     return found
 
 
@@ -61,7 +61,7 @@ def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
 
 
 class Snapshot:
-    """What modules were at a moment, apart from the numbers in their tensors."""
+    """The state of modules at one moment, apart from the numbers in their tensors."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self.modules = dict(modules)
@@ -79,7 +79,7 @@ class Snapshot:
         self._globals = [each for kind in classes for each in _globals_of(kind)]
 
     def holds(self) -> bool:
-        """Whether everything is as it was."""
+        """Whether nothing has changed since."""
         try:
             return (
                 all(now == was for now, was in self._was)
@@ -103,14 +103,14 @@ class Snapshot:
                         yield path, name, before, after
 
     def restore(self) -> None:
-        """Let everything be as it was: the same objects, with what was in them."""
+        """Restore everything: the same objects, with their earlier contents."""
         for (now, was), objects in zip(self._was, self._objects, strict=True):
             now.clear()
             now.update({key: _refilled(value, was[key]) for key, value in objects.items()})
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a value is an object of a class of the user's, whose attributes the model's code may read."""
+    """Whether a value is an instance of a user's class, whose attributes the model's code may read."""
     kind = type(value)
     if isinstance(value, Tensor | torch.nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
         return False
@@ -225,7 +225,7 @@ def _same(one: Any, other: Any) -> bool:
         return one is other or one == other
     if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
         return False
-    if isinstance(one, weakref.ref):  # torch's RNNs keep them to see whether their weights are others
+    if isinstance(one, weakref.ref):  # torch's RNNs keep them to notice that their weights were replaced
         return True
     if isinstance(one, dict):
         return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
@@ -238,7 +238,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def swap(holdings: Sequence[Holding], values: Sequence[Tensor]) -> None:
-    """Let modules hold other tensors; a `Snapshot` puts back what they held."""
+    """Replace the tensors of modules; a `Snapshot` restores them."""
     for holding, value in zip(holdings, values, strict=True):
         for held, key in holding.places:
             held[key] = value

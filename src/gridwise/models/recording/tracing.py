@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -35,14 +36,14 @@ from ..rules.table import rule_for
 from .containers import flatten
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
-"""What an operator raises whose result, or its size, depends on numbers that a fake has not."""
+"""What an operator raises whose result, or its size, depends on the values of a tensor, which a fake lacks."""
 
 _TORCH = os.path.dirname(torch.__file__)
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Fakes:
-    """Makes fake tensors, which are of one world."""
+    """Makes fake tensors that can be used together."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -92,8 +93,8 @@ def trace(
 
 
 @cache
-def _composites() -> list[Any]:
-    """Operators that torch itself puts together from others, and that make tensors: recorded as those if they have no rule."""
+def _composites() -> list[OpOverload]:
+    """Operators that torch composes of others, and that make tensors: recorded as those others if they have no rule."""
     found = []
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
         namespace, _, rest = name.partition("::")
@@ -107,7 +108,7 @@ def _composites() -> list[Any]:
     return found
 
 
-def _apart(op: Any, *args: Any, **kwargs: Any) -> Any:
+def _apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """What a composite operator consists of; under autocast those that it knows as they are stay whole."""
     for kind in ("cpu", "cuda"):
         known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{kind.upper()}")
@@ -145,7 +146,7 @@ def node_of(x: Tensor) -> torch.fx.Node:
 
 @contextmanager
 def numbers_needed() -> Iterator[list[Exception]]:
-    """What operators raise in the body for want of numbers, whoever catches it."""
+    """What operators raise in the body because values are missing, even if the model's code catches it."""
     found: list[Exception] = []
     with ExitStack() as stack:
         for kind in NEEDS_NUMBERS:
@@ -159,7 +160,7 @@ def numbers_needed() -> Iterator[list[Exception]]:
         yield found
 
 
-def is_fake(x: Any) -> bool:
+def is_fake(x: object) -> bool:
     return isinstance(x, FakeTensor)
 
 
@@ -169,7 +170,7 @@ def current_line() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _HERE)) and not name.startswith("<"):
-            return _told(name, frame.f_lineno, frame.f_code.co_name)
+            return _source_line(name, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return ""
 
@@ -181,15 +182,15 @@ def line_of(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_TORCH, _HERE, "<"))
     ]
-    return _told(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else ""
+    return _source_line(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else ""
 
 
-def _told(file: str, number: int, function: str) -> str:
+def _source_line(file: str, number: int, function: str) -> str:
     return f"{os.path.basename(file)}:{number}, in {function}:  {linecache.getline(file, number).strip()}"
 
 
 @contextmanager
-def young() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Let what is made in the body stay in the youngest generation of the garbage collector, where `kept_fakes` looks."""
     was_on = gc.isenabled()
     gc.disable()
@@ -201,7 +202,7 @@ def young() -> Iterator[None]:
 
 
 def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
-    """Fakes of a recording that something besides its graphs holds on to."""
+    """Fakes of a recording that are referenced from outside its graphs."""
     gc.collect(0)  # what only hangs together in a circle is not kept; the rest becomes a generation older
     ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
     ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
@@ -209,7 +210,7 @@ def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
     return [x for x in made if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
 
 
-def owner_of(fake: Tensor, besides: Any) -> str:
-    """What kind of thing holds on to a fake."""
+def owner_of(fake: Tensor, besides: object) -> str:
+    """The type of an object that references a fake."""
     owners = [owner for owner in gc.get_referrers(fake) if owner is not besides and not isinstance(owner, FrameType)]
     return f"a {type(owners[0]).__name__}" if owners else "something"

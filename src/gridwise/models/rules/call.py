@@ -2,7 +2,7 @@
 
 A rule speaks of placements and arguments, not of nodes of a graph:
 
-    asked       one call of an operator: its arguments, with a `Value` (global shape, dtype, placement) for each tensor
+    asked       one call of an operator: its arguments, with a `GlobalTensor` (global shape, dtype, placement) for each tensor
     answered    `Placed`: how each tensor has to lie, where the outputs lie then, and the function that makes them
 
 The function gets this worker's tensors, in the order in which they stand among the arguments, as they were asked for.
@@ -11,23 +11,28 @@ The function gets this worker's tensors, in the order in which they stand among 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ...errors import UnsupportedError
 from ...grid import Box, Layout
 from ...nn.engine.operator import noted
-from ..placement import Cut, Placement, Replicated, Value, Want, Workers
+from ..placement import Cut, GlobalTensor, Placement, Replicated, Want, Workers
 
 Run = Callable[..., Any]
 
 
 class NoRule(UnsupportedError):
     """A rule cannot take these arguments: the reason, in words that complete "cannot be run on blocks: ..."."""
+
+
+class NothingCut(Exception):
+    """Raised for a rule by `Call.first_cut` and `Call.whole`: there are no blocks to run on, so all compute the same."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Placed:
     """Of the output, or of each of several."""
     run: Run
     inputs: Sequence[Want] = ()
-    """How each tensor argument has to lie; all as they are if left out."""
+    """The placement that each tensor argument needs; if left out, all stay as they are."""
     draws: bool = False
     """Whether `run` takes random numbers: its first argument is then a `random.Stream`."""
     gathers: str | None = None
@@ -49,23 +54,22 @@ class Placed:
 class Call:
     """One call of an operator."""
 
-    op: Any
-    """The `torch._ops.OpOverload`."""
+    op: OpOverload
+    """The `OpOverload`."""
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    results: tuple[Value, ...]
-    """The outputs' global shapes and dtypes; that they are called replicated means nothing."""
+    results: tuple[GlobalTensor, ...]
+    """The outputs' global shapes and dtypes; their placements are not known yet, and read as replicated."""
     workers: Workers
     name: str
     """For messages: the operator, and where in the model."""
     keeps_alias: bool = False
-    """Whether the output has to share memory with its input on every worker: somebody writes to one and reads the other."""
+    """Whether the output has to share memory with its input on every worker: one is written to and the other read."""
     written: bool = False
     """Whether the first argument is changed in place: it must stay where it lies."""
-    number: int = field(default=0, compare=False)
 
     @property
-    def result(self) -> Value:
+    def result(self) -> GlobalTensor:
         return self.results[0]
 
     @property
@@ -88,7 +92,7 @@ class Call:
         return self.given[name]
 
     @cached_property
-    def tensors(self) -> list[Value]:
+    def tensors(self) -> list[GlobalTensor]:
         return list(_values(self.given.values()))
 
     def dims(self, name: str, of: int) -> tuple[int, ...]:
@@ -98,7 +102,7 @@ class Call:
             return tuple(range(of))
         return tuple(d % max(1, of) for d in (given if isinstance(given, Sequence) else (given,)))
 
-    def locally(self, op: Any = None, **changed: Any) -> Run:
+    def locally(self, op: OpOverload | None = None, **changed: Any) -> Run:
         """The operator on this worker's tensors, with some arguments changed."""
         schema = self.op._schema
         given = {**self.given, **changed}
@@ -106,7 +110,7 @@ class Call:
         named = {a.name: given[a.name] for a in schema.arguments if a.kwarg_only}
         call = op or self.op
         spots = [i for i, each in enumerate(positional) if _holds_values(each)]
-        first = spots == list(range(len(spots))) and all(isinstance(positional[i], Value) for i in spots)
+        first = spots == list(range(len(spots))) and all(isinstance(positional[i], GlobalTensor) for i in spots)
         if first and not any(map(_holds_values, named.values())):  # all tensors come first: the usual case
             rest, count = tuple(positional[len(spots) :]), len(spots)
             return lambda *tensors: call(*tensors[:count], *rest, **named)
@@ -131,19 +135,33 @@ class Call:
             return lambda *tensors: of_nothing(tensors, *made[0])
         return lambda *tensors: tuple(of_nothing(tensors, *each) for each in made)
 
-    def with_whole(self, x: Value, dims: Sequence[int]) -> Layout | None:
-        """The blocks of a tensor with these dims whole and others cut instead; None if it is not cut, or cannot be so."""
+    def first_cut(self) -> tuple[GlobalTensor, Layout]:
+        """The first tensor and its blocks; if it has none, the call runs everywhere, whatever the rule would say."""
+        x = self.tensors[0]
         if x.layout is None:
-            return None
-        placed = self.workers.spread(x.shape, dims, like=x.layout)
-        return placed.layout if isinstance(placed, Cut) else None
+            raise NothingCut
+        return x, x.layout
+
+    def largest_cut(self) -> tuple[GlobalTensor, Layout]:
+        """The largest of the tensors that are cut, and its blocks; if none is, the call runs everywhere."""
+        x = max(self.cut, key=lambda value: value.volume, default=None)
+        if x is None or x.layout is None:
+            raise NothingCut
+        return x, x.layout
+
+    def whole(self, x: GlobalTensor, dims: Sequence[int]) -> Layout:
+        """The blocks of a tensor with these dims whole and others cut instead; if it has none, the call runs everywhere."""
+        placed = None if x.layout is None else self.workers.spread(x.shape, dims, like=x.layout)
+        if not isinstance(placed, Cut):
+            raise NothingCut
+        return placed.layout
 
     def everywhere(self) -> Placed:
         """All tensors whole on every worker, which then compute the same."""
         return Placed(tuple(Replicated() for _ in self.results), self.locally(), [Replicated()] * len(self.tensors))
 
     @property
-    def cut(self) -> list[Value]:
+    def cut(self) -> list[GlobalTensor]:
         """The tensors that are cut."""
         return [value for value in self.tensors if isinstance(value.placement, Cut)]
 
@@ -160,20 +178,20 @@ def of_nothing(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.d
     return noted(total.to(dtype)).expand(shape)  # type: ignore[union-attr]
 
 
-def _values(arguments: Iterable[Any]) -> Iterator[Value]:
+def _values(arguments: Iterable[Any]) -> Iterator[GlobalTensor]:
     for each in arguments:
-        if isinstance(each, Value):
+        if isinstance(each, GlobalTensor):
             yield each
         elif isinstance(each, list | tuple):
             yield from _values(each)
 
 
-def _holds_values(argument: Any) -> bool:
+def _holds_values(argument: object) -> bool:
     return next(_values([argument]), None) is not None
 
 
-def _filled(argument: Any, tensors: Iterator[Tensor]) -> Any:
-    if isinstance(argument, Value):
+def _filled(argument: object, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(argument, GlobalTensor):
         return next(tensors)
     if isinstance(argument, list | tuple) and _holds_values(argument):
         return [_filled(each, tensors) for each in argument]

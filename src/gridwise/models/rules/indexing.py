@@ -36,26 +36,20 @@ def embedding_renorm(call: Call) -> Placed:
 def index_select(call: Call) -> Placed:
     x = call.tensors[0]
     dim = call["dim"] % x.dim
-    layout = call.with_whole(x, [dim])
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(x, [dim])
     return Placed(Cut(resized(layout, [dim], call.result.shape)), call.locally(), [layout, Replicated()])
 
 
 @rule("index")
 def index(call: Call) -> Placed:
     """``x[..., i, j, ...]`` with replicated indices for some dims; where all are cut alike, as element by element."""
-    x, indices = call.tensors[0], call["indices"]
+    (x, _), indices = call.first_cut(), call["indices"]
     given = [d for d, each in enumerate(indices) if each is not None]
-    if x.layout is None:
-        return call.everywhere()
     if any(each is not None and each.dtype.is_floating_point is False and each.dtype.itemsize == 1 for each in indices):
         raise NoRule("indexing by a mask: how many elements it takes depends on their values")
     if given != list(range(given[0], given[-1] + 1)):
         raise NoRule("indices for dims that are not next to one another")
-    layout = call.with_whole(x, given)
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(x, given)
     at, count = given[0], len(call.result.shape) - (x.dim - len(given))
     made = [(0, n) for n in call.result.shape[at : at + count]]
     target = with_dims(layout, [*layout.cuts[:at], *made, *layout.cuts[given[-1] + 1 :]])
@@ -66,14 +60,13 @@ def index(call: Call) -> Placed:
 def gather(call: Call) -> Placed:
     """Rows chosen element by element along a dim, which is whole; the others are cut alike."""
     x, chosen = call.tensors[:2]
-    if call["dim"] is None or not call.cut:
+    if call["dim"] is None:
         return call.everywhere()
+    largest, _ = call.largest_cut()
     dim = call["dim"] % x.dim
     if any(a != b for d, (a, b) in enumerate(zip(x.shape, chosen.shape, strict=True)) if d != dim):
         raise NoRule("a gather from other rows than those of the indices")
-    layout = call.with_whole(max(call.cut, key=lambda value: value.volume), [dim])
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(largest, [dim])
     layouts = [resized(layout, [dim], value.shape) for value in (x, chosen)]
     return Placed(Cut(layouts[1]), call.locally(), layouts)
 
@@ -82,5 +75,5 @@ def gather(call: Call) -> Placed:
 def triangle(call: Call) -> Placed:
     """Below or above a diagonal: the last two dims are whole."""
     x = call.tensors[0]
-    layout = call.with_whole(x, [x.dim - 2, x.dim - 1])
-    return call.everywhere() if layout is None else Placed(Cut(layout), call.locally(), [layout])
+    layout = call.whole(x, [x.dim - 2, x.dim - 1])
+    return Placed(Cut(layout), call.locally(), [layout])

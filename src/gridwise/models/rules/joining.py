@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 
 from ...grid import Grid, Layout, Needs, balanced_cuts, sliced_need
-from ..placement import SMALL, Cut, Placement, Replicated, Value, Want, resized, with_dims
+from ..placement import SMALL, Cut, Placement, Replicated, Want, resized, with_dims
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -35,11 +35,7 @@ def _is_even(cuts: Sequence[int]) -> bool:
 def cat(call: Call) -> Placed:
     name = "axis" if "axis" in call.given else "dim"
     dim = call[name] % len(call.result.shape)
-    if not call.cut:
-        return call.everywhere()
     target = _joined_layout(call, dim)
-    if target is None:
-        return call.everywhere()
     offset, wants = 0, list[Want]()
     for value in call.tensors:
         if value.shape == (0,):  # which torch passes over
@@ -56,11 +52,9 @@ def cat(call: Call) -> Placed:
     return Placed(Cut(target), lambda *parts: torch.cat(parts, dim), wants)
 
 
-def _joined_layout(call: Call, dim: int) -> Layout | None:
+def _joined_layout(call: Call, dim: int) -> Layout:
     """The blocks of the joined tensor: those of the largest part, to which the rows of the others come."""
-    largest = max(call.cut, key=lambda value: value.volume)
-    layout, shape = largest.layout, call.result.shape
-    assert layout is not None
+    (largest, layout), shape = call.largest_cut(), call.result.shape
     cuts = list(layout.cuts)
     if layout.grid.shape[dim] == 1:
         cuts[dim] = (0, shape[dim])
@@ -79,11 +73,8 @@ def _joined_layout(call: Call, dim: int) -> Layout | None:
 
 @rule("stack")
 def stack(call: Call) -> Placed:
-    if not call.cut:
-        return call.everywhere()
+    _, layout = call.largest_cut()
     dim = call["dim"] % len(call.result.shape)
-    layout = max(call.cut, key=lambda value: value.volume).layout
-    assert layout is not None
     cuts = [*layout.cuts[:dim], (0, len(call.tensors)), *layout.cuts[dim:]]
     return Placed(Cut(with_dims(layout, cuts)), call.locally(), [layout] * len(call.tensors))
 
@@ -98,30 +89,25 @@ def rows_of(call: Call, kind: str, extent: int) -> range:
 
 @rule("slice", "narrow", "slice_copy", "narrow_copy")
 def sliced(call: Call) -> Placed:
-    x = call.tensors[0]
+    x, layout = call.first_cut()
     dim = call["dim"] % x.dim
     rows = rows_of(call, call.kind.removesuffix("_copy"), x.shape[dim])
-    if x.layout is None or not x.is_cut_along([dim]):
-        if x.layout is None:
-            return Placed(Replicated(), call.locally(), [Replicated()])
-        kept = tuple((0, len(rows)) if d == dim else each for d, each in enumerate(x.layout.cuts))
-        return Placed(Cut(Layout(x.layout.grid, kept)), call.locally())
-    cuts = x.layout.cuts[dim]
+    if not x.is_cut_along([dim]):
+        return Placed(Cut(resized(layout, [dim], call.result.shape)), call.locally())
     if rows.step == 1:
-        own = clipped(cuts, rows.start, max(rows.start, rows.stop))
+        own = clipped(layout.cuts[dim], rows.start, max(rows.start, rows.stop))
         if call.keeps_alias or _is_even(own):
-            return _in_place(call, x, dim, own, rows)
+            return _in_place(call, layout, dim, own, rows)
     if call.keeps_alias:
-        own = tuple(sum(row < cut for row in rows) for cut in cuts)
-        return _in_place(call, x, dim, own, rows)
-    return _fetched(call, x, dim, rows)
+        own = tuple(sum(row < cut for row in rows) for cut in layout.cuts[dim])
+        return _in_place(call, layout, dim, own, rows)
+    return _fetched(layout, dim, rows)
 
 
-def _in_place(call: Call, x: Value, dim: int, own: tuple[int, ...], rows: range) -> Placed:
+def _in_place(call: Call, layout: Layout, dim: int, own: tuple[int, ...], rows: range) -> Placed:
     """Each worker slices its own block."""
-    assert x.layout is not None
-    target = Layout(x.layout.grid, tuple(own if d == dim else each for d, each in enumerate(x.layout.cuts)))
-    here, block = call.block(x.layout), call.block(target)
+    target = Layout(layout.grid, tuple(own if d == dim else each for d, each in enumerate(layout.cuts)))
+    here, block = call.block(layout), call.block(target)
     count = block.shape[dim]
     first = rows[block.start[dim]] - here.start[dim] if count else 0
     stop = first + (count - 1) * rows.step + 1 if count else 0
@@ -129,12 +115,11 @@ def _in_place(call: Call, x: Value, dim: int, own: tuple[int, ...], rows: range)
     return Placed(Cut(target), lambda x: op(x, dim, first, stop, step))
 
 
-def _fetched(call: Call, x: Value, dim: int, rows: range) -> Placed:
+def _fetched(layout: Layout, dim: int, rows: range) -> Placed:
     """Even blocks of the slice, from wherever their rows lie."""
-    assert x.layout is not None
-    grid = x.layout.grid
+    grid = layout.grid
     cuts = balanced_cuts(len(rows), grid.shape[dim])
-    target = Layout(grid, tuple(cuts if d == dim else each for d, each in enumerate(x.layout.cuts)))
+    target = Layout(grid, tuple(cuts if d == dim else each for d, each in enumerate(layout.cuts)))
     lines = list(Needs.of_layout(target).intervals)
     lines[dim] = tuple(sliced_need(rows, outputs) for outputs in pairwise(cuts))
     needs, step = Needs(grid, tuple(lines), (False,) * grid.dim), rows.step
@@ -144,19 +129,17 @@ def _fetched(call: Call, x: Value, dim: int, rows: range) -> Placed:
 
 @rule("select", "select_copy")
 def select(call: Call) -> Placed:
-    x = call.tensors[0]
-    if x.layout is None:
-        return Placed(Replicated(), call.locally(), [Replicated()])
+    x, layout = call.first_cut()
     dim = call["dim"] % x.dim
     index = call["index"] % x.shape[dim]
     if not x.is_cut_along([dim]):
-        cuts = [each for d, each in enumerate(x.layout.cuts) if d != dim]
-        return Placed(Cut(with_dims(x.layout, cuts)), lambda x: x.select(dim, index))
+        cuts = [each for d, each in enumerate(layout.cuts) if d != dim]
+        return Placed(Cut(with_dims(layout, cuts)), lambda x: x.select(dim, index))
     if call.keeps_alias:
         raise NoRule("a row that one worker has, which is written to")
     target = call.workers.spread(call.result.shape) if call.result.volume > SMALL else Replicated()
     if not isinstance(target, Cut):
-        grid = x.layout.grid
+        grid = layout.grid
         lines = [
             ((index, index + 1) if d == dim else (0, n),) * p
             for d, (n, p) in enumerate(zip(x.shape, grid.shape, strict=True))
@@ -177,19 +160,14 @@ def select(call: Call) -> Placed:
 )  # fmt: skip
 def split(call: Call) -> Placed:
     """Parts along a dim, which is made whole first."""
-    x = call.tensors[0]
     if len(call.tensors) > 1:
         raise NoRule("a split at places that are no numbers")
-    if x.layout is None:
-        return Placed([Replicated()] * len(call.results), call.locally(), [Replicated()])
+    x, layout = call.first_cut()
     dim = call["dim"] % x.dim
-    layout: Layout | None = x.layout
     if x.is_cut_along([dim]):
         if call.keeps_alias:
             raise NoRule("parts that are written to, along a dim that is cut")
-        layout = call.with_whole(x, [dim])
-    if layout is None:
-        return Placed([Replicated()] * len(call.results), call.locally(), [Replicated()])
+        layout = call.whole(x, [dim])
     targets: list[Placement] = []
     for result in call.results:
         if call.kind.startswith("unbind"):
@@ -203,20 +181,18 @@ def split(call: Call) -> Placed:
 @rule("repeat", "tile", "repeat_interleave")
 def repeat(call: Call) -> Placed:
     """Copies along dims, which are made whole; rows that are repeated one by one stay where they are."""
-    x, shape = call.tensors[0], call.result.shape
-    if x.layout is None or len(call.tensors) > 1:
+    if len(call.tensors) > 1:
         return call.everywhere()
+    (x, layout), shape = call.first_cut(), call.result.shape
     lacking = len(shape) - x.dim
     if call.kind == "repeat_interleave":
         if call["dim"] is None or not isinstance(call["repeats"], int):
             raise NoRule("repeat_interleave without a dim, or with numbers that are not known")
         dim, times = call["dim"] % x.dim, call["repeats"]
-        cuts = [tuple(times * cut for cut in each) if d == dim else each for d, each in enumerate(x.layout.cuts)]
-        return Placed(Cut(Layout(x.layout.grid, tuple(cuts))), lambda x: x.repeat_interleave(times, dim))
+        cuts = [tuple(times * cut for cut in each) if d == dim else each for d, each in enumerate(layout.cuts)]
+        return Placed(Cut(Layout(layout.grid, tuple(cuts))), lambda x: x.repeat_interleave(times, dim))
     grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
-    layout = call.with_whole(x, grown)
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(x, grown)
     cuts = [*((0, n) for n in shape[:lacking]), *resized(layout, grown, shape[lacking:]).cuts]
     return Placed(Cut(with_dims(layout, cuts)), call.locally(), [layout])
 
@@ -224,9 +200,7 @@ def repeat(call: Call) -> Placed:
 @rule("roll", "fft_fftshift", "fft_ifftshift")
 def roll(call: Call) -> Placed:
     """Rows moved round: along a cut dim, the route wraps."""
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    x, layout = call.first_cut()
     if call.kind == "roll":
         if not call["dims"]:
             raise NoRule("a roll of all elements in one line")
@@ -238,29 +212,27 @@ def roll(call: Call) -> Placed:
     for d, shift in pairs:
         shifts[d] += shift
     lines, wraps, rest = [], [], []
-    for d, line in enumerate(Needs.of_layout(x.layout).intervals):
-        moved = x.layout.grid.shape[d] > 1 and x.shape[d] and shifts[d] % x.shape[d]
+    for d, line in enumerate(Needs.of_layout(layout).intervals):
+        moved = layout.grid.shape[d] > 1 and x.shape[d] and shifts[d] % x.shape[d]
         lines.append(tuple((a - shifts[d], b - shifts[d]) for a, b in line) if moved else line)
         wraps.append(bool(moved))
         if not moved and shifts[d]:
             rest.append(d)
     amounts = [shifts[d] for d in rest]
-    needs = Needs(x.layout.grid, tuple(lines), tuple(wraps))
-    return Placed(Cut(x.layout), lambda x: torch.roll(x, amounts, rest) if rest else x, [needs if any(wraps) else None])
+    needs = Needs(layout.grid, tuple(lines), tuple(wraps))
+    return Placed(Cut(layout), lambda x: torch.roll(x, amounts, rest) if rest else x, [needs if any(wraps) else None])
 
 
 @rule("flip")
 def flip(call: Call) -> Placed:
-    """Rows in reverse: each worker reverses its own, and the grid is read the other way round."""
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    """Rows in reverse: each worker reverses its own, and the grid is read in reverse."""
     import numpy as np
 
+    x, layout = call.first_cut()
     dims = tuple(d % x.dim for d in call["dims"])
-    ranks = np.flip(np.array(x.layout.grid.ranks).reshape(x.layout.grid.shape), dims)
+    ranks = np.flip(np.array(layout.grid.ranks).reshape(layout.grid.shape), dims)
     cuts = [
-        tuple(each[-1] - cut for cut in reversed(each)) if d in dims else each for d, each in enumerate(x.layout.cuts)
+        tuple(each[-1] - cut for cut in reversed(each)) if d in dims else each for d, each in enumerate(layout.cuts)
     ]
-    grid = Grid(tuple(int(rank) for rank in ranks.ravel()), x.layout.grid.shape)
+    grid = Grid(tuple(int(rank) for rank in ranks.ravel()), layout.grid.shape)
     return Placed(Cut(Layout(grid, tuple(cuts))), lambda x: x.flip(dims))

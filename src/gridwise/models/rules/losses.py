@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...grid import Layout
 from ...nn.engine.copy_and_sum import AllSum
 from ..placement import Cut, Partial, Replicated, Want, with_dims
 from .call import Call, NoRule, Placed
-from .pointwise import common_layout, seen_by
+from .pointwise import common_layout, needed_by
 from .table import rule
 
 NONE, MEAN = 0, 1
@@ -24,13 +23,9 @@ NONE, MEAN = 0, 1
     "kl_div", "soft_margin_loss", "poisson_nll_loss",
 )  # fmt: skip
 def elementwise(call: Call) -> Placed:
-    if not call.cut:
-        return call.everywhere()
     shape = tuple(torch.broadcast_shapes(*(value.shape for value in call.tensors)))
-    target = common_layout(call.cut, shape, call.workers)
-    if target is None:
-        return call.everywhere()
-    wants: list[Want] = [seen_by(target, value) for value in call.tensors]
+    target = common_layout(call, shape)
+    wants: list[Want] = [needed_by(target, value) for value in call.tensors]
     reduction = call["reduction"]
     run = call.locally(reduction=NONE)
     if reduction == NONE:
@@ -43,18 +38,14 @@ def elementwise(call: Call) -> Placed:
 def cross_entropy(call: Call) -> Placed:
     """Classes are whole; samples and space may be cut. The mean is over all terms that are not ignored."""
     x, target = call.tensors[:2]
-    if not call.cut:
-        return call.everywhere()
+    _, layout = call.largest_cut()
     if x.dim < 2:
         raise NoRule("the loss of one sample")
-    cut = x if x.layout is not None else target
-    assert cut.layout is not None
-    if x.layout is None:
-        of_x: Layout | None = with_dims(cut.layout, (cut.layout.cuts[0], (0, x.shape[1]), *cut.layout.cuts[1:]))
+    if x.layout is not None:
+        of_x = call.whole(x, [1])
     else:
-        of_x = call.with_whole(x, [1])
-    if of_x is None:
-        return call.everywhere()
+        layout = target.layout or layout
+        of_x = with_dims(layout, (layout.cuts[0], (0, x.shape[1]), *layout.cuts[1:]))
     of_terms = with_dims(of_x, (of_x.cuts[0], *of_x.cuts[2:]))
     by_probability = target.shape == x.shape
     wants: list[Want] = [of_x, of_x if by_probability else of_terms]

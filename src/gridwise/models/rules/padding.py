@@ -20,9 +20,7 @@ MODES = {"reflection": "reflect", "replication": "replicate"}
     "pad", "constant_pad_nd", *(f"{mode}_pad{d}d" for mode in MODES for d in (1, 2, 3)), "_pad_circular",
 )  # fmt: skip
 def pad(call: Call) -> Placed:
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    x, layout = call.first_cut()
     amounts = list(call["pad"] if "pad" in call.given else call["padding"])
     mode = _mode(call)
     value = (call.given.get("value") or 0) if mode == "constant" else 0
@@ -31,10 +29,10 @@ def pad(call: Call) -> Placed:
         around[x.dim - 1 - i] = before, after
     if mode == "circular" and min(amounts) < 0:
         raise NoRule("negative circular padding")
-    grid, shape = x.layout.grid, call.result.shape
+    grid, shape = layout.grid, call.result.shape
     cuts = [
         have if around[d] == (0, 0) else balanced_cuts(n, grid.shape[d])
-        for d, (have, n) in enumerate(zip(x.layout.cuts, shape, strict=True))
+        for d, (have, n) in enumerate(zip(layout.cuts, shape, strict=True))
     ]
     target = Layout(grid, tuple(cuts))
     lines = [
@@ -70,7 +68,7 @@ def _rows(need: tuple[int, int], extent: int, mode: str) -> Padding:
 
 
 def _padded(x: Tensor, rows: Sequence[Padding], mode: str, value: float, block: tuple[int, ...]) -> Tensor:
-    """What was fetched, padded and cropped; a block without elements is made of nothing."""
+    """What was fetched, padded and cropped; an empty block is made without computing."""
     if 0 in block:
         return of_nothing([x], block, x.dtype)
     padded = [d for d, line in enumerate(rows) if line.before or line.after]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from ...grid import Grid, Interval, Layout, Needs, balanced_cuts
-from ..placement import Cut, Replicated, Value, Want, Workers, permuted
+from ..placement import Cut, GlobalTensor, Replicated, Want, permuted
 from .call import Call, Placed
 from .table import rule
 
@@ -36,20 +36,19 @@ def is_pointwise(op: object) -> bool:
 @rule(*UNTAGGED)
 def pointwise(call: Call) -> Placed:
     """Any operator that works element by element, with broadcasting."""
-    if not call.cut or (call.written and call.tensors[0].layout is None):
+    if not call.cut:
         return call.everywhere()
-    target = call.tensors[0].layout if call.written else common_layout(call.cut, call.result.shape, call.workers)
+    target = call.tensors[0].layout if call.written else common_layout(call, call.result.shape)
     if target is None:
         return call.everywhere()
-    wants = [seen_by(target, value) for value in call.tensors]
+    wants = [needed_by(target, value) for value in call.tensors]
     return Placed([Cut(target)] * len(call.results), call.locally(), wants)
 
 
-def common_layout(cut: list[Value], shape: tuple[int, ...], workers: Workers) -> Layout | None:
-    """Where a tensor of `shape` lies that these broadcast to: in the blocks of the largest."""
-    largest = max(cut, key=lambda value: value.volume)
-    layout, lacking = largest.layout, len(shape) - largest.dim
-    assert layout is not None
+def common_layout(call: Call, shape: tuple[int, ...]) -> Layout:
+    """Where a tensor of `shape` lies that the tensors of a call broadcast to: in the blocks of the largest."""
+    largest, layout = call.largest_cut()
+    lacking = len(shape) - largest.dim
     if lacking == 0 and largest.shape == shape:
         return layout
     cuts: list[tuple[int, ...]] = [(0, n) for n in shape[:lacking]]
@@ -58,7 +57,7 @@ def common_layout(cut: list[Value], shape: tuple[int, ...], workers: Workers) ->
     return Layout(Grid(layout.grid.ranks, (1,) * lacking + layout.grid.shape), tuple(cuts))
 
 
-def seen_by(target: Layout, value: Value) -> Want:
+def needed_by(target: Layout, value: GlobalTensor) -> Want:
     """What the blocks of `target` see of a tensor that broadcasts to it."""
     if not value.shape:
         return Replicated()
@@ -76,17 +75,15 @@ def seen_by(target: Layout, value: Value) -> Want:
 @rule("prelu")
 def prelu(call: Call) -> Placed:
     """One slope for all, or one for each channel, which is dim 1."""
-    x, slope = call.tensors
-    if x.layout is None:
-        return call.everywhere()
+    (x, layout), slope = call.first_cut(), call.tensors[1]
     want: Want = Replicated()
     if slope.volume > 1 and x.is_cut_along([1]):
         order = [*(d for d in range(x.dim) if d != 1), 1]
-        last = permuted(x.layout, order)
+        last = permuted(layout, order)
         lines = [*(((0, 1),) * p for p in last.grid.shape[:-1]), tuple(pairwise(last.cuts[-1]))]
         want = Needs(last.grid, tuple(lines), (False,) * x.dim)
     run = call.locally()
-    return Placed(Cut(x.layout), lambda x, slope: run(x, slope.reshape(-1)), [x.layout, want])
+    return Placed(Cut(layout), lambda x, slope: run(x, slope.reshape(-1)), [layout, want])
 
 
 @rule("to", "type_as", "_to_copy")

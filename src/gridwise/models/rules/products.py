@@ -1,4 +1,4 @@
-"""Products of tensors: matmul and its like, einsum, linear, attention.
+"""Products of tensors: matmul and its relatives, einsum, linear, attention.
 
 Every dim of every tensor has a label, as in einsum. A label of the result may be cut: each worker makes its block of the
 result from the parts of the tensors that it sees. Labels that are summed over are whole.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ...grid import Box, Grid, Interval, Layout, Needs
-from ..placement import Cut, Replicated, Value, Want
-from ..random import Elements, Stream
-from .call import Call, NoRule, Placed
+from ..placement import Cut, GlobalTensor, Partial, Replicated, Want
+from ..random import Elements, RandomStream
+from .call import Call, NoRule, Placed, Run
+from .pointwise import common_layout, needed_by
 from .table import rule
 
 Labels = Sequence[str]
@@ -29,7 +31,7 @@ WORTH_CUTTING = 1 << 20
 
 
 def labelled(call: Call, operands: Sequence[Labels], result: Labels, whole: Labels) -> Layout | None:
-    """Where the result lies: cut along its labels, but for `whole`, as the tensor is with most of them cut; or None."""
+    """Where the result lies: cut along its labels, except `whole`, as the tensor is with most of them cut; or None."""
     tensors = call.tensors[: len(operands)]
     found: list[tuple[int, Layout]] = []
     for value, labels in sorted(zip(tensors, operands, strict=True), key=lambda pair: -pair[0].volume):
@@ -63,7 +65,7 @@ def layout_of_result(call: Call, layout: Layout, labels: Labels, result: Labels,
     return placed.layout if isinstance(placed, Cut) else None
 
 
-def seen_of(target: Layout, value: Value, labels: Labels, result: Labels) -> Want:
+def needed_of(target: Layout, value: GlobalTensor, labels: Labels, result: Labels) -> Want:
     """What the blocks of the result see of a tensor: their part along the labels that they share, all along the others."""
     places = {label: d for d, label in enumerate(result)}
     grid = target.grid
@@ -90,64 +92,44 @@ def _grid_along(grid: Grid, order: Sequence[int], shape: Sequence[int]) -> Grid:
     return Grid(tuple(int(rank) for rank in ranks.ravel()), tuple(shape))
 
 
-def product(call: Call, operands: Sequence[Labels], result: Labels, run: Any = None, whole: Labels = ()) -> Placed:
+def product(
+    call: Call, operands: Sequence[Labels], result: Labels, run: Run | None = None, whole: Labels = ()
+) -> Placed:
     """Any sum of products: each worker makes its block of the result, which is not cut along `whole`."""
-    tensors = call.tensors
+    tensors, run = call.tensors, run or call.locally()
     target = labelled(call, operands, result, whole) if call.cut else None
+    target = target or _worth_cutting(call, operands)
     if target is None:
-        return _shared(call, operands, result, run)
-    wants: list[Want] = [
-        seen_of(target, value, labels, result) for value, labels in zip(tensors, operands, strict=False)
-    ]
+        return Placed(Replicated(), run, [Replicated()] * len(tensors))
+    pairs = zip(tensors, operands, strict=False)
+    wants: list[Want] = [needed_of(target, value, labels, result) for value, labels in pairs]
     wants += [Replicated()] * (len(tensors) - len(operands))
-    return Placed(Cut(target), _plain(run or call.locally(), tensors, target, wants), wants)
+    return Placed(Cut(target), _plain(run, tensors, wants), wants)
 
 
-def _plain(run: Any, tensors: Sequence[Value], target: Layout, wants: Sequence[Want]) -> Any:
+def _worth_cutting(call: Call, operands: Sequence[Labels]) -> Layout | None:
+    """Where the result of replicated tensors lies if their product is so large that the workers share it."""
+    pairs = zip(call.tensors, operands, strict=False)
+    extents = {label: n for value, labels in pairs for label, n in zip(labels, value.shape, strict=True)}
+    placed = call.workers.spread(call.result.shape) if math.prod(extents.values()) >= WORTH_CUTTING else None
+    return placed.layout if isinstance(placed, Cut) else None
+
+
+def _plain(run: Run, tensors: Sequence[GlobalTensor], wants: Sequence[Want]) -> Run:
     """`run` of tensors without the leading dims that came with the movement of those that lack dims."""
-    extra = [
-        max(0, want.grid.dim - value.dim) if isinstance(want, Needs) else 0
-        for value, want in zip(tensors, wants, strict=True)
-    ]
-    if not any(extra):
-        return run
     dims = [value.dim for value in tensors]
+    if all(not isinstance(want, Needs) or want.grid.dim <= n for want, n in zip(wants, dims, strict=True)):
+        return run
 
-    def stripped(*given: Tensor) -> Any:
-        parts = [x.reshape(x.shape[x.dim() - n :]) if x.dim() > n else x for x, n in zip(given, dims, strict=True)]
-        return run(*parts)
+    def stripped(*given: Any) -> Any:
+        before, parts = given[: -len(dims)], zip(given[-len(dims) :], dims, strict=True)  # a random stream comes first
+        return run(*before, *(x.reshape(x.shape[x.dim() - n :]) if x.dim() > n else x for x, n in parts))
 
     return stripped
 
 
-def _shared(call: Call, operands: Sequence[Labels], result: Labels, run: Any) -> Placed:
-    """A product of replicated tensors: on every worker, or if it is large, each makes its part of the last dim it can cut."""
-    tensors = call.tensors
-    everywhere = Placed(Replicated(), run or call.locally(), [Replicated()] * len(tensors))
-    extents = {
-        label: n
-        for value, labels in zip(tensors, operands, strict=False)
-        for label, n in zip(labels, value.shape, strict=True)
-    }
-    if math.prod(extents.values()) < WORTH_CUTTING:
-        return everywhere
-    placed = call.workers.spread(call.result.shape)
-    if not isinstance(placed, Cut):
-        return everywhere
-    wants: list[Want] = [
-        seen_of(placed.layout, value, labels, result) for value, labels in zip(tensors, operands, strict=False)
-    ]
-    wants += [Replicated()] * (len(tensors) - len(operands))
-    return Placed(placed, _plain(run or call.locally(), tensors, placed.layout, wants), wants)
-
-
 def _names(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{i}" for i in range(count)]
-
-
-def _batch(value: Value, lead: int, most: int) -> list[str]:
-    """Labels of leading dims, which broadcast: counted from the last."""
-    return _names("b", most)[most - lead :]
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
@@ -157,22 +139,17 @@ def matmul(call: Call) -> Placed:
         return contraction(call)
     leads = max(a.dim - 2, 0), max(b.dim - 2, 0)
     most = max(leads)
-    first = ["k"] if a.dim == 1 else [*_batch(a, leads[0], most), "n", "k"]
-    second = ["k"] if b.dim == 1 else [*_batch(b, leads[1], most), "k", "m"]
-    result = _names("b", most) + ["n"] * (a.dim > 1) + ["m"] * (b.dim > 1)
+    batch = _names("b", most)  # leading dims broadcast: they are counted from the last
+    first = ["k"] if a.dim == 1 else [*batch[most - leads[0] :], "n", "k"]
+    second = ["k"] if b.dim == 1 else [*batch[most - leads[1] :], "k", "m"]
+    result = batch + ["n"] * (a.dim > 1) + ["m"] * (b.dim > 1)
     return product(call, [first, second], result)
 
 
 def contraction(call: Call) -> Placed:
     """The sum of a product over everything: of blocks, then over the workers."""
-    from ..placement import Partial
-    from .pointwise import common_layout, seen_by
-
-    if not call.cut:
-        return call.everywhere()
-    target = common_layout(call.cut, call.tensors[0].shape, call.workers)
-    assert target is not None
-    return Placed(Partial(), call.locally(), [seen_by(target, value) for value in call.tensors])
+    target = common_layout(call, call.tensors[0].shape)
+    return Placed(Partial(), call.locally(), [needed_by(target, value) for value in call.tensors])
 
 
 @rule("linear")
@@ -186,10 +163,8 @@ def linear(call: Call) -> Placed:
     return product(call, operands, result)
 
 
-@rule("addmm", "baddbmm", "addbmm", "addmv")
+@rule("addmm", "baddbmm")
 def add_product(call: Call) -> Placed:
-    if call.kind in ("addbmm", "addmv"):
-        raise NoRule("a sum and a product at once")
     added, a = call.tensors[:2]
     lead = _names("b", a.dim - 2)
     result = [*lead, "n", "m"]
@@ -262,9 +237,8 @@ def attention(call: Call) -> Placed:
     placed = product(call, operands, result, whole=["v"])
     if not call["is_causal"] or not isinstance(placed.outputs, Cut):
         return placed
-    start, stop = (
-        each[lead] for each in (call.block(placed.outputs.layout).start, call.block(placed.outputs.layout).stop)
-    )
+    block = call.block(placed.outputs.layout)
+    start, stop = block.start[lead], block.stop[lead]
     scale, keys = call.given.get("scale"), key.shape[-2]
 
     def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -272,12 +246,12 @@ def attention(call: Call) -> Placed:
         sees = rows >= torch.arange(keys, device=q.device)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, sees, scale=scale)
 
-    return Placed(placed.outputs, _plain(causal, call.tensors, placed.outputs.layout, placed.inputs), placed.inputs)
+    return replace(placed, run=_plain(causal, call.tensors, placed.inputs))
 
 
 def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Placed:
     """The same with weights dropped by their global index."""
-    placed = product(call, operands, result, run=lambda *_: None, whole=["v"])
+    placed = product(call, operands, result, whole=["v"])
     query, key = call.tensors[:2]
     p, causal, scale = call["dropout_p"], call["is_causal"], call.given.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -287,7 +261,7 @@ def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Pla
         own = call.block(placed.outputs.layout)
         block = Box((*own.start[:-1], 0), (*own.stop[:-1], shape[-1]))
 
-    def attended(stream: Stream, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attended(stream: RandomStream, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         scores = (q * scale) @ k.transpose(-2, -1)
         if causal:
             first = 0 if block is None else block.start[-2]
@@ -298,10 +272,4 @@ def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Pla
         shares = scores.softmax(-1)
         return stream.scaled(shares, stream.kept(shares, p, Elements(shape, block)), p) @ v
 
-    dims = [value.dim for value in call.tensors]
-
-    def stripped(stream: Stream, *given: Tensor) -> Tensor:
-        parts = [x.reshape(x.shape[x.dim() - n :]) if x.dim() > n else x for x, n in zip(given, dims, strict=True)]
-        return attended(stream, *parts)
-
-    return Placed(placed.outputs, stripped, placed.inputs, draws=True)
+    return replace(placed, run=_plain(attended, call.tensors, placed.inputs), draws=True)

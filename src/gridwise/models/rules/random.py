@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 from ...grid import Box, Layout
-from ..placement import SMALL, Cut, Placement, Replicated
-from ..random import Elements, Stream
+from ..placement import SMALL, Cut, Placement, Replicated, Want
+from ..random import Elements, RandomStream
 from .call import Call, NoRule, Placed
 from .table import rule
 
 
-def _own(call: Call) -> tuple[Placement, Box | None]:
-    """Where the first tensor lies, and this worker's block of it; None for all of it."""
+def _own(call: Call) -> tuple[Placement, Box | None, list[Want]]:
+    """Where the first tensor lies, this worker's block of it, or None for all of it, and how it is wanted: so."""
     layout = call.tensors[0].layout
-    return (Replicated(), None) if layout is None else (Cut(layout), call.block(layout))
+    return (Replicated(), None, [Replicated()]) if layout is None else (Cut(layout), call.block(layout), [None])
 
 
 @rule("dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "feature_alpha_dropout")
 def dropout(call: Call) -> Placed:
     """Elements, or whole channels, set to zero; what the mode of recording lets pass is passed on."""
     x, p = call.tensors[0], call["p"]
-    placement, block = _own(call)
+    placement, block, wants = _own(call)
     if not call["train"] or p == 0 or not x.volume:
-        return Placed(placement, lambda x: x, [None if block else Replicated()])
+        return Placed(placement, lambda x: x, wants)
     if "alpha" in call.kind:
         raise NoRule("alpha dropout draws in an order of its own")
     inplace, dims = call.kind.endswith("_"), 2 if "feature" in call.kind else x.dim
@@ -35,30 +35,27 @@ def dropout(call: Call) -> Placed:
     elements = Elements(shape, own, x.order if dims == x.dim else ())
     rest = (1,) * (x.dim - dims)
 
-    def run(stream: Stream, x: Tensor) -> Tensor:
+    def run(stream: RandomStream, x: Tensor) -> Tensor:
         kept = stream.kept(x, p, elements)
         return stream.scaled(x, kept.view(*kept.shape, *rest), p, inplace)
 
-    return Placed(placement, run, [None if block else Replicated()], draws=True)
+    return Placed(placement, run, wants, draws=True)
 
 
 @rule("native_dropout")
 def native_dropout(call: Call) -> Placed:
     """Dropout with its mask."""
     p = call["p"]
-    placement, block = _own(call)
+    placement, block, wants = _own(call)
     if not call["train"]:
-        return Placed(
-            [placement] * 2, lambda x: (x, torch.ones_like(x, dtype=torch.bool)), [None if block else Replicated()]
-        )
-
+        return Placed([placement] * 2, lambda x: (x, torch.ones_like(x, dtype=torch.bool)), wants)
     elements = Elements(call.tensors[0].shape, block, call.tensors[0].order)
 
-    def run(stream: Stream, x: Tensor) -> Any:
+    def run(stream: RandomStream, x: Tensor) -> Any:
         kept = stream.kept(x, p, elements)
         return stream.scaled(x, kept, p, False), kept.bool()
 
-    return Placed([placement] * 2, run, [None if block else Replicated()], draws=True)
+    return Placed([placement] * 2, run, wants, draws=True)
 
 
 @rule(
@@ -66,38 +63,36 @@ def native_dropout(call: Call) -> Placed:
     "randint_like", "random_", "exponential_",
 )  # fmt: skip
 def like_a_tensor(call: Call) -> Placed:
-    """Numbers in the place of those of a tensor."""
+    """Random numbers of the shape of a tensor."""
     x, result, kind = call.tensors[0], call.result, call.kind.rstrip("_").removesuffix("_functional")
     if len(call.tensors) > 1 or kind in ("random", "exponential"):
         raise NoRule("random numbers whose distribution is given by a tensor, or of this kind")
-    placement, block = _own(call)
+    placement, block, wants = _own(call)
     elements, given = Elements(result.shape, block, x.order), call.given
     where = elements, result.dtype, x.device
     if kind == "normal" and not isinstance(given.get("mean", 0.0), int | float):
         raise NoRule("random numbers whose distribution is given by a tensor")
-    as_given = kind == "bernoulli" and "p" not in given
+    low, high = int(given.get("low", 0) or 0), int(given.get("high", 0) or 0)
 
-    def numbers(stream: Stream, x: Tensor) -> Tensor:
-        if kind == "bernoulli":
-            if as_given:
+    def numbers(stream: RandomStream, x: Tensor) -> Tensor:
+        match kind:
+            case "bernoulli" if "p" in given:
+                return stream.kept(x, 1 - given["p"], elements).to(x.dtype)
+            case "bernoulli":
                 return (stream.uniform(*where) < x).to(x.dtype)
-            return stream.kept(x, 1 - given["p"], elements).to(x.dtype)
-        if kind == "rand_like":
-            return stream.uniform(*where)
-        if kind == "randn_like":
-            return stream.normal(*where)
-        if kind == "randint_like":
-            return stream.integers(int(given.get("low", 0) or 0), int(given["high"]), *where)
-        if kind == "uniform":
-            low, high = given["from"], given["to"]
-            return stream.uniform(*where) * (high - low) + low
+            case "rand_like":
+                return stream.uniform(*where)
+            case "randn_like":
+                return stream.normal(*where)
+            case "randint_like":
+                return stream.integers(low, high, *where)
+            case "uniform":
+                return stream.uniform(*where) * (given["to"] - given["from"]) + given["from"]
         return stream.normal(*where) * given["std"] + given["mean"]
 
     if call.kind.endswith("_") and call.written:
-        return Placed(
-            placement, lambda stream, x: x.copy_(numbers(stream, x)), [None if block else Replicated()], draws=True
-        )
-    return Placed(placement, numbers, [None if block else Replicated()], draws=True)
+        return Placed(placement, lambda stream, x: x.copy_(numbers(stream, x)), wants, draws=True)
+    return Placed(placement, numbers, wants, draws=True)
 
 
 @rule("rand", "randn", "randint")
@@ -111,7 +106,7 @@ def of_a_size(call: Call) -> Placed:
         placement, block = Cut(layout), call.block(layout)
     where = Elements(result.shape, block), result.dtype, result.device
 
-    def run(stream: Stream) -> Tensor:
+    def run(stream: RandomStream) -> Tensor:
         if call.kind == "randint":
             return stream.integers(int(call.given.get("low", 0) or 0), int(call["high"]), *where)
         return stream.uniform(*where) if call.kind == "rand" else stream.normal(*where)
@@ -124,7 +119,7 @@ def permutation(call: Call) -> Placed:
     """The order of random numbers, the same everywhere."""
     n = call["n"]
 
-    def run(stream: Stream) -> Tensor:
+    def run(stream: RandomStream) -> Tensor:
         if stream.sequential:
             return torch.randperm(n, dtype=call.result.dtype, device=call.result.device, generator=stream.generator)
         return stream.uniform(Elements((n,)), torch.float64, call.result.device).argsort().to(call.result.dtype)

@@ -1,4 +1,4 @@
-"""Sums, means and their like over some dims: of each block first, then over the workers along the cut ones.
+"""Sums, means and similar reductions over some dims: of each block first, then over the workers along the cut ones.
 
 kept dims whole     everyone has a summand of the result: a partial sum, or one message for the maximum
 kept dims cut       summands of a box each; every worker gets the sum of its own block of the result
@@ -17,13 +17,13 @@ from ...grid import Layout, Needs
 from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
 from ..movement import Movement, applied, move_along
-from ..placement import Cut, Partial, Placement, Replicated, Value, resized, with_dims
+from ..placement import Cut, GlobalTensor, Partial, Placement, Replicated, resized, with_dims
 from .call import Call, Placed
 from .table import rule
 
 
 def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
-    """The blocks of what is left of whole dims that are reduced."""
+    """The blocks of the result of a reduction over dims that are whole."""
     if keepdim:
         return with_dims(layout, [(0, 1) if d in dims else cuts for d, cuts in enumerate(layout.cuts)])
     return with_dims(layout, [cuts for d, cuts in enumerate(layout.cuts) if d not in dims])
@@ -31,9 +31,7 @@ def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
 
 def reduce_whole(call: Call, dims: Sequence[int], keepdim: bool) -> Placed:
     """Make the dims whole, then reduce each block."""
-    layout = call.with_whole(call.tensors[0], dims)
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(call.tensors[0], dims)
     return Placed([Cut(kept_layout(layout, dims, keepdim))] * len(call.results), call.locally(), [layout])
 
 
@@ -62,7 +60,7 @@ def summed(call: Call, dims: Sequence[int], keepdim: bool, count: int, dtype: to
     assert x.layout is not None
     total = torch.float32 if dtype in HALVES else dtype
     target, finish = sum_of_blocks(
-        call, x.layout, dims, keepdim, Value(call.result.shape, total, x.device, Replicated())
+        call, x.layout, dims, keepdim, GlobalTensor(call.result.shape, total, x.device, Replicated())
     )
     over = tuple(dims)
 
@@ -78,9 +76,9 @@ def summed(call: Call, dims: Sequence[int], keepdim: bool, count: int, dtype: to
 
 
 def sum_of_blocks(
-    call: Call, layout: Layout, dims: Sequence[int], keepdim: bool, result: Value
+    call: Call, layout: Layout, dims: Sequence[int], keepdim: bool, result: GlobalTensor
 ) -> tuple[Placement, Movement | None]:
-    """Where the sum over `dims` lies, and what makes it of each worker's sum over its block of `layout`."""
+    """The placement of the sum over `dims`, and the movement that makes it from each worker's sum over its block."""
     kept = [d for d in range(layout.grid.dim) if d not in dims]
     if all(layout.grid.shape[d] == 1 for d in kept):
         return Partial(), None
@@ -126,11 +124,7 @@ def others(call: Call) -> Placed:
 )  # fmt: skip
 def along(call: Call) -> Placed:
     """Operators along a dim, which they keep: it is made whole, by cutting others."""
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    x, _ = call.first_cut()
     dim = call["dim"] % x.dim
-    layout = call.with_whole(x, [dim])
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(x, [dim])
     return Placed([Cut(resized(layout, [dim], call.result.shape))] * len(call.results), call.locally(), [layout])

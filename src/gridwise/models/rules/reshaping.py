@@ -11,8 +11,8 @@ from torch import Tensor
 from ...grid import Layout, balanced_cuts
 from ...grid.cuts import scaled
 from ...grid.reshape import reshaped
-from ..placement import Cut, Partial, Replicated, permuted, resized, with_dims
-from .call import Call, NoRule, Placed
+from ..placement import Cut, Replicated, permuted, resized, with_dims
+from .call import Call, NoRule, NothingCut, Placed
 from .table import rule
 
 
@@ -67,31 +67,20 @@ def order_of(call: Call, dim: int) -> list[int]:
 @rule("permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "movedim", "moveaxis", "permute_copy", "mT")
 def permute(call: Call) -> Placed:
     """The dims in another order: the axes of the grid follow them."""
-    x = call.tensors[0]
-    if x.layout is None or x.dim < 2:
-        return as_it_lies(call)
+    x, layout = call.first_cut()
     order = order_of(call, x.dim)
-    return Placed(Cut(permuted(x.layout, order)), lambda x: x.permute(order))
-
-
-def as_it_lies(call: Call) -> Placed:
-    """The operator on the tensor as it lies, which stays so."""
-    placement = call.tensors[0].placement
-    if isinstance(placement, Partial):
-        placement = Replicated()
-    return Placed(placement, call.locally(), [None, *[Replicated()] * (len(call.tensors) - 1)])
+    return Placed(Cut(permuted(layout, order)), lambda x: x.permute(order))
 
 
 @rule("expand", "expand_as", "broadcast_to", "expand_copy")
 def expand(call: Call) -> Placed:
     """Dims of extent 1 repeated without a copy: each worker repeats what it has."""
     x, shape = call.tensors[0], call.result.shape
-    if x.layout is None:
-        return Placed(Replicated(), lambda x, *_: x.expand(shape), [Replicated()] + [None] * (len(call.tensors) - 1))
     lacking = len(shape) - x.dim
     grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
-    layout = call.with_whole(x, grown)
-    if layout is None:
+    try:
+        layout = call.whole(x, grown)
+    except NothingCut:
         return Placed(Replicated(), lambda x, *_: x.expand(shape), [Replicated()] + [None] * (len(call.tensors) - 1))
     cuts = [*((0, n) for n in shape[:lacking]), *resized(layout, grown, shape[lacking:]).cuts]
     target = with_dims(layout, cuts)
@@ -102,39 +91,29 @@ def expand(call: Call) -> Placed:
 @rule("view_as_real", "view_as_real_copy")
 def view_as_real(call: Call) -> Placed:
     """Complex numbers as pairs, in a new last dim."""
-    return _last_dim(call, lambda layout: with_dims(layout, (*layout.cuts, (0, 2))))
+    _, layout = call.first_cut()
+    return Placed(Cut(with_dims(layout, (*layout.cuts, (0, 2)))), call.locally())
 
 
 @rule("view_as_complex", "view_as_complex_copy")
 def view_as_complex(call: Call) -> Placed:
     """Pairs in the last dim as complex numbers."""
-    x = call.tensors[0]
+    x, layout = call.first_cut()
     if x.is_cut_along([x.dim - 1]):
         raise NoRule("pairs that lie on two workers")
-    return _last_dim(call, lambda layout: with_dims(layout, layout.cuts[:-1]))
-
-
-def _last_dim(call: Call, change: object) -> Placed:
-    x = call.tensors[0]
-    if x.layout is None:
-        return as_it_lies(call)
-    return Placed(Cut(change(x.layout)), call.locally())  # type: ignore[operator]
+    return Placed(Cut(with_dims(layout, layout.cuts[:-1])), call.locally())
 
 
 @rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
 def pixels(call: Call) -> Placed:
     """Channels to pixels, or back: a view, a permutation and a view of the dims before, dim by dim."""
-    x = call.tensors[0]
-    if x.layout is None:
-        return as_it_lies(call)
+    x, _ = call.first_cut()
     lead = x.dim - 3
     if "channel_shuffle" in call.kind:
-        layout = call.with_whole(x, [1])
-        return call.everywhere() if layout is None else Placed(Cut(layout), call.locally(), [layout])
+        layout = call.whole(x, [1])
+        return Placed(Cut(layout), call.locally(), [layout])
     r = call["upscale_factor"] if call.kind == "pixel_shuffle" else call["downscale_factor"]
-    layout = call.with_whole(x, [lead])
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(x, [lead])
     up, space = call.kind == "pixel_shuffle", layout.cuts[-2:]
     if not up:
         space = tuple(scaled(balanced_cuts(cuts[-1] // r, len(cuts) - 1), r) for cuts in space)

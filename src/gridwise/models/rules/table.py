@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
+from torch._ops import OpOverload, OpOverloadPacket
 
 from ...errors import PartitionError
 from .call import Rule
@@ -25,7 +24,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return entered
 
 
-def register_rule(operator: Any, function: Rule) -> None:
+def register_rule(operator: OpOverload | OpOverloadPacket, function: Rule) -> None:
     """Let `function` say how `operator` runs on blocks, in every model that is placed from now on.
 
     Call it alike on all workers, before `distribute`.
@@ -41,10 +40,10 @@ def register_rule(operator: Any, function: Rule) -> None:
     >>> from gridwise.models.rules import pointwise
     >>> gridwise.register_rule(torch.ops.aten.erfinv, pointwise)
     """
-    if isinstance(operator, torch._ops.OpOverload):
+    if isinstance(operator, OpOverload):
         name = str(operator._schema.name)
         RULES[f"{name}.{operator._overloadname}" if operator._overloadname != "default" else name] = function
-    elif isinstance(operator, torch._ops.OpOverloadPacket):
+    elif isinstance(operator, OpOverloadPacket):
         RULES[str(operator._qualified_op_name)] = function
     else:
         raise PartitionError(
@@ -52,7 +51,7 @@ def register_rule(operator: Any, function: Rule) -> None:
         )
 
 
-def rule_for(op: Any) -> Rule | None:
-    """The rule of an operator; an operator that changes its first argument in place has that of the one that does not."""
+def rule_for(op: OpOverload) -> Rule | None:
+    """The rule of an operator; an in-place operator has the rule of its functional form."""
     name, overload = str(op._schema.name), op._overloadname
     return RULES.get(f"{name}.{overload}") or RULES.get(name)

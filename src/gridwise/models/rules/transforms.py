@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from ...grid import Grid, Layout, Needs
 from ..placement import Cut, Placement, Replicated, Want, resized, with_dims
-from .call import Call, NoRule, Placed
+from .call import Call, NoRule, NothingCut, Placed
 from .table import rule
 
 ONE = ("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_hfft", "fft_ihfft")
@@ -16,9 +16,7 @@ SEVERAL = tuple(f"{name}{end}" for name in ONE for end in ("2", "n"))
 @rule(*ONE, *SEVERAL)
 def fourier(call: Call) -> Placed:
     """Over whole dims: one movement to other cuts."""
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    x, _ = call.first_cut()
     if call.kind in ONE:
         dims: tuple[int, ...] = (call["dim"] % x.dim,)
     elif call["dim"] is not None:
@@ -26,9 +24,7 @@ def fourier(call: Call) -> Placed:
     else:
         sizes = call["s"]
         dims = tuple(range(x.dim)) if sizes is None else tuple(range(x.dim - len(sizes), x.dim))
-    layout = call.with_whole(x, dims)
-    if layout is None:
-        return call.everywhere()
+    layout = call.whole(x, dims)
     target = resized(layout, dims, call.result.shape)
     return Placed(Cut(target), call.unless_empty(call.locally(), target), [layout])
 
@@ -36,13 +32,9 @@ def fourier(call: Call) -> Placed:
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(call: Call) -> Placed:
     """Each worker samples at its own places, from all of space."""
-    x, places = call.tensors
-    if not call.cut:
-        return call.everywhere()
+    (x, places), _ = call.tensors, call.largest_cut()
     if places.layout is not None:
-        layout = call.with_whole(places, [places.dim - 1])
-        if layout is None:
-            return call.everywhere()
+        layout = call.whole(places, [places.dim - 1])
         grid, cuts = layout.grid, layout.cuts
         target = Layout(
             Grid(grid.ranks, (grid.shape[0], 1, *grid.shape[1:-1])), (cuts[0], (0, x.shape[1]), *cuts[1:-1])
@@ -50,8 +42,8 @@ def grid_sampler(call: Call) -> Placed:
         want: Want = layout
     else:
         spread = call.workers.spread(call.result.shape)
-        if not isinstance(spread, Cut):
-            return call.everywhere()
+        if not isinstance(spread, Cut) or spread.layout.grid.shape[1] > 1:
+            raise NothingCut
         target = spread.layout
         grid = target.grid
         lines = [
@@ -59,14 +51,12 @@ def grid_sampler(call: Call) -> Placed:
             *(tuple(pairwise(each)) for each in target.cuts[2:]),
             ((0, places.shape[-1]),),
         ]
-        if grid.shape[1] > 1:
-            return call.everywhere()
         axes = (grid.shape[0], *grid.shape[2:], 1)
         want = Needs(Grid(grid.ranks, axes), tuple(lines), (False,) * len(axes))
     batch = tuple(pairwise(target.cuts[0]))
     shape = target.grid.shape
-    seen = [batch, ((0, x.shape[1]),), *(((0, n),) * p for n, p in zip(x.shape[2:], shape[2:], strict=True))]
-    needs = Needs(target.grid, tuple(seen), (False,) * len(seen))
+    needed = [batch, ((0, x.shape[1]),), *(((0, n),) * p for n, p in zip(x.shape[2:], shape[2:], strict=True))]
+    needs = Needs(target.grid, tuple(needed), (False,) * len(needed))
     return Placed(Cut(target), call.unless_empty(call.locally(), target), [needs, want])
 
 
@@ -78,14 +68,13 @@ def recurrent(call: Call) -> Placed:
         raise NoRule("packed sequences")
     if call["dropout"] and call["train"]:
         raise NoRule("dropout between recurrent layers")
-    if not call.cut:
-        return call.everywhere()
+    call.largest_cut()
     if x.dim != 3:
         raise NoRule("a sequence without a batch")
     at = 0 if call["batch_first"] else 1
     placed = call.workers.spread(x.shape, [d for d in range(3) if d != at])
     if not isinstance(placed, Cut):
-        return call.everywhere()
+        raise NothingCut
     cuts = placed.layout.cuts[at]
 
     def of(shape: tuple[int, ...], dim: int) -> Layout:

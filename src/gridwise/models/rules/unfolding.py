@@ -19,32 +19,28 @@ from .windowed import each
 @rule("unfold")
 def unfold(call: Call) -> Placed:
     """Windows along one dim, in a new last dim; along a cut dim each worker gets the rows of its windows."""
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    x, layout = call.first_cut()
     dim, size, step = call["dimension"] % x.dim, call["size"], call["step"]
-    count, grid = call.result.shape[dim], x.layout.grid
+    count, grid = call.result.shape[dim], layout.grid
     if grid.shape[dim] == 1:
-        cuts = [(0, count) if d == dim else have for d, have in enumerate(x.layout.cuts)]
-        return Placed(Cut(with_dims(x.layout, [*cuts, (0, size)])), call.locally())
+        cuts = [(0, count) if d == dim else have for d, have in enumerate(layout.cuts)]
+        return Placed(Cut(with_dims(layout, [*cuts, (0, size)])), call.locally())
     if call.keeps_alias:
         raise NoRule("windows of several workers' rows, which are written to")
     windows = balanced_cuts(count, grid.shape[dim])
-    lines = list(Needs.of_layout(x.layout).intervals)
+    lines = list(Needs.of_layout(layout).intervals)
     lines[dim] = tuple(window_need(outputs, size, step, 0, 1) for outputs in pairwise(windows))
     lines[dim] = tuple((a, b) if a < b else (0, 0) for a, b in lines[dim])
     needs = Needs(grid, tuple(lines), (False,) * grid.dim)
-    cuts = [windows if d == dim else have for d, have in enumerate(x.layout.cuts)]
-    target = with_dims(x.layout, [*cuts, (0, size)])
+    cuts = [windows if d == dim else have for d, have in enumerate(layout.cuts)]
+    target = with_dims(layout, [*cuts, (0, size)])
     return Placed(Cut(target), call.unless_empty(call.locally(), target), [needs])
 
 
 @rule("im2col")
 def columns(call: Call) -> Placed:
     """Windows of an image in columns: rows of windows are cut, each worker gets the image rows that they see."""
-    x = call.tensors[0]
-    if x.layout is None:
-        return call.everywhere()
+    x, layout = call.first_cut()
     if x.dim != 4:
         raise NoRule("an image without a batch")
     kernel, stride, padding, dilation = (
@@ -54,7 +50,7 @@ def columns(call: Call) -> Placed:
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
     ]
-    batch, _, *space = x.layout.grid.shape
+    batch, _, *space = layout.grid.shape
     blocks = call.workers.size // batch
     windows = balanced_cuts(sizes[0], blocks)
     rows = [
@@ -62,7 +58,7 @@ def columns(call: Call) -> Placed:
         for outputs in pairwise(windows)
     ]
     grid = Grid(call.workers.ranks, (batch, 1, blocks, 1))
-    cut = x.layout.cuts[0]
+    cut = layout.cuts[0]
     lines = (tuple(pairwise(cut)), ((0, x.shape[1]),), tuple(row.hull for row in rows), ((0, x.shape[3]),))
     target = Layout(
         Grid(call.workers.ranks, (batch, 1, blocks)), (cut, (0, call.result.shape[1]), scaled(windows, sizes[1]))
@@ -73,5 +69,5 @@ def columns(call: Call) -> Placed:
         x = F.pad(x, (0, 0, mine.before, mine.after))
         return F.unfold(x, kernel, dilation, (0, padding[1]), stride)
 
-    assert math.prod(space) * x.layout.grid.shape[1] == blocks
+    assert math.prod(space) * layout.grid.shape[1] == blocks
     return Placed(Cut(target), call.unless_empty(run, target), [Needs(grid, lines, (False,) * 4)])

@@ -1,4 +1,4 @@
-"""Windowed operators: convolutions, pooling, interpolation. Each is a layer of `nn`, told where its input lies.
+"""Windowed operators: convolutions, pooling, interpolation. Each is a layer of `nn` that is given the layout of its input.
 
 A layer agrees with the other workers on the blocks of its input; here they are known, so it only plans (`_plan`) and
 computes (`_local`). All that the layers know comes with it: halos, padding by mode, little memory, computing while messages
@@ -7,6 +7,7 @@ travel. Weights are whole on every worker; each takes the part that the layer wo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from ...nn.engine.agreement import Structure
 from ...nn.parameters.blocks import Spread
 from ...nn.windows.windowed_layer import WindowedLayer
 from ...partition import CartesianPartition
-from ..placement import SMALL, Cut, Replicated, Value, Want
-from .call import Call, NoRule, Placed, Run
+from ..placement import SMALL, Cut, GlobalTensor, Replicated, Want
+from .call import Call, NoRule, NothingCut, Placed, Run
+from .reductions import averaged
 from .table import rule
 
 Make = Callable[[CartesianPartition], Any]
@@ -66,33 +68,35 @@ def each(size: Any, dims: int) -> tuple[int, ...]:
     return sizes * dims if len(sizes) == 1 else sizes
 
 
-def source_layout(call: Call, x: Value, space: int, moves: bool = True) -> Layout | None:
-    """The blocks of ``(batch, channel, *space)`` that a layer gets; None where the input is best left replicated.
+def source_layout(call: Call, x: GlobalTensor, moves: bool = True) -> Layout:
+    """The blocks of ``(batch, channel, *space)`` that a layer gets; where there are none, the call runs everywhere.
 
     Where the output has fewer rows than the grid has places for them, other dims are cut instead, if the layer `moves`.
     """
     result = call.result
     if x.layout is None:
         if result.volume <= SMALL:
-            return None
+            raise NothingCut
         grid = call.workers.grid
         fits = grid.dim == x.dim and all(n >= p for n, p in zip(result.shape, grid.shape, strict=True))
         shape = grid.shape if fits else arranged(result.shape, call.workers.size)
-        return None if max(shape) == 1 else Layout.balanced(Grid(call.workers.ranks, shape), x.shape)
-    if not moves or all(n >= p for n, p in zip(result.shape, x.layout.grid.shape, strict=True)):
+    elif not moves or all(n >= p for n, p in zip(result.shape, x.layout.grid.shape, strict=True)):
         return x.layout
-    shape = arranged(result.shape, call.workers.size, frozenset(), x.layout.grid.shape)
-    return None if max(shape) == 1 else Layout.balanced(Grid(call.workers.ranks, shape), x.shape)
+    else:
+        shape = arranged(result.shape, call.workers.size, frozenset(), x.layout.grid.shape)
+    if max(shape) == 1:
+        raise NothingCut
+    return Layout.balanced(Grid(call.workers.ranks, shape), x.shape)
 
 
-def by_layer(call: Call, make: Make, space: int, moves: bool = True, weights: Sequence[Value | None] = ()) -> Placed:
-    """The operator as the layer that `make` makes on a partition, of an input with so many dims of space."""
+def by_layer(
+    call: Call, make: Make, space: int, moves: bool = True, weights: Sequence[GlobalTensor | None] = ()
+) -> Placed:
+    """The operator as the layer that `make` makes on a partition, of an input with `space` dims of space."""
     x = call.tensors[0]
     if x.dim not in (space + 1, space + 2):
         raise NoRule(f"an input of {x.dim} dims")
-    layout = source_layout(call, x, space, moves)
-    if layout is None:
-        return call.everywhere()
+    layout = source_layout(call, x, moves)
     unbatched = x.dim == space + 1
     batched = Layout(Grid(layout.grid.ranks, (1, *layout.grid.shape)), ((0, 1), *layout.cuts)) if unbatched else layout
     shape = (1, *call.result.shape) if unbatched else call.result.shape
@@ -114,7 +118,7 @@ def _squeezed(y: Any) -> Any:
     return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
 
 
-def _run_of(layer: Any, weights: Sequence[Value | None], rank: int) -> Run:
+def _run_of(layer: Any, weights: Sequence[GlobalTensor | None], rank: int) -> Run:
     share, agreed = layer._share, layer._agreed
     quiet = agreed._replace(requires_grad=False)
 
@@ -136,17 +140,14 @@ def _run_of(layer: Any, weights: Sequence[Value | None], rank: int) -> Run:
     return with_weights
 
 
-@rule(*(f"conv{d}d" for d in (1, 2, 3)))
+@rule(*(f"conv{d}d" for d in (1, 2, 3)), "convolution", "_convolution")
 def convolution(call: Call) -> Placed:
-    """A convolution with any padding that is given as numbers or as a word."""
-    dims, weight, bias = int(call.kind[4]), call["weight"], call["bias"]
+    """A convolution with any padding that is given as numbers or as a word; torch's one operator for all kinds, too."""
+    if call.given.get("transposed"):
+        return transposed_convolution(call)
+    weight, bias, groups = call["weight"], call["bias"], call["groups"]
+    dims, channels = weight.dim - 2, (weight.shape[1] * groups, weight.shape[0])
     padding = call["padding"] if isinstance(call["padding"], str) else each(call["padding"], dims)
-    return _convolution(call, dims, weight, bias, padding)
-
-
-def _convolution(call: Call, dims: int, weight: Value, bias: Value | None, padding: Any) -> Placed:
-    groups = call["groups"]
-    channels = weight.shape[1] * groups, weight.shape[0]
     arguments = each(call["stride"], dims), padding, each(call["dilation"], dims), groups, bias is not None
 
     def make(P: CartesianPartition) -> Any:
@@ -157,70 +158,58 @@ def _convolution(call: Call, dims: int, weight: Value, bias: Value | None, paddi
 
 @rule(*(f"conv_transpose{d}d" for d in (1, 2, 3)))
 def transposed_convolution(call: Call) -> Placed:
-    return _transposed(call, int(call.kind[14]))
-
-
-def _transposed(call: Call, dims: int) -> Placed:
     weight, bias, groups = call["weight"], call["bias"], call["groups"]
-    channels = weight.shape[0], weight.shape[1] * groups
-    names = "stride", "padding", "output_padding"
-    sizes = [each(call[name], dims) for name in names]
+    dims, channels = weight.dim - 2, (weight.shape[0], weight.shape[1] * groups)
+    sizes = [each(call[name], dims) for name in ("stride", "padding", "output_padding")]
+    arguments = *sizes, groups, bias is not None, each(call["dilation"], dims)
 
     def make(P: CartesianPartition) -> Any:
-        arguments = *sizes, groups, bias is not None, each(call["dilation"], dims)
         return CONV_TRANSPOSE[dims](P, *channels, weight.shape[2:], *arguments, dtype=weight.dtype)
 
     return by_layer(call, make, dims, weights=(weight, bias))
 
 
-@rule("convolution", "_convolution")
-def any_convolution(call: Call) -> Placed:
-    """Torch's one operator for all convolutions."""
-    dims = call["weight"].dim - 2
-    if call["transposed"]:
-        return _transposed(call, dims)
-    return _convolution(call, dims, call["weight"], call["bias"], each(call["padding"], dims))
+def _pooling(call: Call, name: str, *arguments: Any) -> Placed:
+    """Pooling by the layer ``Distributed{name}{dims}d``, in as many dims as the operator's name says."""
+    dims = _dims(call)
+    layer: Any = getattr(nn, f"Distributed{name}{dims}d")
+    return by_layer(call, lambda P: layer(P, *arguments), dims, moves=False)
+
+
+def _dims(call: Call) -> int:
+    return int(re.findall(r"(\d)d", call.kind)[0])
+
+
+def _window(call: Call) -> tuple[tuple[int, ...], ...]:
+    """Kernel, stride and padding."""
+    kernel, *rest = (each(call[name], _dims(call)) for name in ("kernel_size", "stride", "padding"))
+    return kernel, rest[0] or kernel, rest[1]
 
 
 @rule(*(f"max_pool{d}d{end}" for d in (1, 2, 3) for end in ("", "_with_indices")))
 def max_pool(call: Call) -> Placed:
-    dims, indices = int(call.kind[8]), call.kind.endswith("_indices")
-    kernel = each(call["kernel_size"], dims)
-    sizes = each(call["stride"], dims) if call["stride"] else kernel, each(call["padding"], dims)
-    layer: Any = getattr(nn, f"DistributedMaxPool{dims}d")
-    arguments = kernel, *sizes, each(call["dilation"], dims), indices, call["ceil_mode"]
-    return by_layer(call, lambda P: layer(P, *arguments), dims, moves=False)
+    indices = call.kind.endswith("_indices")
+    return _pooling(call, "MaxPool", *_window(call), each(call["dilation"], _dims(call)), indices, call["ceil_mode"])
 
 
 @rule(*(f"avg_pool{d}d" for d in (1, 2, 3)))
 def avg_pool(call: Call) -> Placed:
-    dims = int(call.kind[8])
-    kernel = each(call["kernel_size"], dims)
-    sizes = each(call["stride"], dims) if call["stride"] else kernel, each(call["padding"], dims)
-    layer: Any = getattr(nn, f"DistributedAvgPool{dims}d")
-    divisor = (call["divisor_override"],) if dims > 1 else ()
-    arguments = kernel, *sizes, call["ceil_mode"], call["count_include_pad"], *divisor
-    return by_layer(call, lambda P: layer(P, *arguments), dims, moves=False)
+    divisor = (call["divisor_override"],) if _dims(call) > 1 else ()
+    return _pooling(call, "AvgPool", *_window(call), call["ceil_mode"], call["count_include_pad"], *divisor)
 
 
 @rule(*(f"adaptive_max_pool{d}d" for d in (1, 2, 3)))
 def adaptive_max_pool(call: Call) -> Placed:
-    dims = int(call.kind[17])
-    layer: Any = getattr(nn, f"DistributedAdaptiveMaxPool{dims}d")
-    return by_layer(call, lambda P: layer(P, call.result.shape[-dims:], True), dims, moves=False)
+    return _pooling(call, "AdaptiveMaxPool", call.result.shape[-_dims(call) :], True)
 
 
 @rule(*(f"adaptive_avg_pool{d}d" for d in (1, 2, 3)), *(f"_adaptive_avg_pool{d}d" for d in (2, 3)))
 def adaptive_avg_pool(call: Call) -> Placed:
     """Averages over windows that depend on the sizes; over all of space they are a sum over the workers."""
-    from .reductions import averaged
-
-    dims = int(call.kind[-2])
-    space = range(call.tensors[0].dim - dims, call.tensors[0].dim)
+    dims, dim = _dims(call), call.tensors[0].dim
     if call.result.shape[-dims:] == (1,) * dims:
-        return averaged(call, tuple(space), keepdim=True)
-    layer: Any = getattr(nn, f"DistributedAdaptiveAvgPool{dims}d")
-    return by_layer(call, lambda P: layer(P, call.result.shape[-dims:]), dims, moves=False)
+        return averaged(call, tuple(range(dim - dims, dim)), keepdim=True)
+    return _pooling(call, "AdaptiveAvgPool", call.result.shape[-dims:])
 
 
 MODES = {
@@ -237,9 +226,7 @@ MODES = {
 def interpolation(call: Call) -> Placed:
     """Interpolation by global coordinates."""
     x = call.tensors[0]
-    layout = source_layout(call, x, x.dim - 2)
-    if layout is None:
-        return call.everywhere()
+    layout = source_layout(call, x)
     factors = call.given.get("scale_factors")
     if factors is None:
         names = ("scales",) if x.dim == 3 else tuple(f"scales_{axis}" for axis in "dhw"[5 - x.dim :])

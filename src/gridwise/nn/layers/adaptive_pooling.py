@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ...grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
 from ...partition import Partition
-from ..windows.windowed_layer import Rows, Share, WindowedLayer, empty_output
+from ..docstrings import LayerFamily
+from ..windows.windowed_layer import FunctionsByDims, Rows, Share, WindowedLayer, empty_output
 from .pooling import global_indices
 
-AVG_POOL: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+AVG_POOL: FunctionsByDims = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 MAX_POOL: dict[int, Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
 
 AdaptiveSize = int | None | tuple[int | None, ...]
@@ -39,7 +40,6 @@ class AdaptivePool(WindowedLayer):
         self._extents: Shape = ()
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
         target = Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         self._extents = source.global_shape[2:]
@@ -49,7 +49,7 @@ class AdaptivePool(WindowedLayer):
         ]
         blocks = list(pairwise(batch)), list(pairwise(channels))
         fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows)
-        block = target.block(self._transport.rank)
+        block = target.block(self.P_x.transport.rank)
         self._share = Share(block, fetch, mine)
         self._runs = [
             [
@@ -82,33 +82,55 @@ class AdaptivePool(WindowedLayer):
         return parts[0]
 
 
-class AdaptiveAvgPool(AdaptivePool):
-    """What all adaptive average pooling layers do."""
+class AdaptiveAvgPool(LayerFamily, AdaptivePool):
+    """`torch.nn.AdaptiveAvgPool2d` on a grid: equal to it for every size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    output_size : the global output's, as in torch; None keeps the input's extent of a dim
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveAvgPool2d(P_x, 4)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
 
     _settings = ("output_size",)
 
     def __init__(self, P_x: Partition, output_size: AdaptiveSize, *, buffer_manager: object = None) -> None:
-        layers: dict[int, Any] = {
-            1: torch.nn.AdaptiveAvgPool1d,
-            2: torch.nn.AdaptiveAvgPool2d,
-            3: torch.nn.AdaptiveAvgPool3d,
-        }
-        super().__init__(P_x, layers[self.dims](output_size))
+        layer: type[torch.nn.Module] = getattr(torch.nn, f"AdaptiveAvgPool{self.dims}d")
+        super().__init__(P_x, layer(output_size))
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
-        seen = self._seen(x)
-        assert share.outputs is not None
-        if not share.outputs.volume:
-            return empty_output(share.outputs.shape, seen.x)
+        window = self._window_input(x)
+        if not share.block.volume:
+            return empty_output(share.block.shape, window.x)
 
         def pool(part: Tensor, sizes: Shape, _: Shape) -> tuple[Tensor]:
             return (AVG_POOL[self.dims](part, sizes),)
 
-        return seen.computed(lambda x: self._put_together([y for (y,) in self._by_runs(x, pool)]))
+        return window.computed(lambda x: self._put_together([y for (y,) in self._by_runs(x, pool)]))
 
 
-class AdaptiveMaxPool(AdaptivePool):
-    """What all adaptive maximum pooling layers do."""
+class AdaptiveMaxPool(LayerFamily, AdaptivePool):
+    """`torch.nn.AdaptiveMaxPool2d` on a grid: equal to it for every size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    output_size : the global output's, as in torch; None keeps the input's extent of a dim
+    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAdaptiveMaxPool2d(P_x, 4)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
 
     return_indices: bool
     _settings = ("output_size", "return_indices")
@@ -116,19 +138,14 @@ class AdaptiveMaxPool(AdaptivePool):
     def __init__(
         self, P_x: Partition, output_size: AdaptiveSize, return_indices: bool = False, *, buffer_manager: object = None
     ) -> None:
-        layers: dict[int, Any] = {
-            1: torch.nn.AdaptiveMaxPool1d,
-            2: torch.nn.AdaptiveMaxPool2d,
-            3: torch.nn.AdaptiveMaxPool3d,
-        }
-        super().__init__(P_x, layers[self.dims](output_size, return_indices))
+        layer: type[torch.nn.Module] = getattr(torch.nn, f"AdaptiveMaxPool{self.dims}d")
+        super().__init__(P_x, layer(output_size, return_indices))
 
     def _local(self, x: Tensor, share: Share) -> Any:
-        seen = self._seen(x)
-        assert share.outputs is not None
-        x = seen.x
-        if not share.outputs.volume:
-            y = empty_output(share.outputs.shape, x)
+        window = self._window_input(x)
+        x = window.x
+        if not share.block.volume:
+            y = empty_output(share.block.shape, x)
             return (y, torch.empty(y.shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
         origin = tuple(line.hull[0] for line in share.rows)
 
@@ -142,119 +159,29 @@ class AdaptiveMaxPool(AdaptivePool):
         def pooled(x: Tensor) -> tuple[Tensor, ...]:
             return tuple(self._put_together(list(parts)) for parts in zip(*self._by_runs(x, pool), strict=True))
 
-        results = seen.computed(pooled)
+        results = window.computed(pooled)
         return results if self.return_indices else results[0]
 
 
-class DistributedAdaptiveAvgPool1d(AdaptiveAvgPool):
-    """`torch.nn.AdaptiveAvgPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    output_size : as in `torch.nn.AdaptiveAvgPool1d`; of the global output
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveAvgPool1d(P_x, 4)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 4])
-    """
-
-    dims = 1
-
-
 class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):
-    """`torch.nn.AdaptiveAvgPool2d` on a grid: equal to it for every size and grid, or refused.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    output_size : the global output's, as in torch; None keeps the input's extent of a dim
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveAvgPool2d(P_x, (3, None))(torch.ones(1, 3, 8, 8)).shape
-    torch.Size([1, 3, 3, 8])
-    """
-
     dims = 2
+
+
+class DistributedAdaptiveAvgPool1d(AdaptiveAvgPool):
+    dims = 1
 
 
 class DistributedAdaptiveAvgPool3d(AdaptiveAvgPool):
-    """`torch.nn.AdaptiveAvgPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    output_size : as in `torch.nn.AdaptiveAvgPool3d`; of the global output
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveAvgPool3d(P_x, 4)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 4, 4, 4])
-    """
-
     dims = 3
 
 
-class DistributedAdaptiveMaxPool1d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool1d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool1d`; indices are those of the global tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveMaxPool1d(P_x, 4)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 4])
-    """
-
-    dims = 1
-
-
 class DistributedAdaptiveMaxPool2d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool2d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool2d`; indices are those of the global tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveMaxPool2d(P_x, 4)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 4, 4])
-    """
-
     dims = 2
 
 
+class DistributedAdaptiveMaxPool1d(AdaptiveMaxPool):
+    dims = 1
+
+
 class DistributedAdaptiveMaxPool3d(AdaptiveMaxPool):
-    """`torch.nn.AdaptiveMaxPool3d` on a grid; see `DistributedAdaptiveAvgPool2d`. Indices are global.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    output_size, return_indices : as in `torch.nn.AdaptiveMaxPool3d`; indices are those of the global tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAdaptiveMaxPool3d(P_x, 4)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 4, 4, 4])
-    """
-
     dims = 3

@@ -15,18 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import PartitionError
-from ...grid import Layout
-from ...partition import Partition
-from ..engine.agreement import agree_layout
+from ..docstrings import documented_like
 from ..engine.carrier import HALVES
-from ..engine.layer import Layer
 from ..engine.operator import Ticket, apply
-from ..parameters.blocks import Shared, Spread
-from .standardise import Sets, standardise
+from ..parameters.blocks import Shared
+from .norm_base import ChannelNorm, check_cut_like_parameters
+from .standardise import standardise
 from .sync_batchnorm import sync_batch_norm
 
 
-class DistributedBatchNorm(Layer):
+class DistributedBatchNorm(ChannelNorm):
     """`torch.nn.BatchNorm1d`, `2d` or `3d` of tensors ``(batch, channel, *space)`` on `P_x`, in any number of dims.
 
     Parameters
@@ -46,44 +44,10 @@ class DistributedBatchNorm(Layer):
     tensor(True)
     """
 
-    weight: Tensor | None
-    bias: Tensor | None
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
+    sequential = torch.nn.BatchNorm1d
     _settings = ("eps", "momentum", "track_running_stats")
-    _fixed = (*Layer._fixed, "num_features")
     dims: tuple[int, ...] = ()
     """How many dims the input may have; any from 2 on, if empty."""
-
-    def __init__(
-        self,
-        P_x: Partition,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        self.P_x, self.num_features, self.eps, self.momentum = P_x, num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        self._takes_part(P_x, signature=self.extra_repr())
-
-        def make(device: torch.device | str | None) -> torch.nn.Module:
-            layer = torch.nn.BatchNorm1d(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-            return layer if bias else without_bias(layer)
-
-        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            along_channels = Spread(P_x.grid, (1,), (num_features,))
-            names = ("weight", "bias", "running_mean", "running_var")
-            return {**dict.fromkeys(names, along_channels), "num_batches_tracked": Spread(P_x.grid, (), ())}
-
-        self._build(make, spreads, device, self._problem_with_grid())
 
     def _problem_with_grid(self) -> str | None:
         dims = self.dims or range(2, 64)
@@ -93,38 +57,29 @@ class DistributedBatchNorm(Layer):
         return None
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
-        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+        layout = self._agree(input[0])
         check_cut_like_parameters(self._says, layout, 1, self.num_features)
-        self._input_needs_grad = agreed.requires_grad
         mean, var, weight, bias = self.running_mean, self.running_var, self._block("weight"), self._block("bias")
         self._try_dtypes(
             lambda one: F.batch_norm(one(input[0], 2, 1), one(mean, 1), one(var, 1), one(weight, 1), one(bias, 1), True)
         )
-        others = [axis for axis in range(layout.grid.dim) if axis != 1]
-        members = tuple(sorted(layout.grid.team_along(self._transport.rank, others)))
         self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
-        self._sets = Sets(self._transport, self._team, self._says, members, self._count)
+        self._sets = self._sets_over(layout, [axis for axis in range(layout.grid.dim) if axis != 1], self._count)
         self._is_filled = layout.is_filled
-        self._sharing = Shared(self._transport, members, f"parameters of {self._says}")
+        self._sharing = Shared(self.P_x.transport, self._sets.members, f"parameters of {self._says}")
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
         if not self._uses_batch:
-            weight, bias = self._weight_and_bias()
-            if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
-                along = (1, -1, *(1,) * (x.dim() - 2))
-                y = x if weight is None else x * weight.view(along)
-                return (y if bias is None else y + bias.view(along)).to(x.dtype)
-            return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
+            return self._by_running(x).to(x.dtype)
         if self.training and self._count <= 1:
             raise PartitionError(
                 f"{self._says}: expected more than 1 value per channel when training, the global input has {self._count}."
             )
         weight, bias = map(self._block, ("weight", "bias"))
         wants = any(p is not None and p.requires_grad for p in (weight, bias))
-        records = torch.is_grad_enabled() and (wants or self._input_needs_grad)
+        records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
         if x.is_cuda and self._is_filled:
             return self._on_device(x, weight, bias, records)
         half = x.dtype in HALVES  # statistics and sums in float32
@@ -138,7 +93,7 @@ class DistributedBatchNorm(Layer):
         return y.to(x.dtype)
 
     def _on_device(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, records: bool) -> Tensor:
-        """By torch's fused kernels: alone by those of batch norm, with others by those of its synchronised kind."""
+        """By torch's fused kernels: those of batch norm on one worker, those of SyncBatchNorm on several."""
         tracks = self.training and self.track_running_stats and self.running_mean is not None
         if tracks and self.momentum is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -153,9 +108,6 @@ class DistributedBatchNorm(Layer):
         if tracks and not fused:
             self._track(mean, inverse**-2 - self.eps)
         return y
-
-    def _problem_with_state(self, input: tuple) -> str | None:
-        return super()._problem_with_state(input) or problem_with_half_of_statistics(self)
 
     @property
     def _uses_batch(self) -> bool:
@@ -182,90 +134,28 @@ class DistributedBatchNorm(Layer):
         self.running_mean.lerp_(mean, momentum)
         self.running_var.lerp_(corrected, momentum)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
-        )
 
-
-class DistributedBatchNorm1d(DistributedBatchNorm):
-    """`torch.nn.BatchNorm1d` of tensors ``(batch, channel)`` or ``(batch, channel, length)`` on `P_x`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.BatchNorm1d`; statistics are over the grid
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedBatchNorm1d(P_x, 3)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 16])
-    """
-
-    dims = (2, 3)
-
-
+@documented_like(DistributedBatchNorm)
 class DistributedBatchNorm2d(DistributedBatchNorm):
     """`torch.nn.BatchNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.BatchNorm2d`; statistics are over the grid
-    device, dtype : of the parameters
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedBatchNorm2d(P_x, 3)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 16, 16])
+    >>> gridwise.nn.DistributedBatchNorm2d(P_x, 3)(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 3, 8, 8])
     """
 
     dims = (4,)
 
 
+@documented_like(DistributedBatchNorm2d)
+class DistributedBatchNorm1d(DistributedBatchNorm):
+    """`torch.nn.BatchNorm1d` of tensors ``(batch, channel)`` or ``(batch, channel, length)`` on `P_x`."""
+
+    dims = (2, 3)
+
+
+@documented_like(DistributedBatchNorm2d)
 class DistributedBatchNorm3d(DistributedBatchNorm):
-    """`torch.nn.BatchNorm3d` of tensors ``(batch, channel, depth, height, width)`` on `P_x`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.BatchNorm3d`; statistics are over the grid
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedBatchNorm3d(P_x, 3)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 8, 8, 8])
-    """
-
     dims = (5,)
-
-
-def problem_with_half_of_statistics(layer: torch.nn.Module) -> str | None:
-    """Torch takes both running statistics, or none; in training some of its kernels take one."""
-    mean, var = (layer._buffers.get(name) is None for name in ("running_mean", "running_var"))
-    return None if mean == var else "needs both `running_mean` and `running_var`, or none"
-
-
-def without_bias(layer: torch.nn.Module) -> torch.nn.Module:
-    """The layer with no bias; an argument of torch's norms only in its later versions."""
-    layer.register_parameter("bias", None)
-    return layer
-
-
-def check_cut_like_parameters(says: str, layout: Layout, dim: int, extent: int) -> None:
-    """Raise unless dim `dim` of the input is that of the parameters, and cut where these are: evenly."""
-    found = layout.global_shape[dim]
-    if found != extent:
-        raise PartitionError(f"{says} needs an extent of {extent} along dim {dim} of the global input, got {found}.")
-    balanced = Layout.balanced(layout.grid, layout.global_shape).cuts[dim]
-    if layout.cuts[dim] != balanced:
-        raise PartitionError(
-            f"{says} has its parameters in blocks {balanced}, the input is cut along dim {dim} at {layout.cuts[dim]}.\n"
-            "  fix: Repartition the input to balanced blocks first."
-        )

@@ -13,48 +13,18 @@ from typing import Any, Self
 
 from ...errors import PartitionError
 from ...partition import Partition
+from ..docstrings import LayerFamily, documented_like
 from ..engine.arguments import need_first_partition
 from .conv_base import Conv
 
 
-class AnyConv(Conv):
-    """A convolution of the family that its partitions ask for."""
-
-    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> Self:
-        if args or kwargs:  # a copy has none
-            need_first_partition(cls, args, kwargs)
-        return object.__new__(_family_of(cls, P_y, P_w))
-
-
-class DistributedConv1d(AnyConv):
-    """`torch.nn.Conv1d` on a grid; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv1d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> layer = gridwise.nn.DistributedConv1d(P_x, 3, 8, 3, padding=1)
-    >>> layer(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 8, 16])
-    """
-
-    dims = 1
-
-
-class DistributedConv2d(AnyConv):
+class AnyConv(LayerFamily, Conv):
     """`torch.nn.Conv2d` on a grid: equal to it for every argument, size and grid, or refused.
 
     Parameters
     ----------
     P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in torch; `padding_mode` is that of the *global* tensor
+    in_channels, ..., padding_mode : as in torch; `padding` and `padding_mode` are those of the *global* tensor
     P_y : the partition of the output, (1, p_co, height, width); with `P_w` only
     P_w : the partition of the work, (p_co, p_ci, height, width): both kinds of channels and space may be cut
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
@@ -70,230 +40,84 @@ class DistributedConv2d(AnyConv):
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
     >>> layer = gridwise.nn.DistributedConv2d(P_x, 3, 8, kernel_size=3, padding=1, padding_mode="circular")
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 8, 16, 16])
+    >>> layer(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 8, 8, 8])
     """
 
+    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> Self:
+        if args or kwargs:  # a copy has none
+            need_first_partition(cls, args, kwargs)
+        return object.__new__(_family_of(cls, P_y, P_w))
+
+
+class DistributedConv2d(AnyConv):
     dims = 2
 
 
+class DistributedConv1d(AnyConv):
+    dims = 1
+
+
 class DistributedConv3d(AnyConv):
-    """`torch.nn.Conv3d` on a grid; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv3d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedConv3d(P_x, 3, 8, 3, padding=1)
-    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 8, 8, 8, 8])
-    """
-
     dims = 3
 
 
-class DistributedFeatureConv1d(DistributedConv1d):
-    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv1d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> layer = gridwise.nn.DistributedFeatureConv1d(P_x, 3, 8, 3, padding=1)
-    >>> layer(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 8, 16])
-    """
-
-    splits_sums = False
-
-
+@documented_like(DistributedConv2d)
 class DistributedFeatureConv2d(DistributedConv2d):
-    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv2d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedFeatureConv2d(P_x, 3, 8, 3, padding=1)
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 8, 16, 16])
-    """
+    """`DistributedConv2d` without `P_w`: batch, output channels and space are cut, by `P_x`."""
 
     splits_sums = False
 
 
+@documented_like(DistributedFeatureConv2d)
+class DistributedFeatureConv1d(DistributedConv1d):
+    splits_sums = False
+
+
+@documented_like(DistributedFeatureConv2d)
 class DistributedFeatureConv3d(DistributedConv3d):
-    """Batch, output channels and space are cut, by `P_x`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv3d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedFeatureConv3d(P_x, 3, 8, 3, padding=1)
-    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 8, 8, 8, 8])
-    """
-
     splits_sums = False
 
 
-class DistributedChannelConv1d(DistributedConv1d):
-    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv1d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> layer = gridwise.nn.DistributedChannelConv1d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
-    >>> layer(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 8, 16])
-    """
-
-    splits_sums = True
-
-
+@documented_like(DistributedConv2d)
 class DistributedChannelConv2d(DistributedConv2d):
-    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv2d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
+    """`DistributedConv2d` with `P_w`: output and input channels are cut.
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
     >>> layer = gridwise.nn.DistributedChannelConv2d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 8, 16, 16])
+    >>> layer(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 8, 8, 8])
     """
 
     splits_sums = True
 
 
+@documented_like(DistributedChannelConv2d)
+class DistributedChannelConv1d(DistributedConv1d):
+    splits_sums = True
+
+
+@documented_like(DistributedChannelConv2d)
 class DistributedChannelConv3d(DistributedConv3d):
-    """Output and input channels are cut, by `P_w`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv3d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedChannelConv3d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
-    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 8, 8, 8, 8])
-    """
-
     splits_sums = True
 
 
-class DistributedGeneralConv1d(DistributedConv1d):
-    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv1d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> layer = gridwise.nn.DistributedGeneralConv1d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
-    >>> layer(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 8, 16])
-    """
-
-    splits_sums = True
-
-
+@documented_like(DistributedChannelConv2d)
 class DistributedGeneralConv2d(DistributedConv2d):
-    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv2d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedGeneralConv2d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 8, 16, 16])
-    """
+    """`DistributedConv2d` with `P_w`: output channels, input channels and space are cut."""
 
     splits_sums = True
 
 
+@documented_like(DistributedGeneralConv2d)
+class DistributedGeneralConv1d(DistributedConv1d):
+    splits_sums = True
+
+
+@documented_like(DistributedGeneralConv2d)
 class DistributedGeneralConv3d(DistributedConv3d):
-    """Output channels, input channels and space are cut, by `P_w`; see `DistributedConv2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.Conv3d`; padding is that of the *global* tensor
-    P_y, P_w : the partitions of output and work, ``(1, p_co, *space)`` and ``(p_co, p_ci, *space)``; both or neither
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedGeneralConv3d(P_x, 3, 8, 3, padding=1, P_y=P_x, P_w=P_x)
-    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 8, 8, 8, 8])
-    """
-
     splits_sums = True
 
 

@@ -15,7 +15,7 @@ With groups, P_w's second axis cuts the channels inside each group. `conv` has t
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, ClassVar
@@ -49,10 +49,7 @@ from ..engine.copy_and_sum import Copy, Sum
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
-from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
-
-SEQUENTIAL: dict[int, Any] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
-FUNCTION: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, WindowedLayer, empty_output
 
 
 @dataclass(frozen=True)
@@ -63,24 +60,64 @@ class Channels:
     inputs: Interval
 
 
-class Conv(WindowedLayer):
-    """What all convolutions do; see `DistributedConv2d` for the arguments."""
+class ConvLayer(WindowedLayer):
+    """What convolutions and their transposes share: torch's layer of the same arguments, and one node where that will do."""
 
-    splits_sums: ClassVar[bool | None] = None
-    """Whether the family has `P_y` and `P_w`; None for either."""
-
+    sequential: ClassVar[LayersByDims]
+    function: ClassVar[FunctionsByDims]
     in_channels: int
     out_channels: int
     groups: int
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
-    padding: tuple[int, ...] | str
     dilation: tuple[int, ...]
-    padding_mode: str
-    _settings = ("stride", "padding", "dilation", "padding_mode")
     _fixed = (*WindowedLayer._fixed, "in_channels", "out_channels", "kernel_size", "groups")
     _required = ("weight",)
     _reads_values = True
+    _single: ConvNode | None = None
+    """What does a whole call in one node of autograd; None where one call of torch is not enough."""
+
+    def _build_like_torchs(
+        self,
+        arguments: Sequence[Any],
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        problem: str | None,
+    ) -> None:
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            return self.sequential[self.dims](*arguments, device=device, dtype=dtype)
+
+        self._imitates(self._build(make, self._spreads_of, device, problem))
+
+    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+        """How weight and bias are cut."""
+        raise NotImplementedError
+
+    def _mode(self) -> Hashable:
+        return super()._mode(), autocasts()
+
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        self._need_channels(shape[1], self.in_channels)
+        self._try_convolution(dtype, self.function[self.dims])
+        return super()._shape_by_torch(shape, dtype)
+
+    def _in_one_node(self, x: Tensor, node: ConvNode) -> Tensor:
+        weight, bias, sums = self._raw_weight_and_bias()
+        return node(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
+
+
+class Conv(ConvLayer):
+    """What all convolutions do; see `DistributedConv2d` for the arguments."""
+
+    splits_sums: ClassVar[bool | None] = None
+    """Whether the family has `P_y` and `P_w`; None for either."""
+    sequential: ClassVar[LayersByDims] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
+    function: ClassVar[FunctionsByDims] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+    padding: tuple[int, ...] | str
+    padding_mode: str
+    _settings = ("stride", "padding", "dilation", "padding_mode")
+    _work: Channels
+    _sum: tuple[Sum, int] | None = None
 
     def __init__(
         self,
@@ -109,18 +146,11 @@ class Conv(WindowedLayer):
         arguments = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         self._takes_part(*(p for p in (P_x, P_y, P_w) if p is not None), signature=", ".join(map(repr, arguments)))
 
-        def make(device: torch.device | str | None) -> torch.nn.Module:
-            return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
-
         sizes = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
         if not isinstance(padding, str):
             sizes["padding"] = padding
         problem = self._problem_with_partitions() or problem_with_sizes(self.dims, **sizes)
-        template = self._build(make, self._spreads_of, device, problem)
-        self._imitates(template)
-        self._work: Channels | None = None
-        self._sum: tuple[Sum, int] | None = None
-        self._single: ConvNode | None = None
+        self._build_like_torchs(arguments, device, dtype, problem)
 
     def _problem_with_partitions(self) -> str | None:
         if (self.P_w is None) != (self.P_y is None):
@@ -149,12 +179,7 @@ class Conv(WindowedLayer):
 
     # Planning
 
-    def _mode(self) -> Hashable:
-        return super()._mode(), autocasts()
-
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
-        self._need_channels(shape[1], self.in_channels)
-        self._try_convolution(dtype, FUNCTION[self.dims])
         made = super()._shape_by_torch(shape, dtype)
         if any(extent <= 0 for extent in made[2:]):  # refused by torch's kernels, not by all of its shape functions
             raise PartitionError(
@@ -164,18 +189,14 @@ class Conv(WindowedLayer):
         return made
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
-        self._pad_mode, self._stride, self._dilation = (
-            self.padding_mode,
-            self._each(self.stride),
-            self._each(self.dilation),
-        )
+        self._pad_mode = self.padding_mode
+        self._stride, self._dilation = self._each(self.stride), self._each(self.dilation)
         grid, batch, work, space = self._spread_work(source, shape)
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
         channels, wraps = [self._channels_for(part) for part in work], self.padding_mode == "circular"
         fetch, mine = self._fetch_rows(source, grid, list(pairwise(batch)), channels, rows, wraps)
         outputs = None
-        if (rank := self._transport.rank) in grid:
+        if (rank := self.P_x.transport.rank) in grid:
             at, part, *index = grid.index_of(rank)
             self._work = work[part]
             blocks = [interval(cuts, i) for cuts, i in zip(space, index, strict=True)]
@@ -186,15 +207,12 @@ class Conv(WindowedLayer):
 
     def _single_node(self, source: Layout, shape: Shape) -> ConvNode | None:
         """How to do without nodes for each step; None where one call of torch is not enough."""
-        assert self._transport is not None
-        assert self._share is not None
-        assert self._agreed is not None
         pads = self.padding_mode not in ("zeros", "circular")
         if self.P_w is not None or pads or not in_one_call(source, shape, self._agreed.dtype, self.groups):
             return None
         padding = tuple(line.native for line in self._share.rows)
         arguments = self._stride, padding, self._dilation, self.groups
-        return ConvNode(self._transport, self._team, self._says, self._share.fetch, *arguments)
+        return ConvNode(self.P_x.transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
         """The grid that computes, on axes (batch, channels, *space), and how each axis cuts the output."""
@@ -252,7 +270,6 @@ class Conv(WindowedLayer):
         """The sum of parts over the input channels, to the blocks on P_y; None where each part is a block already."""
         if self.P_w is None or self.P_y is None:
             return None
-        assert self._transport is not None
         made, summed, *extents = self.P_w.shape
         turned = (summed, made, *extents)
         ranks = [self.P_w.grid.rank_at((i, j, *at)) for j, i, *at in product(*map(range, turned))]
@@ -260,11 +277,11 @@ class Conv(WindowedLayer):
         copies = Copies(target, Grid(tuple(ranks), turned))
         if copies.is_identity:
             return None
-        rank = self._transport.rank
+        rank = self.P_x.transport.rank
         block = Layout.balanced(target, shape).block(rank).shape if rank in target else None
         part = None if outputs is None else outputs.shape
         name = f"the adjoint of the sum of {self._says}"
-        back = Copy(self._transport, self._team, name, copies, part, self._nothing, block)
+        back = Copy(self.P_x.transport, self._team, name, copies, part, self._nothing, block)
         forth = back.adjoint
         forth.name = f"the sum of {self._says}"
         return forth, key_of(f"{self._ticket.key} sum")
@@ -272,11 +289,10 @@ class Conv(WindowedLayer):
     # Calling
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
-        assert self._agreed is not None
         if share.outputs is not None:
             y = self._convolved(x, share)
         else:
-            y = self._seen(x).x
+            y = self._window_input(x).x
             y = y.to(dtype_of_products(y))
         if self._sum is None:
             return y
@@ -285,25 +301,21 @@ class Conv(WindowedLayer):
         return apply(y, operator, Ticket(key, self._ticket.call), wants or self._agreed.requires_grad)
 
     def _convolved(self, x: Tensor, share: Share) -> Tensor:
-        assert self._transport is not None
         assert share.outputs is not None
-        assert self._agreed is not None
         if self._single is not None:
-            weight, bias, sums = self._raw_weight_and_bias()
-            return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
+            return self._in_one_node(x, self._single)
         weight, bias = self._weight_and_bias()  # first: in backward halos then go before the sums of gradients
-        seen = self._seen(x)
-        if bias is not None and self._transport.rank not in self._spreads["bias"].holders:
+        window = self._window_input(x)
+        if bias is not None and self.P_x.transport.rank not in self._spreads["bias"].holders:
             bias = None
         if not share.outputs.volume or not weight.shape[1]:
-            return empty_output(share.outputs.shape, seen.x, weight, bias)
+            return empty_output(share.outputs.shape, window.x, weight, bias)
 
         padding = tuple(line.native for line in share.rows)
-        return seen.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
+        return window.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
 
     def _of_channels(self, x: Tensor) -> Tensor:
         """`x` with just the input channels that this worker works on."""
-        assert self._work is not None
         first, last = groups_of(self._work.outputs, self.out_channels // self.groups)
         start, stop = self._work.inputs
         if x.shape[1] == (last - first) * (stop - start):
@@ -312,8 +324,7 @@ class Conv(WindowedLayer):
 
     def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
         """One call of torch for whole groups, one for each part of a group at the block's ends."""
-        assert self._work is not None
-        convolve, (offset, _) = FUNCTION[self.dims], self._work.outputs
+        convolve, (offset, _) = self.function[self.dims], self._work.outputs
         per_group = self.out_channels // self.groups
         runs = group_runs(self._work.outputs, per_group)
         if len(runs) == 1:
@@ -321,11 +332,8 @@ class Conv(WindowedLayer):
             return convolve(x, weight, bias, self._stride, padding, self._dilation, last - first)
         parts, base = [], groups_of(self._work.outputs, per_group)[0]
         for (a, b), (first, last) in runs:
-            seen = x.narrow(1, (first - base) * weight.shape[1], (last - first) * weight.shape[1])
+            window = x.narrow(1, (first - base) * weight.shape[1], (last - first) * weight.shape[1])
             some = None if bias is None else bias[a - offset : b - offset]
-            parts.append(
-                convolve(
-                    seen, weight[a - offset : b - offset], some, self._stride, padding, self._dilation, last - first
-                )
-            )
+            kernel = weight[a - offset : b - offset]
+            parts.append(convolve(window, kernel, some, self._stride, padding, self._dilation, last - first))
         return torch.cat(parts, 1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,23 +25,17 @@ from torch import Tensor
 from ...errors import PartitionError, describe
 from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..engine.agreement import Ballot, key_of, tell
 from ..engine.arguments import problem_with_sizes
-from ..engine.autocast import autocasts
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
-from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
-
-SEQUENTIAL: dict[int, Any] = {
-    1: torch.nn.ConvTranspose1d,
-    2: torch.nn.ConvTranspose2d,
-    3: torch.nn.ConvTranspose3d,
-}
-FUNCTION: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, empty_output
+from .conv_base import ConvLayer
 
 
 @dataclass(frozen=True)
-class Cut:
+class OutputCrop:
     """How the outputs of one dim are cut out: by torch, and by `crop` rows (negative: padded) before and after."""
 
     padding: int
@@ -49,34 +43,48 @@ class Cut:
     crop: Interval
 
 
-def cut_out(drop: Interval, stride: int, dilation: int) -> Cut:
-    """How to drop so many rows before and after; rows that no input reaches count as negative.
+def cut_out(drop: Interval, stride: int, dilation: int) -> OutputCrop:
+    """How to drop `drop` rows before and after; rows that no input reaches count as negative.
 
     >>> cut_out((1, 0), stride=2, dilation=1), cut_out((1, 3), stride=1, dilation=1)
-    (Cut(padding=1, output_padding=1, crop=(0, 0)), Cut(padding=1, output_padding=0, crop=(0, 2)))
+    (OutputCrop(padding=1, output_padding=1, crop=(0, 0)), OutputCrop(padding=1, output_padding=0, crop=(0, 2)))
     """
     before, after = drop
     most = max(stride, dilation) - 1
     padding = min(max(before, 0), max(after, 0) + most)  # more would drop rows at the end that are wanted
     missing = min(max(padding - after, 0), most)
-    return Cut(padding, missing, (before - padding, after - padding + missing))
+    return OutputCrop(padding, missing, (before - padding, after - padding + missing))
 
 
-class ConvTranspose(WindowedLayer):
-    """What all transposed convolutions do; see `DistributedConvTranspose2d` for the arguments."""
+class ConvTranspose(LayerFamily, ConvLayer):
+    """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
 
-    in_channels: int
-    out_channels: int
-    groups: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    in_channels, ..., padding_mode : as in torch; `padding` is that of the *global* tensor
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    device, dtype : of the parameters
+
+    A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> layer = gridwise.nn.DistributedConvTranspose2d(P_x, 8, 3, kernel_size=3, stride=2, padding=1, output_padding=1)
+    >>> layer(torch.ones(2, 8, 4, 4)).shape
+    torch.Size([2, 3, 8, 8])
+    >>> layer(torch.ones(2, 8, 4, 4), output_size=[7, 7]).shape
+    torch.Size([2, 3, 7, 7])
+    """
+
+    sequential: ClassVar[LayersByDims] = {
+        1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d,
+    }  # fmt: skip
+    function: ClassVar[FunctionsByDims] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
     padding: tuple[int, ...]
     output_padding: tuple[int, ...]
-    dilation: tuple[int, ...]
     _settings = ("stride", "padding", "output_padding", "dilation", "padding_mode")
-    _fixed = (*WindowedLayer._fixed, "in_channels", "out_channels", "kernel_size", "groups")
-    _required = ("weight",)
-    _reads_values = True
 
     def __init__(
         self,
@@ -103,16 +111,12 @@ class ConvTranspose(WindowedLayer):
         )  # fmt: skip
         self._takes_part(P_x, signature=", ".join(map(repr, arguments)))
 
-        def make(device: torch.device | str | None) -> torch.nn.Module:
-            return SEQUENTIAL[self.dims](*arguments, device=device, dtype=dtype)
-
         sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
         problem = problem_with_sizes(self.dims, **sizes, output_padding=output_padding, dilation=dilation)
-        self._imitates(self._build(make, self._spreads_of, device, problem))
+        self._build_like_torchs(arguments, device, dtype, problem)
         self._channels: Interval = (0, 0)
-        self._cuts: tuple[Cut, ...] = ()
+        self._cuts: tuple[OutputCrop, ...] = ()
         self._asked: Asked = None
-        self._single: ConvNode | None = None
 
     def __call__(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
         """The layer's output; `output_size` is that of the *global* output, as torch takes it.
@@ -134,9 +138,6 @@ class ConvTranspose(WindowedLayer):
 
     # Planning
 
-    def _mode(self) -> Hashable:
-        return super()._mode(), autocasts()
-
     def _problem_with(self, input: tuple) -> str | None:
         if len(input) == 2 and not _is_size(input[1]):
             return f"needs whole numbers as `output_size`, got {input[1]!r}"
@@ -146,20 +147,17 @@ class ConvTranspose(WindowedLayer):
         return super()._structure_of(input), _asked(input)
 
     def _distdl_module_setup(self, input: tuple) -> None:
-        assert self._transport is not None
         self._asked = asked = _asked(input)
         ballot = Ballot()
         vote = ballot.equal(key_of(repr(asked)))
-        ballot.count(self._transport, self._team, self._says)
+        ballot.count(self.P_x.transport, self._team, self._says)
         if ballot.read(vote) is None:
-            told = tell(self._transport, self._team, f"output_size={asked}")
+            reports = tell(self.P_x.transport, self._team, f"output_size={asked}")
             fix = "ask for the size of the global output, on all workers alike."
-            raise PartitionError(describe(f"{self._says}: the workers ask for different `output_size`.", told, fix))
+            raise PartitionError(describe(f"{self._says}: the workers ask for different `output_size`.", reports, fix))
         super()._distdl_module_setup(input[:1])
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
-        self._need_channels(shape[1], self.in_channels)
-        self._try_convolution(dtype, FUNCTION[self.dims])
         template, asked = self._template, self._asked
         if asked is None:
             return super()._shape_by_torch(shape, dtype)
@@ -171,7 +169,6 @@ class ConvTranspose(WindowedLayer):
             del template.forward
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
         if 0 in shape[2:]:
             raise PartitionError(
                 f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
@@ -184,7 +181,7 @@ class ConvTranspose(WindowedLayer):
                     f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
                     f"dilation (={dilation})."
                 )
-        rank, target = self._transport.rank, Layout.balanced(source.grid, shape)
+        rank, target = self.P_x.transport.rank, Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
         per_group = self.in_channels // self.groups
@@ -201,9 +198,6 @@ class ConvTranspose(WindowedLayer):
 
     def _single_node(self, source: Layout, target: Layout, rows: Sequence[Sequence[Rows]]) -> ConvNode | None:
         """How to do without nodes for each step; None where one call of torch is not enough."""
-        assert self._transport is not None
-        assert self._share is not None
-        assert self._agreed is not None
         if not in_one_call(source, target.global_shape, self._agreed.dtype, self.groups):
             return None
         for d, (cuts, line) in enumerate(zip(target.cuts[2:], rows, strict=True)):
@@ -213,13 +207,13 @@ class ConvTranspose(WindowedLayer):
         padding, extra = (tuple(cut.padding for cut in self._cuts), tuple(cut.output_padding for cut in self._cuts))
         crops = self._crops if any(self._crops) else ()
         arguments = self._stride, padding, self._dilation, self.groups, extra, crops
-        return ConvNode(self._transport, self._team, self._says, self._share.fetch, *arguments)
+        return ConvNode(self.P_x.transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         window = self.kernel_size[d], self._stride[d], self._each(self.padding)[d], self._dilation[d]
         return [Rows(transposed_need(outputs, *window, extent)) for outputs in pairwise(cuts)]
 
-    def _cut(self, d: int, outputs: Interval, inputs: Interval) -> Cut:
+    def _cut(self, d: int, outputs: Interval, inputs: Interval) -> OutputCrop:
         stride, dilation = self._stride[d], self._dilation[d]
         before = outputs[0] + self._each(self.padding)[d] - stride * inputs[0]
         made = stride * (inputs[1] - inputs[0] - 1) + dilation * (self.kernel_size[d] - 1) + 1
@@ -232,20 +226,17 @@ class ConvTranspose(WindowedLayer):
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
         if self._single is not None:
-            assert self._agreed is not None
-            weight, bias, sums = self._raw_weight_and_bias()
-            return self._single(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
+            return self._in_one_node(x, self._single)
         weight, bias = self._weight_and_bias()
-        seen = self._seen(x)
-        x = seen.x
-        assert share.outputs is not None
-        if not share.outputs.volume:
-            return empty_output(share.outputs.shape, x, weight, bias)
+        window = self._window_input(x)
+        x = window.x
+        if not share.block.volume:
+            return empty_output(share.block.shape, x, weight, bias)
         if not x.numel():  # no input reaches these outputs: they are the bias
-            y = empty_output(share.outputs.shape, x, weight)
+            y = empty_output(share.block.shape, x, weight)
             return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
         pads = any(n < 0 for n in self._crops)
-        y = seen.computed(lambda x: self._in_groups(x, weight, None if pads else bias))
+        y = window.computed(lambda x: self._in_groups(x, weight, None if pads else bias))
         if any(self._crops):
             y = F.pad(y, [-n for n in self._crops])
         return y + bias.view(-1, *(1,) * self.dims) if pads and bias is not None else y
@@ -257,7 +248,7 @@ class ConvTranspose(WindowedLayer):
 
     def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One call of torch for whole groups, one for each part of a group at the block's ends."""
-        convolve = FUNCTION[self.dims]
+        convolve = self.function[self.dims]
         padding = tuple(cut.padding for cut in self._cuts)
         extra = tuple(cut.output_padding for cut in self._cuts)
         per_group, per_input = self.out_channels // self.groups, self.in_channels // self.groups
@@ -265,14 +256,14 @@ class ConvTranspose(WindowedLayer):
         held = self._spreads["weight"]
         runs, parts = group_runs(self._channels, per_group), []
         for (a, b), (first, last) in runs:
-            seen, some, kernel = x, bias, weight
+            window, some, kernel = x, bias, weight
             if len(runs) > 1:
-                seen = x.narrow(1, (first - base) * per_input, (last - first) * per_input)
+                window = x.narrow(1, (first - base) * per_input, (last - first) * per_input)
                 some = None if bias is None else bias[a - self._channels[0] : b - self._channels[0]]
             if held.axes[:2] == (None, None):
                 kernel = weight[first * per_input : last * per_input]
                 kernel = kernel[:, a - first * per_group : b - first * per_group] if last - first == 1 else kernel
-            parts.append(convolve(seen, kernel, some, self._stride, padding, extra, last - first, self._dilation))
+            parts.append(convolve(window, kernel, some, self._stride, padding, extra, last - first, self._dilation))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
@@ -288,68 +279,13 @@ def _is_size(value: Any) -> bool:
     return value is None or (isinstance(value, Sequence) and all(isinstance(n, int) for n in value))
 
 
-class DistributedConvTranspose1d(ConvTranspose):
-    """`torch.nn.ConvTranspose1d` on a grid; see `DistributedConvTranspose2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.ConvTranspose1d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> layer = gridwise.nn.DistributedConvTranspose1d(P_x, 3, 8, 2, stride=2)
-    >>> layer(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 8, 32])
-    """
-
-    dims = 1
-
-
 class DistributedConvTranspose2d(ConvTranspose):
-    """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in torch
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedConvTranspose2d(P_x, 8, 3, kernel_size=3, stride=2, padding=1, output_padding=1)
-    >>> layer(torch.ones(2, 8, 4, 4)).shape
-    torch.Size([2, 3, 8, 8])
-    >>> layer(torch.ones(2, 8, 4, 4), output_size=(7, 8)).shape
-    torch.Size([2, 3, 7, 8])
-    """
-
     dims = 2
 
 
+class DistributedConvTranspose1d(ConvTranspose):
+    dims = 1
+
+
 class DistributedConvTranspose3d(ConvTranspose):
-    """`torch.nn.ConvTranspose3d` on a grid; see `DistributedConvTranspose2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    in_channels, ..., padding_mode : as in `torch.nn.ConvTranspose3d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedConvTranspose3d(P_x, 3, 8, 2, stride=2)
-    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 8, 16, 16, 16])
-    """
-
     dims = 3

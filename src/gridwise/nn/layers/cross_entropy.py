@@ -24,7 +24,7 @@ from ..engine.all_max import all_max
 from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
 from ..engine.plans import LayerPlan
-from .loss import DistributedLoss, _no_part, _shape_of
+from .loss_base import DistributedLoss, Flag, without_part
 
 
 class DistributedCrossEntropyLoss(DistributedLoss):
@@ -47,6 +47,8 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     """
 
     weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
     _settings = ("reduction", "ignore_index", "label_smoothing")
     is_normalised = False
     """Whether the input is logarithms of probabilities already."""
@@ -55,17 +57,15 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         self,
         P_x: Partition,
         weight: Tensor | None = None,
-        size_average: bool | None = None,
+        size_average: Flag = None,
         ignore_index: int = -100,
-        reduce: bool | None = None,
+        reduce: Flag = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
         _check_smoothing(label_smoothing)
-        arguments = f"weight={_shape_of(weight)}, ignore_index={ignore_index}, label_smoothing={label_smoothing}"
-        super().__init__(P_x, size_average, reduce, reduction, arguments)
-        self.register_buffer("weight", weight)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        classes = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        self._init(P_x, size_average, reduce, reduction, **classes)
         self.class_dim = min(1, P_x.dim - 1)
         self._splits_classes = P_x.shape[self.class_dim] > 1
 
@@ -74,24 +74,21 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
         super()._distdl_module_setup(input)
         _check_smoothing(self.label_smoothing)
-        assert self._transport is not None
-        assert self._layout is not None
-        self._block = self._layout.block(self._transport.rank)
+        self._block = self._layout.block(self.P_x.transport.rank)
         if self.weight is not None and self.weight.shape != (self._classes,):
             raise PartitionError(
                 f"{self._says}: `weight` of shape {tuple(self.weight.shape)} needs one entry for each of "
                 f"{self._classes} classes.\n  fix: give the weights of all classes, on every worker."
             )
-        team = self.P_x.grid.team_along(self._transport.rank, (self.class_dim,))
+        team = self.P_x.grid.team_along(self.P_x.transport.rank, (self.class_dim,))
         self._class_team = tuple(sorted(team))
-        self._is_first = self._transport.rank == team[0]
+        self._is_first = self.P_x.transport.rank == team[0]
         if self._splits_classes:  # the number of classes was not known when the targets were looked at first
             problem = self._problem_with_values(input[1], self._classes)
-            agree_call(self._transport, self._team, self._says, self._ticket.number, False, problem)
+            agree_call(self.P_x.transport, self._team, self._says, self._ticket.number, False, problem)
 
     @property
     def _classes(self) -> int:
-        assert self._layout is not None
         return self._layout.global_shape[self.class_dim]
 
     def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
@@ -116,9 +113,8 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     def _common_plan(self, input: tuple) -> LayerPlan | None:
         plan = super()._common_plan(input)
         if plan is not None and self._splits_classes:  # another one than the targets were looked at for
-            assert self._transport is not None
             problem = self._problem_with_values(input[1], self._classes_of(plan))
-            agree_call(self._transport, self._team, self._says, self._ticket.number, False, problem)
+            agree_call(self.P_x.transport, self._team, self._says, self._ticket.number, False, problem)
         return plan
 
     def _classes_of(self, plan: LayerPlan) -> int:
@@ -140,14 +136,13 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         if self._is_outside:
-            return _no_part(input, self.reduction)
+            return without_part(input, self.reduction)
         if not self._splits_classes and self.reduction == "none":
             return self._whole(input, target, "none")
         if self._splits_classes:
             terms = self._partial(input.float() if input.dtype in HALVES else input, target)
             if self.reduction == "none":
-                assert self._transport is not None
-                sum_terms = AllSum(self._transport, self._team, self._says, self._class_team)
+                sum_terms = AllSum(self.P_x.transport, self._team, self._says, self._class_team)
                 losses = self._move(terms, sum_terms, self._records, step=1).to(_result_dtype(input))
                 return losses if self._is_first else losses.flatten()[:0]
             partial = terms.sum()
@@ -165,7 +160,6 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        assert self._layout is not None
         return self._layout.global_shape
 
     def _whole(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
@@ -217,12 +211,11 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
     def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """The logits minus their agreed largest one, and the logarithm of the sum of their exponentials."""
-        assert self._transport is not None
         dim = self.class_dim
         samples = input.shape[:dim] + input.shape[dim + 1 :]
         largest = input.detach().amax(dim) if input.shape[dim] else input.new_full(samples, -math.inf)
-        shifted = input - all_max(largest, self._transport, self._class_team, self._says).unsqueeze(dim)
-        whole = AllSum(self._transport, self._team, self._says, self._class_team)
+        shifted = input - all_max(largest, self.P_x.transport, self._class_team, self._says).unsqueeze(dim)
+        whole = AllSum(self.P_x.transport, self._team, self._says, self._class_team)
         return shifted, self._move(shifted.exp().sum(dim), whole, self._records, step=2).log()
 
 
@@ -248,9 +241,9 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
         self,
         P_x: Partition,
         weight: Tensor | None = None,
-        size_average: bool | None = None,
+        size_average: Flag = None,
         ignore_index: int = -100,
-        reduce: bool | None = None,
+        reduce: Flag = None,
         reduction: str = "mean",
     ) -> None:
         super().__init__(P_x, weight, size_average, ignore_index, reduce, reduction)

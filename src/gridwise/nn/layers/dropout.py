@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import PartitionError
 from ...grid import Box, Layout
 from ...partition import Partition
+from ..docstrings import documented_like
 from ..engine.agreement import agree_layout
 from ..engine.grid_random import draw_key, keep_mask
 from ..engine.module import Module
@@ -28,7 +29,7 @@ class DistributedDropout(Module):
     Parameters
     ----------
     P_x : the partition of the input
-    p, inplace : as in `torch.nn.Dropout`
+    p, inplace : as in torch
 
     Examples
     --------
@@ -37,6 +38,7 @@ class DistributedDropout(Module):
     tensor([[1., 1.]])
     """
 
+    _layout: Layout
     _keeps_plans = True
     _settings = ("p", "inplace")
     _fixed = ("P_x",)
@@ -45,13 +47,11 @@ class DistributedDropout(Module):
         super().__init__()
         _check_probability(p)
         self.P_x, self.p, self.inplace = P_x, p, inplace
-        self._layout: Layout | None = None
         self._takes_part(P_x, signature=f"p={p}")
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
         _check_probability(self.p)
-        self._layout, _ = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+        self._layout, _ = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])
 
     def _mode(self) -> Hashable:
         return self.training, super()._mode()
@@ -63,18 +63,15 @@ class DistributedDropout(Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        assert self._transport is not None
-        key = draw_key(self._transport, self._team, self._says)
+        key = draw_key(self.P_x.transport, self._team, self._says)
         if self._is_outside:
             return x.clone()
         return self._drop(x, self._kept(x, key))
 
     def _kept(self, x: Tensor, key: int) -> Tensor:
         """Whether each element is kept, broadcastable to `x`."""
-        assert self._transport is not None
-        assert self._layout is not None
         block, shape, own = (
-            self._layout.block(self._transport.rank),
+            self._layout.block(self.P_x.transport.rank),
             self._layout.global_shape,
             self._mask_dims(x.dim()),
         )
@@ -109,39 +106,15 @@ class _ChannelDropout(DistributedDropout):
         return None
 
 
-class DistributedDropout1d(_ChannelDropout):
-    """`torch.nn.Dropout1d` of tensors ``(batch, channel, length)`` or ``(channel, length)`` on `P_x`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.Dropout1d`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> layer = gridwise.nn.DistributedDropout1d(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 16])
-    """
-
-    space = 1
-
-
+@documented_like(DistributedDropout)
 class DistributedDropout2d(_ChannelDropout):
     """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.Dropout2d`
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedDropout2d(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 16, 16])
+    >>> gridwise.nn.DistributedDropout2d(P_x, p=0.5).eval()(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 3, 8, 8])
     """
 
     space = 2
@@ -150,40 +123,24 @@ class DistributedDropout2d(_ChannelDropout):
         return 2  # torch reads three dims so, with a warning that this may change
 
 
+@documented_like(DistributedDropout2d)
+class DistributedDropout1d(_ChannelDropout):
+    """`torch.nn.Dropout1d` of tensors ``(batch, channel, length)`` or ``(channel, length)`` on `P_x`."""
+
+    space = 1
+
+
+@documented_like(DistributedDropout2d)
 class DistributedDropout3d(_ChannelDropout):
-    """`torch.nn.Dropout3d` of tensors ``(batch, channel, *space)`` or ``(channel, *space)`` on `P_x`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.Dropout3d`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedDropout3d(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 8, 8, 8])
-    """
+    """`torch.nn.Dropout3d` of tensors ``(batch, channel, *space)`` or ``(channel, *space)`` on `P_x`."""
 
     space = 3
 
 
+@documented_like(DistributedDropout)
 class DistributedAlphaDropout(DistributedDropout):
     """`torch.nn.AlphaDropout` of tensors on `P_x`: what is dropped becomes the negative saturation of SELU, and mean and
     variance are kept.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.AlphaDropout`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedAlphaDropout(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 16, 16])
     """
 
     def _drop(self, x: Tensor, keep: Tensor) -> Tensor:
@@ -197,21 +154,9 @@ class DistributedAlphaDropout(DistributedDropout):
         return x.mul_(noise).add_(shift) if self.inplace else torch.addcmul(shift, x, noise)
 
 
+@documented_like(DistributedDropout)
 class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
-    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time.
-
-    Parameters
-    ----------
-    P_x : the partition of the input
-    p, inplace : as in `torch.nn.FeatureAlphaDropout`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> layer = gridwise.nn.DistributedFeatureAlphaDropout(P_x, p=0.5).eval()
-    >>> layer(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 16, 16])
-    """
+    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time."""
 
     def _mask_dims(self, dim: int) -> int:
         return min(2, dim)

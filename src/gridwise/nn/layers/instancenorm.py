@@ -19,24 +19,37 @@ from torch.nn import functional as F
 from ...errors import PartitionError
 from ...grid import Grid
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..engine.agreement import agree_layout, agree_unbatched
 from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
-from ..parameters.blocks import Spread
-from .batchnorm import check_cut_like_parameters, problem_with_half_of_statistics, without_bias
-from .normalization import SampleNorm
+from .norm_base import ChannelNorm, check_cut_like_parameters
 
 
-class InstanceNorm(SampleNorm):
-    """What all instance norms do; see `DistributedInstanceNorm2d` for the arguments."""
+class InstanceNorm(LayerFamily, ChannelNorm):
+    """`torch.nn.InstanceNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`, or without the batch.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output; every axis may be longer than 1
+    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
+
+    Notes
+    -----
+    No activation is moved: forward and backward exchange a few numbers per sample and channel (`standardise`).
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedInstanceNorm2d(P_x, 3)(torch.ones(2, 3, 4, 4)).abs().max() < 1e-6
+    tensor(True)
+    """
 
     dims: ClassVar[int]
     """How many dims of space, after batch and channels."""
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
+    sequential = torch.nn.InstanceNorm1d
     _settings = ("eps", "momentum", "affine", "track_running_stats")
-    _fixed = (*SampleNorm._fixed, "num_features")
+    _unbatched = False
 
     def __init__(
         self,
@@ -51,34 +64,18 @@ class InstanceNorm(SampleNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__()
-        self.P_x, self.num_features, self.eps, self.momentum = P_x, num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        self._takes_part(P_x, signature=self.extra_repr())
-        lacking = self.dims + 2 - P_x.dim
-        problem = None
-        if lacking not in (0, 1):
-            problem = (
-                f"needs a partition of {self.dims + 2} axes (batch, channel, space), or {self.dims + 1} without the batch, "
-                f"got {P_x.shape}"
-            )
-        self._grid = P_x.grid if lacking != 1 else Grid(P_x.ranks, (1, *P_x.shape))
-        self._unbatched = False
-
-        def make(device: torch.device | str | None) -> torch.nn.Module:
-            layer = torch.nn.InstanceNorm1d(
-                num_features, eps, momentum or 0.0, affine, track_running_stats, device, dtype
-            )
-            return layer if bias else without_bias(layer)
-
-        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            names = ("weight", "bias", "running_mean", "running_var")
-            along_channels = Spread(self._grid, (1,), (num_features,))
-            return {**dict.fromkeys(names, along_channels), "num_batches_tracked": Spread(self._grid, (), ())}
-
-        self._build(make, spreads, device, problem)
+        super().__init__(P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     # Planning
+
+    def _grid_with_batch(self) -> Grid:
+        return Grid(self.P_x.ranks, (1, *self.P_x.shape)) if self.P_x.dim == self.dims + 1 else self.P_x.grid
+
+    def _problem_with_grid(self) -> str | None:
+        if self.P_x.dim in (self.dims + 1, self.dims + 2):
+            return None
+        axes = f"{self.dims + 2} axes (batch, channel, space), or {self.dims + 1} without the batch"
+        return f"needs a partition of {axes}, got {self.P_x.shape}"
 
     def _problem_with(self, input: tuple) -> str | None:
         if len(input) != 1 or not isinstance(input[0], Tensor):
@@ -95,8 +92,7 @@ class InstanceNorm(SampleNorm):
         return None
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
-        transport, x = self._transport, input[0]
+        transport, x = self.P_x.transport, input[0]
         self._unbatched = agree_unbatched(transport, self._team, self._says, x.dim() == self.dims + 1)
         layout, self._agreed = agree_layout(
             transport, self._team, self._says, self._grid, x.unsqueeze(0) if self._unbatched else x
@@ -120,7 +116,7 @@ class InstanceNorm(SampleNorm):
     def _problem_with_state(self, input: tuple) -> str | None:
         if self.track_running_stats and not self.training and self.running_mean is None:
             return "has no running statistics to normalise by, in eval() with `track_running_stats` (=True)"
-        return super()._problem_with_state(input) or problem_with_half_of_statistics(self)
+        return super()._problem_with_state(input)
 
     # Calling
 
@@ -146,18 +142,6 @@ class InstanceNorm(SampleNorm):
         weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
         return self._normalised(rows, weight, bias, self._sets, statistics).view(x.shape)
 
-    def _by_running(self, x: Tensor) -> Tensor:
-        if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
-            return self._of_nothing(x)
-        weight, bias = self._affine(None)
-        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
-
-    def _of_nothing(self, x: Tensor) -> Tensor:
-        weight, bias = self._affine(x.dtype)
-        along = (-1, *(1,) * self.dims)
-        y = x.clone() if weight is None else x * weight.view(along)
-        return y if bias is None else y + bias.view(along)
-
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Let the running statistics follow those of this batch, on average over its samples."""
@@ -168,68 +152,14 @@ class InstanceNorm(SampleNorm):
         self.running_mean.mul_(1 - momentum).add_(totals[0], alpha=momentum)
         self.running_var.mul_(1 - momentum).add_(totals[1], alpha=momentum)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
-        )
-
-
-class DistributedInstanceNorm1d(InstanceNorm):
-    """`torch.nn.InstanceNorm1d` on a grid; see `DistributedInstanceNorm2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.InstanceNorm1d`; over the grid
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedInstanceNorm1d(P_x, 3)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 16])
-    """
-
-    dims = 1
-
 
 class DistributedInstanceNorm2d(InstanceNorm):
-    """`torch.nn.InstanceNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`, or without the batch.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output; every axis may be longer than 1
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
-
-    Notes
-    -----
-    No activation is moved: forward and backward exchange a few numbers per sample and channel (`standardise`).
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedInstanceNorm2d(P_x, 3)(torch.ones(2, 3, 4, 4)).abs().max() < 1e-6
-    tensor(True)
-    """
-
     dims = 2
 
 
+class DistributedInstanceNorm1d(InstanceNorm):
+    dims = 1
+
+
 class DistributedInstanceNorm3d(InstanceNorm):
-    """`torch.nn.InstanceNorm3d` on a grid; see `DistributedInstanceNorm2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    num_features, eps, momentum, affine, track_running_stats, bias : as in `torch.nn.InstanceNorm3d`; over the grid
-    device, dtype : of the parameters
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedInstanceNorm3d(P_x, 3)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 8, 8, 8])
-    """
-
     dims = 3

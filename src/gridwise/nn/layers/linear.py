@@ -93,8 +93,7 @@ class DistributedLinear(Layer):
         self._build(make, spreads, device, problem)
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
-        transport, says = self._transport, self._says
+        transport, says = self.P_x.transport, self._says
         layout, agreed = agree_layout(transport, self._team, says, self.P_x.grid, input[0])
         shape = layout.global_shape
         if shape[-1] != self.in_features:
@@ -136,22 +135,14 @@ class DistributedLinear(Layer):
         if self._fetch is not None:
             x = self._move(x, self._fetch, self._agreed.requires_grad)
         if self.P_w is None or self.P_w.active:
-            bias = (
-                None
-                if self.bias is None or self._spreads["bias"].block(self._rank) is None
-                else self._parameter("bias")
-            )
+            adds = self.bias is not None and self._spreads["bias"].block(self.P_x.transport.rank) is not None
+            bias = self._parameter("bias") if adds else None
             x = F.linear(x, self._parameter("weight"), bias)
         else:
             x = x.to(dtype_of_products(x))
         if self._collect is not None:
             x = self._move(x, self._collect, wants or self._agreed.requires_grad, step=1)
         return x
-
-    @property
-    def _rank(self) -> int:
-        assert self._transport is not None
-        return self._transport.rank
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

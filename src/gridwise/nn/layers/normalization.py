@@ -17,58 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Layout
 from ...partition import Partition
-from ..engine.agreement import Structure, agree_layout
 from ..engine.autocast import dtype_after
 from ..engine.carrier import HALVES
 from ..engine.layer import Layer
 from ..parameters.blocks import Spread
-from .batchnorm import check_cut_like_parameters, without_bias
-from .standardise import Sets, standardise
+from .norm_base import Norm, check_cut_like_parameters, without_bias
 
 
-class SampleNorm(Layer):
-    """What the norms share whose statistics are those of single samples."""
-
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-    P_x: Partition
-
-    def _agree(self, x: Tensor) -> Layout:
-        assert self._transport is not None
-        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, x)
-        self._agreed: Structure = agreed
-        return layout
-
-    def _sets_over(self, layout: Layout, axes: Sequence[int], count: int) -> Sets:
-        assert self._transport is not None
-        members = tuple(sorted(layout.grid.team_along(self._transport.rank, axes)))
-        return Sets(self._transport, self._team, self._says, members, count)
-
-    def _normalised(
-        self,
-        rows: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        sets: Sets,
-        statistics: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        wants = any(p is not None and p.requires_grad for p in (weight, bias))
-        records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
-        statistics = statistics or sets.moments(rows)
-        return standardise(rows, weight, bias, statistics, self.eps, sets, self._ticket, records)
-
-    def _affine(self, dtype: torch.dtype | None) -> tuple[Tensor | None, Tensor | None]:
-        """Weight and bias for use in `forward`, in that dtype; None: in their own."""
-        weight, bias = self._weight_and_bias()
-        if dtype is None:
-            return weight, bias
-        return None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-class DistributedLayerNorm(SampleNorm):
+class DistributedLayerNorm(Norm):
     """`torch.nn.LayerNorm` of tensors on `P_x`, any dim of which may be cut.
 
     Parameters
@@ -138,7 +95,7 @@ class DistributedLayerNorm(SampleNorm):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class DistributedGroupNorm(SampleNorm):
+class DistributedGroupNorm(Norm):
     """`torch.nn.GroupNorm` of tensors ``(batch, channel, *space)`` on `P_x`; a group may lie on several workers.
 
     Parameters
@@ -193,20 +150,12 @@ class DistributedGroupNorm(SampleNorm):
                 f"{self._says}: `num_groups` (={self.num_groups}) must divide the {self.num_channels} channels."
             )
         check_cut_like_parameters(self._says, layout, 1, self.num_channels)
-        assert self._transport is not None
-        block = layout.block(self._transport.rank)
+        block = layout.block(self.P_x.transport.rank)
         in_group = self.num_channels // self.num_groups
         self._sets = self._sets_over(layout, range(1, layout.grid.dim), in_group * math.prod(layout.global_shape[2:]))
         if self._sets.count * layout.global_shape[0] == 1:  # what torch refuses: it counts the samples too
             raise PartitionError(f"{self._says}: expected more than 1 value per group, got 1.")
-        samples, groups = torch.meshgrid(
-            torch.arange(block.shape[0], device="cpu"),
-            torch.arange(block.start[1], block.stop[1], device="cpu") // in_group,
-            indexing="ij",
-        )
-        self._sets.of_row = (samples * self.num_groups + groups).flatten().to(input[0].device)
-        self._sets.total = block.shape[0] * self.num_groups
-        self._sets.run = in_group if block.shape[1] == self.num_channels and block.volume else 0
+        self._sets.in_groups(block, in_group, self.num_channels, input[0].device)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:

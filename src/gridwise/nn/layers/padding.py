@@ -1,4 +1,4 @@
-"""Padding layers on batch x channel x space grids: the *global* tensor is padded, and its blocks are balanced anew.
+"""Padding layers on batch x channel x space grids: the *global* tensor is padded, and its blocks are balanced again.
 
     output o of a dim is the input o - before        outside [0, n): the constant, the mirrored, nearest or opposite row
 
@@ -9,7 +9,7 @@ are done locally on the rows that they need. A negative padding crops, where tor
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import PartitionError, UnsupportedError
 from ...grid import Cuts, Layout, Shape, hull_then_pad
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
 
 
@@ -25,7 +26,7 @@ class Pad(WindowedLayer):
 
     mode: ClassVar[str]
     _fresh_gradients = False  # what is fetched may be the output itself
-    sequential: ClassVar[Any]
+    sequential: ClassVar[type[torch.nn.Module]]
     padding: tuple[int, ...]
     value: float = 0.0
     _settings: ClassVar[tuple[str, ...]] = ("padding",)
@@ -46,7 +47,6 @@ class Pad(WindowedLayer):
             )
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
         self._refuse_negative()
         if len(self.padding) > 2 * self.dims:
             raise PartitionError(
@@ -58,7 +58,7 @@ class Pad(WindowedLayer):
         blocks = list(pairwise(batch)), list(pairwise(channels))
         wraps = self.mode == "circular"
         fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, wrap=wraps, fill=self.value)
-        self._share = Share(target.block(self._transport.rank), fetch, mine)
+        self._share = Share(target.block(self.P_x.transport.rank), fetch, mine)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         at = 2 * (self.dims - 1 - d)  # torch lists the last dim first, and may leave out the others
@@ -69,18 +69,31 @@ class Pad(WindowedLayer):
         return [Rows.padded(hull_then_pad(need, extent, self.mode), self.mode == "constant") for need in needs]
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
-        seen = self._seen(x)
-        assert share.outputs is not None
-        x = seen.x
-        if not share.outputs.volume:
-            return empty_output(share.outputs.shape, x)
+        window = self._window_input(x)
+        x = window.x
+        if not share.block.volume:
+            return empty_output(share.block.shape, x)
         padded = any(any(line.pad) for line in share.rows)
         moved = share.fetch is not None and not share.fetch.is_identity
-        return seen.computed(lambda x: x.contiguous() if padded or moved else x.clone())
+        return window.computed(lambda x: x.contiguous() if padded or moved else x.clone())
 
 
-class ConstantPad(Pad):
-    """What all layers that pad with one value do."""
+class ConstantPad(LayerFamily, Pad):
+    """`torch.nn.ConstantPad2d` on a grid: equal to it for every padding, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    padding : of the *global* tensor, as in torch: a number, or one for each side, the last dim first
+    value : what stands in the padding
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedConstantPad2d(P_x, 1, 1.5)(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 3, 10, 10])
+    """
 
     mode = "constant"
     _settings = ("padding", "value")
@@ -89,299 +102,84 @@ class ConstantPad(Pad):
         super().__init__(P_x, padding, value)
 
 
-class ImagePad(Pad):
-    """What all layers do that take the padding alone."""
-
-    def __init__(self, P_x: Partition, padding: Size, *, buffer_manager: object = None) -> None:
-        super().__init__(P_x, padding)
-
-
-class DistributedConstantPad1d(ConstantPad):
-    """`torch.nn.ConstantPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.ConstantPad1d`; at the edges of the *global* tensor
-    value : what stands in the padding
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedConstantPad1d(P_x, 1, 1.5)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
-    dims, sequential = 1, torch.nn.ConstantPad1d
-
-
-class DistributedConstantPad2d(ConstantPad):
-    """`torch.nn.ConstantPad2d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    padding : as in `torch.nn.ConstantPad2d`; at the edges of the *global* tensor
-    value : what stands in the padding
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedConstantPad2d(P_x, 1, 1.5)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 18, 18])
-    """
-
-    dims, sequential = 2, torch.nn.ConstantPad2d
-
-
-class DistributedConstantPad3d(ConstantPad):
-    """`torch.nn.ConstantPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.ConstantPad3d`; at the edges of the *global* tensor
-    value : what stands in the padding
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedConstantPad3d(P_x, 1, 1.5)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
-    dims, sequential = 3, torch.nn.ConstantPad3d
-
-
-class DistributedZeroPad1d(ImagePad):
-    """`torch.nn.ZeroPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.ZeroPad1d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedZeroPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
-    dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
-    _settings = ("padding", "value")
-
-
-class DistributedZeroPad2d(ImagePad):
+class ImagePad(LayerFamily, Pad):
     """`torch.nn.ZeroPad2d` on a grid: equal to it for every padding, size and grid, or refused.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    padding : of the global tensor; a number, or (left, right, top, bottom) as in torch
+    padding : of the *global* tensor, as in torch: a number, or one for each side, the last dim first
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
 
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedZeroPad2d(P_x, (1, 1, 2, 0))(torch.ones(1, 3, 8, 8)).shape
-    torch.Size([1, 3, 10, 10])
+    >>> gridwise.nn.DistributedZeroPad2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 12, 12])
     """
 
+    def __init__(self, P_x: Partition, padding: Size, *, buffer_manager: object = None) -> None:
+        super().__init__(P_x, padding)
+
+
+class DistributedConstantPad2d(ConstantPad):
+    dims, sequential = 2, torch.nn.ConstantPad2d
+
+
+class DistributedZeroPad2d(ImagePad):
     dims, sequential, mode = 2, torch.nn.ZeroPad2d, "constant"
     _settings = ("padding", "value")
 
 
+class DistributedConstantPad1d(ConstantPad):
+    dims, sequential = 1, torch.nn.ConstantPad1d
+
+
+class DistributedConstantPad3d(ConstantPad):
+    dims, sequential = 3, torch.nn.ConstantPad3d
+
+
+class DistributedZeroPad1d(ImagePad):
+    dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
+    _settings = ("padding", "value")
+
+
 class DistributedZeroPad3d(ImagePad):
-    """`torch.nn.ZeroPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.ZeroPad3d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedZeroPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
     dims, sequential, mode = 3, torch.nn.ZeroPad3d, "constant"
     _settings = ("padding", "value")
 
 
 class DistributedReflectionPad1d(ImagePad):
-    """`torch.nn.ReflectionPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.ReflectionPad1d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedReflectionPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
     dims, sequential, mode = 1, torch.nn.ReflectionPad1d, "reflect"
 
 
 class DistributedReflectionPad2d(ImagePad):
-    """`torch.nn.ReflectionPad2d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    padding : as in `torch.nn.ReflectionPad2d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedReflectionPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 18, 18])
-    """
-
     dims, sequential, mode = 2, torch.nn.ReflectionPad2d, "reflect"
 
 
 class DistributedReflectionPad3d(ImagePad):
-    """`torch.nn.ReflectionPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.ReflectionPad3d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedReflectionPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
     dims, sequential, mode = 3, torch.nn.ReflectionPad3d, "reflect"
 
 
 class DistributedReplicationPad1d(ImagePad):
-    """`torch.nn.ReplicationPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.ReplicationPad1d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedReplicationPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
     dims, sequential, mode = 1, torch.nn.ReplicationPad1d, "replicate"
 
 
 class DistributedReplicationPad2d(ImagePad):
-    """`torch.nn.ReplicationPad2d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    padding : as in `torch.nn.ReplicationPad2d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedReplicationPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 18, 18])
-    """
-
     dims, sequential, mode = 2, torch.nn.ReplicationPad2d, "replicate"
 
 
 class DistributedReplicationPad3d(ImagePad):
-    """`torch.nn.ReplicationPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.ReplicationPad3d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedReplicationPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
     dims, sequential, mode = 3, torch.nn.ReplicationPad3d, "replicate"
 
 
 class DistributedCircularPad1d(ImagePad):
-    """`torch.nn.CircularPad1d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    padding : as in `torch.nn.CircularPad1d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedCircularPad1d(P_x, 1)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 18])
-    """
-
     dims, sequential, mode = 1, torch.nn.CircularPad1d, "circular"
 
 
 class DistributedCircularPad2d(ImagePad):
-    """`torch.nn.CircularPad2d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    padding : as in `torch.nn.CircularPad2d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedCircularPad2d(P_x, 1)(torch.ones(2, 3, 16, 16)).shape
-    torch.Size([2, 3, 18, 18])
-    """
-
     dims, sequential, mode = 2, torch.nn.CircularPad2d, "circular"
 
 
 class DistributedCircularPad3d(ImagePad):
-    """`torch.nn.CircularPad3d` on a grid; see `DistributedZeroPad2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    padding : as in `torch.nn.CircularPad3d`; at the edges of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedCircularPad3d(P_x, 1)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 10, 10, 10])
-    """
-
     dims, sequential, mode = 3, torch.nn.CircularPad3d, "circular"

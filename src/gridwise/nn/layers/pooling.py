@@ -23,6 +23,7 @@ from torch import Tensor
 from ...errors import PartitionError
 from ...grid import Box, Cuts, Interval, Layout, Shape, hull_then_pad, window_need
 from ...partition import Partition
+from ..docstrings import LayerFamily, documented_like
 from ..engine.carrier import HALVES
 from ..mixins import PoolingMixin
 from ..windows.fetch import memory_format_of
@@ -32,7 +33,7 @@ MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
 class DistributedPoolingBase(PoolingMixin, WindowedLayer):
-    """What all pooling layers do: fetch the windows of the own outputs, and pool them with torch.
+    """What all pooling layers do: fetch the windows of this worker's outputs, and pool them with torch.
 
     The output lies on `P_x` in balanced blocks; the input may come in any blocks.
 
@@ -54,7 +55,6 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         self._imitates(template)
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        assert self._transport is not None
         layer = self._sequential
         stride = layer.kernel_size if layer.stride is None else layer.stride
         sizes = layer.kernel_size, stride, layer.padding, getattr(layer, "dilation", 1)
@@ -62,10 +62,10 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         target = Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
-        fill = _least(self._agreed.dtype) if self._fills_with_least and self._agreed else 0.0
+        fill = _least(self._agreed.dtype) if self._fills_with_least else 0.0
         blocks = list(pairwise(batch)), list(pairwise(channels))
         fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, fill=fill)
-        self._share = Share(target.block(self._transport.rank), fetch, mine)
+        self._share = Share(target.block(self.P_x.transport.rank), fetch, mine)
         self._extents = source.global_shape[2:]
 
     _fills_with_least = False
@@ -86,12 +86,11 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         return 1
 
     def _local(self, x: Tensor, share: Share) -> Any:
-        seen = self._seen(x)
-        assert share.outputs is not None
-        if not share.outputs.volume:
-            return self._empty(share.outputs.shape, seen.x)
+        window = self._window_input(x)
+        if not share.block.volume:
+            return self._empty(share.block.shape, window.x)
         native = tuple(line.native for line in share.rows)
-        return self._finished(seen.computed(lambda x: self._pooled(x, native)), seen.x, share)
+        return self._finished(window.computed(lambda x: self._pooled(x, native)), window.x, share)
 
     def _empty(self, shape: Shape, x: Tensor) -> Any:
         return empty_output(shape, x)
@@ -105,8 +104,22 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         """This worker's outputs, from what torch has made of `x`."""
 
 
-class MaxPool(DistributedPoolingBase):
-    """What all maximum pooling layers do; see `DistributedMaxPool2d` for the arguments."""
+class MaxPool(LayerFamily, DistributedPoolingBase):
+    """`torch.nn.MaxPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, ..., ceil_mode : as in torch; `stride` is `kernel_size` unless given
+    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedMaxPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
 
     return_indices: bool
     _settings = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
@@ -124,7 +137,7 @@ class MaxPool(DistributedPoolingBase):
         *,
         buffer_manager: object = None,
     ) -> None:
-        layer: Any = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}[self.dims]
+        layer: type[torch.nn.Module] = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}[self.dims]
         super().__init__(P_x, layer(kernel_size, stride, padding, dilation, return_indices, ceil_mode))
 
     def _empty(self, shape: Shape, x: Tensor) -> Any:
@@ -148,12 +161,11 @@ class MaxPool(DistributedPoolingBase):
         return MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
-        assert share.outputs is not None
         if not self.return_indices:
-            return cropped(y, share.outputs)
+            return cropped(y, share.block)
         starts = tuple(line.hull[0] for line in share.rows)
-        indices = global_indices(cropped(y[1], share.outputs), x.shape[2:], starts, self._extents)
-        return cropped(y[0], share.outputs), indices
+        indices = global_indices(cropped(y[1], share.block), x.shape[2:], starts, self._extents)
+        return cropped(y[0], share.block), indices
 
 
 class AvgPool(DistributedPoolingBase):
@@ -164,9 +176,7 @@ class AvgPool(DistributedPoolingBase):
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         super()._plan(source, shape)
-        assert self._share is not None
-        assert self._share.outputs is not None
-        block = self._share.outputs
+        block = self._share.block
         counts = [self._counts(d, (block.start[2 + d], block.stop[2 + d])) for d in range(self.dims)]
         override = getattr(self._sequential, "divisor_override", None)
         self._divisor = override or math.prod(line[0] if line else 1 for line in counts)
@@ -198,8 +208,7 @@ class AvgPool(DistributedPoolingBase):
         return F.avg_pool3d(x, kernel, stride, padding, divisor_override=self._divisor)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Tensor:
-        assert share.outputs is not None
-        y = cropped(y, share.outputs)
+        y = cropped(y, share.block)
         if self._divisors is None:
             return y
         whole = None if y.dtype.is_floating_point else "trunc"
@@ -237,95 +246,16 @@ def _least(dtype: torch.dtype) -> float:
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-class DistributedMaxPool1d(MaxPool):
-    """`torch.nn.MaxPool1d` on a grid; see `DistributedMaxPool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    kernel_size, stride, padding, dilation, return_indices, ceil_mode : as in `torch.nn.MaxPool1d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedMaxPool1d(P_x, 2)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 8])
-    """
-
-    dims = 1
-
-
 class DistributedMaxPool2d(MaxPool):
-    """`torch.nn.MaxPool2d` on a grid: equal to it for every argument, size and grid, or refused.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    kernel_size, ..., ceil_mode : as in torch; `stride` is `kernel_size` unless given
-    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedMaxPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
-    torch.Size([1, 3, 4, 4])
-    """
-
     dims = 2
 
 
-class DistributedMaxPool3d(MaxPool):
-    """`torch.nn.MaxPool3d` on a grid; see `DistributedMaxPool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    kernel_size, stride, padding, dilation, return_indices, ceil_mode : as in `torch.nn.MaxPool3d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedMaxPool3d(P_x, 2)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 4, 4, 4])
-    """
-
-    dims = 3
-
-
-class DistributedAvgPool1d(AvgPool):
-    """`torch.nn.AvgPool1d` on a grid; see `DistributedAvgPool2d`. There is no `divisor_override`, as in torch.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    kernel_size, stride, padding, ceil_mode, count_include_pad : as in `torch.nn.AvgPool1d`
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> gridwise.nn.DistributedAvgPool1d(P_x, 2)(torch.ones(2, 3, 16)).shape
-    torch.Size([2, 3, 8])
-    """
-
+class DistributedMaxPool1d(MaxPool):
     dims = 1
 
-    def __init__(
-        self,
-        P_x: Partition,
-        kernel_size: Size,
-        stride: Size | None = None,
-        padding: Size = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        *,
-        buffer_manager: object = None,
-    ) -> None:
-        layer: Any = torch.nn.AvgPool1d
-        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
+
+class DistributedMaxPool3d(MaxPool):
+    dims = 3
 
 
 class DistributedAvgPool2d(AvgPool):
@@ -359,24 +289,38 @@ class DistributedAvgPool2d(AvgPool):
         *,
         buffer_manager: object = None,
     ) -> None:
-        layer: Any = {2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}[self.dims]
+        layer: type[torch.nn.Module] = {2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}[self.dims]
         super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override))
 
 
-class DistributedAvgPool3d(DistributedAvgPool2d):
-    """`torch.nn.AvgPool3d` on a grid; see `DistributedAvgPool2d`.
+@documented_like(DistributedAvgPool2d)
+class DistributedAvgPool1d(AvgPool):
+    """`torch.nn.AvgPool1d` on a grid: equal to it for every argument, size and grid, or refused.
 
     Parameters
     ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override : as in `torch.nn.AvgPool3d`
+    P_x : the partition of input and output, axes (batch, channel, length), or without the batch
+    kernel_size, ..., count_include_pad : as in torch; `stride` is `kernel_size` unless given
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAvgPool3d(P_x, 2)(torch.ones(2, 3, 8, 8, 8)).shape
-    torch.Size([2, 3, 4, 4, 4])
     """
 
+    dims = 1
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        *,
+        buffer_manager: object = None,
+    ) -> None:
+        layer: type[torch.nn.Module] = torch.nn.AvgPool1d
+        super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
+
+
+@documented_like(DistributedAvgPool2d)
+class DistributedAvgPool3d(DistributedAvgPool2d):
     dims = 3

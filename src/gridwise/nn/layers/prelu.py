@@ -11,7 +11,7 @@ from ...partition import Partition
 from ..engine.agreement import agree_layout
 from ..engine.layer import Layer
 from ..parameters.blocks import Spread
-from .batchnorm import check_cut_like_parameters
+from .norm_base import check_cut_like_parameters
 
 
 class DistributedPReLU(Layer):
@@ -56,8 +56,7 @@ class DistributedPReLU(Layer):
         self._build(make, spreads, device, f"needs a partition of at least 2 axes, got {P_x.shape}" if few else None)
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
-        layout: Layout = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])[0]
+        layout: Layout = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])[0]
         self._try_dtypes(lambda one: F.prelu(one(input[0], 1, 1), one(self._block("weight"), 1)))
         if self.num_parameters > 1:
             check_cut_like_parameters(self._says, layout, 1, self.num_parameters)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...comm.transports.base import Team, Transport
+from ...grid import Box
 from ..engine.copy_and_sum import AllSum
 from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
 from ..windows.fetch import memory_format_of
@@ -39,7 +40,7 @@ SharedValue = Callable[[Tensor], Tensor]
 
 @dataclass
 class Sets:
-    """Which rows make up a set, and with whom."""
+    """Which rows make up a set, and which workers share it."""
 
     transport: Transport
     team: Team
@@ -54,7 +55,19 @@ class Sets:
     total: int = 0
     """How many sets there are here, where `of_row` is given."""
     run: int = 0
-    """How many rows each set has, where all have as many, one after the other; else 0."""
+    """How many consecutive rows each set has, if all have the same number; else 0."""
+
+    def in_groups(self, block: Box, size: int, channels: int, device: torch.device) -> None:
+        """Let the rows be the channels of the samples of a block, and a set be `size` channels of one sample."""
+        samples, groups = torch.meshgrid(
+            torch.arange(block.shape[0], device="cpu"),
+            torch.arange(block.start[1], block.stop[1], device="cpu") // size,
+            indexing="ij",
+        )
+        count = channels // size
+        self.of_row = (samples * count + groups).flatten().to(device)
+        self.total = block.shape[0] * count
+        self.run = size if block.shape[1] == channels and block.volume else 0
 
     @property
     def merges(self) -> bool:
@@ -200,7 +213,7 @@ class Standardised(torch.autograd.Function):
 def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the memory format of `x`: torch's kernel for the CPU reads one as if it lay like the other.
 
-    It does so, without a word, where both might be channels last but for a dim of one element (torch 2.13).
+    It does so silently where both might be channels last but for a dim of one element (torch 2.13).
     """
     x = x.contiguous(memory_format=memory_format_of(x))
     return dy.contiguous(memory_format=memory_format_of(x)), x

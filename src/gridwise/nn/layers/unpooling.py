@@ -20,16 +20,34 @@ from torch import Tensor
 from ...errors import PartitionError, describe
 from ...grid import Grid, Layout, Needs, Shape, route, transposed_need
 from ...partition import Partition
+from ..docstrings import LayerFamily
 from ..engine.agreement import Ballot, agree_layout, key_of, tell
 from ..engine.carrier import Move
 from ..engine.module import Module
-from ..windows.windowed_layer import Size, as_batch
+from ..windows.windowed_layer import LayersByDims, Size, as_batch
 
-SEQUENTIAL: dict[int, Any] = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
+SEQUENTIAL: LayersByDims = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
 
 
-class MaxUnpool(Module):
-    """What all unpooling layers do; see `DistributedMaxUnpool2d`."""
+class MaxUnpool(LayerFamily, Module):
+    """`torch.nn.MaxUnpool2d` on a grid, of what a pooling layer with the same arguments and `return_indices` returns.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, stride, padding : as in torch
+
+    Notes
+    -----
+    A call takes the values, their indices, and `output_size`: the size of the *global* output, the same on all workers.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> pool = gridwise.nn.DistributedMaxPool2d(P_x, 2, return_indices=True)
+    >>> gridwise.nn.DistributedMaxUnpool2d(P_x, 2)(*pool(torch.ones(2, 3, 4, 4))).shape
+    torch.Size([2, 3, 4, 4])
+    """
 
     dims: ClassVar[int]
     _settings = ("kernel_size", "stride", "padding")
@@ -78,16 +96,15 @@ class MaxUnpool(Module):
         return super()._distdl_input_changed(input) or self._asked != input[2]
 
     def _distdl_module_setup(self, input: tuple) -> None:
-        assert self._transport is not None
-        transport, team, (x, indices, size) = self._transport, self._team, input
+        transport, team, (x, indices, size) = self.P_x.transport, self._team, input
         stride = self.kernel_size if self.stride is None else self.stride
         self._kernel, self._stride, self._padding = map(self._each, (self.kernel_size, stride, self.padding))
         ballot = Ballot()
         votes = ballot.equal(int(x.dim() == self.dims + 1)), ballot.equal(key_of(repr(size)))
         ballot.count(transport, team, self._says)
         if None in (ballot.read(vote) for vote in votes):
-            told = tell(transport, team, f"shape {tuple(x.shape)}, output_size={size}")
-            raise PartitionError(describe(f"{self._says}: workers differ in dims or `output_size`.", told, ""))
+            reports = tell(transport, team, f"shape {tuple(x.shape)}, output_size={size}")
+            raise PartitionError(describe(f"{self._says}: workers differ in dims or `output_size`.", reports, ""))
         self._lead = () if x.dim() == self.dims + 2 else (1,)
         self._asked = size
         source, agreed = agree_layout(transport, team, self._says, self._grid, x.view(*self._lead, *x.shape))
@@ -112,14 +129,14 @@ class MaxUnpool(Module):
                 describe(f"{self._says} got indices that it cannot take.", tell(transport, team, problem))
             )
 
-    def _each(self, size: Any) -> tuple[int, ...]:
+    def _each(self, size: object) -> tuple[int, ...]:
         """A size for each dim of space, where torch takes one for all too."""
         sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
         if len(sizes) not in (1, self.dims) or not all(isinstance(n, int) for n in sizes):
             raise PartitionError(f"{self._says} needs one size, or one for each of {self.dims} dims, got {size!r}.")
         return sizes * self.dims if len(sizes) == 1 else sizes
 
-    def _output_shape(self, shape: Shape, size: Any) -> Shape:
+    def _output_shape(self, shape: Shape, size: Sequence[int] | None) -> Shape:
         """The extents of the global output: those asked for, less than a stride from what the windows reach."""
         window = zip(shape[2:], self._kernel, self._stride, self._padding, strict=True)
         found = tuple((n - 1) * s + k - 2 * p for n, k, s, p in window)
@@ -141,9 +158,8 @@ class MaxUnpool(Module):
         """What is wrong with indices of this worker: one outside of the window of its place."""
         if not indices.numel() or indices.is_meta:  # without numbers, in a plan, there is nothing to look at
             return None
-        assert self._transport is not None
         assert self._source is not None
-        starts = self._source.block(self._transport.rank).start[2:]
+        starts = self._source.block(self.P_x.transport.rank).start[2:]
         wrong = (indices < 0) | (indices >= math.prod(self._extents))
         for d, rows in enumerate(self._places(indices)):
             own = torch.arange(starts[d], starts[d] + rows.shape[d - self.dims], device=rows.device)
@@ -161,7 +177,7 @@ class MaxUnpool(Module):
 
     # Calling
 
-    def forward(self, x: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+    def forward(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         if self._is_outside:
             return as_batch(x.flatten()[:0], x)
         values = self._move(x.view(*self._lead, *x.shape), self._fetch, self._records)
@@ -173,7 +189,7 @@ class MaxUnpool(Module):
             at = at * length + rows - start
         volume = math.prod(lengths)
         lead = self._outputs.shape[:2]
-        at = torch.where(mine, at, volume).flatten(2)  # what is another worker's goes to a place that is dropped
+        at = torch.where(mine, at, volume).flatten(2)  # values of other workers go to an extra place, which is dropped
         y = values.new_zeros(*lead, volume + 1).scatter(2, at, values.reshape(at.shape))
         y = y[..., :volume].reshape(self._outputs.shape)
         return y.squeeze(0) if self._lead else y
@@ -182,63 +198,13 @@ class MaxUnpool(Module):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class DistributedMaxUnpool1d(MaxUnpool):
-    """`torch.nn.MaxUnpool1d` on a grid; see `DistributedMaxUnpool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, length), or without the batch
-    kernel_size, stride, padding : as in `torch.nn.MaxUnpool1d`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> pool = gridwise.nn.DistributedMaxPool1d(P_x, 2, return_indices=True)
-    >>> y, indices = pool(torch.ones(2, 3, 16))
-    >>> gridwise.nn.DistributedMaxUnpool1d(P_x, 2)(y, indices).shape
-    torch.Size([2, 3, 16])
-    """
-
-    dims = 1
-
-
 class DistributedMaxUnpool2d(MaxUnpool):
-    """`torch.nn.MaxUnpool2d` on a grid, of what a pooling layer with the same arguments and `return_indices` returns.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    kernel_size, stride, padding : as in torch
-
-    A call takes the values, their indices, and `output_size`: the size of the *global* output, the same on all workers.
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> pool = gridwise.nn.DistributedMaxPool2d(P_x, 2, return_indices=True)
-    >>> gridwise.nn.DistributedMaxUnpool2d(P_x, 2)(*pool(torch.tensor([[[[1.0, 2.0], [4.0, 3.0]]]])))
-    tensor([[[[0., 0.],
-              [4., 0.]]]])
-    """
-
     dims = 2
 
 
+class DistributedMaxUnpool1d(MaxUnpool):
+    dims = 1
+
+
 class DistributedMaxUnpool3d(MaxUnpool):
-    """`torch.nn.MaxUnpool3d` on a grid; see `DistributedMaxUnpool2d`.
-
-    Parameters
-    ----------
-    P_x : the partition of the input, axes (batch, channel, depth, height, width), or without the batch
-    kernel_size, stride, padding : as in `torch.nn.MaxUnpool3d`
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1, 1])
-    >>> pool = gridwise.nn.DistributedMaxPool3d(P_x, 2, return_indices=True)
-    >>> y, indices = pool(torch.ones(2, 3, 8, 8, 8))
-    >>> gridwise.nn.DistributedMaxUnpool3d(P_x, 2)(y, indices).shape
-    torch.Size([2, 3, 8, 8, 8])
-    """
-
     dims = 3

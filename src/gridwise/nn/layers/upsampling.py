@@ -1,15 +1,16 @@
 """Upsampling and downsampling on a grid: each worker interpolates its block of the global output.
 
-The sources of each output row are `taps`, counted from the edge of the *global* tensor; a kernel called on a block would
-count from the block's edge, and be wrong. Their range over a worker's outputs is what it needs: one movement fetches it.
+The input rows of each output row, and their weights, are counted from the edge of the *global* tensor; a kernel called on a
+block would count from the block's edge, and be wrong. Their range over a worker's outputs is what it needs, and one movement
+fetches it.
 Then ATen's kernel makes the outputs, where it is right in every dim:
 
     whole      the dim is not cut
     shifted    the ratio of rows is a power of two, and the block starts where a row of the output and one of the input start
                together, a little before the first row that is wanted; that is cropped
 
-Elsewhere rows are selected and mixed by their global indices, dim by dim. A dim is never left to the kernel as it is beside
-others that were mixed: it weighs each row with 1 and again with 0, and zero times infinity is nan.
+Elsewhere rows are selected and mixed by their global indices, dim by dim. The kernel is then not used for the dims that stay
+as they are: it weighs each row with 1 and again with 0, and zero times infinity is nan.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ KERNELS = NEAREST | LINEAR | CUBIC
 
 @dataclass(frozen=True)
 class Dim:
-    """How one worker makes its rows of one dim: fetch `need`, and mix rows by `taps`, which count from its first.
+    """How one worker makes its rows of one dim: fetch `need`, and mix rows by `weights`, which count from its first.
 
     Or let the kernel make `made` rows with `scale` and drop the first `extra`; 0 `made` where it would be wrong.
     """
 
     need: Interval
-    taps: InterpolationWeights
+    weights: InterpolationWeights
     made: int = 0
     scale: float | None = None
     extra: int = 0
 
 
-def shifted(outputs: Interval, taps: InterpolationWeights, ratio: float, device: torch.device) -> Dim:
+def shifted(outputs: Interval, weights: InterpolationWeights, ratio: float, device: torch.device) -> Dim:
     """Rows `outputs` by the kernel on a block, for a `ratio` of input to output rows that is a power of two."""
     start, stop = outputs
     period = max(1, int(1 / ratio))
-    first, last = taps.need(outputs)
+    first, last = weights.need(outputs)
     at = start - start % period
     while at > 0 and int(at * ratio) > first:  # the kernel would take its first row for the tensor's
         at -= period
     origin = int(at * ratio)
-    return Dim((origin, last), taps.cut(outputs, origin, device), stop - at, 1 / ratio, start - at)
+    return Dim((origin, last), weights.cut(outputs, origin, device), stop - at, 1 / ratio, start - at)
 
 
 def _check_mode(mode: str) -> None:
@@ -84,7 +85,7 @@ class DistributedUpsample(Module):
 
     Notes
     -----
-    Forward: fetch the rows that the own outputs need, interpolate. Adjoint: by autograd, the fetched rows' cotangents go
+    Forward: fetch the rows that this worker's outputs need, interpolate. Adjoint: by autograd, the fetched rows' cotangents go
     back to their owners and are added. Bytes: the fetched rows. The output is balanced along space.
 
     Examples
@@ -116,16 +117,14 @@ class DistributedUpsample(Module):
         self._takes_part(P_x, signature=self.extra_repr())
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        assert self._transport is not None
         _check_mode(self.mode)
-        layout, agreed = agree_layout(self._transport, self._team, self._says, self.P_x.grid, input[0])
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])
         self._plan(layout, self._output_shape(layout.global_shape), input[0])
         self._records = agreed.requires_grad
 
     def _plan(self, layout: Layout, shape: Sequence[int], x: Tensor) -> None:
         """For an input in blocks `layout`, of the dtype and on the device of `x`. Nothing is sent."""
-        assert self._transport is not None
-        me = self._transport.rank
+        me = self.P_x.transport.rank
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
         # torch's bicubic kernel for CUDA copies where all extents stay as they are, whatever the scale; that for CPUs does not
@@ -137,7 +136,7 @@ class DistributedUpsample(Module):
         needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
         self._fetch = None
         if needs.intervals != own.intervals:
-            self._fetch = Move(self._transport, self._team, self._says, route(layout, needs, me), torch.clone)
+            self._fetch = Move(self.P_x.transport, self._team, self._says, route(layout, needs, me), torch.clone)
         index = layout.grid.index_of(me)
         self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
         self._block = self.layout.block(me)
@@ -150,23 +149,23 @@ class DistributedUpsample(Module):
         taken = {n_in, 2 * n_in} if self.mode in NEAREST else {n_in} if self.mode in CUBIC else set()
         disagrees = scale is not None and n_out in taken and scale * n_in != n_out
         if self.mode in NEAREST:
-            taps = nearest_weights(self.mode, n_in, n_out, scale, x)
+            weights = nearest_weights(self.mode, n_in, n_out, scale, x)
         else:
             find = linear_weights if self.mode in LINEAR else cubic_weights
-            taps = find(n_in, n_out, scale, bool(self.align_corners), x.dtype)
+            weights = find(n_in, n_out, scale, bool(self.align_corners), x.dtype)
         if len(target) == 2 and not disagrees:
-            return [Dim((0, n_in), taps.cut((0, n_out), 0, x.device), n_out, scale)]
+            return [Dim((0, n_in), weights.cut((0, n_out), 0, x.device), n_out, scale)]
         ratio = 1 / scale if scale else n_in / max(1, n_out)
         shifts = math.frexp(ratio)[0] == 0.5 and not self.align_corners
-        return [self._at_place(outputs, taps, ratio if shifts else None, x) for outputs in pairwise(target)]
+        return [self._at_place(outputs, weights, ratio if shifts else None, x) for outputs in pairwise(target)]
 
-    def _at_place(self, outputs: Interval, taps: InterpolationWeights, ratio: float | None, x: Tensor) -> Dim:
+    def _at_place(self, outputs: Interval, weights: InterpolationWeights, ratio: float | None, x: Tensor) -> Dim:
         if ratio is not None and outputs[0] < outputs[1]:
-            dim = shifted(outputs, taps, ratio, x.device)
+            dim = shifted(outputs, weights, ratio, x.device)
             if dim.made != dim.need[1] - dim.need[0]:  # ATen's linear kernel copies when it is to make as many rows
                 return dim
-        need = taps.need(outputs)
-        return Dim(need, taps.cut(outputs, need[0], x.device))
+        need = weights.need(outputs)
+        return Dim(need, weights.cut(outputs, need[0], x.device))
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
@@ -196,14 +195,16 @@ class DistributedUpsample(Module):
     def _by_rows(self, y: Tensor) -> Tensor:
         y = y.float() if y.dtype in HALVES and self.mode not in NEAREST else y
         for d, dim in reversed([*enumerate(self._local, 2)]):  # the dim whose rows are short while there are few
-            y = dim.taps.take(y, d)
+            y = dim.weights.take(y, d)
         return y
 
     def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The global output's shape, and torch's own refusal of arguments that do not fit."""
         try:
             y = F.interpolate(
-                torch.empty((max(1, shape[0]), *shape[1:]), device="meta"),  # an empty batch is no problem, but there
+                torch.empty(
+                    (max(1, shape[0]), *shape[1:]), device="meta"
+                ),  # torch refuses an empty batch, but only here
                 self.size,
                 self.scale_factor,
                 "bilinear" if self.mode in CUBIC else self.mode,  # the same shape, found much sooner

@@ -18,7 +18,17 @@ from ..engine.carrier import Move
 from .base import Primitive
 
 
-class AllGather(Primitive):
+class AlongAxes(Primitive):
+    """What `AllGather` and `ReduceScatter` share: the axes, along which everyone has the whole before or after."""
+
+    def __init__(self, P_x: Partition, axes: Iterable[int]) -> None:
+        super().__init__()
+        self.P_x = P_x
+        self.axes = resolve_axes(P_x.dim, axes)
+        self._takes_part(P_x, signature=f"axes={self.axes}")
+
+
+class AllGather(AlongAxes):
     """Gather along `axes` of `P_x`; grid axis i cuts tensor dim i.
 
     Parameters
@@ -36,12 +46,6 @@ class AllGather(Primitive):
     >>> gridwise.nn.AllGather(P_x, axes=(0,))(torch.ones(1, 2))
     tensor([[1., 1.]])
     """
-
-    def __init__(self, P_x: Partition, axes: Iterable[int]) -> None:
-        super().__init__()
-        self.P_x = P_x
-        self.axes = resolve_axes(P_x.dim, axes)
-        self._takes_part(P_x, signature=f"axes={self.axes}")
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport

@@ -44,10 +44,7 @@ class AllSumReduce(Primitive):
     sums = True
 
     def __init__(
-        self,
-        P_x: Partition,
-        axes_reduce: Iterable[int] | None = None,
-        axes_keep: Iterable[int] | None = None,
+        self, P_x: Partition, axes_reduce: Iterable[int] | None = None, axes_keep: Iterable[int] | None = None
     ) -> None:
         super().__init__()
         if (axes_reduce is None) == (axes_keep is None):

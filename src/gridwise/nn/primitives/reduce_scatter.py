@@ -7,19 +7,14 @@ bytes    (p-1) blocks from each worker, p = product of the scattered axes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor
 
-from ...grid import resolve_axes
-from ...partition import Partition
 from ..engine.agreement import agree_layout
 from ..engine.carrier import Move
-from .all_gather import gathering
-from .base import Primitive
+from .all_gather import AlongAxes, gathering
 
 
-class ReduceScatter(Primitive):
+class ReduceScatter(AlongAxes):
     """Sum along `axes` of `P_x` and scatter the sum along them; grid axis i cuts tensor dim i.
 
     Along the dims in `axes` every worker brings the full extent; along the others it brings its block.
@@ -42,12 +37,6 @@ class ReduceScatter(Primitive):
     """
 
     sums = True
-
-    def __init__(self, P_x: Partition, axes: Iterable[int]) -> None:
-        super().__init__()
-        self.P_x = P_x
-        self.axes = resolve_axes(P_x.dim, axes)
-        self._takes_part(P_x, signature=f"axes={self.axes}")
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport

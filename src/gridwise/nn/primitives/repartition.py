@@ -2,7 +2,7 @@
 
 forward  y = A x     a permutation: every element goes from the worker that owns it to the one that is to own it
 adjoint  A' = A^-1   the same movement back
-bytes    the part of the own block that changes its worker
+bytes    the part of a worker's block that moves to another worker
 """
 
 from __future__ import annotations

@@ -7,29 +7,20 @@ bytes    the tensor once from each worker, along a tree
 
 from __future__ import annotations
 
+from ..docstrings import documented_like
+from .broadcast import Broadcast
 from .grid_copies import GridCopy
 
 
+@documented_like(Broadcast)
 class SumReduce(GridCopy):
     """Sum the tensors of the workers of `P_x` that match a worker of `P_y`, there.
 
-    The adjoint of `Broadcast` from `P_y` to `P_x`, with the same rule for shapes the other way round.
-
-    Parameters
-    ----------
-    P_x, P_y : partitions of input and output
-    transpose_src, transpose_dest : reverse the axes of `P_x`, of `P_y`, before they are matched
-    preserve_batch : a worker without output returns shape ``(batch, 0)`` instead of ``(0,)``
+    The adjoint of `Broadcast` from `P_y` to `P_x`, with the roles of the grids exchanged.
 
     Notes
     -----
     Forward: ``y_i = sum_j x_j``. Adjoint: ``x_j = y_i`` (`Broadcast`). Bytes: one tensor from each worker.
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1])
-    >>> gridwise.nn.SumReduce(P_x, P_x)(torch.ones(2))
-    tensor([1., 1.])
     """
 
     backwards = True

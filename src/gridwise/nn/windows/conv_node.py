@@ -37,7 +37,7 @@ from .fetch import Fetch
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of a box, of the weight and of the bias."""
 Sums = Sequence[tuple[Shared, int] | None]
-"""How the gradients of weight and bias are summed, with a key; None where they are not, or somebody else does it."""
+"""How the gradients of weight and bias are summed, with a key; None where they are not, or are summed elsewhere."""
 
 
 def in_one_call(source: Layout, outputs: Shape, dtype: torch.dtype, groups: int) -> bool:
@@ -105,7 +105,7 @@ class ConvNode:
         return [box] if saved_input.bytes_freed(fetch, box) < saved_input.LEAST else fetch.received_pieces(box)
 
     def box_of(self, x: Tensor, kept: Sequence[Tensor]) -> Tensor:
-        """The box again, from the own block and what was kept."""
+        """The box again, from this worker's block and what was kept."""
         fetch = self.fetch
         if fetch is None or fetch.is_identity:
             return x
@@ -133,7 +133,7 @@ class _Call:
         self.fetch = single.fetch if wanted[0] else None
         self.sums = [each if needed else None for each, needed in zip(sums, wanted[1:], strict=True)]
         self.team = single.team if self.fetch or any(self.sums) else (single.transport.rank,)
-        """Who meets in backward: nobody else where nothing is sent."""
+        """The workers that take part in backward: this one alone where nothing is sent."""
 
     def plainly(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
         """The gradients, from that of the outputs; nothing is recorded."""

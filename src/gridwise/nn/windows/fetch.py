@@ -5,7 +5,7 @@
     adjoint   x = A' E' y    the margins are dropped, the rest goes back and is added
     bytes     what the route sends; the margins cost nothing
 
-Padding with zeros would be a second copy of the whole block after the movement: here messages and the own block land in
+Padding with zeros would be a second copy of the whole block after the movement: here messages and the worker's block land in
 the padded tensor directly. A worker that needs just what it owns, without margins, gets its own tensor and no copy.
 """
 
@@ -28,7 +28,7 @@ class Fetch(Move):
     """Move along a route into a box with `margins`, filled with `fill` (which is not part of the linear map).
 
     `fresh_gradients` promises that the result goes to a torch function which makes a new gradient for it, seen by
-    nobody else: the adjoint then adds in place and returns a view, without a copy of the block.
+    nothing else: the adjoint then adds in place and returns a view, without a copy of the block.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Fetch(Move):
         return [place(y).clone() for place in self.traffic.arriving]
 
     def put_together(self, x: Tensor, received: Sequence[Tensor]) -> Tensor:
-        """The box that was fetched, from the own block and `received_pieces`; nothing is sent."""
+        """The box that was fetched, from this worker's block and `received_pieces`; nothing is sent."""
         y = self.room_for(x)
         for source, target in self.kept:
             put(target(y), source(x), add=False)
@@ -109,7 +109,7 @@ class FetchBack(MoveBack):
         forth = self.forth
         if not (forth.fresh_gradients and forth.keeps_all) or y.dtype in HALVES or 0 in y.stride():
             return super().__call__(y)
-        x = forth.kept[0][1](y)  # the own part of the gradient, in its place: what arrives is added there
+        x = forth.kept[0][1](y)  # this worker's part of the gradient, in its place: what arrives is added there
         self.traffic.carry(y, x, (), add=True)
         return x
 

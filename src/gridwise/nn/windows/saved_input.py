@@ -1,10 +1,10 @@
 """What a worker's outputs see, and how little of it is kept for backward.
 
-Torch saves the input of a layer for the layer's gradient. Here that is the fetched box: a copy of the own block with
+Torch saves the input of a layer for the layer's gradient. Here that is the fetched box: a copy of the worker's block with
 halos and padding around it. The own block lives on besides, because the layer before has saved it or the user holds it.
 So what torch would save of the box is replaced (`torch.autograd.graph.saved_tensors_hooks`):
 
-    convolutions       by a reference to the own block and copies of what was received; the box is put together again
+    convolutions       by a reference to the worker's block and copies of what was received; the box is put together again
                        in backward, without a message
     pooling, padding   by its shape: their gradients read nothing else (maxima are found by their indices)
 
@@ -37,7 +37,7 @@ LEAST = 1 << 20
 
 
 def bytes_freed(fetch: Fetch, box: Tensor) -> int:
-    """What is freed if `box` is put together again from the own block and what was received."""
+    """What is freed if `box` is put together again from the worker's block and what was received."""
     return box.nbytes - fetch.received * box.element_size()
 
 
@@ -53,7 +53,7 @@ class WindowInput:
 
 
 class FetchedInput(WindowInput):
-    """What was made of the own block `own` by `fetch`, and then, where torch pads it, by `pad`.
+    """What was made of the worker's block `own` by `fetch`, and then, where torch pads it, by `pad`.
 
     `reads_values` says whether the gradient of what is computed from it reads its values, or its shape alone.
     """
@@ -72,7 +72,7 @@ class FetchedInput(WindowInput):
             return call(self.x)
 
     def _is_worth_it(self) -> bool:
-        """Whether much is freed where others hold the own block, and more than is lost where nobody does."""
+        """Whether it frees much if the block is kept alive elsewhere, and costs less than it frees if it is not."""
         freed = bytes_freed(self.fetch, self.box)
         return freed >= LEAST and 2 * freed >= self.own.nbytes and not self.own.is_inference()
 
@@ -138,10 +138,10 @@ def _may_hook() -> bool:
 
 
 class SavedPieces:
-    """A fetched box in pieces, until it is asked for: those of the own block by reference, those received as copies.
+    """A fetched box in pieces, until it is asked for: those of the worker's block by reference, those received as copies.
 
-    The box is kept then and the pieces are not, so that a block that nobody else holds is not held twice while torch works
-    on the box. Mostly that is the end of both: backward frees what it has used, unless the graph is retained.
+    The box is then kept instead of the pieces, so that a block without other references is not in memory twice while torch
+    works on the box. Mostly that is the end of both: backward frees what it has used, unless the graph is retained.
     """
 
     def __init__(self, own: Tensor, fetch: Fetch, box: Tensor) -> None:

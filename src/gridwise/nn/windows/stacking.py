@@ -14,14 +14,14 @@ from ...grid import OWN, Stacking
 
 
 class Stack:
-    """Stacks the own block and received pieces, in margins of `fill`."""
+    """Stacks the worker's block and received pieces, in margins of `fill`."""
 
     def __init__(self, stacking: Stacking, fill: float) -> None:
         self.stacking, self.fill = stacking, fill
         self._margins: dict[torch.dtype, list[Tensor]] = {}
 
     def of(self, x: Tensor, received: Sequence[Tensor]) -> Tensor:
-        """The box, of the own block and the received pieces."""
+        """The box, from the worker's block and the received pieces."""
         before, after = self._margins.get(x.dtype) or self._filled(x.dtype)
         rows = [x if i == OWN else received[i] for i in self.stacking.order]
         if before.numel():

@@ -36,6 +36,8 @@ from .saved_input import FetchedInput, WindowInput
 
 Size = int | tuple[int, ...]
 """One number for all dims of space, or one for each."""
+LayersByDims = dict[int, type[torch.nn.Module]]
+FunctionsByDims = dict[int, Callable[..., Tensor]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,12 @@ class Share:
     """None when every worker needs what it owns."""
     rows: tuple[Rows, ...]
 
+    @property
+    def block(self) -> Box:
+        """The outputs, of a worker that has some."""
+        assert self.outputs is not None
+        return self.outputs
+
     @cached_property
     def pads(self) -> bool:
         """Whether torch pads or crops what was fetched."""
@@ -82,13 +90,14 @@ class WindowedLayer(Layer):
     dims: ClassVar[int]
     """How many dims of space, after batch and channels."""
     _template: torch.nn.Module
+    _share: Share
+    """This worker's part in a call; like `_agreed` there is one once the layer is set up."""
+    _agreed: Structure
 
     def __init__(self, P_x: Partition) -> None:
         super().__init__()
         self.P_x = P_x
         self._grid_x = self._grid_of(P_x, "P_x")
-        self._share: Share | None = None
-        self._agreed: Structure | None = None
         self._unbatched = False
         self._batch = 0
 
@@ -121,7 +130,7 @@ class WindowedLayer(Layer):
         words: str = self._sequential.extra_repr()
         return words
 
-    def _each(self, size: Any) -> tuple[int, ...]:
+    def _each(self, size: int | Sequence[int]) -> tuple[int, ...]:
         """A size for each dim of space, where torch takes one for all too."""
         sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
         return sizes * self.dims if len(sizes) == 1 else sizes
@@ -146,17 +155,17 @@ class WindowedLayer(Layer):
         return None
 
     def _distdl_module_setup(self, input: tuple) -> None:
-        assert self._transport is not None
         x = input[0]
         mine = x.dim() == self.dims + 1 if self.P_x.active else None
-        self._unbatched = agree_unbatched(self._transport, self._team, self._says, mine)
+        self._unbatched = agree_unbatched(self.P_x.transport, self._team, self._says, mine)
         x = self._batched(x)
-        source, self._agreed = agree_layout(self._transport, self._team, self._says, self._grid_x, x)
+        source, self._agreed = agree_layout(self.P_x.transport, self._team, self._says, self._grid_x, x)
         self._batch = x.shape[0] if self.P_x.active else source.global_shape[0]
         self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))
 
     def _distdl_module_teardown(self, input: tuple) -> None:
-        self._share = self._agreed = None
+        for name in ("_share", "_agreed"):
+            self.__dict__.pop(name, None)
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         """The global output's shape; raises what torch would raise for the global input."""
@@ -185,9 +194,8 @@ class WindowedLayer(Layer):
                 "  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
             )
 
-    def _try_convolution(self, dtype: torch.dtype, convolve: Any) -> None:
+    def _try_convolution(self, dtype: torch.dtype, convolve: Callable[..., Tensor]) -> None:
         """Raise what torch raises to an input of this dtype and weights of theirs."""
-        assert self._agreed is not None
         x = torch.empty(0, dtype=dtype, device=self._agreed.device)
         weight, bias, ones = self._parameters.get("weight"), self._parameters.get("bias"), (1,) * (self.dims + 2)
         if weight is not None:
@@ -208,10 +216,9 @@ class WindowedLayer(Layer):
         fill: float = 0.0,
     ) -> tuple[Fetch | None, tuple[Rows, ...]]:
         """The movement that brings each worker of `grid` what its rows need, and this worker's rows for each dim."""
-        assert self._transport is not None
         hulls = tuple(tuple(rows.hull for rows in line) for line in space)
         needs = Needs(grid, (tuple(batch), tuple(channels), *hulls), (False, False, *(wrap,) * self.dims))
-        rank = self._transport.rank
+        rank = self.P_x.transport.rank
         mine: tuple[Rows, ...] = ()
         if rank in grid:
             mine = tuple(line[i] for line, i in zip(space, grid.index_of(rank)[2:], strict=True))
@@ -221,7 +228,7 @@ class WindowedLayer(Layer):
         plan = route(source, needs, rank)
         margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
         options = self._nothing, margins, fill, self._fresh_gradients
-        return Fetch(self._transport, self._team, self._says, plan, *options), mine
+        return Fetch(self.P_x.transport, self._team, self._says, plan, *options), mine
 
     @property
     def _nothing(self) -> Callable[[Tensor], Tensor]:
@@ -237,17 +244,13 @@ class WindowedLayer(Layer):
     def forward(self, x: Tensor) -> Any:
         if self._is_outside:
             return self._outside(x)
-        assert self._share is not None
-        assert self._agreed is not None
         y = self._local(self._batched(x), self._share)
         if not self._unbatched:
             return y
         return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
 
-    def _seen(self, x: Tensor) -> WindowInput:
-        """What this worker's outputs see, padded."""
-        assert self._share is not None
-        assert self._agreed is not None
+    def _window_input(self, x: Tensor) -> WindowInput:
+        """The part of the global input that this worker's outputs depend on, padded."""
         records, share = self._agreed.requires_grad, self._share
         x = self._agreed.brought(x)
         if share.fetch is None:
@@ -267,7 +270,7 @@ class WindowedLayer(Layer):
 
     @abstractmethod
     def _local(self, x: Tensor, share: Share) -> Any:
-        """The outputs of this worker from what is `_seen` of `x`; zero-volume and connected to it where it has none."""
+        """The outputs of this worker from the `_window_input` of `x`; zero-volume and connected to it where it has none."""
 
     def _outside(self, x: Tensor) -> Any:
         """What a worker outside the grid gets: a zero-volume tensor that can be differentiated like all others."""

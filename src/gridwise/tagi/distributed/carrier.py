@@ -52,7 +52,7 @@ class Carrier:
     def give_back(self, delta: Innovation, fresh: bool = True) -> Innovation:
         """The innovations of what this worker owns, from those of everything that was fetched of it.
 
-        `fresh` innovations are nobody else's: what arrives is added to them, and they are not copied.
+        `fresh` innovations have no other reference: what arrives is added to them, and they are not copied.
         """
         forth = self._forth
         if forth.is_identity:

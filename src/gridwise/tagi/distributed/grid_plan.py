@@ -18,16 +18,7 @@ from itertools import pairwise
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ...grid import Cuts, Grid, Interval, Layout, Needs, hull_then_pad, transposed_need, window_need
-from ..nn.activation import (
-    LeakyReLU,
-    MixtureReLU,
-    MixtureSigmoid,
-    MixtureTanh,
-    ReLU,
-    Sigmoid,
-    Softplus,
-    Tanh,
-)
+from ..nn.activation import LeakyReLU, MixtureReLU, MixtureSigmoid, MixtureTanh, ReLU, Sigmoid, Softplus, Tanh
 from ..nn.base_layer import BaseLayer
 from ..nn.batch_norm import BatchNorm2d
 from ..nn.conv2d import Conv2d

@@ -23,15 +23,16 @@ from ...errors import PartitionError
 from ...nn.engine.agreement import Ballot, agree_layout
 from ...partition import CartesianPartition, Partition, zero_volume_tensor
 from ..inference.finite_values import as_inputs, as_variances
+from ..nn.data_struct import Values
 from ..nn.gaussian import Gaussian, Innovation
 from ..nn.sequential import Sequential, returned
 from .carrier import Regrid
 from .grid_plan import GridPlan, works_on_blocks
-from .network import Distributed
+from .network import NetworkOnWorkers
 from .replicas import Replicas
 
 
-class GridSequential(Distributed):
+class GridSequential(NetworkOnWorkers):
     """A `Sequential` whose images lie in blocks on the grid `P_x`; made by `on_grid`.
 
     Parameters
@@ -78,7 +79,7 @@ class GridSequential(Distributed):
 
     # ---- inference --------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+    def forward(self, mu_x: Values, var_x: Values | None = None) -> Any:
         """Mean and variance of this worker's part of the output, for its block of the images.
 
         Parameters
@@ -102,7 +103,7 @@ class GridSequential(Distributed):
         out = self._run(x._replace(var=x.variance() if self._has_variance else None))
         return returned(out, mu_x)
 
-    def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
+    def _input(self, mu_x: Values, var_x: Values | None) -> Gaussian:
         like = next(self.model.parameters(), torch.zeros(()))
         x = Gaussian(as_inputs(mu_x, like), None if var_x is None else as_variances(var_x, like, "var_x"))
         if x.mu.ndim != 4:
@@ -124,7 +125,7 @@ class GridSequential(Distributed):
     def _run(self, x: Gaussian) -> Gaussian:
         with self._on_grid() as plan:
             for layer in plan.steps:
-                if isinstance(layer, Regrid):  # it is none of the model's own layers
+                if isinstance(layer, Regrid):  # it does not belong to the model, whose mode it follows
                     layer.training = self.model.training
                 x = layer.forward(x)
         self.model.output_z_buffer.gaussian = x

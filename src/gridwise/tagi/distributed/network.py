@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import GridwiseError
-from ..nn.data_struct import BaseDeltaStates, BaseHiddenStates
+from ..nn.data_struct import BaseDeltaStates, BaseHiddenStates, Values
 from ..nn.gaussian import Gaussian
 from ..nn.sequential import Sequential
 from .replicas import Replicas
 
 
-class Distributed:
+class NetworkOnWorkers:
     """A network whose training is shared with other workers; base of `DDPSequential` and `GridSequential`.
 
     In training mode every call is made by all workers together. In evaluation mode `forward` of a `DDPSequential` is
@@ -29,11 +29,11 @@ class Distributed:
     model: Sequential
     _replicas: Replicas
 
-    def __call__(self, mu_x: Any, var_x: Any = None) -> Any:
+    def __call__(self, mu_x: Values, var_x: Values | None = None) -> Any:
         """A convenient alias for the forward pass."""
         return self.forward(mu_x, var_x)
 
-    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+    def forward(self, mu_x: Values, var_x: Values | None = None) -> Any:
         raise NotImplementedError
 
     def step(self) -> None:

@@ -33,27 +33,10 @@ BUCKET = 4 << 20
 """Bytes of a bucket: large enough for the wire's full speed, small enough that the first leaves early in backward."""
 
 SETTINGS = (
-    "kernel_size",
-    "stride",
-    "padding",
-    "padding_type",
-    "dilation",
-    "groups",
-    "momentum",
-    "eps",
-    "cap",
-    "compat",
-    "compute_dtype",
-    "alpha",
-    "normalized_shape",
-    "padding_idx",
-    "stateful",
-    "num_heads",
-    "num_kv_heads",
-    "use_rope",
-    "rope_theta",
-    "causal",
-)
+    "kernel_size", "stride", "padding", "padding_type", "dilation", "groups", "momentum", "eps", "cap", "compat",
+    "compute_dtype", "alpha", "normalized_shape", "padding_idx", "stateful", "num_heads", "num_kv_heads", "use_rope",
+    "rope_theta", "causal",
+)  # fmt: skip
 """What makes layers with the same parameters compute something else."""
 
 Made = TypeVar("Made")
@@ -202,9 +185,9 @@ def _check_same_network(net: Sequential, transport: Transport, team: Team, name:
     votes = np.array([digest, -digest], dtype=np.int64)
     transport.all_max(votes, team, name)
     if votes[0] != -votes[1]:
-        told = tell(transport, team, net.get_layer_stack_info().strip().replace("\n", ", "))
+        reports = tell(transport, team, net.get_layer_stack_info().strip().replace("\n", ", "))
         fix = "build the same layers, in the same order and precision, on all workers."
-        raise PartitionError(describe(f"{name}: the workers have different networks.", told, fix))
+        raise PartitionError(describe(f"{name}: the workers have different networks.", reports, fix))
 
 
 def _copy_from_first(tensors: Sequence[Tensor], transport: Transport, team: Team, name: str) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ..nn import Sequential, TrainStep
-from ..nn.data_struct import of_array
+from ..nn.data_struct import Values, of_array
 from .scaling import Scale
-from .search import Settings, Task, check_network, learn_epoch, refit, search
+from .search import LearningTask, Settings, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, outputs_of
 
 LEARNT = "learnt"
@@ -94,12 +94,12 @@ class TAGIEstimator(BaseEstimator):
         return Settings(*sizes, self.validation_fraction, int(self.verbose))
 
     # ---- data -------------------------------------------------------------------------------------------------------
-    def _rows(self, X: Any) -> Tensor:
+    def _rows(self, X: Values) -> Tensor:
         """Rows for the network, of a fitted estimator."""
         check_is_fitted(self, "net_")
         return self.scale_x_.standardise(of_array(validate_data(self, X, dtype=np.float64, reset=False)))
 
-    def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray:
+    def _weights(self, sample_weight: Values | None, X: np.ndarray) -> np.ndarray:
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weight.any():
             raise PartitionError(f"{type(self).__name__}: `sample_weight` is zero for all rows.")
@@ -117,7 +117,7 @@ class TAGIEstimator(BaseEstimator):
             self.__dict__.update(before)
             raise
 
-    def _learn(self, task: Task, rows: int, settings: Settings) -> None:
+    def _learn(self, task: LearningTask, rows: int, settings: Settings) -> None:
         """Search on held-out rows, then learn from all; sets what is found, and leaves torch's generators as they were."""
         if rows < 2:
             raise PartitionError(
@@ -133,7 +133,7 @@ class TAGIEstimator(BaseEstimator):
         self.n_epochs_, self.validation_score_ = len(found.schedule), found.likelihood
         self._found, self._calls = found.noise, 0
 
-    def _learn_once(self, task: Task, rows: int, batch_size: int, first: bool) -> None:
+    def _learn_once(self, task: LearningTask, rows: int, batch_size: int, first: bool) -> None:
         """Learn rows in one epoch, on top of what is known; a network that is ruined by that does not become `net_`."""
         self._calls = 0 if first else self._calls + 1
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self._calls
@@ -148,7 +148,7 @@ class TAGIEstimator(BaseEstimator):
     def _say(self, line: str) -> None:
         print(f"{type(self).__name__}: {line}", flush=True)
 
-    def _outputs(self, X: Any) -> tuple[Tensor, Tensor]:
+    def _outputs(self, X: Values) -> tuple[Tensor, Tensor]:
         return outputs_of(self.net_, self._rows(X))
 
 

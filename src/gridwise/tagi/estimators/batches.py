@@ -16,7 +16,7 @@ Batch = tuple[Tensor, Tensor]
 Shape = tuple[int, ...]
 
 
-def as_rows(value: Any, name: str, what: str) -> Tensor:
+def as_rows(value: object, name: str, what: str) -> Tensor:
     """A tensor with rows, in the precision in which it came."""
     try:
         out = value if isinstance(value, Tensor) else of_array(value)
@@ -38,7 +38,7 @@ class Batches:
     `blocks` has everything once, in order, as (place, x, y) with the place for messages; `epoch` has batches on `device`.
     """
 
-    def __init__(self, x: Any, y: Any, size: int, shuffle: bool, seed: int, device: torch.device) -> None:
+    def __init__(self, x: object, y: object, size: int, shuffle: bool, seed: int, device: torch.device) -> None:
         if size < 1:
             raise PartitionError(f"fit: `batch_size` (={size}) is less than one.")
         self.size, self.shuffle, self.device = size, shuffle, device
@@ -72,7 +72,7 @@ class Batches:
             yield what, x, y
 
     def count(self, blocks: int) -> int:
-        """How many batches an epoch has, for data that came in so many `blocks`."""
+        """How many batches an epoch has, for data that came in this many `blocks`."""
         return -(-len(self.x) // self.size) if self.loader is None else blocks
 
     def epoch(self) -> Iterator[Batch]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,12 +67,7 @@ class Classifier(Estimator):
     """
 
     def __init__(
-        self,
-        net: Sequential,
-        num_classes: int,
-        sigma_v: Noise = 0.05,
-        encoding: str = "tree",
-        compile: bool = False,
+        self, net: Sequential, num_classes: int, sigma_v: Noise = 0.05, encoding: str = "tree", compile: bool = False
     ) -> None:
         if encoding not in ("tree", "one-hot"):
             raise PartitionError(f"Classifier: `encoding` (={encoding!r}) is 'tree' or 'one-hot'.")
@@ -129,12 +123,12 @@ class Classifier(Estimator):
         p = class_probabilities(mu, var, self.tree) if self.encoding == "tree" else mu.clamp_min(0.0)
         return p / p.sum(1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
 
-    def predict(self, x: Any, batch_size: int = 1024) -> ClassPrediction:
+    def predict(self, x: object, batch_size: int = 1024) -> ClassPrediction:
         """Labels and probabilities for all rows of `x`."""
         p = self._probabilities(*self._outputs(self._rows(x, "predict"), batch_size)).numpy()
         return ClassPrediction(p.argmax(1), p)
 
-    def error_rate(self, x: Any, label: Any, batch_size: int = 1024) -> float:
+    def error_rate(self, x: object, label: object, batch_size: int = 1024) -> float:
         """The fraction of rows whose likeliest label is wrong."""
         return classification_error(self.predict(x, batch_size).label, np.asarray(label))
 

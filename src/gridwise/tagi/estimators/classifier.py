@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ...errors import PartitionError
 from ..hrc_softmax import class_tree
+from ..nn.data_struct import Values
 from .base import LEARNT, TAGIEstimator, scale_of
 from .tasks import Classes, Shape, probabilities
 
@@ -51,7 +52,7 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
     """
 
     # ---- learning ---------------------------------------------------------------------------------------------------
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Values | None = None) -> TAGIClassifier:
         """Learn from rows X (n_samples, n_features) and labels y (n_samples,) of any type."""
         settings = self._settings((LEARNT,))
         with self._unless_refused():
@@ -65,7 +66,9 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
             self._say(f"noise {self.noise_:.4g}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
         return self
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TAGIClassifier:
+    def partial_fit(
+        self, X: Values, y: Any, classes: Any = None, sample_weight: Values | None = None
+    ) -> TAGIClassifier:
         """Learn rows once, on top of what is known; the first call needs all `classes`, unless `y` has them all."""
         first = not hasattr(self, "net_")
         settings = self._settings((LEARNT,))
@@ -88,7 +91,9 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
             self.noise_ = float(self._found)
         return self
 
-    def _data(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _data(
+        self, X: Any, y: Any, sample_weight: Values | None, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, labels and weights, of the rows that have any weight."""
         X, y = validate_data(self, X, y, dtype=np.float64, reset=reset)
         check_classification_targets(y)
@@ -110,12 +115,12 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
         return Classes(shape, x, labels, w, count, fixed)
 
     # ---- predictions ------------------------------------------------------------------------------------------------
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Values) -> np.ndarray:
         """The probability of each of `classes_`, (n_samples, n_classes)."""
         check_is_fitted(self, "net_")
         return probabilities(*self._outputs(X), class_tree(len(self.classes_)), self.noise_).numpy()
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Values) -> np.ndarray:
         """The likeliest label of each row."""
         likeliest = self.predict_proba(X).argmax(1)
         return self.classes_[likeliest]

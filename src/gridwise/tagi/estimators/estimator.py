@@ -84,8 +84,8 @@ class Estimator(FittedNetwork):
     # ---- training ---------------------------------------------------------------------------------------------------
     def fit(
         self,
-        x: Any,
-        y: Any = None,
+        x: object,
+        y: object = None,
         *,
         epochs: int = 1,
         batch_size: int = 16,
@@ -97,7 +97,7 @@ class Estimator(FittedNetwork):
 
         The data are looked through once before the first epoch: what cannot be learnt is refused, and nothing changes.
         Rows are independent of one another: recurrent layers start each of them from zero, whatever their `stateful`.
-        A second fit starts anew, from the network as it was before the first, with scales of its own data.
+        A second fit starts over, from the network as it was before the first, with scales of its own data.
         """
         before = self._shape, self._units, self.history
         self._shape, self.history = None, []
@@ -117,8 +117,8 @@ class Estimator(FittedNetwork):
 
     def partial_fit(
         self,
-        x: Any,
-        y: Any = None,
+        x: object,
+        y: object = None,
         *,
         epochs: int = 1,
         batch_size: int = 16,
@@ -131,7 +131,7 @@ class Estimator(FittedNetwork):
             return self.fit(x, y, epochs=epochs, batch_size=batch_size, shuffle=shuffle, progress=progress, seed=seed)
         return self._learn_all(self._look_through(x, y, epochs, batch_size, shuffle, seed), progress)
 
-    def _look_through(self, x: Any, y: Any, epochs: int, batch_size: int, shuffle: bool, seed: int) -> Data:
+    def _look_through(self, x: object, y: object, epochs: int, batch_size: int, shuffle: bool, seed: int) -> Data:
         """The data of a fit, after all workers have found that they can be learnt from; else all raise."""
         problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
         try:
@@ -212,20 +212,20 @@ class Estimator(FittedNetwork):
         """Shape of a row, columns of y and batches an epoch on all workers; all raise if these cannot train together."""
         team, here = self.net.replicas, json.dumps([*mine, epochs, len(self.history)]).encode()
         parts = [here] if team is None else team.transport.gather_bytes(here, team.team, "the sizes of training data")
-        told = [tuple(json.loads(part)) for part in parts]
-        shapes = {(tuple(t[0]), t[1]) for t in told if t[0] is not None}
-        if len(shapes) > 1 or len({t[4:] for t in told}) > 1:
+        reports = [tuple(json.loads(part)) for part in parts]
+        shapes = {(tuple(t[0]), t[1]) for t in reports if t[0] is not None}
+        if len(shapes) > 1 or len({t[4:] for t in reports}) > 1:
             ranks = team.team if team is not None else (0,)
             lines = [
                 f"worker {rank}: rows of x {t[0]}, columns of y {t[1]}, `epochs` (={t[4]}), {t[5]} epochs before"
-                for rank, t in zip(ranks, told, strict=True)
+                for rank, t in zip(ranks, reports, strict=True)
             ]
             raise PartitionError(
                 describe(
                     "fit: the workers' data or epochs differ.", lines, "the same columns and epochs on all workers."
                 )
             )
-        if not shapes or not sum(t[2] for t in told):
+        if not shapes or not sum(t[2] for t in reports):
             raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
         shape, columns = shapes.pop()
-        return shape, columns or 0, max(t[3] for t in told)
+        return shape, columns or 0, max(t[3] for t in reports)

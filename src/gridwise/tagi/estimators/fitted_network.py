@@ -80,7 +80,7 @@ class FittedNetwork:
     def _last_sigma(self) -> float:
         return self.history[-1]["sigma_v"] if self.history else self._sigma(0)
 
-    def _rows(self, x: Any, what: str) -> Tensor:
+    def _rows(self, x: object, what: str) -> Tensor:
         """`x` as rows for the network, checked."""
         if self._shape is None:
             raise PartitionError(

@@ -19,7 +19,8 @@ import torch
 
 from ...errors import PartitionError
 from ..nn import Sequential
-from ..series import Series, as_series, covariates, windows
+from ..nn.data_struct import Values
+from ..series import TimeSeries, as_series, covariates, windows
 from .fitted_network import Noise
 from .prediction import Prediction
 from .regression import Regressor
@@ -90,8 +91,10 @@ class Forecaster:
         return self._regressor.history
 
     # ---- learning ---------------------------------------------------------------------------------------------------
-    def fit(self, series: Any, exogenous: Any = None, *, horizon: int | None = None, **options: Any) -> Forecaster:
-        """Learn from the windows of a series; a second fit starts anew.
+    def fit(
+        self, series: Values, exogenous: Values | None = None, *, horizon: int | None = None, **options: Any
+    ) -> Forecaster:
+        """Learn from the windows of a series; a second fit starts over.
 
         Parameters
         ----------
@@ -115,20 +118,22 @@ class Forecaster:
             raise
         return self
 
-    def partial_fit(self, series: Any, exogenous: Any = None, *, start: int = 0, **options: Any) -> Forecaster:
+    def partial_fit(
+        self, series: Values, exogenous: Values | None = None, *, start: int = 0, **options: Any
+    ) -> Forecaster:
         """Learn on from what is known, with the scale of the first series, whose value 0 is `start` steps earlier."""
         if self._regressor._shape is None:
             return self.fit(series, exogenous, **options)
         self._regressor.partial_fit(*self._rows(self._looked_through(series, exogenous, None), start), **options)
         return self
 
-    def _learn(self, data: Series, options: Mapping[str, Any]) -> None:
+    def _learn(self, data: TimeSeries, options: Mapping[str, Any]) -> None:
         self._scale, self._scale_exogenous = self._scale_of(data.values), self._scale_of(data.exogenous)
         self._regressor.fit(*self._rows(data, 0), **options)
 
-    def _looked_through(self, series: Any, exogenous: Any, horizon: int | None) -> Series:
+    def _looked_through(self, series: Values, exogenous: Values | None, horizon: int | None) -> TimeSeries:
         """The data, after all workers have found that they can be learnt from; else all raise."""
-        problem, data = None, Series(np.zeros(0), np.zeros((0, self.exogenous)))
+        problem, data = None, TimeSeries(np.zeros(0), np.zeros((0, self.exogenous)))
         try:
             data = as_series(series, exogenous, self.exogenous, 0, "fit")
             if len(data.values) and len(data.values) <= self.window:
@@ -143,19 +148,19 @@ class Forecaster:
         self._regressor._agree("fit of a series", problem)
         return data
 
-    def _rows(self, data: Series, start: int) -> tuple[np.ndarray, np.ndarray]:
+    def _rows(self, data: TimeSeries, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and observations; windows that miss a value are left out."""
         values = self._standardised(data.values)
         rows = windows(values, self._covariates(data.exogenous, start), self.window)
         whole = np.isfinite(rows).all(1)
         return rows[whole], values[self.window :][whole, None]
 
-    def _found_stretch(self, data: Series, horizon: int, options: Mapping[str, Any]) -> list[float]:
+    def _found_stretch(self, data: TimeSeries, horizon: int, options: Mapping[str, Any]) -> list[float]:
         """By how much errors of each step ahead are larger than predicted, on the last part of the series."""
         n = len(data.values)
         first = n - round(HELD_OUT * n)
         self._stretch = []
-        self._learn(Series(data.values[:first], data.exogenous[:first]), options)
+        self._learn(TimeSeries(data.values[:first], data.exogenous[:first]), options)
         starts = np.unique(np.linspace(first, n - horizon, min(STARTS, n - horizon - first + 1)).astype(int))
         mu, var = self._filled(data, 0)
         known = self._covariates(data.exogenous, 0)
@@ -177,7 +182,7 @@ class Forecaster:
         return Scale.from_moments(moments if team is None else moments.over(team, values.shape[1:]))
 
     # ---- predictions ------------------------------------------------------------------------------------------------
-    def predict(self, series: Any, exogenous: Any = None, *, start: int = 0) -> Prediction:
+    def predict(self, series: Values, exogenous: Values | None = None, *, start: int = 0) -> Prediction:
         """One step ahead: a prediction for every value of the series from number `window` on.
 
         The first value is `start` steps after the first of the series that was fitted, which matters for `periods`.
@@ -191,7 +196,7 @@ class Forecaster:
         )
         return self._back(m.double().numpy()[:, 0], v.double().numpy()[:, 0] + self._noise(), self._stretch[:1])
 
-    def forecast(self, series: Any, steps: int, exogenous: Any = None, *, start: int = 0) -> Prediction:
+    def forecast(self, series: Values, steps: int, exogenous: Values | None = None, *, start: int = 0) -> Prediction:
         """`steps` values after the end of the series; what is predicted goes in again with its variance.
 
         `exogenous` has the columns of the series and of the `steps` after it.
@@ -203,7 +208,7 @@ class Forecaster:
         if n < self.window:
             raise PartitionError(f"forecast: {n} values are fewer than `window` (={self.window}).")
         self._check_fitted("forecast")
-        mu, var = self._filled(Series(data.values, data.exogenous[:n]), start)
+        mu, var = self._filled(TimeSeries(data.values, data.exogenous[:n]), start)
         known = self._covariates(data.exogenous, start)[n - self.window + 1 : n + steps]
         mean, total = self._ahead(mu[None, -self.window :], var[None, -self.window :], known[None])
         return self._back(mean[0], total[0], self._stretch)
@@ -226,7 +231,7 @@ class Forecaster:
             var = np.concatenate((var, v.double().numpy() + self._noise()), 1)
         return mu[:, self.window :], var[:, self.window :]
 
-    def _filled(self, data: Series, start: int) -> tuple[np.ndarray, np.ndarray]:
+    def _filled(self, data: TimeSeries, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Standardised values and their variances: zero, but where one is missing and predicted from those before it."""
         mu, known = self._standardised(data.values), self._covariates(data.exogenous, start)
         var = np.zeros_like(mu)

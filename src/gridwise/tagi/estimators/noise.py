@@ -48,8 +48,8 @@ def noise_of_numbers(m: Tensor, v: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     out = []
     for column in range(y.shape[1]):
         known = ~torch.isnan(y[:, column])
-        mean, var, seen = (t[known, column] for t in (m, v, y))
-        out.append(_noise_of_column(mean, var, seen, weight[known]) if len(seen) else UNKNOWN)
+        mean, var, observed = (t[known, column] for t in (m, v, y))
+        out.append(_noise_of_column(mean, var, observed, weight[known]) if len(observed) else UNKNOWN)
     return torch.tensor(out, dtype=m.dtype)
 
 

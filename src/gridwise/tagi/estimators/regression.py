@@ -105,7 +105,7 @@ class Regressor(Estimator):
         mean = mu.flatten(1)[:, 0::2] if self.heteroscedastic else mu.flatten(1)
         return float(torch.nanmean((mean - y) ** 2).sqrt())
 
-    def predict(self, x: Any, batch_size: int = 1024) -> Prediction:
+    def predict(self, x: object, batch_size: int = 1024) -> Prediction:
         """Means and standard deviations for all rows of `x`, in the units of the observations."""
         mu, var = self._outputs(self.scale_x.standardise(self._rows(x, "predict")), batch_size)
         if self.heteroscedastic:

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from ...errors import PartitionError
+from ..nn.data_struct import Values
 from .base import LEARNT, TAGIEstimator, scale_of
 from .prediction import Prediction
 from .scaling import Scale
@@ -81,7 +82,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     """
 
     # ---- learning ---------------------------------------------------------------------------------------------------
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Values | None = None) -> TAGIRegressor:
         """Learn from rows X (n_samples, n_features) and targets y (n_samples,) or (n_samples, n_outputs)."""
         settings = self._settings((LEARNT, VARYING))
         with self._unless_refused():
@@ -96,7 +97,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
             self._say(f"noise {noise}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
         return self
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> TAGIRegressor:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Values | None = None) -> TAGIRegressor:
         """Learn rows once, on top of what is known; scales are those of the first rows.
 
         The noise of the first rows is a guess. All further rows are predicted before they are learnt, and their noise is
@@ -136,7 +137,9 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     def _network(self, features: int, outputs: int, varying: bool = False) -> Shape:
         return Shape(features, self.hidden_layers, self.activation, outputs, varying)
 
-    def _data(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _data(
+        self, X: Any, y: Any, sample_weight: Values | None, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, targets (row, column) and weights of the rows that say something."""
         if y is None:
             raise PartitionError("TAGIRegressor: requires y to be passed, but the target y is None.")
@@ -166,16 +169,16 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         self.noise_ = float(std[0]) if self._is_flat else std
 
     # ---- predictions ------------------------------------------------------------------------------------------------
-    def predict(self, X: Any, return_std: bool = False) -> Any:
+    def predict(self, X: Values, return_std: bool = False) -> Any:
         """The expected targets; with `return_std` also the standard deviations of the observations to come."""
         p = self.predictive(X)
         return (p.mean, p.std) if return_std else p.mean
 
-    def predict_interval(self, X: Any, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    def predict_interval(self, X: Values, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """(low, high): the central interval that holds an observation with probability `level`."""
         return self.predictive(X).interval(level)
 
-    def predictive(self, X: Any) -> Prediction:
+    def predictive(self, X: Values) -> Prediction:
         """Mean and standard deviation of every observation to come, and the part of it that more data would take away."""
         check_is_fitted(self, "net_")
         mu, var = self._outputs(X)

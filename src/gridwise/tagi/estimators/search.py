@@ -27,7 +27,7 @@ BETTER = 1e-4
 """By how much a likelihood has to be larger to count as better."""
 
 
-class Task(Protocol):
+class LearningTask(Protocol):
     """What is learnt: the data, in tensors that are ready, and how they are learnt and judged."""
 
     observe: str
@@ -68,7 +68,9 @@ class Found(NamedTuple):
     likelihood: float
 
 
-def search(task: Task, rows: int, settings: Settings, generator: torch.Generator, say: Callable[[str], None]) -> Found:
+def search(
+    task: LearningTask, rows: int, settings: Settings, generator: torch.Generator, say: Callable[[str], None]
+) -> Found:
     """The schedule of noise that is best on held-out rows."""
     fold = fold_of(rows, settings.validation_fraction, generator)
     members = int(fold.max()) + 1
@@ -93,7 +95,9 @@ def search(task: Task, rows: int, settings: Settings, generator: torch.Generator
     return best
 
 
-def refit(task: Task, rows: int, schedule: list[Any], batch_size: int, generator: torch.Generator) -> Sequential:
+def refit(
+    task: LearningTask, rows: int, schedule: list[Any], batch_size: int, generator: torch.Generator
+) -> Sequential:
     """A new network that has learnt all rows, an epoch for each noise of the schedule."""
     net = task.network()
     step = TrainStep(net, task.observe)
@@ -110,7 +114,7 @@ def check_network(net: Sequential, epoch: int) -> None:
 
 
 def learn_epoch(
-    task: Task,
+    task: LearningTask,
     step: TrainStep,
     rows: int,
     noise: Any,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..inference.initial_values import gaussian_pair, scale_of
+from ..inference.initial_values import gaussian_parameters, scale_of
 from ..nn.base_layer import ParametricLayer
 from ..nn.gaussian import Gaussian, Innovation
 
@@ -26,10 +26,8 @@ class StackedLinear(ParametricLayer):
 
     def _initial(self) -> dict[str, nn.Parameter]:
         scale = scale_of("He", self.input_size, self.output_size)
-        out = {}
-        out["mu_w"], out["var_w"] = gaussian_pair((self.members, self.output_size, self.input_size), scale, 1.0)
-        out["mu_b"], out["var_b"] = gaussian_pair((self.members, self.output_size), scale, 1.0)
-        return out
+        outputs = self.members, self.output_size
+        return gaussian_parameters((*outputs, self.input_size), outputs, scale)
 
     def _by_member(self, t: Tensor) -> Tensor:
         """(batch, unit) or (batch, member, unit) as (member, batch, unit)."""

@@ -28,7 +28,7 @@ LEAST_OF_TURNS = 0.05
 """The least noise of a turn (+1 or -1); with less, a step of the network goes too far."""
 
 CALMER = 2.0
-"""Turns are learnt with so many times the noise that makes labels likeliest: +1 and -1 are aims, not more than that."""
+"""Turns are learnt with this multiple of the noise that makes labels likeliest, since +1 and -1 are only targets."""
 
 CHUNK = 4096
 """Rows that go through a network at a time."""
@@ -69,7 +69,7 @@ class _Task:
         return outputs_of(net, self.x[rows])
 
 
-def _seen(y: Tensor, away: Tensor | None) -> Tensor:
+def _observed_by(y: Tensor, away: Tensor | None) -> Tensor:
     """Observations (row, column), or (row, member, column) with NaN where a member does not see them."""
     return y if away is None else torch.where(away[:, :, None], torch.nan, y[:, None])
 
@@ -85,7 +85,7 @@ class Numbers(_Task):
         return torch.full((self.y.shape[1],), UNKNOWN, dtype=self.y.dtype) if self.fixed is None else self.fixed
 
     def learn(self, step: TrainStep, rows: Tensor, noise: Tensor, away: Tensor | None = None) -> None:
-        y, var = _seen(self.y[rows], away), noise / self.weight[rows, None]
+        y, var = _observed_by(self.y[rows], away), noise / self.weight[rows, None]
         step(self.x[rows], y, var if away is None else var[:, None].expand_as(y))
 
     def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[Tensor, float]:
@@ -107,7 +107,7 @@ class VaryingNumbers(_Task):
         return None
 
     def learn(self, step: TrainStep, rows: Tensor, noise: None, away: Tensor | None = None) -> None:
-        step(self.x[rows], _seen(self.y[rows], away))
+        step(self.x[rows], _observed_by(self.y[rows], away))
 
     def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[None, float]:
         return None, mean_log_density(mu[:, 0::2], var[:, 0::2], self.y[rows], mu[:, 1::2], self.weight[rows])
@@ -131,7 +131,7 @@ class Classes(_Task):
 
     def learn(self, step: TrainStep, rows: Tensor, noise: float, away: Tensor | None = None) -> None:
         label = self.label[rows]
-        turns, nodes = _seen(self._turn[label], away), self._node[label]
+        turns, nodes = _observed_by(self._turn[label], away), self._node[label]
         var = (CALMER * noise) ** 2 / self.weight[rows].reshape(-1, *(1,) * (turns.ndim - 1))
         if away is not None:
             nodes = nodes[:, None] + self.tree.len * torch.arange(away.shape[1])[:, None]

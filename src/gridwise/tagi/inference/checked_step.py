@@ -15,7 +15,7 @@ What agrees is a matter of norms. For a tensor that was `old` and should become 
 with `old` = 0 for what a step returns. Norms rather than single numbers, because a few may be far off by rounding; the
 change rather than the value, because a parameter that is not updated at all is still close to what it should be. A step in
 float32 is 10 eps from one in float64 in what it returns, up to a ResNet-18, and for parameters the second term explains all
-of it, but for one thing: among millions of units some lie so close to a ReLU's zero that rounding decides on their side. One
+of it, with one exception: among millions of units some lie so close to a ReLU's zero that rounding decides on their side. One
 such unit in 1024 samples of 4096 units is 7e-4 of what the step does to a weight matrix. So where steps disagree, the plain
 one is made twice more, with such jumps moved up and down by `REACH` eps (`jumps.py`). How far each value moves then,
 
@@ -47,7 +47,7 @@ _LOOSEST = 0.25  # of the change, for products in half precision
 _FURTHEST = 0.01  # that jumps are moved, likewise
 
 
-class Candidate(NamedTuple):
+class StepCandidate(NamedTuple):
     """A step that has to be checked, and what it is in words, for the log."""
 
     name: str
@@ -69,7 +69,7 @@ class Checked:
         The relative rounding of one operation of the step.
     """
 
-    def __init__(self, plain: Run, measure: Run, candidates: Iterator[Candidate], eps: float) -> None:
+    def __init__(self, plain: Run, measure: Run, candidates: Iterator[StepCandidate], eps: float) -> None:
         self._plain, self._measure, self._candidates, self._eps = plain, measure, candidates, eps
         self._left = 0
         self._run, self.name = plain, "plain"
@@ -97,7 +97,7 @@ class Checked:
                 if why:
                     slack = slack or self._slack(old, want)
                     why = disagreement([*tensors, *got], want, old, self._eps, slack)
-            except Exception as error:  # whatever a rewritten step may raise: the plain one has not
+            except Exception as error:  # whatever a rewritten step may raise, the plain one did not
                 why = f"it raised {type(error).__name__}: {error}"
             if not why:
                 self._left -= 1

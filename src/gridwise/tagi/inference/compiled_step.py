@@ -29,7 +29,7 @@ from ...log import logger
 from ..nn.base_layer import BaseLayer
 from ..nn.gaussian import Gaussian
 from ..nn.sequential import Sequential
-from .checked_step import Candidate, Checked
+from .checked_step import Checked, StepCandidate
 from .cuda_graph import Captured
 from .tracing import trace
 
@@ -63,7 +63,7 @@ class _Made(NamedTuple):
 
 
 class CompiledStep:
-    """`step` of `net`, compiled, with everything that it reads and writes besides `batch` found by itself.
+    """`step` of `net`, compiled, with everything that it reads and writes besides `batch` found automatically.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class CompiledStep:
         checked = Checked(run, measure, candidates, self._eps(tensors))
         return _Made(checked, *layouts[0])
 
-    def _candidates(self, run: Callable[..., list[Tensor]], tensors: Tensors, given: int) -> Iterator[Candidate]:
+    def _candidates(self, run: Callable[..., list[Tensor]], tensors: Tensors, given: int) -> Iterator[StepCandidate]:
         """The ways to a faster step, the best first."""
         cuda = tensors[0].is_cuda
         for name in ("compiled", "compiled out of place") if _IN_PLACE else ("compiled out of place",):
@@ -145,9 +145,9 @@ class CompiledStep:
                 break
             if name != "compiled":
                 made = partial(_put_back, made, given)
-            yield Candidate(name, Captured(made, given) if cuda else made)
+            yield StepCandidate(name, Captured(made, given) if cuda else made)
         if cuda:
-            yield Candidate("captured", Captured(run, given))
+            yield StepCandidate("captured", Captured(run, given))
 
     def _eps(self, tensors: Tensors) -> float:
         """The rounding of the coarsest products of a step."""

@@ -3,7 +3,7 @@
 The first calls run plainly, on a side stream: that warms up what must not be set up during a capture. A graph reads and
 writes the same memory whenever it is replayed. Inputs that come from elsewhere at every call are therefore copied into
 places of the graph's own, and its outputs out of them; tensors that stay where they are (parameters) are used in place,
-and the graph is captured anew if they have moved.
+and the graph is captured again if they have moved.
 """
 
 from __future__ import annotations

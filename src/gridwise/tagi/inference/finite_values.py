@@ -10,8 +10,6 @@ that are on a GPU already are not looked at: the host would have to wait for the
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -26,17 +24,17 @@ _FIXES = {
 }
 
 
-def as_inputs(value: Any, like: Tensor | None, name: str = "mu_x") -> Tensor:
+def as_inputs(value: object, like: Tensor | None, name: str = "mu_x") -> Tensor:
     """`value` as a tensor like `like`; raises for what is not finite there."""
     return _checked(value, like, name, "input")
 
 
-def as_variances(value: Any, like: Tensor | None, name: str) -> Tensor:
+def as_variances(value: object, like: Tensor | None, name: str) -> Tensor:
     """`value` as a tensor like `like`; raises for what is negative or not finite there."""
     return _checked(value, like, name, "variance")
 
 
-def as_observations(value: Any, like: Tensor | None, name: str = "mu_obs") -> Tensor:
+def as_observations(value: object, like: Tensor | None, name: str = "mu_obs") -> Tensor:
     """`value` as a tensor like `like`; raises for what is infinite there. NaN is a missing value."""
     return _checked(value, like, name, "observation")
 
@@ -46,7 +44,7 @@ def check_inputs(value: Tensor, what: str, name: str) -> None:
     _check(value, value.dtype, f"{what}: `{name}`", "input")
 
 
-def _checked(value: Any, like: Tensor | None, name: str, kind: str) -> Tensor:
+def _checked(value: object, like: Tensor | None, name: str, kind: str) -> Tensor:
     value = of_anything(value, like)
     if value.device.type == "cpu" and not is_traced():
         _check(value, torch.get_default_dtype() if like is None else like.dtype, f"`{name}`", kind)

@@ -28,6 +28,20 @@ def gaussian_pair(shape: tuple[int, ...], scale: float, gain: float) -> tuple[nn
     return frozen(torch.randn(shape) * scale), frozen(torch.full(shape, (gain * scale) ** 2))
 
 
+def gaussian_parameters(
+    weight: tuple[int, ...],
+    bias: tuple[int, ...] | None,
+    scale: float,
+    gain_weight: float = 1.0,
+    gain_bias: float = 1.0,
+) -> dict[str, nn.Parameter]:
+    """Means and variances of weights and, unless their shape is None, of biases."""
+    out = dict(zip(("mu_w", "var_w"), gaussian_pair(weight, scale, gain_weight), strict=True))
+    if bias is not None:
+        out["mu_b"], out["var_b"] = gaussian_pair(bias, scale, gain_bias)
+    return out
+
+
 def frozen(value: Tensor) -> nn.Parameter:
     """A parameter that closed-form updates change and autograd does not."""
     return nn.Parameter(value, requires_grad=False)

@@ -19,11 +19,7 @@ SMALL = {"cpu": 1 << 15, "cuda": 1 << 21}
 
 
 def product(
-    a: Tensor,
-    b: Tensor,
-    dtype: torch.dtype | None = None,
-    plus: Tensor | None = None,
-    out: Tensor | None = None,
+    a: Tensor, b: Tensor, dtype: torch.dtype | None = None, plus: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`.
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ..distributed.replicas import Made
+from ..nn.data_struct import Values
 from ..nn.gaussian import Gaussian, Innovation
 from ..nn.layer_block import LayerBlock
 from ..nn.output_updater import observe, observe_at, observe_heteros
@@ -73,19 +74,21 @@ class TrainStep:
         self._run: Callable[[Batch], Gaussian] = CompiledStep(net, self._plain) if compile else self._plain
 
     @torch.no_grad()
-    def __call__(self, x: Any, y: Any, noise: Any = 0.0, index: Any = None, var_x: Any = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Values, y: Values, noise: Values = 0.0, index: Values | None = None, var_x: Values | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Learn from a batch; the mean and variance that the network predicted before it saw `y`."""
         out = self._run(self._together("forward", lambda: self._batch(x, y, noise, index, var_x)))
         self.net.output_z_buffer.gaussian = out
         return out.mu, out.variance()
 
-    def _batch(self, x: Any, y: Any, noise: Any, index: Any, var_x: Any) -> _Batch:
+    def _batch(self, x: Values, y: Values, noise: Values, index: Values | None, var_x: Values | None) -> _Batch:
         given = self.net._input(x, var_x)
         like = given.mu
         at = None if index is None else torch.as_tensor(index).to(like.device, torch.long)
         return _Batch(given.mu, given.var, as_observations(y, like), self._as_noise(noise, like), at)
 
-    def _as_noise(self, noise: Any, like: Tensor) -> Tensor:
+    def _as_noise(self, noise: object, like: Tensor) -> Tensor:
         """`noise` as a tensor; the same one for the same number, which then crosses to a GPU once."""
         if not isinstance(noise, float):
             return as_variances(noise, like, "var_obs")

@@ -80,7 +80,7 @@ def _is_flat_on_cpu(change: Change) -> bool:
 
 
 def _groups(changes: Sequence[Change], together: int) -> Iterator[list[Change]]:
-    """Changes that are made together: with the same cap, and at most `together` numbers, but for single ones."""
+    """Changes that are made together: with the same cap, and at most `together` numbers, unless one change alone has more."""
     group: list[Change] = []
     size = 0
     for change in changes:

@@ -7,10 +7,14 @@ its output multiplied them by the Jacobian (see gaussian.py). Activations in a r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from ...errors import PartitionError
+from ...nn.docstrings import documented_like
 from ..inference import moments
 from ..inference.moments import Moments
 from .base_layer import BaseLayer
@@ -18,12 +22,13 @@ from .gaussian import Gaussian
 
 
 class Activation(BaseLayer):
-    """Base of the activations: subclasses give `moments(m, v)`."""
+    """Base of the activations: a subclass names the function of means and variances, or overrides `moments`."""
 
     reusable = True
+    function: ClassVar[Callable[[Tensor, Tensor], Moments]]
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
-        raise NotImplementedError
+        return type(self).function(m, v)
 
     def forward(self, x: Gaussian) -> Gaussian:
         mu, var, jcb = self.moments(x.mu, x.variance())
@@ -42,15 +47,13 @@ class ReLU(Activation):
     Examples
     --------
     >>> from gridwise.tagi import nn
-    >>> layer = nn.ReLU()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     >>> mu, var = net(np.ones((2, 3), dtype='float32'))
     >>> mu.shape, bool((var >= 0).all())
     ((8,), True)
     """
 
-    def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.relu(m, v)
+    function = moments.relu
 
 
 class LeakyReLU(Activation):
@@ -77,217 +80,84 @@ class LeakyReLU(Activation):
         return moments.leaky_relu(m, v, self.alpha)
 
 
+@documented_like(ReLU)
 class Sigmoid(Activation):
-    """The logistic function, linearised at the mean.
+    """The logistic function, linearised at the mean."""
 
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.Sigmoid()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
-    """
-
-    def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.sigmoid(m, v)
+    function = moments.sigmoid
 
 
+@documented_like(ReLU)
 class Tanh(Activation):
-    """The hyperbolic tangent, linearised at the mean.
+    """The hyperbolic tangent, linearised at the mean."""
 
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.Tanh()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
-    """
-
-    def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.tanh(m, v)
+    function = moments.tanh
 
 
+@documented_like(ReLU)
 class Softplus(Activation):
-    """log(1 + exp(z)), linearised at the mean.
+    """log(1 + exp(z)), linearised at the mean."""
 
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.Softplus()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
-    """
-
-    def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.softplus(m, v)
+    function = moments.softplus
 
 
+@documented_like(ReLU)
 class MixtureReLU(Activation):
-    """max(z, 0) with exact moments.
+    """max(z, 0) with exact moments."""
 
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.MixtureReLU()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
-    """
-
-    def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.mixture_relu(m, v)
+    function = moments.mixture_relu
 
 
+@documented_like(ReLU)
 class MixtureSigmoid(Activation):
-    """(1 + clip(z, -1, 1)) / 2 with exact moments.
+    """(1 + clip(z, -1, 1)) / 2 with exact moments."""
 
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.MixtureSigmoid()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
-    """
-
-    def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.mixture_sigmoid(m, v)
+    function = moments.mixture_sigmoid
 
 
+@documented_like(ReLU)
 class MixtureTanh(Activation):
-    """clip(z, -1, 1) with exact moments.
+    """clip(z, -1, 1) with exact moments."""
 
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.MixtureTanh()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
-    """
-
-    def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.mixture_tanh(m, v)
+    function = moments.mixture_tanh
 
 
+@documented_like(ReLU)
 class Softmax(Activation):
     """Softmax over the last dim, linearised at the means.
 
     With `compat='cutagi'` the variance is the original's, which adds the variance of the largest unit to every unit.
-
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.Softmax()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
     """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return moments.softmax_cutagi(m, v) if self.compat == "cutagi" else moments.softmax(m, v)
 
 
+@documented_like(ReLU)
 class Remax(Activation):
-    """max(z_i, 0) / sum max(z_j, 0) over the last dim: probabilities with closed-form moments.
+    """max(z_i, 0) / sum max(z_j, 0) over the last dim: probabilities with closed-form moments."""
 
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.Remax()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
-    """
-
-    def moments(self, m: Tensor, v: Tensor) -> Moments:
-        return moments.remax(m, v)
+    function = moments.remax
 
 
+@documented_like(ReLU)
 class ClosedFormSoftmax(Activation):
     """exp(z_i) / sum exp(z_j) over the last dim: probabilities with log-normal moments.
 
     With `compat='cutagi'` they are the original's, which do not add up to one and overflow for large variances.
-
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> layer = nn.ClosedFormSoftmax()
-    >>> net = nn.Sequential(nn.Linear(3, 4), layer)
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape, bool((var >= 0).all())
-    ((8,), True)
     """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
         return (moments.closed_form_softmax_cutagi if self.compat == "cutagi" else moments.closed_form_softmax)(m, v)
 
 
+@documented_like(ReLU)
 class EvenExp(Activation):
     """exp(z) on the odd units 1, 3, ... and z itself on the even ones 0, 2, ...
 
     The last layer of heteroscedastic regression: even units are means, odd ones the variances of the noise.
     With `compat='cutagi'` the odd Jacobians are covariances, as in the original's released package (it corrected that
     later).
-
-    Parameters
-    ----------
-    input_size, output_size : set by the network when it is built
-
-    Examples
-    --------
-    >>> from gridwise.tagi import nn
-    >>> net = nn.Sequential(nn.Linear(3, 2), nn.EvenExp())
-    >>> mu, var = net(np.ones((2, 3), dtype='float32'))
-    >>> mu.shape
-    (4,)
     """
 
     def forward(self, x: Gaussian) -> Gaussian:

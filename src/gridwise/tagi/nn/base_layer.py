@@ -95,7 +95,7 @@ class BaseLayer(nn.Module):
         return self._samples(flat, self.input_size)
 
     def _samples(self, flat: Tensor, size: int) -> Tensor:
-        """(batch, size); raises for a flat array that is no whole number of samples, and for rows of another size."""
+        """(batch, size); raises if a flat array is not a whole number of samples, or rows have another size."""
         if flat.ndim < 2 and flat.numel() % size:
             raise PartitionError(
                 f"{self.get_layer_info()}: an input of {flat.numel()} values is not a whole number of samples of "
@@ -185,6 +185,18 @@ class BaseLayer(nn.Module):
         self.to("cuda")
 
 
+def _delta(name: str, power: int) -> Any:
+    """A property: what the next step will add to means or variances before the cap; None when no backward is pending."""
+
+    def get(layer: ParametricLayer) -> Tensor | None:
+        pair = {n: var for n, _, var in layer.pairs()}
+        if name not in layer.sums or name not in pair:
+            return None
+        return pair[name] ** power * layer.sums[name][power - 1].reshape(pair[name].shape)
+
+    return property(get)
+
+
 class ParametricLayer(BaseLayer):
     """A layer with weights and, perhaps, biases."""
 
@@ -249,31 +261,10 @@ class ParametricLayer(BaseLayer):
     def _final_sums(self) -> dict[str, Sums]:
         return self.sums
 
-    def _delta(self, name: str, power: int) -> Tensor | None:
-        pair = {n: var for n, _, var in self.pairs()}
-        if name not in self.sums or name not in pair:
-            return None
-        return pair[name] ** power * self.sums[name][power - 1].reshape(pair[name].shape)
-
-    @property
-    def delta_mu_w(self) -> Tensor | None:
-        """What the next step will add to `mu_w` before the cap; None when no backward is pending."""
-        return self._delta("w", 1)
-
-    @property
-    def delta_var_w(self) -> Tensor | None:
-        """What the next step will add to `var_w` before the cap; None when no backward is pending."""
-        return self._delta("w", 2)
-
-    @property
-    def delta_mu_b(self) -> Tensor | None:
-        """What the next step will add to `mu_b` before the cap; None when no backward is pending."""
-        return self._delta("b", 1)
-
-    @property
-    def delta_var_b(self) -> Tensor | None:
-        """What the next step will add to `var_b` before the cap; None when no backward is pending."""
-        return self._delta("b", 2)
+    delta_mu_w = _delta("w", 1)
+    delta_var_w = _delta("w", 2)
+    delta_mu_b = _delta("b", 1)
+    delta_var_b = _delta("b", 2)
 
     @property
     def num_weights(self) -> int:

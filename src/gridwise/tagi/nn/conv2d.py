@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import PartitionError
-from ..inference.initial_values import gaussian_pair, scale_of
+from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
@@ -136,11 +136,8 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         area = self.kernel_size[0] * self.kernel_size[1]
         fans = area * self.in_channels // self.groups, area * self.out_channels // self.groups
         scale = scale_of(self.init_method, *fans)
-        mu_w, var_w = gaussian_pair(self.weight_shape(), scale, self.gain_weight)
-        out = {"mu_w": mu_w, "var_w": var_w}
-        if self.bias:
-            out["mu_b"], out["var_b"] = gaussian_pair((self.out_channels,), scale, self.gain_bias)
-        return out
+        shapes = self.weight_shape(), (self.out_channels,) if self.bias else None
+        return gaussian_parameters(*shapes, scale, self.gain_weight, self.gain_bias)
 
     # ---- moments ----------------------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:
@@ -153,7 +150,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
             )
         if not is_traced() and self.halo is None:
             self._note_sizes((x.mu.shape[2], x.mu.shape[3]))
-        m, v, _ = self._seen(x)
+        m, v, _ = self._fetched_rows(x)
         squares = self.mu_w * self.mu_w
         second = m * m if v is None else torch.addcmul(v, m, m)
         mu = self._convolve(m, self.mu_w, self.mu_b)
@@ -169,7 +166,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         mu_in, s1 = self._adjoints(self._uncrop(d.mu), m, self.mu_w, need_input)
         var_in, s2 = self._adjoints(self._uncrop(d.var), m * m, squares, need_input)
         self._sums_ready(shape[0], (s1, s2), (d.mu.sum((0, 2, 3)), d.var.sum((0, 2, 3))))
-        return self._seen_back(Innovation(mu_in, var_in), shape).through(jcb) if need_input else None
+        return self._returned_rows(Innovation(mu_in, var_in), shape).through(jcb) if need_input else None
 
     # ---- torch's kernels --------------------------------------------------------------------------------------------
     def _symmetric(self) -> list[int]:

@@ -6,19 +6,24 @@ they are set.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ...errors import PartitionError
+from ...nn.docstrings import documented_like
 from .gaussian import Gaussian, Innovation
 
 Value = TypeVar("Value", Gaussian, Innovation)
+Values = Tensor | ArrayLike
+"""Numbers as users bring them: a tensor, an array, a list, or one number."""
 
 
-def of_array(value: Any) -> Tensor:
+def of_array(value: object) -> Tensor:
     """A tensor of anything that NumPy takes, also of what torch does not: reversed, read-only, in the other byte order."""
     array = np.asarray(value)
     if not (array.flags.writeable and array.dtype.isnative and all(stride >= 0 for stride in array.strides)):
@@ -26,7 +31,7 @@ def of_array(value: Any) -> Tensor:
     return torch.as_tensor(array)
 
 
-def of_anything(value: Any, like: Tensor | None = None) -> Tensor:
+def of_anything(value: object, like: Tensor | None = None) -> Tensor:
     """A tensor from a tensor, an array or a list, in the precision in which it came."""
     if isinstance(value, Tensor):
         return value
@@ -35,7 +40,7 @@ def of_anything(value: Any, like: Tensor | None = None) -> Tensor:
     return of_array(value) if is_array else torch.as_tensor(value, dtype=torch.float64 if exact else None)
 
 
-def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
+def as_tensor(value: object, like: Tensor | None = None) -> Tensor:
     """A tensor from a tensor, an array or a list, with the device and the floating-point type of `like`."""
     value = of_anything(value, like)
     if like is None:
@@ -63,9 +68,6 @@ class _States(Generic[Value]):
     def _unknown(self, shape: tuple[int, int]) -> Value:
         raise NotImplementedError
 
-    def _like(self, value: Any) -> Tensor:
-        return as_tensor(value, self._value.mu).reshape(self._value.mu.shape)
-
     @property
     def size(self) -> int:
         return self._value.mu.numel()
@@ -84,8 +86,19 @@ class _States(Generic[Value]):
         return type(self).__name__
 
 
-def _rows(t: Tensor) -> Tensor:
-    return t.reshape(t.shape[0], t.shape[1:].numel())
+def _moment(name: str, read: Callable[[Any], Tensor]) -> Any:
+    """A property: one of the moments, a row for each sample; set from anything with as many values."""
+
+    def get(states: _States[Any]) -> Tensor:
+        found = read(states._value)
+        return found.reshape(found.shape[0], found.shape[1:].numel())
+
+    def put(states: _States[Any], value: object) -> None:
+        states._value = states._value._replace(
+            **{name: as_tensor(value, states._value.mu).reshape(states._value.mu.shape)}
+        )
+
+    return property(get, put)
 
 
 class BaseHiddenStates(_States[Gaussian]):
@@ -106,7 +119,7 @@ class BaseHiddenStates(_States[Gaussian]):
     def _unknown(self, shape: tuple[int, int]) -> Gaussian:
         return Gaussian(torch.zeros(shape), torch.zeros(shape), torch.ones(shape))
 
-    def set_input_x(self, mu_x: Any, var_x: Any = None, block_size: int = 1) -> None:
+    def set_input_x(self, mu_x: Values, var_x: Values | None = None, block_size: int = 1) -> None:
         """Take `block_size` samples of a network's input."""
         mu = as_tensor(mu_x).reshape(block_size, -1)
         self._value = Gaussian(mu, None if var_x is None else as_tensor(var_x, mu).reshape(mu.shape))
@@ -120,41 +133,17 @@ class BaseHiddenStates(_States[Gaussian]):
     def gaussian(self, value: Gaussian) -> None:
         self._value = value
 
-    @property
-    def mu_a(self) -> Tensor:
-        return _rows(self._value.mu)
-
-    @mu_a.setter
-    def mu_a(self, value: Any) -> None:
-        self._value = self._value._replace(mu=self._like(value))
-
-    @property
-    def var_a(self) -> Tensor:
-        return _rows(self._value.variance())
-
-    @var_a.setter
-    def var_a(self, value: Any) -> None:
-        self._value = self._value._replace(var=self._like(value))
-
-    @property
-    def jcb(self) -> Tensor:
-        return _rows(self._value.jacobian())
-
-    @jcb.setter
-    def jcb(self, value: Any) -> None:
-        self._value = self._value._replace(jcb=self._like(value))
+    mu_a = _moment("mu", lambda value: value.mu)
+    var_a = _moment("var", Gaussian.variance)
+    jcb = _moment("jcb", Gaussian.jacobian)
 
 
+@documented_like(BaseHiddenStates)
 class BaseDeltaStates(_States[Innovation]):
     """Innovations `delta_mu` and `delta_var` of a layer's units, zero before anything is known.
 
     Where several workers train one network they are `shared`: what is wrong with one worker's observations is then kept
     as the `problem`, and all workers raise it in `backward`.
-
-    Parameters
-    ----------
-    size : units in all
-    block_size : samples
 
     Examples
     --------
@@ -193,21 +182,8 @@ class BaseDeltaStates(_States[Innovation]):
         for mine, theirs in zip(self._value, source._value, strict=True):
             mine.view(-1)[:num_data] = theirs.reshape(-1)[:num_data]
 
-    @property
-    def delta_mu(self) -> Tensor:
-        return _rows(self._value.mu)
-
-    @delta_mu.setter
-    def delta_mu(self, value: Any) -> None:
-        self._value = self._value._replace(mu=self._like(value))
-
-    @property
-    def delta_var(self) -> Tensor:
-        return _rows(self._value.var)
-
-    @delta_var.setter
-    def delta_var(self, value: Any) -> None:
-        self._value = self._value._replace(var=self._like(value))
+    delta_mu = _moment("mu", lambda value: value.mu)
+    delta_var = _moment("var", lambda value: value.var)
 
 
 class HRCSoftmax:

@@ -14,20 +14,23 @@ samples each has, none included. The cap of a step goes by that large batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...errors import PartitionError
 from ...partition import world
-from ..distributed.network import Distributed, check_input
+from ..distributed.network import NetworkOnWorkers, check_input
 from ..distributed.replicas import Replicas
+from .data_struct import Values
 from .gaussian import Gaussian
 from .sequential import Sequential, returned
 
 BACKENDS = ("nccl", "gloo", "mpi")
 
 
+@dataclass(frozen=True, eq=False)
 class DDPConfig:
     """The settings of data-parallel training.
 
@@ -45,42 +48,22 @@ class DDPConfig:
     >>> config = gridwise.tagi.nn.DDPConfig(device_ids=[], backend='gloo', rank=0, world_size=1)
     """
 
-    def __init__(self, device_ids: Sequence[int], backend: str = "nccl", rank: int = 0, world_size: int = 1) -> None:
-        if backend not in BACKENDS:
-            raise PartitionError(f"DDPConfig: `backend` (={backend!r}) is one of {', '.join(map(repr, BACKENDS))}.")
-        if not 0 <= rank < world_size:
-            raise PartitionError(f"DDPConfig: `rank` (={rank}) is not one of 0 to {world_size - 1} (`world_size` - 1).")
-        self._device_ids, self._backend = [int(i) for i in device_ids], backend
-        self._rank, self._world_size = rank, world_size
+    device_ids: Sequence[int]
+    backend: str = "nccl"
+    rank: int = 0
+    world_size: int = 1
 
-    @property
-    def device_ids(self) -> list[int]:
-        """The list of GPU device IDs."""
-        return self._device_ids
-
-    @property
-    def backend(self) -> str:
-        """The communication backend: 'nccl', 'gloo' or 'mpi'."""
-        return self._backend
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes."""
-        return self._world_size
-
-    def __repr__(self) -> str:
-        return (
-            f"DDPConfig(device_ids={self.device_ids}, backend={self.backend!r}, rank={self.rank}, "
-            f"world_size={self.world_size})"
-        )
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            allowed = ", ".join(map(repr, BACKENDS))
+            raise PartitionError(f"DDPConfig: `backend` (={self.backend!r}) is one of {allowed}.")
+        if not 0 <= self.rank < self.world_size:
+            places = f"0 to {self.world_size - 1} (`world_size` - 1)"
+            raise PartitionError(f"DDPConfig: `rank` (={self.rank}) is not one of {places}.")
+        object.__setattr__(self, "device_ids", [int(i) for i in self.device_ids])
 
 
-class DDPSequential(Distributed):
+class DDPSequential(NetworkOnWorkers):
     """A `Sequential` trained on all workers of the world, each with its own samples.
 
     Parameters
@@ -123,7 +106,7 @@ class DDPSequential(Distributed):
         self._tried: Any = None
 
     @torch.no_grad()
-    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+    def forward(self, mu_x: Values, var_x: Values | None = None) -> Any:
         """Mean and variance of the output for this worker's samples: arrays for arrays, tensors for tensors.
 
         Parameters
@@ -138,7 +121,7 @@ class DDPSequential(Distributed):
         x = self._replicas.agreed("forward", lambda: self._input(mu_x, var_x))
         return returned(self.model.infer(x), mu_x)
 
-    def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
+    def _input(self, mu_x: Values, var_x: Values | None) -> Gaussian:
         x = self.model._input(mu_x, var_x)
         kind = (x.mu.shape[1:], x.var is None)
         if kind != self._tried and len(self._replicas.team) > 1:

@@ -47,12 +47,7 @@ class Embedding(ParametricLayer):
     """
 
     def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        input_size: int = 0,
-        scale: float = 1.0,
-        padding_idx: int = -1,
+        self, num_embeddings: int, embedding_dim: int, input_size: int = 0, scale: float = 1.0, padding_idx: int = -1
     ) -> None:
         super().__init__(input_size, input_size * embedding_dim, bias=False)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim

@@ -1,4 +1,4 @@
-"""Normalisation of each sample by itself: LayerNorm and RMSNorm.
+"""Normalisation of each sample separately: LayerNorm and RMSNorm.
 
 LayerNorm, over the n units of a sample (the last dim, or channel x height x width):
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import PartitionError
-from ..inference.initial_values import gaussian_pair, scale_of
+from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.products import product
 from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
@@ -60,11 +60,8 @@ class Linear(ParametricLayer):
 
     def _initial(self) -> dict[str, nn.Parameter]:
         scale = scale_of(self.init_method, self.input_size, self.output_size)
-        mu_w, var_w = gaussian_pair((self.output_size, self.input_size), scale, self.gain_weight)
-        out = {"mu_w": mu_w, "var_w": var_w}
-        if self.bias:
-            out["mu_b"], out["var_b"] = gaussian_pair((self.output_size,), scale, self.gain_bias)
-        return out
+        shapes = (self.output_size, self.input_size), (self.output_size,) if self.bias else None
+        return gaussian_parameters(*shapes, scale, self.gain_weight, self.gain_bias)
 
     def as_input(self, flat: Tensor) -> Tensor:
         return flat if flat.ndim == 3 and flat.shape[-1] == self.input_size else super().as_input(flat)

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import PartitionError
-from ..inference.initial_values import gaussian_pair, scale_of
+from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.products import product
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
@@ -117,11 +117,8 @@ class LSTM(ParametricLayer):
     def _initial(self) -> dict[str, nn.Parameter]:
         fan_in, n = self.input_size + self.output_size, self.output_size
         scale = scale_of(self.init_method, fan_in, n)
-        mu_w, var_w = gaussian_pair((4, n, fan_in), scale, self.gain_weight)
-        out = {"mu_w": mu_w, "var_w": var_w}
-        if self.bias:
-            out["mu_b"], out["var_b"] = gaussian_pair((4, n), scale, self.gain_bias)
-        return out
+        shapes = (4, n, fan_in), (4, n) if self.bias else None
+        return gaussian_parameters(*shapes, scale, self.gain_weight, self.gain_bias)
 
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 3 and flat.shape[-1] == self.input_size:

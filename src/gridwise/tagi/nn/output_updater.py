@@ -23,14 +23,13 @@ The last line is computed in parts of a and S, because squares of a large varian
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import PartitionError
 from ..inference.finite_values import as_observations, as_variances
-from .data_struct import BaseDeltaStates, BaseHiddenStates
+from .data_struct import BaseDeltaStates, BaseHiddenStates, Values
 from .gaussian import Gaussian, Innovation
 
 
@@ -72,10 +71,10 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
     gain = j1 / a
     even = Innovation(j0 * ((y - m0) / total), -j0 * (j0 / total))
     odd = Innovation(gain * h * (z - 1.0) / r, gain * gain * ((2.0 * g * g + 4.0 * g * h * z) / r - 1.0) / r)
-    seen = [
+    observed = [
         torch.isfinite(mean) & torch.isfinite(spread) for mean, spread in (even, odd)
     ]  # else missing, or variance zero
-    pairs = (torch.stack((_where(e, seen[0]), _where(o, seen[1])), -1) for e, o in zip(even, odd, strict=True))
+    pairs = (torch.stack((_where(e, observed[0]), _where(o, observed[1])), -1) for e, o in zip(even, odd, strict=True))
     return Innovation(*(p.reshape(mu.shape) for p in pairs))
 
 
@@ -124,7 +123,9 @@ class OutputUpdater:
         self.device = model_device
 
     @torch.no_grad()
-    def update(self, output_states: BaseHiddenStates, mu_obs: Any, var_obs: Any, delta_states: BaseDeltaStates) -> None:
+    def update(
+        self, output_states: BaseHiddenStates, mu_obs: Values, var_obs: Values, delta_states: BaseDeltaStates
+    ) -> None:
         """Every output unit is observed as `mu_obs`, with noise variance `var_obs`; NaN where nothing is known."""
         out = output_states.gaussian
         _set(delta_states, lambda: observe(out, *_observation(out, mu_obs, var_obs)))
@@ -133,9 +134,9 @@ class OutputUpdater:
     def update_using_indices(
         self,
         output_states: BaseHiddenStates,
-        mu_obs: Any,
-        var_obs: Any,
-        selected_idx: Any,
+        mu_obs: Values,
+        var_obs: Values,
+        selected_idx: object,
         delta_states: BaseDeltaStates,
     ) -> None:
         """Only the units `selected_idx` of each sample, counted from 1, are observed."""
@@ -143,17 +144,17 @@ class OutputUpdater:
         _set(delta_states, lambda: observe_at(out, *_observation(out, mu_obs, var_obs), _indices(out, selected_idx)))
 
     @torch.no_grad()
-    def update_heteros(self, output_states: BaseHiddenStates, mu_obs: Any, delta_states: BaseDeltaStates) -> None:
+    def update_heteros(self, output_states: BaseHiddenStates, mu_obs: Values, delta_states: BaseDeltaStates) -> None:
         """Outputs are a mean and a noise variance in turn; `mu_obs` observes the means."""
         out = output_states.gaussian
         _set(delta_states, lambda: observe_heteros(out, as_observations(mu_obs, out.mu)))
 
 
-def _observation(out: Gaussian, mu_obs: Any, var_obs: Any) -> tuple[Tensor, Tensor]:
+def _observation(out: Gaussian, mu_obs: Values, var_obs: Values) -> tuple[Tensor, Tensor]:
     return as_observations(mu_obs, out.mu), as_variances(var_obs, out.mu, "var_obs")
 
 
-def _indices(out: Gaussian, selected_idx: Any) -> Tensor:
+def _indices(out: Gaussian, selected_idx: object) -> Tensor:
     index = torch.as_tensor(selected_idx).to(out.mu.device, torch.long)
     batch, units = out.mu.shape[0], out.mu.shape[1:].numel()
     if index.numel() and not (1 <= int(index.min()) <= int(index.max()) <= units):

@@ -53,9 +53,9 @@ class Pool2d(WindowedBaseLayer):
         )
         return h, w
 
-    def _output_hw(self, seen: torch.Size) -> list[int]:
+    def _output_hw(self, rows: torch.Size) -> list[int]:
         """Height and width of the output, from the shape of the rows seen."""
-        return [max(0, (n - k) // s + 1) for n, k, s in zip(seen[2:], self.kernel_size, self.stride, strict=True)]
+        return [max(0, (n - k) // s + 1) for n, k, s in zip(rows[2:], self.kernel_size, self.stride, strict=True)]
 
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 4 or not self.input_size:
@@ -98,11 +98,11 @@ class AvgPool2d(Pool2d):
 
     def forward(self, x: Gaussian) -> Gaussian:
         area = self.kernel_size[0] * self.kernel_size[1]
-        seen = self._seen(x)
-        mu = self._average(seen.mu, area)
-        var = None if seen.var is None else self._average(seen.var, area * area)
+        rows = self._fetched_rows(x)
+        mu = self._average(rows.mu, area)
+        var = None if rows.var is None else self._average(rows.var, area * area)
         self._note_sizes(x.mu, mu)
-        self._keep(x.jcb, x.mu.shape, seen.mu.shape)
+        self._keep(x.jcb, x.mu.shape, rows.mu.shape)
         return Gaussian(mu, var)
 
     def _average(self, x: Tensor, divisor: int) -> Tensor:
@@ -111,18 +111,18 @@ class AvgPool2d(Pool2d):
         return F.avg_pool2d(x, self.kernel_size, self.stride, divisor_override=divisor)
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
-        jcb, shape, seen = self._recall()
+        jcb, shape, rows = self._recall()
         if not need_input:
             return None
         area = self.kernel_size[0] * self.kernel_size[1]
-        back = Innovation(self._spread(delta.mu, seen, area), self._spread(delta.var, seen, area * area))
-        return self._seen_back(back, shape).through(jcb)
+        back = Innovation(self._spread(delta.mu, rows, area), self._spread(delta.var, rows, area * area))
+        return self._returned_rows(back, shape).through(jcb)
 
-    def _spread(self, d: Tensor, seen: torch.Size, divisor: int) -> Tensor:
-        d = d.reshape(*seen[:2], *self._output_hw(seen)).contiguous()
+    def _spread(self, d: Tensor, rows: torch.Size, divisor: int) -> Tensor:
+        d = d.reshape(*rows[:2], *self._output_hw(rows)).contiguous()
         if not d.numel():
-            return d.new_zeros(seen)
-        like = d.new_empty(1).expand(seen)
+            return d.new_zeros(rows)
+        like = d.new_empty(1).expand(rows)
         return torch.ops.aten.avg_pool2d_backward(d, like, self.kernel_size, self.stride, [0, 0], False, True, divisor)
 
 
@@ -151,26 +151,26 @@ class MaxPool2d(Pool2d):
         super().__init__(kernel_size, stride, padding, padding_type)
 
     def forward(self, x: Gaussian) -> Gaussian:
-        seen = self._seen(x)
-        if seen.mu.numel():
-            mu, index = F.max_pool2d(ranked(seen.mu), self.kernel_size, self.stride, return_indices=True)
+        rows = self._fetched_rows(x)
+        if rows.mu.numel():
+            mu, index = F.max_pool2d(ranked(rows.mu), self.kernel_size, self.stride, return_indices=True)
         else:
-            mu = seen.mu.new_zeros(*seen.mu.shape[:2], *self._output_hw(seen.mu.shape))
+            mu = rows.mu.new_zeros(*rows.mu.shape[:2], *self._output_hw(rows.mu.shape))
             index = mu.long()
         var = None
-        if seen.var is not None:
-            var = seen.var.flatten(2).gather(2, index.flatten(2)).reshape(mu.shape)
+        if rows.var is not None:
+            var = rows.var.flatten(2).gather(2, index.flatten(2)).reshape(mu.shape)
         self._note_sizes(x.mu, mu)
-        self._keep(index, x.jcb, x.mu.shape, seen.mu.shape)
+        self._keep(index, x.jcb, x.mu.shape, rows.mu.shape)
         return Gaussian(mu, var)
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
-        index, jcb, shape, seen = self._recall()
+        index, jcb, shape, rows = self._recall()
         if not need_input:
             return None
 
         def scatter(d: Tensor) -> Tensor:
-            image = d.new_zeros(*seen[:2], seen[2] * seen[3])
-            return image.scatter_add_(2, index.flatten(2), d.reshape(index.shape).flatten(2)).reshape(seen)
+            image = d.new_zeros(*rows[:2], rows[2] * rows[3])
+            return image.scatter_add_(2, index.flatten(2), d.reshape(index.shape).flatten(2)).reshape(rows)
 
-        return self._seen_back(Innovation(scatter(delta.mu), scatter(delta.var)), shape).through(jcb)
+        return self._returned_rows(Innovation(scatter(delta.mu), scatter(delta.var)), shape).through(jcb)

@@ -23,7 +23,7 @@ from .. import parameter_files
 from ..inference.finite_values import as_inputs, as_variances
 from .base_layer import BaseLayer, ParametricLayer
 from .batch_norm import BatchNorm2d
-from .data_struct import BaseDeltaStates, BaseHiddenStates, as_tensor
+from .data_struct import BaseDeltaStates, BaseHiddenStates, Values, as_tensor
 from .gaussian import Gaussian, Innovation
 from .layer_block import LayerBlock
 from .lstm import LSTM, LSTMStates
@@ -63,9 +63,11 @@ class Sequential(LayerBlock):
         self.after_backward: Callable[[], None] | None = None  # set by a network on several workers
         self.replicas: Replicas | None = None  # the workers that train it together, where there are several
         self.num_samples = 0
-        self._output = BaseHiddenStates()
+        self.output_z_buffer = BaseHiddenStates()
+        """Moments and Jacobians of the last output."""
         self._input_delta = BaseDeltaStates()
-        self._output_delta = BaseDeltaStates()
+        self.output_delta_z_buffer = BaseDeltaStates()
+        """Innovations of the network's input after backward, if `input_state_update`."""
         self._smoothed: Gaussian | None = None
         self._z_buffer_size: int | None = None
         self.set_compat(compat)
@@ -102,7 +104,7 @@ class Sequential(LayerBlock):
 
     # ---- inference --------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+    def forward(self, mu_x: Values | Gaussian, var_x: Values | None = None) -> Any:
         """Mean and variance of the output for a batch of inputs.
 
         Parameters
@@ -119,10 +121,10 @@ class Sequential(LayerBlock):
     def infer(self, x: Gaussian) -> Gaussian:
         """The moments of the output, kept for the updater; `x` is on the network's device already."""
         out = super().forward(x)
-        self._output.gaussian = out
+        self.output_z_buffer.gaussian = out
         return out
 
-    def _input(self, mu_x: Any, var_x: Any) -> Gaussian:
+    def _input(self, mu_x: Values, var_x: Values | None) -> Gaussian:
         weights = (leaf.mu_w for leaf in self.leaves() if isinstance(leaf, ParametricLayer))
         like = next(weights, None)
         mu = self.layers[0].as_input(as_inputs(mu_x, like))
@@ -144,13 +146,13 @@ class Sequential(LayerBlock):
         if self.after_backward is not None:
             self.after_backward()
         if back is not None and self.input_state_update:
-            self._output_delta.innovation = back
+            self.output_delta_z_buffer.innovation = back
         return back
 
     def _output_innovation(self) -> Innovation:
         if self._input_delta.problem is not None:
             raise PartitionError(self._input_delta.problem)
-        delta, shape = self._input_delta.innovation, self._output.gaussian.mu.shape
+        delta, shape = self._input_delta.innovation, self.output_z_buffer.gaussian.mu.shape
         if delta.mu.numel() != shape.numel():
             raise GridwiseError(
                 f"backward: the innovations have {delta.mu.numel()} values, the last output has shape {tuple(shape)}.\n"
@@ -183,15 +185,6 @@ class Sequential(LayerBlock):
 
     # ---- buffers ----------------------------------------------------------------------------------------------------
     @property
-    def output_z_buffer(self) -> BaseHiddenStates:
-        """Moments and Jacobians of the last output."""
-        return self._output
-
-    @output_z_buffer.setter
-    def output_z_buffer(self, value: BaseHiddenStates) -> None:
-        self._output = value
-
-    @property
     def input_delta_z_buffer(self) -> BaseDeltaStates:
         """Where the updater puts the innovations of the output."""
         return self._input_delta
@@ -200,15 +193,6 @@ class Sequential(LayerBlock):
     def input_delta_z_buffer(self, value: BaseDeltaStates) -> None:
         value.shared = self._input_delta.shared
         self._input_delta = value
-
-    @property
-    def output_delta_z_buffer(self) -> BaseDeltaStates:
-        """Innovations of the network's input after backward, if `input_state_update`."""
-        return self._output_delta
-
-    @output_delta_z_buffer.setter
-    def output_delta_z_buffer(self, value: BaseDeltaStates) -> None:
-        self._output_delta = value
 
     @property
     def z_buffer_size(self) -> int:
@@ -224,17 +208,17 @@ class Sequential(LayerBlock):
     @property
     def z_buffer_block_size(self) -> int:
         """Samples of the last batch."""
-        return self._output.block_size
+        return self.output_z_buffer.block_size
 
-    def set_delta_z(self, delta_mu: Any, delta_var: Any) -> None:
+    def set_delta_z(self, delta_mu: Values, delta_var: Values) -> None:
         """Set the innovations of the output by hand."""
-        like = self._output.gaussian.mu
+        like = self.output_z_buffer.gaussian.mu
         mu, var = as_inputs(delta_mu, like, "delta_mu"), as_inputs(delta_var, like, "delta_var")
         self._input_delta.innovation = Innovation(mu.reshape(like.shape), var.reshape(like.shape))
 
     def get_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the last output, flat."""
-        return _flat(self._output.gaussian)
+        return _flat(self.output_z_buffer.gaussian)
 
     def get_outputs_smoother(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the last smoothed output, flat, by time step."""
@@ -244,7 +228,7 @@ class Sequential(LayerBlock):
 
     def get_input_states(self) -> tuple[np.ndarray, np.ndarray]:
         """Innovations of the network's input, flat; needs `input_state_update = True` before backward."""
-        return _flat(Gaussian(*self._output_delta.innovation))
+        return _flat(Gaussian(*self.output_delta_z_buffer.innovation))
 
     def output_to_host(self) -> list[float]:
         """The means of the last output as a list."""
@@ -367,7 +351,7 @@ class Sequential(LayerBlock):
         return out
 
 
-def returned(out: Gaussian, mu_x: Any) -> tuple[Any, Any]:
+def returned(out: Gaussian, mu_x: Values) -> tuple[Any, Any]:
     """Mean and variance as the caller gets them: tensors for tensors, flat arrays for all else."""
     return (out.mu, out.variance()) if isinstance(mu_x, Tensor) else _flat(out)
 

@@ -116,7 +116,7 @@ class SLSTM(LSTM):
 
 def _smooth(posterior: LSTMStates, later: _Moment, smoothed: LSTMStates) -> LSTMStates:
     """The smoothed states of a step, from its posterior and the smoothed states of the next step."""
-    if later.cov_cc is None or later.cov_hh is None:  # the sequence started anew at the later step
+    if later.cov_cc is None or later.cov_hh is None:  # a new sequence started at the later step
         return posterior
     prior = later.prior
     gain_c = later.cov_cc / _positive(prior.var_c)

@@ -1,7 +1,7 @@
 """What convolutions and pooling share: their outputs see windows of the input, and rows beyond it.
 
     alone        rows beyond the image are padding; convolutions leave the symmetric kind to torch
-    on a grid    rows beyond the own block belong to other workers: `halo` brings all that the own outputs see, padding
+    on a grid    rows beyond the block belong to other workers: `halo` brings all that the block's outputs need, padding
                  included, and takes innovations back to the rows' owners, where they are added
 
 Jacobians never travel: innovations are multiplied by them after they have come back, by the owner of the row.
@@ -42,13 +42,13 @@ class WindowedBaseLayer(BaseLayer):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"halo": None}
 
-    def _seen(self, x: Gaussian) -> Gaussian:
+    def _fetched_rows(self, x: Gaussian) -> Gaussian:
         """The rows that the outputs see, without their Jacobians."""
         if self.halo is not None:
             return self.halo.fetch(x)
         return Gaussian(self._pad(x.mu), None if x.var is None else self._pad(x.var))
 
-    def _seen_back(self, delta: Innovation, shape: tuple[int, ...]) -> Innovation:
+    def _returned_rows(self, delta: Innovation, shape: tuple[int, ...]) -> Innovation:
         """Innovations of the input, of local shape `shape`, from those of the rows seen."""
         if self.halo is not None:
             return self.halo.give_back(delta)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ class HaloExchange(Primitive):
     def __init__(
         self,
         P_x: Partition,
-        halo_shape: Any,
+        halo_shape: object,
         recv_buffer_shape: object = None,
         send_buffer_shape: object = None,
         buffer_manager: object = None,
@@ -102,7 +101,7 @@ class HaloExchange(Primitive):
         self._plan(Move(transport, self._team, self._says, plan, self._nothing), agreed)
 
     def _assemble_slices(
-        self, x_local_shape: Sequence[int], recv_buffer_shape: Any, send_buffer_shape: Any
+        self, x_local_shape: Sequence[int], recv_buffer_shape: object, send_buffer_shape: object
     ) -> list[list[tuple[slice, ...]]]:
         ghosts, bulks = np.asarray(recv_buffer_shape, dtype=int), np.asarray(send_buffer_shape, dtype=int)
         whole = [slice(0, int(n)) for n in x_local_shape]

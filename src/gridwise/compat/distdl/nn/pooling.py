@@ -25,8 +25,8 @@ def _stride(layer: object, stride: Size | None) -> Size:
     return stride
 
 
-class _Max:
-    """What the three have in common: DistDL's arguments."""
+class _Pool:
+    """DistDL's arguments."""
 
     def __init__(
         self,
@@ -39,37 +39,29 @@ class _Max:
     ) -> None:
         check_manager(buffer_manager)
         made: Any = super().__init__
-        made(plain(P_x), kernel_size, _stride(self, stride), padding, dilation)
+        made(plain(P_x), kernel_size, _stride(self, stride), padding, *self._dilation(dilation))
+
+    def _dilation(self, dilation: Size) -> tuple[Size, ...]:
+        """As an argument of Gridwise's layer."""
+        return (dilation,)
 
 
-class _Avg:
-    """What the three have in common: DistDL's arguments."""
-
-    def __init__(
-        self,
-        P_x: Partition,
-        kernel_size: Size,
-        stride: Size | None = None,
-        padding: Size = 0,
-        dilation: Size = 1,
-        buffer_manager: object = None,
-    ) -> None:
-        check_manager(buffer_manager)
-        if dilation != 1 and set(dilation if not isinstance(dilation, int) else (dilation,)) != {1}:
+class _Avg(_Pool):
+    def _dilation(self, dilation: Size) -> tuple[Size, ...]:
+        if set(dilation if not isinstance(dilation, int) else (dilation,)) != {1}:
             raise PartitionError(f"`dilation` (={dilation}) must be 1: torch's average pooling has none.")
-        made: Any = super().__init__
-        made(plain(P_x), kernel_size, _stride(self, stride), padding)
+        return ()
 
 
-class DistributedMaxPool1d(_Max, pooling.DistributedMaxPool1d):
+class DistributedMaxPool1d(_Pool, pooling.DistributedMaxPool1d):
     """Maximum pooling along one dim."""
 
 
-class DistributedMaxPool2d(_Max, pooling.DistributedMaxPool2d):
+class DistributedMaxPool2d(_Pool, pooling.DistributedMaxPool2d):
     """Maximum pooling along two dims."""
 
 
-class DistributedMaxPool3d(_Max, pooling.DistributedMaxPool3d):
+class DistributedMaxPool3d(_Pool, pooling.DistributedMaxPool3d):
     """Maximum pooling along three dims."""
 
 

@@ -101,9 +101,9 @@ class RootParameters(Layer):
                 self.__dict__["_sent"][name] = int(votes[1])
 
     def _said(self, name: str, value: Tensor, key: int) -> tuple[int, int, int, int]:
-        """Which parameter, the owner's checksum, whether somebody has not got it yet, whether it needs a gradient."""
+        """Which parameter, the owner's checksum, whether a worker still lacks it, whether it needs a gradient."""
         if not self._owns(name):
-            value.grad = None  # summed on the owner; here nobody asks for it
+            value.grad = None  # the sum is on the owner; it is not needed here
             return key, NOTHING, name not in self.__dict__["_sent"], 0
         return key, checksum(value), 0, value.requires_grad
 

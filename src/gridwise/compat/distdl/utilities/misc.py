@@ -14,7 +14,7 @@ class Bunch(dict):
         except KeyError:
             raise AttributeError(key) from None
 
-    def __setattr__(self, key: str, value: Any) -> None:
+    def __setattr__(self, key: str, value: object) -> None:
         self[key] = value
 
 

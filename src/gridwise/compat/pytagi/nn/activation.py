@@ -71,6 +71,6 @@ class AGVI(BaseLayer):
 
     _own = agvi.AGVI
 
-    def __init__(self, activation_layer: Any = None, *rest: Any, **options: Any) -> None:
+    def __init__(self, activation_layer: object = None, *rest: Any, **options: Any) -> None:
         odd = options.pop("odd_layer", activation_layer)
         super().__init__(odd, *((None, *rest) if rest and isinstance(rest[0], bool) else rest), **options)

@@ -17,20 +17,15 @@ from gridwise.tagi.nn.base_layer import BaseLayer as GridwiseLayer
 from gridwise.tagi.nn.base_layer import ParametricLayer
 from gridwise.tagi.nn.data_struct import as_tensor
 
-INNOVATIONS = {
-    "delta_mu_w": ("w", 1),
-    "delta_var_w": ("w", 2),
-    "delta_mu_b": ("b", 1),
-    "delta_var_b": ("b", 2),
-}
+INNOVATIONS = {"delta_mu_w": ("w", 1), "delta_var_w": ("w", 2), "delta_mu_b": ("b", 1), "delta_var_b": ("b", 2)}
 
 
-def behind(value: Any) -> Any:
+def behind(value: object) -> Any:
     """The layer of Gridwise behind one of pytagi's; anything else as it is."""
     return value._layer if isinstance(value, BaseLayer) else value
 
 
-def in_front_of(layer: Any) -> Any:
+def in_front_of(layer: object) -> Any:
     """One of pytagi's layers in front of a layer of Gridwise."""
     kind = next(_front[cls] for cls in type(layer).__mro__ if cls in _front)
     made = kind.__new__(kind)
@@ -43,7 +38,7 @@ def _parameter(name: str) -> Any:
         held = self._held(name)
         return [] if held is None else held.detach().reshape(-1).tolist()
 
-    def write(self: BaseLayer, value: Any) -> None:
+    def write(self: BaseLayer, value: object) -> None:
         held = self._held(name)
         if held is None:
             raise PartitionError(f"{self._layer.get_layer_info()}: there is no `{name}` to set.")
@@ -60,7 +55,7 @@ def _innovation(name: str) -> Any:
         found = None if var is None else getattr(self._layer, name)
         return [] if var is None else (torch.zeros_like(var) if found is None else found).reshape(-1).tolist()
 
-    def write(self: BaseLayer, value: Any) -> None:
+    def write(self: BaseLayer, value: object) -> None:
         """The sums of which the next step makes this innovation: it multiplies them by the variance, or by its square."""
         var = self._held(f"var_{kind}")
         if var is None:
@@ -115,7 +110,7 @@ class BaseLayer:
             raise AttributeError(name)
         return getattr(self._layer, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if hasattr(type(self), name):
             super().__setattr__(name, value)
         else:
@@ -135,7 +130,7 @@ class BaseLayer:
     def _held(self, name: str) -> Any:
         return getattr(self._layer, name) if isinstance(self._layer, ParametricLayer) else None
 
-    def _fitting(self, name: str, value: Any, held: Tensor) -> Tensor:
+    def _fitting(self, name: str, value: object, held: Tensor) -> Tensor:
         given = as_tensor(value, held)
         if given.numel() != held.numel():
             raise PartitionError(

@@ -12,14 +12,14 @@ from gridwise.tagi.nn.data_struct import of_anything
 from gridwise.tagi.nn.gaussian import Innovation
 
 
-def _flat(of: str, base: Any) -> Any:
+def _flat(of: str, base: object) -> Any:
     """An attribute of Gridwise's buffer as a flat array; on a CPU it is the buffer's own memory."""
     attribute = getattr(base, of)
 
     def read(self: Any) -> np.ndarray:
         return attribute.fget(self).reshape(-1).cpu().numpy()
 
-    def write(self: Any, value: Any) -> None:
+    def write(self: Any, value: object) -> None:
         values = of_anything(value)
         if values.numel() != self.size:
             self.set_size(

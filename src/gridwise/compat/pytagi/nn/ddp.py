@@ -23,7 +23,7 @@ class DDPSequential:
         self.model, self.config, self.average = model, config, average
         self._ddp = own.DDPSequential(model._layer, _that_is_here(config), average)
 
-    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+    def forward(self, mu_x: object, var_x: object = None) -> Any:
         """Flat means and variances of this worker's outputs."""
         mu = of_anything(mu_x).reshape(-1)
         rows = mu.reshape(-1, *self.model._shape_of_sample(mu.numel()))

@@ -36,7 +36,8 @@ class Sequential(BaseLayer):
     def __init__(self, *layers: BaseLayer) -> None:
         super().__init__(*layers, compat="cutagi")
         net = self._layer
-        net._output, net._input_delta, net._output_delta = BaseHiddenStates(), BaseDeltaStates(), BaseDeltaStates()
+        net.output_z_buffer, net._input_delta = BaseHiddenStates(), BaseDeltaStates()
+        net.output_delta_z_buffer = BaseDeltaStates()
         note(
             "pytagi.nn.Sequential",
             "computes as cuTAGI does, quirks included; net.set_compat(None), or gridwise.tagi, has the corrected formulas.",
@@ -47,7 +48,7 @@ class Sequential(BaseLayer):
         """The layers, in forward order."""
         return [in_front_of(layer) for layer in self._layer.layers]
 
-    def forward(self, mu_x: Any, var_x: Any = None) -> Any:
+    def forward(self, mu_x: object, var_x: object = None) -> Any:
         """Flat means and variances of the output, for flat ones of the input or for another network's output buffer."""
         self._after_another = isinstance(mu_x, GridwiseStates)
         jcb = None

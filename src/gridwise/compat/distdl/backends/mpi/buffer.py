@@ -20,7 +20,7 @@ class MPIExpandableBuffer:
         self.views: dict[tuple[int, ...], np.ndarray] = {}
 
     def expand(self, new_capacity: int) -> None:
-        """Have room for so many numbers; what is there stays."""
+        """Make room for that many numbers; the contents are kept."""
         if new_capacity <= self.capacity:
             return
         old, self.raw_buffer, self.capacity = self.raw_buffer, np.empty(new_capacity, self.dtype), int(new_capacity)
@@ -48,7 +48,7 @@ class MPIBufferManager:
     def __init__(self) -> None:
         self.buffers_map: dict[Any, list[MPIExpandableBuffer]] = {}
 
-    def request_buffers(self, n_buffers: int, dtype: Any, **kwargs: Any) -> list[MPIExpandableBuffer]:
+    def request_buffers(self, n_buffers: int, dtype: object, **kwargs: Any) -> list[MPIExpandableBuffer]:
         found = self.buffers_map.setdefault(dtype, [])
         found += [MPIExpandableBuffer(dtype, **kwargs) for _ in range(n_buffers - len(found))]
         return found[:n_buffers]

@@ -38,18 +38,18 @@ class Communicator:
 
     barrier = Barrier
 
-    def allgather(self, sendobj: Any) -> list[Any]:
+    def allgather(self, sendobj: object) -> list[Any]:
         """Everybody's object, in the order of the partition."""
         of = self._partition
         roll_call(of.transport, of.team, "allgather", "a communicator")
         parts = dict(zip(of.team, of.transport.gather_bytes(pickle.dumps(sendobj), of.team, "allgather"), strict=True))
         return [pickle.loads(parts[rank]) for rank in of.ranks]
 
-    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+    def gather(self, sendobj: object, root: int = 0) -> list[Any] | None:
         everyone = self.allgather(sendobj)
         return everyone if self.rank == root else None
 
-    def bcast(self, obj: Any = None, root: int = 0) -> Any:
+    def bcast(self, obj: object = None, root: int = 0) -> Any:
         return self.allgather(obj if self.rank == root else None)[root]
 
     def allreduce(self, sendobj: Any, op: Any = None) -> Any:
@@ -57,7 +57,7 @@ class Communicator:
         combine: Callable[[Any, Any], Any] = operator.add if op is None else op
         return functools.reduce(combine, self.allgather(sendobj))
 
-    def reduce(self, sendobj: Any, op: Any = None, root: int = 0) -> Any:
+    def reduce(self, sendobj: object, op: object = None, root: int = 0) -> Any:
         result = self.allreduce(sendobj, op)
         return result if self.rank == root else None
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .partition import COMM_NULL, GROUP_NULL, PROC_NULL
 
 
-def check_identical_comm(a: Any, b: Any) -> bool:
+def check_identical_comm(a: object, b: object) -> bool:
     return a is b or bool(a == b)
 
 
-def check_identical_group(a: Any, b: Any) -> bool:
+def check_identical_group(a: object, b: object) -> bool:
     return a is b or bool(a == b)
 
 
-def check_null_comm(comm: Any) -> bool:
+def check_null_comm(comm: object) -> bool:
     return comm is None or bool(comm == COMM_NULL)
 
 
-def check_null_group(group: Any) -> bool:
+def check_null_group(group: object) -> bool:
     return group is None or bool(group == GROUP_NULL)
 
 
-def check_null_rank(rank: Any) -> bool:
+def check_null_rank(rank: object) -> bool:
     return rank is None or rank == PROC_NULL

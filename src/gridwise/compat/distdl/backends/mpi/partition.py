@@ -221,7 +221,7 @@ def around(partition: Partition) -> tuple[bool, ...]:
     return partition._around if isinstance(partition, MPICartesianPartition) else (False,) * partition.dim
 
 
-def _is_world(comm: Any) -> bool:
+def _is_world(comm: object) -> bool:
     return _MPI is not None and comm == _MPI.COMM_WORLD
 
 

@@ -18,7 +18,7 @@ def allocate_repartition_buffers(
     P_y_to_x_overlaps: Sequence[Overlap],
     dtype: Any,
 ) -> tuple[Buffers, Buffers]:
-    """A buffer for each overlap (slices, shape, partner) with somebody else; None for the others."""
+    """A buffer for each overlap (slices, shape, partner) with another worker; None for the rest."""
     both = P_x_to_y_overlaps, P_y_to_x_overlaps
     away = [[slices is not None and partner != "self" for slices, _, partner in overlaps] for overlaps in both]
     free = iter(buffer_manager.request_buffers(sum(map(sum, away)), dtype=torch_to_numpy_dtype_dict[dtype]))

@@ -36,11 +36,11 @@ def assemble_global_tensor_structure(
 
 def broadcast_tensor_structure(structure: TensorStructure, P_send: Partition, P_recv: Partition) -> TensorStructure:
     """The structure that the first worker of `P_send` has, on all workers of `P_recv`."""
-    told: Any = (structure.shape, structure.dtype, structure.requires_grad)
+    structure_sent: Any = (structure.shape, structure.dtype, structure.requires_grad)
     result = TensorStructure()
     teams = {each.ranks: each for each in (P_send, P_recv) if each.active}
     for _, team in sorted(teams.items()):
-        said = team._comm.bcast(told if team.rank == 0 else None, 0)  # type: ignore[attr-defined]
+        received = team._comm.bcast(structure_sent if team.rank == 0 else None, 0)  # type: ignore[attr-defined]
         if team is P_recv or team.ranks == P_recv.ranks:
-            result.shape, result.dtype, result.requires_grad = said
+            result.shape, result.dtype, result.requires_grad = received
     return result

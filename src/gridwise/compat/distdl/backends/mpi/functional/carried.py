@@ -6,7 +6,7 @@ made the partitions, and promises that all workers in them call it too.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,32 @@ def carried(x: Tensor, operator: Operator, structure: Any) -> Tensor:
         return operator(x.detach())
     anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
     return _Carried.apply(x, anchor, operator)
+
+
+class TeamFunction:
+    """Copies between the workers of two partitions, or sums: the same copies backwards."""
+
+    sums: ClassVar[bool] = False
+
+    @classmethod
+    def apply(
+        cls,
+        input: Tensor,
+        P_send: MPIPartition,
+        P_recv: MPIPartition,
+        preserve_batch: bool,
+        input_tensor_structure: Any,
+        output_tensor_structure: Any,
+    ) -> Tensor:
+        if not (P_send.active or P_recv.active):
+            return input.clone()
+        result = output_tensor_structure if P_recv.active else input_tensor_structure
+        if cls.sums:
+            structures = input_tensor_structure, output_tensor_structure
+            copy = copy_between(f"the adjoint of {cls.__name__}", P_recv, P_send, *structures, preserve_batch)
+            return carried(input, copy.adjoint, result)
+        structures = output_tensor_structure, input_tensor_structure
+        return carried(input, copy_between(cls.__name__, P_send, P_recv, *structures, preserve_batch), result)
 
 
 class _Carried(torch.autograd.Function):

@@ -8,7 +8,7 @@ from ..partition import MPICartesianPartition
 
 
 class RepartitionFunction:
-    """Called by `apply`, like a function of autograd. Who sends what is found anew: overlaps and buffers are not read."""
+    """Called by `apply`, like a function of autograd. Who sends what is worked out again: overlaps and buffers are not read."""
 
     @staticmethod
     def apply(

@@ -18,28 +18,28 @@ from ..nn.parameters.blocks import BlockParameter, BlockTensor, Spread
 from ..partition import Partition
 
 
-def hold(model: torch.nn.Module, P: Partition) -> None:
+def replicate_state(model: torch.nn.Module, P: Partition) -> None:
     """Let all parameters and buffers be held by the workers of `P`; one with several names stays one."""
     everywhere = P.grid.size == P.transport.size
     kept: dict[int, tuple[Tensor, Tensor, Spread]] = {}  # with what it was, or another may get its id
     for module in model.modules():
         spreads: dict[str, Spread] = {}
         every: tuple[dict[str, Any], ...] = module._parameters, module._buffers
-        for held in every:
-            for name, value in held.items():
-                if value is None or (held is module._buffers and everywhere and not is_deferred(value)):
+        for tensors in every:
+            for name, value in tensors.items():
+                if value is None or (tensors is module._buffers and everywhere and not is_deferred(value)):
                     continue
                 if id(value) not in kept:
-                    kept[id(value)] = value, *_held(value, P)
-                _, held[name], spreads[name] = kept[id(value)]
+                    kept[id(value)] = value, *_replicated(value, P)
+                _, tensors[name], spreads[name] = kept[id(value)]
         if spreads:
             module.__dict__["_spreads"] = spreads
             module._register_load_state_dict_pre_hook(partial(_cut, spreads, P.transport.rank))
             module._register_state_dict_hook(partial(_labelled, spreads, P.transport))
 
 
-def _held(value: Tensor, P: Partition) -> tuple[Tensor, Spread]:
-    """What this worker holds of a tensor."""
+def _replicated(value: Tensor, P: Partition) -> tuple[Tensor, Spread]:
+    """This worker's part of a tensor, and how the tensor is spread."""
     transport = P.transport
     spread = Spread(P.grid, (None,) * value.dim(), tuple(value.shape))
     box = spread.block(transport.rank)
@@ -79,7 +79,7 @@ def _labelled(
     prefix: str,
     *rest: Any,
 ) -> None:
-    """Let values in a state know what they are blocks of."""
+    """Label the values in a state with the blocks that they are."""
     for name, spread in spreads.items():
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and not isinstance(value, BlockParameter | BlockTensor):

@@ -1,0 +1,54 @@
+"""A transport over what a user has: an mpi4py communicator, or a process group of torch.distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from ...errors import PartitionError
+from ..transports.base import Transport
+from .find import begin
+
+_of_group: dict[dist.ProcessGroup, Transport] = {}
+_begun: set[Transport] = set()
+
+
+def is_given(transport: Transport) -> bool:
+    """Whether the transport was made here, over what a user gave, and is open."""
+    return transport in _begun
+
+
+def transport_over(comm: Any) -> Transport:
+    """The transport over a communicator, a process group, or itself; the same one when it is asked for again."""
+    if isinstance(comm, Transport):
+        return comm
+    if isinstance(comm, dist.ProcessGroup):
+        from ..transports.torch_distributed import TorchTransport
+
+        if comm not in _of_group:
+            _of_group[comm] = _begin(TorchTransport(comm))
+            _of_group[comm].on_close.append(lambda: _forget(comm))
+        return _of_group[comm]
+    if hasattr(comm, "Get_rank"):
+        from ..transports.mpi import MPITransport, keep_with, kept_with
+
+        known = kept_with(comm)
+        if known is None:
+            known = MPITransport(comm)
+            keep_with(comm, known)
+            _begin(known)
+        return known
+    raise PartitionError(
+        f"`comm` (={comm!r}) must be an mpi4py communicator, a torch.distributed process group or a transport."
+    )
+
+
+def _begin(transport: Transport) -> Transport:
+    _begun.add(transport)
+    transport.on_close.append(lambda: _begun.discard(transport))
+    return begin(transport)
+
+
+def _forget(group: dist.ProcessGroup) -> None:
+    del _of_group[group]

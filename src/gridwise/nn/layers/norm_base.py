@@ -1,0 +1,145 @@
+"""What norms share: the agreement on their input, and parameters and running statistics that lie like the channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import PartitionError
+from ...grid import Grid, Layout
+from ...partition import Partition
+from ..engine.agreement import Structure, agree_layout
+from ..engine.layer import Layer
+from ..parameters.blocks import Spread
+from .standardise import Sets, standardise
+
+
+class Norm(Layer):
+    """What all norms share: the agreement on the input, and the normalisation of rows by statistics of their sets."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    P_x: Partition
+
+    def _agree(self, x: Tensor) -> Layout:
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, x)
+        self._agreed: Structure = agreed
+        return layout
+
+    def _sets_over(self, layout: Layout, axes: Sequence[int], count: int) -> Sets:
+        members = tuple(sorted(layout.grid.team_along(self.P_x.transport.rank, axes)))
+        return Sets(self.P_x.transport, self._team, self._says, members, count)
+
+    def _normalised(
+        self,
+        rows: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        sets: Sets,
+        statistics: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        wants = any(p is not None and p.requires_grad for p in (weight, bias))
+        records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
+        statistics = statistics or sets.moments(rows)
+        return standardise(rows, weight, bias, statistics, self.eps, sets, self._ticket, records)
+
+    def _affine(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias for use in `forward`, in that dtype."""
+        weight, bias = self._weight_and_bias()
+        return None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+class ChannelNorm(Norm):
+    """What batch and instance norm share: a weight, a bias and running statistics for each channel."""
+
+    sequential: ClassVar[type[torch.nn.Module]]
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    _fixed = (*Layer._fixed, "num_features")
+
+    def __init__(
+        self,
+        P_x: Partition,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.P_x, self.num_features, self.eps, self.momentum = P_x, num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        self._takes_part(P_x, signature=self.extra_repr())
+        self._grid = self._grid_with_batch()
+
+        def make(device: torch.device | str | None) -> torch.nn.Module:
+            layer = self.sequential(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+            return layer if bias else without_bias(layer)
+
+        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
+            along_channels = Spread(self._grid, (1,), (num_features,))
+            names = ("weight", "bias", "running_mean", "running_var")
+            return {**dict.fromkeys(names, along_channels), "num_batches_tracked": Spread(self._grid, (), ())}
+
+        self._build(make, spreads, device, self._problem_with_grid())
+
+    def _grid_with_batch(self) -> Grid:
+        """The grid of the input, with an axis for the batch."""
+        return self.P_x.grid
+
+    def _problem_with_grid(self) -> str | None:
+        raise NotImplementedError
+
+    def _problem_with_state(self, input: tuple) -> str | None:
+        mean, var = (self._buffers.get(name) is None for name in ("running_mean", "running_var"))
+        # Torch takes both or none; in training some of its kernels take one.
+        problem = None if mean == var else "needs both `running_mean` and `running_var`, or none"
+        return super()._problem_with_state(input) or problem
+
+    def _by_running(self, x: Tensor) -> Tensor:
+        """Normalised by the running statistics."""
+        if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
+            return self._of_nothing(x)
+        weight, bias = self._weight_and_bias()
+        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
+
+    def _of_nothing(self, x: Tensor) -> Tensor:
+        weight, bias = self._affine(x.dtype)
+        along = (-1, *(1,) * (x.dim() - 2))
+        y = x.clone() if weight is None else x * weight.view(along)
+        return y if bias is None else y + bias.view(along)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+
+def without_bias(layer: torch.nn.Module) -> torch.nn.Module:
+    """The layer with no bias; an argument of torch's norms only in its later versions."""
+    layer.register_parameter("bias", None)
+    return layer
+
+
+def check_cut_like_parameters(says: str, layout: Layout, dim: int, extent: int) -> None:
+    """Raise unless dim `dim` of the input is that of the parameters, and cut where these are: evenly."""
+    found = layout.global_shape[dim]
+    if found != extent:
+        raise PartitionError(f"{says} needs an extent of {extent} along dim {dim} of the global input, got {found}.")
+    balanced = Layout.balanced(layout.grid, layout.global_shape).cuts[dim]
+    if layout.cuts[dim] != balanced:
+        raise PartitionError(
+            f"{says} has its parameters in blocks {balanced}, the input is cut along dim {dim} at {layout.cuts[dim]}.\n"
+            "  fix: Repartition the input to balanced blocks first."
+        )

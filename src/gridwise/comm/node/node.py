@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from ...log import logger
 from ..launching.cores import cores
+from ..messages.share_sum import Parcels, ShareSum
 from ..settings import is_on
 from . import futex
 from .mailbox import KINDS, Delivery
@@ -105,24 +105,19 @@ class Node:
         size = min(x.numel(), len(team) * self._chunk // x.element_size())
         room = x.new_empty((len(team) - 1, -(-size // len(team))))
         for start in range(0, x.numel(), size):
-            self._sum_shares(out[start : start + size], flat[start : start + size], team, room)
+            part, into = flat[start : start + size], out[start : start + size]
+            ShareSum(into, part, team, self._me, self._post_shares, room=room).wait()
 
-    def _sum_shares(self, out: Tensor, x: Tensor, team: Team, room: Tensor) -> None:
-        place, n = team.index(self._me), len(team)
-        cuts = [x.numel() * i // n for i in range(n + 1)]
-        shares = [x[a:b] for a, b in pairwise(cuts)]
-        results = [out[a:b] for a, b in pairwise(cuts)]
-        others = [(i, rank) for i, rank in enumerate(team) if rank != self._me]
-        heard = {i: row[: len(shares[place])] for (i, _), row in zip(others, room, strict=True)}
-        sends = [(rank, [shares[i]]) for i, rank in others]
-        self._swap(sends, [(rank, [heard[i]]) for i, rank in others], x.dtype, "a sum")
-        heard[place] = shares[place]
-        mine = torch.add(heard[0], heard[1], out=None if n > 2 else results[place])
-        for i in range(2, n):
-            torch.add(mine, heard[i], out=results[place] if i == n - 1 else mine)
-        mine = results[place]
-        sends = [(rank, [mine]) for _, rank in others]
-        self._swap(sends, [(rank, [results[i]]) for i, rank in others], x.dtype, "a sum")
+    def begin_sum(self, x: Tensor, team: Team) -> ShareSum:
+        """Start replacing the contiguous `x`, of more than `FEW` bytes, by its sum over the team."""
+        flat = x.view(-1)
+        return ShareSum(flat, flat, team, self._me, self._post_shares)
+
+    def _post_shares(self, sends: Parcels, receives: Parcels) -> Delivery:
+        dtype = (*sends, *receives)[0][1].dtype
+        return self._boxes.post(
+            [(rank, [x]) for rank, x in sends], [(rank, [x]) for rank, x in receives], dtype, kind=KINDS.index("a sum")
+        )
 
     def copy_from(self, x: Tensor, root: int, team: Team) -> None:
         """Fill the contiguous `x` with that of `root`, which tells some, who tell others."""

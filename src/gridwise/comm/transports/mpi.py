@@ -17,7 +17,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from ...log import logger
-from ..messages.requests import Request
+from ..messages.requests import NOTHING, Request
 from ..node import NodeError, find_node
 from .base import Parcel, Team, Transport
 
@@ -113,6 +113,11 @@ class MPITransport(Transport):
     def _all_sum(self, x: Tensor, team: Team) -> None:
         if x.numel():
             self.comm_of(team).Allreduce(MPI.IN_PLACE, [memory(x), TYPES[x.dtype]], MPI.SUM)
+
+    def _post_sum(self, x: Tensor, team: Team) -> Request:
+        if not x.numel():
+            return NOTHING
+        return _Requests([self.comm_of(team).Iallreduce(MPI.IN_PLACE, [memory(x), TYPES[x.dtype]], MPI.SUM)], x)
 
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
         buffer = [memory(x), TYPES[x.dtype]]

@@ -2,16 +2,17 @@
 
     python benchmarks/data_parallel.py [--workers 8] [--rounds 11] [--wire bfloat16]
 
-The same U-Net on the same blocks three times, taking turns in the same processes: by `gridwise.distribute` on a grid that cuts
-the batch only, by DistributedDataParallel over gloo, and alone. With group norm all three do the same work. With batch norm they
-do not: ours takes the mean and variance of the whole batch, as one process would, DistributedDataParallel those of each worker's
-samples.
+The same U-Net on the same blocks three times, taking turns in the same processes: by `gridwise.distribute` on a grid that
+cuts the batch only, by DistributedDataParallel over gloo, and alone. With group norm all three do the same work. With batch
+norm they do not: ours takes the mean and variance of the whole batch, as one process would, DistributedDataParallel those of
+each worker's samples.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 
 import torch
 from rich.console import Console
@@ -24,7 +25,10 @@ from gridwise.comm.transports.torch_distributed import TorchTransport
 from layers import measured
 from layers_norm import UNet, step
 
-CASES = {"(1,3,256,256) a worker, width 16": (16, (1, 3, 256, 256)), "(1,3,64,64) a worker, width 64": (64, (1, 3, 64, 64))}
+CASES = {
+    "(1,3,256,256) a worker, width 16": (16, (1, 3, 256, 256)),
+    "(1,3,64,64) a worker, width 64": (64, (1, 3, 64, 64)),
+}
 """Much work for few parameters, and little for many."""
 GOAL = 1.10
 
@@ -38,7 +42,18 @@ def with_groups(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def times(rounds: int) -> list[tuple[str, str, list[float]]]:
+def on_wire(wire: str, run: Callable[[], object]) -> Callable[[], None]:
+    """The step with its gradients on the wire as this dtype says; 'full' for their own."""
+    dtype = None if wire == "full" else getattr(torch, wire)
+
+    def both() -> None:
+        with gridwise.gradient_wire(dtype):
+            run()
+
+    return both
+
+
+def times(rounds: int, wire: str) -> list[tuple[str, str, list[float]]]:
     """What each worker runs: the case, its norm, and the seconds of ours, of DistributedDataParallel and of the model alone."""
     torch.set_num_threads(1)
     world = gridwise.world()
@@ -56,7 +71,7 @@ def times(rounds: int) -> list[tuple[str, str, list[float]]]:
 
             model = gridwise.distribute(made(), P_x, example=((block[0] * world.size, *block[1:]),))
             sides = [
-                step(model, gridwise.nn.DistributedCrossEntropyLoss(model.P_y), *block),
+                on_wire(wire, step(model, gridwise.nn.DistributedCrossEntropyLoss(model.P_y), *block)),
                 step(DistributedDataParallel(made(), process_group=group), torch.nn.CrossEntropyLoss(), *block),
                 step(made(), torch.nn.CrossEntropyLoss(), *block),
             ]
@@ -68,12 +83,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=min(8, len(os.sched_getaffinity(0))))
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--wire", default="full", choices=("full", "bfloat16", "float16"), help="of our gradients")
     arguments = parser.parse_args()
     title = f"{arguments.workers} workers over gloo, {len(os.sched_getaffinity(0))} cores"
+    title += "" if arguments.wire == "full" else f", our gradients as {arguments.wire} on the wire"
     columns = "U-Net step", "norm", "ours ms", "DDP ms", "alone ms", "ours / DDP", "goal", "ours / alone"
     table = Table(*columns, title=title)
     with Pool(arguments.workers, "gloo") as pool:
-        for name, norm, seconds in pool.run(times, arguments.rounds)[0]:
+        for name, norm, seconds in pool.run(times, arguments.rounds, arguments.wire)[0]:
             ours, ddp, alone = seconds
             goal = f"{GOAL:.2f}" if norm == "group" else ""
             table.add_row(

@@ -216,7 +216,7 @@ class Transport(Refuses, ABC):
     def post_sum(self, x: Tensor, team: Team, what: str = "a sum", wire: torch.dtype | None = None) -> Request:
         """Start replacing the contiguous `x` by its sum over the team; not to be touched until `wait` has returned.
 
-        All workers of the team begin their sums in one order, and wait for one only when all have begun the same. `wire` is the dtype in which
+        All workers of the team begin the same sums in one order before they wait for one of them. `wire` is the dtype in which
         the numbers travel, that of the sum if left out; of a few numbers it makes no difference, so they travel as they are.
         """
         if len(team) == 1:
@@ -228,9 +228,9 @@ class Transport(Refuses, ABC):
 
     def _begin_sum(self, x: Tensor, team: Team, wire: torch.dtype | None) -> Request:
         carrier = wire_dtypes.SUMMED_AS[x.dtype]
-        if wire is not None and wire.itemsize < x.element_size() and x.is_floating_point():
-            if x.nbytes > FEW and x.numel() >= len(team):
-                return self._post_narrow_sum(x, team, wire)
+        is_worth_it = x.is_floating_point() and x.nbytes > FEW and x.numel() >= len(team)
+        if wire is not None and wire.itemsize < x.element_size() and is_worth_it:
+            return self._post_narrow_sum(x, team, wire)
         is_staged = x.is_cuda and not self._carries(x, team)
         if is_staged or carrier != x.dtype:
             carried = x.to(carrier) if carrier != x.dtype else x

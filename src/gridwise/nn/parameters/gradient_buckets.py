@@ -79,7 +79,8 @@ class _Begun(torch.autograd.Function):
             return None, *_cut(apply(flat, operator.adjoint, ticket, True), shapes)
         flat = torch.cat(parts)  # fresh, and of one alone a copy
         sum.under_way = operator.adjoint.begin(flat), flat
-        return None, *(part.view(shape) for part, shape in zip(flat.split([p.numel() for p in parts]), shapes))
+        views = flat.split([part.numel() for part in parts])[: len(shapes)]
+        return None, *(view.view(shape) for view, shape in zip(views, shapes, strict=True))
 
 
 def _cut(total: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor | None]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import gridwise
+from gridwise.errors import PartitionError
 from gridwise.nn.parameters import gradient_buckets
 from gridwise.testing import workers
 
@@ -263,3 +264,57 @@ def test_layers_on_their_own_begin_early_too() -> None:
     assert len(order) >= 6
     assert order == ["begun"] * (len(order) // 2) + ["ended"] * (len(order) // 2)
     same_gradients(layers, alone)
+
+
+@workers(2, 3)
+@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16])
+def test_half_precision_on_the_wire(wire: torch.dtype) -> None:
+    model, alone, x = made()
+    with gridwise.gradient_wire(wire):
+        y = model(own(x)).pow(2).sum()
+    y.backward()  # what counts is what was set when the model was called
+    alone(x).pow(2).sum().backward()
+    bits = {torch.bfloat16: 8, torch.float16: 11}[wire]
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        if theirs.grad is not None:
+            error = (mine.grad - theirs.grad).abs().max() / theirs.grad.abs().max()
+            assert 0 < error < 2.0 ** (1 - bits)
+    model.zero_grad()
+    alone.zero_grad()
+    model(own(x)).pow(2).sum().backward()
+    alone(x).pow(2).sum().backward()
+    same_gradients(model, alone)
+
+
+@workers(2)
+def test_another_wire_on_one_worker_is_refused() -> None:
+    model, _, x = made()
+    layer = gridwise.nn.DistributedLinear(gridwise.world().create_cartesian_topology_partition([2, 1]), 24, 3).double()
+    model(own(x))
+    layer(own(x))
+    with gridwise.gradient_wire(torch.bfloat16 if gridwise.world().rank else None):
+        for called in (model, layer):
+            with pytest.raises(PartitionError, match=r"(?s)mode.*worker.*gradient_wire: torch.bfloat16"):
+                called(own(x))
+
+
+@workers(2)
+def test_layers_take_the_wire() -> None:
+    world = gridwise.world()
+    P_x = world.create_cartesian_topology_partition([2, 1, 1, 1])
+    torch.manual_seed(0)
+    layer = gridwise.nn.DistributedConv2d(P_x, 16, 32, 3, padding=1)
+    x = torch.randn(2, 16, 8, 8)
+    found = []
+    for wire in (None, torch.bfloat16):
+        layer.zero_grad()
+        with gridwise.gradient_wire(wire):
+            layer(x).sum().backward()
+        found.append(layer.weight.grad.clone())
+    error = (found[0] - found[1]).abs().max() / found[0].abs().max()
+    assert 0 < error < 2.0**-7
+
+
+def test_a_wire_that_is_none() -> None:
+    with pytest.raises(PartitionError, match="float64"), gridwise.gradient_wire(torch.float64):
+        pass

@@ -227,10 +227,9 @@ class Transport(Refuses, ABC):
             return Guarded(self._begin_sum(torch.view_as_real(x) if x.is_complex() else x, team, wire), waiting)
 
     def _begin_sum(self, x: Tensor, team: Team, wire: torch.dtype | None) -> Request:
-        carrier = wire_dtypes.SUMMED_AS[x.dtype]
-        is_worth_it = x.is_floating_point() and x.nbytes > FEW and x.numel() >= len(team)
-        if wire is not None and wire.itemsize < x.element_size() and is_worth_it:
-            return self._post_narrow_sum(x, team, wire)
+        carrier = wire_dtypes.summed_as(x, wire, len(team))
+        if carrier.itemsize < x.element_size():
+            return self._post_narrow_sum(x, team, carrier)
         is_staged = x.is_cuda and not self._carries(x, team)
         if is_staged or carrier != x.dtype:
             carried = x.to(carrier) if carrier != x.dtype else x

@@ -73,8 +73,8 @@ class MPITransport(Transport):
         self._comms: dict[Team, MPI.Intracomm] = {self.everyone: self._world}
         self._group = self._world.Get_group()
         self.node = find_node(self, LARGE)
-        if self.node is not None and not self.node.covers(self.everyone, LARGE):
-            self.node.meanwhile(self._world.Iprobe)  # messages to other machines
+        if self.node is not None:
+            self.node.meanwhile(self._world.Iprobe)  # messages to other machines, and sums that were begun
 
     def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""

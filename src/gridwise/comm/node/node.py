@@ -1,14 +1,15 @@
 """The workers of this machine: who they are, and sums, copies and agreements among them, by messages in shared memory.
 
-Few numbers go round by dissemination: after step k everyone has heard from 2^(k+1) workers, so log2(n) messages each. Many
-are summed in shares: everyone adds up one share of all, in the order of the ranks, and sends it to the others. So a sum is
-bitwise the same on all workers, and the same again in the next run.
+Few numbers go round by dissemination (`messages.dissemination`). Many are summed in shares (`messages.share_sum`): everyone
+adds up one share of all, in the order of the ranks, and sends it to the others. So a sum is bitwise the same on all workers,
+and the same again in the next run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ...log import logger
 from ..launching.cores import cores
+from ..messages import dissemination
 from ..messages.share_sum import Parcels, ShareSum
 from ..settings import is_on
 from . import futex
@@ -81,20 +83,14 @@ class Node:
 
     def all_max(self, values: np.ndarray, team: Team) -> None:
         """Replace the int64 array by its maximum over the team."""
-        mine, theirs = torch.from_numpy(values), np.empty_like(values)
-        heard = torch.from_numpy(theirs)
-        for ahead, behind, _ in self._steps(team):
-            self._swap([(ahead, [mine])], [(behind, [heard])], mine.dtype, "an agreement")
-            np.maximum(values, theirs, out=values)
+        dissemination.all_max(values, team, self._me, partial(self._swap_two, "an agreement"))
 
     def all_gather(self, row: Tensor, team: Team) -> Tensor:
         """The flat rows of all workers of the team, of one length, in its order."""
-        rows = row.new_empty((len(team), row.numel()))
-        rows[0] = row
-        for ahead, behind, far in self._steps(team):
-            count = min(far, len(team) - far)
-            self._swap([(behind, [rows[:count]])], [(ahead, [rows[far : far + count]])], row.dtype, "a gathering")
-        return rows.roll(team.index(self._me), 0)
+        return dissemination.all_gather(row, team, self._me, partial(self._swap_two, "a gathering"))
+
+    def _swap_two(self, kind: str, to: int, x: Tensor, source: int, into: Tensor) -> None:
+        self._swap([(to, [x])], [(source, [into])], x.dtype, kind)
 
     def all_sum(self, total: Tensor, x: Tensor, team: Team) -> None:
         """Write the sum of the contiguous `x` over the team into the contiguous `total`, which may be `x` itself."""
@@ -138,14 +134,6 @@ class Node:
             row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = self.all_gather(row, team)
         return [bytes(row[:size].numpy()) for row, size in zip(rows, sizes, strict=True)]
-
-    def _steps(self, team: Team) -> Iterator[tuple[int, int, int]]:
-        """For each step of a dissemination: who is ahead in the team's circle, who is behind, and how far away they are."""
-        place, n = team.index(self._me), len(team)
-        far = 1
-        while far < n:
-            yield team[(place + far) % n], team[(place - far) % n], far
-            far *= 2
 
 
 def find_node(transport: Meets, least: int) -> Node | None:

@@ -27,6 +27,7 @@ from .nn.dtensor import to_dtensor as to_dtensor
 from .nn.engine.agreement import agreement as agreement
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
+from .nn.parameters.gradient_wire import gradient_wire as gradient_wire
 from .nn.parameters.replicas import check_replicas as check_replicas
 from .nn.windows.overlap import overlap as overlap
 from .partition import CartesianPartition as CartesianPartition

@@ -23,7 +23,7 @@ from gridwise.errors import PartitionError
 from gridwise.planning import count
 from gridwise.testing import workers
 
-COUNTED = ("_post", "_all_sum", "_sum_to", "_copy_from", "_all_max")
+COUNTED = ("_post", "_all_sum", "_post_sum", "_sum_to", "_copy_from", "_all_max")
 
 
 @contextmanager

@@ -4,8 +4,8 @@
     switch       autograd or autocast on or off, for the steps that follow
     checkpoint   steps that are computed again in backward; their messages are then sent again, on all workers alike
 
-Nothing is agreed inside: the caller has agreed on the call. Gradients of parameters are summed in a few messages at the end of
-backward (`gradient sums`), since each parameter enters through one node with many others.
+Nothing is agreed inside: the caller has agreed on the call. Gradients of parameters are summed in a few messages that are under
+way while backward goes on (`nn.parameters.gradient_buckets`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ..nn.engine.agreement import agreement, key_of
 from ..nn.engine.operator import Ticket
-from ..nn.parameters.blocks import FULL, LARGE, Shared, shared_together
+from ..nn.parameters.blocks import Shared
+from ..nn.parameters.gradient_buckets import FULL, GradientSum, begin, end
 from .placement import Placement, Workers
 from .random import RandomStream, Replay
 from .recording.recording import ValueSource
@@ -127,6 +128,8 @@ class Bucket:
 
     operator: Shared
     key: int
+    first: int
+    """The step that uses one of them first."""
     slots: list[int] = field(default_factory=list)
     bytes: int = 0
 
@@ -167,18 +170,18 @@ class Program:
                 values[slot] = held[source.name] if source.name in held else self.constants[source.name]
         mode = torch.is_grad_enabled()
         with agreement(False):
-            self._share(values)
+            steps = self._with_sums(values)
             stream = RandomStream.begin(self.workers, self.name) if self.draws else RandomStream(0)
             try:
-                execute(self.steps, values, stream)
+                execute(steps, values, stream)
             finally:
                 torch._C._set_grad_enabled(mode)
         return [values[slot] for slot in self.results]
 
-    def _share(self, values: Values) -> None:
-        """Let the gradients of all parameters that need one be summed over the workers."""
+    def _with_sums(self, values: Values) -> Sequence[Step]:
+        """The steps, and among them those that let the gradients of parameters be summed over the workers."""
         if self.workers.size == 1 or not torch.is_grad_enabled():
-            return
+            return self.steps
         wanted = tuple(
             slot
             for slot, source in self.sources
@@ -186,26 +189,35 @@ class Program:
         )
         if wanted not in self._buckets:
             self._buckets[wanted] = self._packed(wanted, values)
+        steps, done = list[Step](), 0
         for bucket in self._buckets[wanted]:
-            shared = shared_together([values[slot] for slot in bucket.slots], bucket.operator, Ticket(bucket.key, 0))
-            for slot, value in zip(bucket.slots, shared, strict=True):
+            sum = GradientSum(bucket.operator.as_set(), Ticket(bucket.key, 0))
+            for slot, value in zip(bucket.slots, end([values[slot] for slot in bucket.slots], sum), strict=True):
                 values[slot] = value
+            slots = tuple(bucket.slots)
+            steps += self.steps[done : bucket.first]
+            steps.append(Step(lambda *blocks, sum=sum: begin(blocks, sum), slots, slots))
+            done = bucket.first
+        return steps + self.steps[done:]
 
     def _packed(self, slots: Sequence[int], values: Values) -> list[Bucket]:
-        """Small parameters of one dtype together; a large one travels alone, since packing costs more than its message."""
+        """Parameters of one dtype together, in the order in which the steps use them."""
+        uses: dict[int, int] = {}
+        for number, step in enumerate(self.steps):
+            for slot in step.inputs:
+                uses.setdefault(slot, number)
         buckets: list[Bucket] = []
         current: dict[tuple[torch.dtype, torch.device], Bucket] = {}
         names = {slot: source.name for slot, source in self.sources}
-        for slot in slots:
+        for slot in sorted(slots, key=lambda slot: uses.get(slot, len(self.steps))):
             value = values[slot]
             kind = value.dtype, value.device
             bucket = current.get(kind)
-            if bucket is None or value.nbytes >= LARGE or bucket.bytes + value.nbytes > FULL:
+            if bucket is None or bucket.bytes + value.nbytes > FULL:
                 name = f"{names[slot]}, and more, of {self.name}"
-                bucket = Bucket(Shared(self.workers.transport, self.workers.team, name), key_of(name))
+                operator = Shared(self.workers.transport, self.workers.team, name)
+                bucket = current[kind] = Bucket(operator, key_of(name), uses.get(slot, len(self.steps)))
                 buckets.append(bucket)
-                if value.nbytes < LARGE:
-                    current[kind] = bucket
             bucket.slots.append(slot)
             bucket.bytes += value.nbytes
         return buckets

@@ -25,6 +25,7 @@ from ..nn.engine.module import problem_with_inference, refuse_transforms
 from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import KEPT, LayerPlans
 from ..nn.parameters.blocks import Spread
+from ..nn.parameters.gradient_wire import current_wire
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
 from ..nn.windows.windowed_layer import as_batch
 from ..partition import CartesianPartition
@@ -187,7 +188,7 @@ class Runner(FunctionRecorder):
             tuple([(m.training, vars(m).get("track_running_stats")) for m in state.snapshot.modules.values()]),
             tuple([(records and p.requires_grad, p.dtype, p.device.type) for p in state.parameters]),
             tuple([b.dtype for b in state.buffers]),
-            (records, torch.get_default_dtype(), str(torch.get_default_device())),
+            (records, torch.get_default_dtype(), str(torch.get_default_device()), current_wire()),
             tuple(casts),
         )
 

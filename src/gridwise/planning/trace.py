@@ -106,6 +106,8 @@ class Events:
         self._kind, self._nbytes = "", 0
         self._sent: Volumes = ()
         self._received: Volumes = ()
+        self._begun: dict[tuple[int, tuple[int, ...]], str] = {}
+        """What each collective was when it was entered first: one that is begun is entered again when it is waited for."""
 
     def expect(self, kind: str, nbytes: int = 0, sent: Volumes = (), received: Volumes = ()) -> None:
         """What the wait that is entered next is for."""
@@ -113,7 +115,10 @@ class Events:
 
     def waited(self, waiting: Waiting, end: float) -> None:
         """A wait is over."""
-        kind = self._kind or ("control" if waiting.number else "message")
+        call = waiting.number, tuple(waiting.team)
+        kind = self._kind or self._begun.get(call) or ("control" if waiting.number else "message")
+        if waiting.number and self._kind:
+            self._begun[call] = kind
         layer, phase = layer_of(waiting.what), _phase()
         begin, length = waiting.since - self.start, end - waiting.since
         peers = tuple(waiting.team)
@@ -153,7 +158,9 @@ def listen(transport: Transport, events: Events) -> Callable[[], None]:
     swapped: dict[str, Callable[..., None]] = {
         "count": lambda sends, receives: events.expect("message", 0, _volumes(sends), _volumes(receives)),
         "all_sum": lambda x, team, *_: events.expect("sum", _summed(_on_wire(x), team)),
-        "post_sum": lambda x, team, *_: events.expect("sum", _summed(_on_wire(x), team)),
+        "post_sum": lambda x, team, what="", wire=None: events.expect(
+            "sum", _summed(_on_wire(x, wire, len(team)), team)
+        ),
         "all_gather": lambda row, team, *_: events.expect("sum", _summed(len(team) * _on_wire(row), team)),
         "sum_to": lambda x, root, team, *_: events.expect("sum", 0 if transport.rank == root else _on_wire(x)),
         "copy_from": lambda x, root, team, *_: events.expect(
@@ -197,10 +204,10 @@ def _volumes(parcels: Sequence[tuple[int, Any]]) -> Volumes:
     )
 
 
-def _on_wire(x: Tensor | np.ndarray) -> int:
-    """Bytes as they are sent: halves are summed as floats."""
+def _on_wire(x: Tensor | np.ndarray, wire: torch.dtype | None = None, workers: int = 1) -> int:
+    """Bytes as they are sent: halves are summed as floats, gradients as they are told to."""
     if isinstance(x, Tensor):
-        return x.numel() * wire_dtypes.SUMMED_AS.get(x.dtype, x.dtype).itemsize
+        return x.numel() * wire_dtypes.summed_as(x, wire, workers).itemsize
     return x.nbytes
 
 

@@ -2,7 +2,7 @@
 
 Copies need no dtype at all. Sums do, and no library sums them all, so each dtype has one that carries it exactly:
 half and bfloat16 are summed in float32 and rounded once, complex as pairs of reals, short integers in int32 (whose
-low bits are those of the short sum), booleans as their logical or.
+low bits are those of the short sum), booleans as their logical or. Floats may be wished to travel in fewer bits than they have.
 """
 
 from __future__ import annotations
@@ -26,6 +26,17 @@ SUMMED_AS: dict[torch.dtype, torch.dtype] = {
     torch.uint8: torch.int32,
     torch.bool: torch.int32,
 }
+
+NARROW_FROM = 1 << 13
+"""Bytes of numbers from which fewer bits for each of them save anything."""
+
+
+def summed_as(x: Tensor, wire: torch.dtype | None, workers: int) -> torch.dtype:
+    """In which dtype a real `x` travels when it is summed over so many workers, where `wire` is wished for floats."""
+    is_worth_it = x.is_floating_point() and x.nbytes >= NARROW_FROM and x.numel() >= workers
+    if wire is not None and wire.itemsize < x.element_size() and is_worth_it:
+        return wire
+    return SUMMED_AS.get(x.dtype, x.dtype)
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -4,5 +4,6 @@ The same for every transport. Over MPI, whose own small messages are fast, only 
 """
 
 from .mailboxes import NodeError as NodeError
+from .node import FEW as FEW
 from .node import Node as Node
 from .node import find_node as find_node

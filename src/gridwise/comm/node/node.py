@@ -1,15 +1,15 @@
 """The workers of this machine: who they are, and sums, copies and agreements among them, by messages in shared memory.
 
-Few numbers go round by dissemination: after step k everyone has heard from 2^(k+1) workers, so log2(n) messages each. Many
-are summed in shares: everyone adds up one share of all, in the order of the ranks, and sends it to the others. So a sum is
-bitwise the same on all workers, and the same again in the next run.
+Few numbers go round by dissemination (`messages.dissemination`). Many are summed in shares (`messages.share_sum`): everyone
+adds up one share of all, in the order of the ranks, and sends it to the others. So a sum is bitwise the same on all workers,
+and the same again in the next run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ...log import logger
 from ..launching.cores import cores
+from ..messages import dissemination
+from ..messages.share_sum import Parcels, ShareSum
 from ..settings import is_on
 from . import futex
 from .device_box import SLOT
@@ -82,28 +84,14 @@ class Node:
 
     def all_max(self, values: np.ndarray, team: Team) -> None:
         """Replace the int64 array by its maximum over the team."""
-        mine, theirs = torch.from_numpy(values), np.empty_like(values)
-        heard = torch.from_numpy(theirs)
-        for ahead, behind, _ in self._steps(team):
-            self._swap([(ahead, [mine])], [(behind, [heard])], mine.dtype, "an agreement")
-            np.maximum(values, theirs, out=values)
+        dissemination.all_max(values, team, self._me, partial(self._swap_two, "an agreement"))
 
     def all_gather(self, row: Tensor, team: Team) -> Tensor:
         """The flat rows of all workers of the team, of one length, in its order."""
-        place, n = team.index(self._me), len(team)
-        rows = row.new_empty((n, row.numel()))
-        rows[place] = row
+        return dissemination.all_gather(row, team, self._me, partial(self._swap_two, "a gathering"))
 
-        def from_here(far: int, count: int) -> list[Tensor]:
-            """The rows of as many workers, from one so far ahead on, round the team's circle."""
-            first = (place + far) % n
-            straight = min(count, n - first)
-            return [rows[first : first + straight], *([rows[: count - straight]] if straight < count else [])]
-
-        for ahead, behind, far in self._steps(team):
-            count = min(far, n - far)
-            self._swap([(behind, from_here(0, count))], [(ahead, from_here(far, count))], row.dtype, "a gathering")
-        return rows
+    def _swap_two(self, kind: str, to: int, x: Tensor, source: int, into: Tensor) -> None:
+        self._swap([(to, [x])], [(source, [into])], x.dtype, kind)
 
     def all_sum(self, total: Tensor, x: Tensor, team: Team) -> None:
         """Write the sum of the contiguous `x` over the team into the contiguous `total`, which may be `x` itself."""
@@ -114,24 +102,19 @@ class Node:
         size = min(x.numel(), len(team) * (SLOT if x.is_cuda else self._chunk) // x.element_size())
         room = x.new_empty((len(team) - 1, -(-size // len(team))))
         for start in range(0, x.numel(), size):
-            self._sum_shares(out[start : start + size], flat[start : start + size], team, room)
+            part, into = flat[start : start + size], out[start : start + size]
+            ShareSum(into, part, team, self._me, self._post_shares, room=room).wait()
 
-    def _sum_shares(self, out: Tensor, x: Tensor, team: Team, room: Tensor) -> None:
-        place, n = team.index(self._me), len(team)
-        cuts = [x.numel() * i // n for i in range(n + 1)]
-        shares = [x[a:b] for a, b in pairwise(cuts)]
-        results = [out[a:b] for a, b in pairwise(cuts)]
-        others = [(i, rank) for i, rank in enumerate(team) if rank != self._me]
-        heard = {i: row[: len(shares[place])] for (i, _), row in zip(others, room, strict=True)}
-        sends = [(rank, [shares[i]]) for i, rank in others]
-        self._swap(sends, [(rank, [heard[i]]) for i, rank in others], x.dtype, "a sum")
-        heard[place] = shares[place]
-        mine = torch.add(heard[0], heard[1], out=None if n > 2 else results[place])
-        for i in range(2, n):
-            torch.add(mine, heard[i], out=results[place] if i == n - 1 else mine)
-        mine = results[place]
-        sends = [(rank, [mine]) for _, rank in others]
-        self._swap(sends, [(rank, [results[i]]) for i, rank in others], x.dtype, "a sum")
+    def begin_sum(self, x: Tensor, team: Team) -> ShareSum:
+        """Start replacing the contiguous `x`, of more than `FEW` bytes, by its sum over the team."""
+        flat = x.view(-1)
+        return ShareSum(flat, flat, team, self._me, self._post_shares)
+
+    def _post_shares(self, sends: Parcels, receives: Parcels) -> Delivery:
+        dtype = (*sends, *receives)[0][1].dtype
+        return self._boxes.post(
+            [(rank, [x]) for rank, x in sends], [(rank, [x]) for rank, x in receives], dtype, kind=KINDS.index("a sum")
+        )
 
     def copy_from(self, x: Tensor, root: int, team: Team) -> None:
         """Fill the contiguous `x` with that of `root`, which tells some, who tell others."""
@@ -152,14 +135,6 @@ class Node:
             row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = self.all_gather(row, team)
         return [bytes(row[:size].numpy()) for row, size in zip(rows, sizes, strict=True)]
-
-    def _steps(self, team: Team) -> Iterator[tuple[int, int, int]]:
-        """For each step of a dissemination: who is ahead in the team's circle, who is behind, and how far away they are."""
-        place, n = team.index(self._me), len(team)
-        far = 1
-        while far < n:
-            yield team[(place + far) % n], team[(place - far) % n], far
-            far *= 2
 
 
 def find_node(transport: Meets, least: int) -> Node | None:

@@ -27,7 +27,8 @@ from ..launching.cores import cores
 from ..messages import wire_dtypes
 from ..messages.packing import Landing, Views, packed
 from ..messages.requests import NOTHING, Arriving, Both, Request, Unstaging
-from ..node import Node
+from ..messages.share_sum import Begun, LateSum, ShareSum
+from ..node import FEW, Node
 from ..supervision.drawn_batches import DrawnBatches
 from ..supervision.forks import Refuses
 from ..supervision.waiting import Guarded, Waiting, Watching
@@ -83,6 +84,8 @@ class Transport(Refuses, ABC):
         self.drawn = DrawnBatches()
         """The batches that data loaders have given to this worker."""
         self._ordinals: Counter[str] = Counter()
+        self._begun: list[ShareSum | LateSum] = []
+        """Sums that nobody has waited for yet, in their order."""
 
     @property
     def everyone(self) -> Team:
@@ -210,23 +213,38 @@ class Transport(Refuses, ABC):
         with self.waiting_for(what, team):
             return wire_dtypes.summed(x, lambda total, part: self._sum_into(total, part, team), self._carries(x, team))
 
-    def post_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Request:
+    def post_sum(self, x: Tensor, team: Team, what: str = "a sum", wire: torch.dtype | None = None) -> Request:
         """Start replacing the contiguous `x` by its sum over the team; not to be touched until `wait` has returned.
 
-        Runs while this worker computes where the library can (gloo, nccl); elsewhere it is done before this returns.
+        All workers of the team begin the same sums in one order before they wait for one of them. `wire` is the dtype in which
+        the numbers travel, that of the sum if left out; of a few numbers it makes no difference, so they travel as they are.
         """
         if len(team) == 1:
             return NOTHING
-        staged = x.is_cuda and not self._carries(x, team)
-        if staged or wire_dtypes.SUMMED_AS.get(x.dtype) != x.dtype:
-            x.copy_(self.all_sum(x, team, what))
-            return NOTHING
+        wire_dtypes.check_summable(x)
         waiting = self.waiting_for(what, team)
         with waiting:
-            if (node := self._node_of(team, x)) is not None:
-                node.all_sum(x, x, team)
-                return NOTHING
-            return Guarded(self._post_sum(x, team), waiting)
+            return Guarded(self._begin_sum(torch.view_as_real(x) if x.is_complex() else x, team, wire), waiting)
+
+    def _begin_sum(self, x: Tensor, team: Team, wire: torch.dtype | None) -> Request:
+        carrier = wire_dtypes.summed_as(x, wire, len(team))
+        if carrier.itemsize < x.element_size():
+            return self._post_narrow_sum(x, team, carrier)
+        is_staged = x.is_cuda and not self._carries(x, team)
+        if is_staged or carrier != x.dtype:
+            carried = x.to(carrier) if carrier != x.dtype else x
+            carried = wire_dtypes.to_host(carried) if is_staged else carried
+            return Unstaging(self._begin_sum(carried, team, None), [(x, carried)])
+        node = self._node_of(team, x)
+        if node is None:
+            return self._post_sum(x, team)
+        few = x.nbytes <= FEW
+        return Begun(LateSum(lambda: node.all_sum(x, x, team)) if few else node.begin_sum(x, team), self._begun)
+
+    def _post_narrow_sum(self, x: Tensor, team: Team, wire: torch.dtype) -> Request:
+        """Start the sum of a float `x` of some size whose numbers travel as `wire`."""
+        flat = x.view(-1)
+        return Begun(ShareSum(flat, flat, team, self.rank, self._post_by_road, wire), self._begun)
 
     def _sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
         """Write the sum of `x`, which may have any strides, into the contiguous `total`."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...errors import PartitionError, describe
@@ -174,6 +175,10 @@ class CountingTransport(Transport):
 
     def _all_sum(self, x: Tensor, team: Team) -> None:
         self._note("sum", team, 2 * x.nbytes * (len(team) - 1) // len(team))
+
+    def _post_narrow_sum(self, x: Tensor, team: Team, wire: torch.dtype) -> Request:
+        self._note("sum", team, 2 * x.numel() * wire.itemsize * (len(team) - 1) // len(team))
+        return _Sent()
 
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
         self._note("sum", team, 0 if self.rank == root else x.nbytes)

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from ...log import logger
-from ..messages.requests import Request
+from ..messages.requests import NOTHING, Request
 from ..node import NodeError, find_node
 from .base import Parcel, Team, Transport
 
@@ -73,8 +73,8 @@ class MPITransport(Transport):
         self._comms: dict[Team, MPI.Intracomm] = {self.everyone: self._world}
         self._group = self._world.Get_group()
         self.node = find_node(self, LARGE)
-        if self.node is not None and not self.node.covers(self.everyone, LARGE):
-            self.node.meanwhile(self._world.Iprobe)  # messages to other machines
+        if self.node is not None:
+            self.node.meanwhile(self._world.Iprobe)  # messages to other machines, and sums that were begun
 
     def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""
@@ -113,6 +113,11 @@ class MPITransport(Transport):
     def _all_sum(self, x: Tensor, team: Team) -> None:
         if x.numel():
             self.comm_of(team).Allreduce(MPI.IN_PLACE, [memory(x), TYPES[x.dtype]], MPI.SUM)
+
+    def _post_sum(self, x: Tensor, team: Team) -> Request:
+        if not x.numel():
+            return NOTHING
+        return _Requests([self.comm_of(team).Iallreduce(MPI.IN_PLACE, [memory(x), TYPES[x.dtype]], MPI.SUM)], x)
 
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
         buffer = [memory(x), TYPES[x.dtype]]

@@ -39,7 +39,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ...log import logger
-from ..messages import wire_dtypes
+from ..messages import dissemination, wire_dtypes
 from ..messages.requests import NOTHING, Request
 from ..node import find_node
 from ..supervision import open_sockets
@@ -57,6 +57,9 @@ LAST_SECONDS = 3.0
 
 SLICE = timedelta(seconds=1)
 """How long gloo is waited for before it is asked whether the connections were cut. Its collectives go on meanwhile."""
+
+MANY = 16
+"""Workers above which few numbers do not go round gloo's ring, with as many messages as workers, but by dissemination."""
 
 _worlds: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """How many transports were made over the same workers: they do so together, so they count alike."""
@@ -157,6 +160,9 @@ class TorchTransport(Transport):
             self._finish(dist.broadcast(x, self._ranks[root], group=group, async_op=not x.is_cuda))
 
     def _all_max(self, values: np.ndarray, team: Team) -> None:
+        if len(team) > MANY:
+            dissemination.all_max(values, team, self.rank, self._swap)
+            return
         x, group = torch.from_numpy(values), self.group_of(team)
         self._finish(dist.all_reduce(x, dist.ReduceOp.MAX, group=group, async_op=True))
 
@@ -164,9 +170,15 @@ class TorchTransport(Transport):
         longest = max(sizes)
         mine = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else mine[:0]
+        if len(team) > MANY and longest:
+            rows = dissemination.all_gather(mine, team, self.rank, self._swap)
+            return [row.numpy().tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
         parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in team]
         self._finish(dist.all_gather(parts, mine, group=self.group_of(team), async_op=True))
         return [part.numpy().tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
+
+    def _swap(self, to: int, x: Tensor, source: int, into: Tensor) -> None:
+        self._post_by_road([(to, x)], [(source, into)]).wait()
 
     def _finish(self, work: dist.Work | None) -> None:
         """Wait for a collective of gloo; None is one of nccl, in its place among what the device has to do."""

@@ -24,12 +24,14 @@ from ...deferred_init import is_deferred, materialize_shard
 from ...errors import GridwiseError, MismatchError, PartitionError, UnsupportedError, describe
 from ...partition import Partition
 from ..parameters import saved_blocks
-from ..parameters.blocks import BlockParameter, BlockTensor, Make, Shared, Spread, holders_of_blocks, shared_together
+from ..parameters.blocks import BlockParameter, BlockTensor, Make, Shared, Spread, holders_of_blocks
+from ..parameters.gradient_buckets import shared_together
+from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import Replica
 from .agreement import key_of, tell
 from .mode import Held, held_by
 from .module import Module
-from .operator import Ticket, apply
+from .operator import Ticket
 
 
 class Layer(Module):
@@ -175,7 +177,9 @@ class Layer(Module):
 
     def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[Shared, int] | None]]:
         """Both, and how the caller has to sum their gradients."""
-        return self._block("weight"), self._block("bias"), [self._shared.get(name) for name in ("weight", "bias")]
+        found = [self._shared.get(name) for name in ("weight", "bias")]
+        sums = [None if each is None else (each[0].as_set(), each[1]) for each in found]
+        return self._block("weight"), self._block("bias"), sums
 
     def _block(self, name: str) -> Tensor | None:
         """A parameter as it is, or what something computes of a whole one; None without one."""
@@ -188,10 +192,10 @@ class Layer(Module):
         if value is None or name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
             return value
         operator, key = self._shared[name]
-        return apply(value, operator, Ticket(key, self._ticket.call), True)
+        return shared_together((value,), operator, Ticket(key, self._ticket.call))[0]
 
     def _mode(self) -> Hashable:
-        return self.training, None if self._read_settings is None else self._read_settings(self)
+        return self.training, current_wire(), None if self._read_settings is None else self._read_settings(self)
 
     def _held(self) -> Held:
         names, looks = held_by(self)

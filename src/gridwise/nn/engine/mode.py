@@ -13,6 +13,7 @@ from torch import Tensor
 from ...comm.supervision.matching_calls import tell
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError, describe
+from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import checks_every
 from .agreement import Ballot, is_on, key_of
 from .autocast import autocasts
@@ -59,8 +60,8 @@ def agree_mode(
     ballot.count(transport, team, what)
     if ballot.read(place) is None:
         fix = (
-            "set attributes and parameters, call train(), eval(), requires_grad_() and to(), and enter no_grad and "
-            "autocast, on all alike."
+            "set attributes and parameters, call train(), eval(), requires_grad_() and to(), and enter no_grad, "
+            "autocast and gradient_wire, on all alike."
         )
         asked = f"{what} is not in the same mode on all workers."
         raise PartitionError(describe(asked, _differences(transport, team, mode, module), fix))
@@ -85,6 +86,7 @@ def _settings(module: torch.nn.Module) -> dict[str, str]:
     settings = {
         "autograd": "on" if torch.is_grad_enabled() else "off",
         "autocast": "on" if autocasts() else "off",
+        "gradient_wire": "full" if current_wire() is None else str(current_wire()),
         "GRIDWISE_CHECK_REPLICAS": str(checks_every()),
     }
     for name, part in module.named_modules():

@@ -117,7 +117,7 @@ class DistributedBatchNorm(ChannelNorm):
     def _shared_value(self, parameter: Tensor) -> Tensor:
         if len(self._sharing.team) == 1:
             return parameter
-        return apply(parameter, self._sharing, Ticket(self._ticket.key + 3, self._ticket.call), True)
+        return apply(parameter, self._sharing.as_set(), Ticket(self._ticket.key + 3, self._ticket.call), True)
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Let the running statistics follow those of this batch."""

@@ -29,7 +29,7 @@ from ..engine.copy_and_sum import AllSum
 from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
 from ..windows.fetch import memory_format_of
 
-FEW = 8
+FEW = 32
 """The largest team whose members' statistics go into one message; its size grows with the team."""
 MANY = 1 << 14
 """The most sets of all members that go into one."""
@@ -106,13 +106,12 @@ class Sets:
             fold, unfold = (self.fold, self.unfold) if self.merges else (_same, _same)
             whole = self.summed(fold(mean * share))
             return whole, self.summed(fold((var + (mean - unfold(whole)) ** 2) * share))
-        shares: Tensor | float = share
+        shares = mean.new_full((len(mean),), share)
         if self.merges:
             shares, mean, var = self._merged(share, mean, var)
-        table = mean.new_zeros(len(self.members), 3, len(mean))
-        for place, values in enumerate((shares, mean, var)):
-            table[self.members.index(self.transport.rank), place] = values
-        parts, means, variances = self.summed(table).unbind(1)
+        own = torch.stack((shares, mean, var))
+        table = self.transport.all_gather(own.view(-1), self.members, self.name).view(-1, *own.shape)
+        parts, means, variances = table.unbind(1)
         whole = (parts * means).sum(0)
         return whole, (parts * (variances + (means - whole) ** 2)).sum(0)
 

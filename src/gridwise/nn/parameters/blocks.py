@@ -16,7 +16,7 @@ computed from them on every sharer counts once, and the adjoint of the sum is th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -26,9 +26,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
 from ...grid import Box, Grid, Layout, Shape
-from ..engine.operator import Operator, Ticket, apply, meet, prepare
+from ..engine.operator import Operator
+from .gradient_wire import current_wire
 
 holders_of_blocks: WeakKeyDictionary[torch.nn.Module, Transport] = WeakKeyDictionary()
 """The modules that hold parameters in blocks, by their `_spreads`: whose gradient is a tensor? (`utils.clip_grad_norm`)"""
@@ -158,12 +160,30 @@ def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
 class Shared(Operator):
     """A block that its team holds alike: the identity, whose adjoint is the sum over the team."""
 
+    def __init__(self, transport: Transport, team: Team, name: str, wire: torch.dtype | None = None) -> None:
+        super().__init__(transport, team, name)
+        self.wire = wire
+        """In which dtype gradients travel; None for their own."""
+
     @cached_property
     def adjoint(self) -> SummedGradient:
         return SummedGradient(self)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x  # autograd makes an alias of it
+
+    def as_set(self) -> Shared:
+        """The same, with the wire that `gradient_wire` says at this moment."""
+        wire = current_wire()
+        if wire == self.wire:
+            return self
+        if wire not in self._others:
+            self._others[wire] = Shared(self.transport, self.team, self.name, wire)
+        return self._others[wire]
+
+    @cached_property
+    def _others(self) -> dict[torch.dtype | None, Shared]:
+        return {}
 
 
 class SummedGradient(Operator):
@@ -178,52 +198,15 @@ class SummedGradient(Operator):
         return self.forth
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        return self.transport.all_sum(gradient, self.team, self.name)
+        if self.forth.wire is None:
+            return self.transport.all_sum(gradient, self.team, self.name)
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        self.begin(total).wait()
+        return total
 
-
-class _Together(torch.autograd.Function):
-    """Several blocks of the same sharers as themselves; on the way back their gradients are summed in one message.
-
-    A block that no worker has used gets no gradient, as in torch: the message says how many workers used each.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, operator: Shared, ticket: Ticket, *blocks: Tensor) -> tuple[Tensor, ...]:
-        ctx.operator, ctx.ticket = operator, ticket
-        prepare(ctx)
-        ctx.likes = [(block.shape, block.dtype, block.device) for block in blocks]
-        ctx.set_materialize_grads(False)
-        return blocks
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        operator, ticket = ctx.operator, ctx.ticket.differentiated()
-        meet(ctx, operator.transport, operator.team, operator.name, ticket)
-        parts = []
-        for gradient, (shape, dtype, device) in zip(gradients, ctx.likes, strict=True):
-            if gradient is None:
-                gradient = torch.zeros((), dtype=dtype, device=device).expand(shape)
-            parts.append(gradient.reshape(-1))
-        if len(parts) == 1:  # large perhaps: nothing is put beside it
-            total = apply(parts[0], operator.adjoint, ticket, torch.is_grad_enabled())
-            return None, None, total.view(ctx.likes[0][0])
-        used = torch.tensor([float(g is not None) for g in gradients], dtype=parts[0].dtype, device=parts[0].device)
-        total = apply(torch.cat([*parts, used]), operator.adjoint, ticket, torch.is_grad_enabled())
-        *sums, counts = torch.split_with_sizes(total, [*[part.numel() for part in parts], len(gradients)])
-        uses = used.new_ones(len(gradients), device="cpu") if counts.is_meta else counts  # meta tensors cannot tell
-        found = zip(sums, uses.tolist(), ctx.likes, strict=True)
-        return None, None, *(part.view(like[0]) if count else None for part, count, like in found)
-
-
-LARGE = 1 << 18
-"""Bytes from which a gradient is summed alone: putting it beside others would cost more than its message."""
-FULL = 1 << 22
-"""Bytes at which a bucket of small gradients, summed in one message, is closed."""
-
-
-def shared_together(blocks: Sequence[Tensor], operator: Shared, ticket: Ticket) -> tuple[Tensor, ...]:
-    """The blocks, of one dtype, with the sum of their gradients over the sharers recorded as one node."""
-    return _Together.apply(operator, ticket, *blocks)
+    def begin(self, gradient: Tensor) -> Request:
+        """Start replacing the contiguous gradient by its sum."""
+        return self.transport.post_sum(gradient, self.team, self.name, self.forth.wire)
 
 
 Make = Callable[[torch.device | str | None], torch.nn.Module]

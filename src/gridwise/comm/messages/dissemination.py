@@ -1,0 +1,54 @@
+"""Few numbers of many workers, told to all of them: after step k everyone has heard from 2**(k + 1), itself included.
+
+So log2(n) messages each, and no worker through whom all must go. Used by workers of one machine (`node`), and over gloo, whose
+own collectives go round a ring of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Swap = Callable[[int, Tensor, int, Tensor], None]
+"""Sends a tensor to a worker and receives into another from another worker; both are contiguous."""
+
+
+def messages(workers: int) -> int:
+    """How many messages each of so many workers sends."""
+    return (workers - 1).bit_length()
+
+
+def all_max(values: np.ndarray, team: Sequence[int], me: int, swap: Swap) -> None:
+    """Replace the int64 array by its maximum over the team."""
+    mine, theirs = torch.from_numpy(values), np.empty_like(values)
+    heard = torch.from_numpy(theirs)
+    for ahead, behind, _ in _steps(team, me):
+        swap(ahead, mine, behind, heard)
+        np.maximum(values, theirs, out=values)
+
+
+def all_gather(row: Tensor, team: Sequence[int], me: int, swap: Swap) -> Tensor:
+    """The flat rows of all workers of the team, of one length, in its order."""
+    rows, place = row.new_empty((len(team), row.numel())), team.index(me)
+    if len(team) == 2:
+        other = 1 - place
+        rows[place] = row
+        swap(team[other], rows[place], team[other], rows[other])
+        return rows
+    rows[0] = row
+    for ahead, behind, far in _steps(team, me):
+        count = min(far, len(team) - far)
+        swap(behind, rows[:count], ahead, rows[far : far + count])
+    return rows.roll(place, 0)
+
+
+def _steps(team: Sequence[int], me: int) -> Iterator[tuple[int, int, int]]:
+    """For each step: who is ahead in the team's circle, who is behind, and how far away they are."""
+    place, n = team.index(me), len(team)
+    far = 1
+    while far < n:
+        yield team[(place + far) % n], team[(place - far) % n], far
+        far *= 2

@@ -1,0 +1,124 @@
+"""A sum over a team, in shares: begun now, ended later.
+
+    begun    everyone sends to each other worker the share which that one adds up, and receives its own share from all
+    added    everyone adds up its share, in the order of the team, and sends the sum to all others
+    ended    everyone has all sums
+
+Messages: two to each other worker. On a narrower wire every number is rounded once before it travels, the sum is taken in the
+dtype of the tensor, and rounded once before it travels back. All workers end with the same bits, the one that added them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .requests import Request
+
+Parcels = Sequence[tuple[int, Tensor]]
+Post = Callable[[Parcels, Parcels], Request]
+"""Starts sending and receiving contiguous tensors."""
+
+
+class ShareSum:
+    """The sum of the flat contiguous `x` over a team, which is written into `out`; `out` may be `x` itself.
+
+    Neither is to be touched before `wait` has returned.
+    """
+
+    def __init__(
+        self,
+        out: Tensor,
+        x: Tensor,
+        team: Sequence[int],
+        me: int,
+        post: Post,
+        wire: torch.dtype | None = None,
+        room: Tensor | None = None,
+    ) -> None:
+        self._out, self._post, self._place = out, post, team.index(me)
+        is_narrow = wire is not None and wire != x.dtype
+        self._sent = x.to(wire) if is_narrow else x
+        self._results = self._sent if is_narrow else out
+        self._cuts = list(pairwise(x.numel() * i // len(team) for i in range(len(team) + 1)))
+        self._others = [(i, rank) for i, rank in enumerate(team) if rank != me]
+        own = self._share(self._sent, self._place)
+        if room is None:
+            room = own.new_empty((len(self._others), own.numel()))
+        self._heard = {i: row[: own.numel()] for (i, _), row in zip(self._others, room, strict=True)}
+        self._heard[self._place] = own
+        self._is_added = False
+        self._pending = post(
+            [(rank, self._share(self._sent, i)) for i, rank in self._others],
+            [(rank, self._heard[i]) for i, rank in self._others],
+        )
+
+    def _share(self, flat: Tensor, place: int) -> Tensor:
+        start, stop = self._cuts[place]
+        return flat[start:stop]
+
+    def add(self) -> None:
+        """Add up the own share as soon as all parts of it are here, and start sending it to the others."""
+        if self._is_added:
+            return
+        self._pending.wait()
+        parts = [self._heard[i] for i in range(len(self._cuts))]
+        result = self._share(self._results, self._place)
+        if self._results is self._out:
+            total = torch.add(parts[0], parts[1], out=result if len(parts) == 2 else None)
+            for i, part in enumerate(parts[2:], 3):
+                torch.add(total, part, out=result if i == len(parts) else total)
+        else:
+            wide = parts[0].to(self._out.dtype)
+            for part in parts[1:]:
+                wide.add_(part)
+            result.copy_(wide)
+        self._heard.clear()
+        self._pending = self._post(
+            [(rank, result) for _, rank in self._others],
+            [(rank, self._share(self._results, i)) for i, rank in self._others],
+        )
+        self._is_added = True
+
+    def wait(self) -> None:
+        """Return when `out` has the sum."""
+        self.add()
+        self._pending.wait()
+        if self._results is not self._out:
+            self._out.copy_(self._results)
+
+
+class LateSum:
+    """A sum of a few numbers, which is not worth beginning early: made as a whole when it is its turn."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._make: Callable[[], object] | None = make
+
+    def add(self) -> None:
+        if self._make is not None:
+            self._make()
+            self._make = None
+
+    def wait(self) -> None:
+        self.add()
+
+
+class Begun:
+    """A sum among others that were begun: whoever waits for one of them adds up its shares of all.
+
+    All workers begin them in one order; so their messages have that order, whichever is waited for first.
+    """
+
+    def __init__(self, own: ShareSum | LateSum, sums: list[ShareSum | LateSum]) -> None:
+        self._own, self._sums = own, sums
+        sums.append(own)
+
+    def wait(self) -> None:
+        if self._own in self._sums:
+            for each in self._sums:
+                each.add()
+            self._sums.remove(self._own)
+            self._own.wait()

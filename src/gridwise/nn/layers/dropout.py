@@ -18,7 +18,7 @@ from ...errors import PartitionError
 from ...grid import Box, Layout
 from ...partition import Partition
 from ..engine.agreement import agree_layout
-from ..engine.grid_random import draw_key, keep_mask
+from ..engine.grid_random import Key, draw_key, keep_mask
 from ..engine.module import Module
 
 
@@ -69,7 +69,7 @@ class DistributedDropout(Module):
             return x.clone()
         return self._drop(x, self._kept(x, key))
 
-    def _kept(self, x: Tensor, key: int) -> Tensor:
+    def _kept(self, x: Tensor, key: Key) -> Tensor:
         """Whether each element is kept, broadcastable to `x`."""
         assert self._transport is not None
         assert self._layout is not None

@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ...comm.graph_breaks import read_by_host
 from ...comm.transports.base import Team, Transport
 from ...grid import Box, Grid, Layout, Shape
 from ..engine.operator import Operator, Ticket, apply, meet, prepare
@@ -211,7 +212,7 @@ class _Together(torch.autograd.Function):
         total = apply(torch.cat([*parts, used]), operator.adjoint, ticket, torch.is_grad_enabled())
         *sums, counts = torch.split_with_sizes(total, [*[part.numel() for part in parts], len(gradients)])
         uses = used.new_ones(len(gradients), device="cpu") if counts.is_meta else counts  # meta tensors cannot tell
-        found = zip(sums, uses.tolist(), ctx.likes, strict=True)
+        found = zip(sums, read_by_host(uses.tolist), ctx.likes, strict=True)
         return None, None, *(part.view(like[0]) if count else None for part, count, like in found)
 
 

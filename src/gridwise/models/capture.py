@@ -67,9 +67,10 @@ class CapturedStep:
 
     def __init__(self, step: Callable[..., Any], warmup: int, partition: Partition | None, inside: bool) -> None:
         self._step, self._warmup, self._inside = step, warmup, inside
-        self._partition = partition
+        self._partition = partition or world()
         self._name = f"the captured step {getattr(step, '__qualname__', type(step).__name__)}"
-        self._ticket: Ticket | None = None
+        number = self._partition.transport.ordinal(self._name)
+        self._ticket = Ticket(key_of(f"{self._name} #{number}"), 0)
         self._calls = 0
         self._structure: tuple[list[Kind], Tree, bool] | None = None
         self._mode = PLAIN
@@ -106,10 +107,7 @@ class CapturedStep:
     def _agree(self, tensors: list[Tensor], tree: Tree) -> None:
         """Raise on all workers unless all of them make this call, with inputs that it can take."""
         problem = self._problem_with(tensors, tree)
-        partition = self._partition = self._partition or world()
-        transport, team = partition.transport, partition.team
-        if self._ticket is None:
-            self._ticket = Ticket(key_of(f"{self._name} #{transport.ordinal(self._name)}"), 0)
+        transport, team = self._partition.transport, self._partition.team
         ticket = self._ticket.called_again()
         mode = self._mode if self._structure is not None else _mode_for(tensors)
         if transport.rank in team:

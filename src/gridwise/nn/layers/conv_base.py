@@ -301,6 +301,14 @@ class Conv(WindowedLayer):
         padding = tuple(line.native for line in share.rows)
         return seen.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
 
+    def _by_torch(self, x: Tensor) -> Tensor:
+        if self.padding_mode != "zeros":
+            raise NotImplementedError
+        y: Tensor = FUNCTION[self.dims](
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+        return y
+
     def _of_channels(self, x: Tensor) -> Tensor:
         """`x` with just the input channels that this worker works on."""
         assert self._work is not None

@@ -162,6 +162,9 @@ class DistributedL1Loss(DistributedLoss):
     def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         return F.l1_loss(input, target, reduction=reduction)
 
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._terms(input, target, self.reduction)
+
 
 class DistributedMSELoss(DistributedLoss):
     """`torch.nn.MSELoss` of tensors on `P_x`.
@@ -180,6 +183,9 @@ class DistributedMSELoss(DistributedLoss):
 
     def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         return F.mse_loss(input, target, reduction=reduction)
+
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._terms(input, target, self.reduction)
 
 
 class DistributedSmoothL1Loss(DistributedLoss):
@@ -216,6 +222,9 @@ class DistributedSmoothL1Loss(DistributedLoss):
     def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         return F.smooth_l1_loss(input, target, reduction=reduction, beta=self.beta)
 
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._terms(input, target, self.reduction)
+
 
 class DistributedHuberLoss(DistributedLoss):
     """`torch.nn.HuberLoss` of tensors on `P_x`.
@@ -243,6 +252,9 @@ class DistributedHuberLoss(DistributedLoss):
 
     def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         return F.huber_loss(input, target, reduction=reduction, delta=self.delta)
+
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._terms(input, target, self.reduction)
 
 
 class DistributedKLDivLoss(DistributedLoss):

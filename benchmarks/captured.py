@@ -1,9 +1,10 @@
 """One worker on a GPU against plain torch: steps as they are, captured as CUDA graphs, and compiled.
 
-    python benchmarks/captured.py [--models small large resnet] [--ways plain captured compiled] [--workers 2 4] [--rounds 15]
+    python benchmarks/captured.py [--models small large resnet] [--ways plain layers captured compiled] [--workers 2 4]
 
-Each way is compared with plain torch in the same way: a captured step with a captured one. Also how many kernels a step
-launches. Medians; every sample ends with the device idle.
+`layers` is a model built of `gridwise.nn` by hand; the other ways use `distribute`. Each way is compared with plain torch in
+the same way: a captured step with a captured one. Also how many kernels a step launches. Medians; every sample ends with the
+device idle.
 """
 
 from __future__ import annotations
@@ -59,11 +60,31 @@ class ResNet50(torch.nn.Sequential):
 
 
 Model = tuple[Callable[[], torch.nn.Module], tuple[int, ...], int, float]
+WAYS = ("plain", "layers", "captured", "compiled")
 MODELS: dict[str, Model] = {
     "small": (lambda: UNet(16), (1, 3, 256, 256), 2, 1.15),
     "large": (lambda: UNet(64), (8, 3, 512, 512), 2, 1.02),
     "resnet": (ResNet50, (32, 3, 224, 224), 1000, 1.03),
 }
+
+
+def of_layers(model: torch.nn.Module, P_x: gridwise.CartesianPartition) -> torch.nn.Module:
+    """The model with layers on a grid in the place of torch's."""
+    nn = gridwise.nn
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            new: Any = child
+            if isinstance(child, torch.nn.Conv2d):
+                sizes = child.kernel_size, child.stride, child.padding, child.dilation, child.groups
+                new = nn.DistributedConv2d(P_x, child.in_channels, child.out_channels, *sizes, child.bias is not None)
+            elif isinstance(child, torch.nn.BatchNorm2d):
+                new = nn.DistributedBatchNorm2d(P_x, child.num_features)
+            elif isinstance(child, torch.nn.MaxPool2d):
+                new = nn.DistributedMaxPool2d(P_x, child.kernel_size, child.stride, child.padding)
+            elif isinstance(child, torch.nn.Upsample):
+                new = nn.DistributedUpsample(P_x, scale_factor=child.scale_factor, mode=child.mode)
+            setattr(parent, name, new.cuda())
+    return model
 
 
 def step_of(model: torch.nn.Module, loss: torch.nn.Module, shape: tuple[int, ...], classes: int) -> Any:
@@ -122,7 +143,8 @@ def rows(name: str, ways: list[str], rounds: int) -> list[tuple[str, ...]]:
     found = []
     for way in ways:
         sides, counts = [], []
-        for each, loss in zip((model, plain), losses, strict=True):
+        built = of_layers(make().cuda(), P_x) if way == "layers" else model
+        for each, loss in zip((built, plain), losses, strict=True):
             called = torch.compile(each) if way == "compiled" and each is plain else each
             if way == "compiled" and each is model:
                 model.compile()
@@ -139,7 +161,7 @@ def rows(name: str, ways: list[str], rounds: int) -> list[tuple[str, ...]]:
             sides.append(run)
             counts.append(launches(run))
         ours, limit = sampled(sides, rounds, 5)
-        aim = goal if way == "plain" else 1.05
+        aim = 1.05 if way in ("captured", "compiled") else goal
         words = f"{ours * 1e3:.2f}", f"{limit * 1e3:.2f}", f"{ours / limit:.3f}", f"{aim:.2f}"
         found.append((f"{name} {shape}", way, *words, f"{counts[0]} / {counts[1]}"))
     return found
@@ -163,7 +185,7 @@ def shared(workers: int, rounds: int) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--ways", nargs="*", default=["plain", "captured"], choices=("plain", "captured", "compiled"))
+    parser.add_argument("--ways", nargs="*", default=["plain", "layers", "captured"], choices=WAYS)
     parser.add_argument("--workers", nargs="*", type=int, default=[2], help="that share the GPU, over gloo")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()

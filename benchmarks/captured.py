@@ -145,9 +145,7 @@ def rows(name: str, ways: list[str], rounds: int) -> list[tuple[str, ...]]:
         sides, counts = [], []
         built = of_layers(make().cuda(), P_x) if way == "layers" else model
         for each, loss in zip((built, plain), losses, strict=True):
-            called = torch.compile(each) if way == "compiled" and each is plain else each
-            if way == "compiled" and each is model:
-                model.compile()
+            called: Any = torch.compile(each) if way == "compiled" else each
             step, inputs = step_of(called, loss, shape, classes)
             if way == "captured":
                 run: Any = captured_by_torch(step, inputs)

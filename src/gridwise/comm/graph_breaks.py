@@ -24,6 +24,9 @@ class Breaks(Protocol):
     def moved(self, call: Callable[[], Any]) -> Any:
         """What `call` returns, now and, in the same memory, at every replay: a tensor, None, or a request, waited for."""
 
+    def node(self) -> None:
+        """A node of autograd was recorded that may move something in backward."""
+
     def read(self, call: Callable[[], Any]) -> Any:
         """What `call` returns now; it is the same at every replay, where it is not called."""
 

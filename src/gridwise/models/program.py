@@ -151,6 +151,8 @@ class Program:
     written: frozenset[int] = frozenset()
     """The slots of sources that the model changes in place."""
     _buckets: dict[tuple[int, ...], list[Bucket]] = field(default_factory=dict)
+    _pieces: Any = None
+    """What `torch.compile` has made of the steps."""
 
     def __call__(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
@@ -170,10 +172,20 @@ class Program:
             self._share(values)
             stream = Stream.begin(self.workers, self.name) if self.draws else Stream(0)
             try:
-                execute(self.steps, values, stream)
+                self._execute(values, stream)
             finally:
                 torch._C._set_grad_enabled(mode)
         return [values[slot] for slot in self.results]
+
+    def _execute(self, values: Values, stream: Stream) -> None:
+        from .compiled import CompiledPieces, compiler
+
+        if compiler() is None or watch is not None:
+            execute(self.steps, values, stream)
+            return
+        if self._pieces is None:
+            self._pieces = CompiledPieces(self.steps, self.results)
+        self._pieces(values, stream)
 
     def _share(self, values: Values) -> None:
         """Let the gradients of all parameters that need one be summed over the workers."""

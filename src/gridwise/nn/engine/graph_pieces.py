@@ -148,6 +148,9 @@ class Pieces:
 
     # What is told of the step while it is captured (`comm.graph_breaks`)
 
+    def node(self) -> None:
+        return None
+
     def moved(self, call: Callable[[], Any]) -> Any:
         if not self._breaks:
             with captured_by(None):

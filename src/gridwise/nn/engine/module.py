@@ -121,6 +121,8 @@ class Module(torch.nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             if torch.compiler.is_compiling():
+                if self._alone_with and len(self._forward_pre_hooks) == 1 and not self._forward_hooks and not kwargs:
+                    return self._by_torch(*args)
                 return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
             return super().__call__(*args, **kwargs)
         finally:

@@ -216,11 +216,6 @@ class DistributedUpsample(Module):
             raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)} would be empty.")
         return (shape[0], *y.shape[1:])
 
-    def _by_torch(self, x: Tensor) -> Tensor:
-        return F.interpolate(
-            x, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
-        )
-
     def _scale(self, d: int) -> float | None:
         """The factor that torch's kernel would be given for a dim."""
         factor = None if self.recompute_scale_factor else self.scale_factor

@@ -10,12 +10,10 @@ device idle.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 import gridwise
@@ -128,19 +126,18 @@ def captured_by_torch(step: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -
 def launches(run: Callable[[], object]) -> int:
     """How many kernels a step launches."""
     run()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
         run()
     return sum(event.count for event in seen.key_averages() if "LaunchKernel" in event.key)
 
 
-def rows(name: str, ways: list[str], rounds: int) -> list[tuple[str, ...]]:
+def rows(name: str, ways: list[str], rounds: int) -> Iterator[tuple[str, ...]]:
     make, shape, classes, goal = MODELS[name]
     P_x = gridwise.world().create_cartesian_topology_partition([1] * len(shape))
     torch.manual_seed(0)
     plain = make().cuda()
     model = gridwise.distribute(plain, P_x, example=(shape,))
     losses = [gridwise.nn.DistributedCrossEntropyLoss(model.P_y), torch.nn.CrossEntropyLoss()]
-    found = []
     for way in ways:
         sides, counts = [], []
         built = of_layers(make().cuda(), P_x) if way == "layers" else model
@@ -161,8 +158,7 @@ def rows(name: str, ways: list[str], rounds: int) -> list[tuple[str, ...]]:
         ours, limit = sampled(sides, rounds, 5)
         aim = 1.05 if way in ("captured", "compiled") else goal
         words = f"{ours * 1e3:.2f}", f"{limit * 1e3:.2f}", f"{ours / limit:.3f}", f"{aim:.2f}"
-        found.append((f"{name} {shape}", way, *words, f"{counts[0]} / {counts[1]}"))
-    return found
+        yield f"{name} {shape}", way, *words, f"{counts[0]} / {counts[1]}"
 
 
 def shared(workers: int, rounds: int) -> tuple[str, ...]:
@@ -190,14 +186,13 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return
-    table = Table("step", "way", "ours ms", "torch ms", "ratio", "goal", "kernels", title=torch.cuda.get_device_name())
+    print(torch.cuda.get_device_name(), "| ours ms | torch ms | ratio | goal | kernels")
     for name in arguments.models:
         for row in rows(name, arguments.ways, arguments.rounds):
-            table.add_row(*row)
+            print(*row, sep=" | ", flush=True)
     for workers in arguments.workers:
         with Pool(workers, "gloo") as pool:
-            table.add_row(*pool.run(shared, workers, arguments.rounds)[0])
-    Console(width=140).print(table)
+            print(*pool.run(shared, workers, arguments.rounds)[0], sep=" | ", flush=True)
 
 
 if __name__ == "__main__":

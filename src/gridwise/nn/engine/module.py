@@ -119,11 +119,11 @@ class Module(torch.nn.Module):
         self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # not within `try`, which the compiler would leave to run as it is
+            if self._alone_with and len(self._forward_pre_hooks) == 1 and not self._forward_hooks and not kwargs:
+                return self._by_torch(*args)  # type: ignore[misc]
+            return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
         try:
-            if torch.compiler.is_compiling():
-                if self._alone_with and len(self._forward_pre_hooks) == 1 and not self._forward_hooks and not kwargs:
-                    return self._by_torch(*args)
-                return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
             return super().__call__(*args, **kwargs)
         finally:
             self.__dict__["_is_called"] = False

@@ -208,7 +208,10 @@ class _Together(torch.autograd.Function):
         if len(parts) == 1:  # large perhaps: nothing is put beside it
             total = apply(parts[0], operator.adjoint, ticket, torch.is_grad_enabled())
             return None, None, total.view(ctx.likes[0][0])
-        used = torch.tensor([float(g is not None) for g in gradients], dtype=parts[0].dtype, device=parts[0].device)
+        used = parts[0].new_ones(len(gradients))
+        for place, gradient in enumerate(gradients):
+            if gradient is None:
+                used[place].zero_()  # by the device: a list of numbers would have to be copied there
         total = apply(torch.cat([*parts, used]), operator.adjoint, ticket, torch.is_grad_enabled())
         *sums, counts = torch.split_with_sizes(total, [*[part.numel() for part in parts], len(gradients)])
         uses = used.new_ones(len(gradients), device="cpu") if counts.is_meta else counts  # meta tensors cannot tell

@@ -16,7 +16,9 @@ from . import show as show
 from .comm.launching.find import guard as _guard
 from .comm.launching.launch import launch as launch
 from .comm.launching.local_device import device as device
+from .models import CapturedStep as CapturedStep
 from .models import DistributedModel as _DistributedModel
+from .models import capture as capture
 from .models import distribute as distribute
 from .models.random import sequential_random as sequential_random
 from .models.rules import register_rule as register_rule

@@ -8,7 +8,10 @@ runner             one agreement per call; `recorder`: all workers record and pl
 recording          what a model does with inputs of one structure: a flat graph of ATen operators of global sizes
 placing, rules, placement, movement      where every tensor of a recording lies, and what is moved
 program            the function that runs it on blocks; `report`: what it gathers
+capture            a whole training step as CUDA graphs; `compiled`: pieces between movements for torch.compile
 """
 
+from .capture import CapturedStep as CapturedStep
+from .capture import capture as capture
 from .distribute import distribute as distribute
 from .model import DistributedModel as DistributedModel

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from ..nn.engine.module import outside_of_graphs
 from ..partition import Partition
+from .compiled import called_by_compiled_code
 from .report import Report
 from .runner import Runner
 
@@ -79,11 +79,14 @@ class DistributedModel(torch.nn.Module):
         return _own(self).runners["forward"].report()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return _own(self).runners["forward"](*args, **kwargs)
+        run = _own(self).runners["forward"]
+        if torch.compiler.is_compiling():  # by `compile()`
+            return called_by_compiled_code(run, *args, **kwargs)
+        return run(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
+            return called_by_compiled_code(torch.nn.Module.__call__, self, *args, **kwargs)
         return torch.nn.Module.__call__(self, *args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from .placement import Placement, Workers
 from .random import RandomStream, Replay
 from .recording.recording import ValueSource
 from .report import Report
+
+if TYPE_CHECKING:
+    from .compiled import CompiledPieces
 
 Values = list[Any]
 
@@ -154,6 +157,8 @@ class Program:
     written: frozenset[int] = frozenset()
     """The slots of sources that the model changes in place."""
     _buckets: dict[tuple[int, ...], list[Bucket]] = field(default_factory=dict)
+    _pieces: CompiledPieces | None = None
+    """What `torch.compile` has made of the steps."""
 
     def __call__(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
@@ -170,16 +175,34 @@ class Program:
                 values[slot] = held[source.name] if source.name in held else self.constants[source.name]
         mode = torch.is_grad_enabled()
         with agreement(False):
-            steps = self._with_sums(values)
+            pieces = self._compiled()
+            steps = self._with_sums(values, among=pieces is None)
             stream = RandomStream.begin(self.workers, self.name) if self.draws else RandomStream(0)
             try:
-                execute(steps, values, stream)
+                if pieces is None:
+                    execute(steps, values, stream)
+                else:
+                    pieces(values, stream)
             finally:
                 torch._C._set_grad_enabled(mode)
         return [values[slot] for slot in self.results]
 
-    def _with_sums(self, values: Values) -> Sequence[Step]:
-        """The steps, and among them those that let the gradients of parameters be summed over the workers."""
+    def _compiled(self) -> CompiledPieces | None:
+        """What `torch.compile` makes of the steps, while it is at work."""
+        from .compiled import CompiledPieces, compiler
+
+        if compiler() is None or watch is not None:
+            return None
+        if self._pieces is None:
+            self._pieces = CompiledPieces(self.steps, self.results)
+        return self._pieces
+
+    def _with_sums(self, values: Values, among: bool) -> Sequence[Step]:
+        """The steps, after which the gradients of parameters are summed over the workers.
+
+        A sum begins when backward has come past the first step that uses one of its parameters, if these are put `among` the
+        steps; else at the end of backward.
+        """
         if self.workers.size == 1 or not torch.is_grad_enabled():
             return self.steps
         wanted = tuple(
@@ -192,9 +215,11 @@ class Program:
         steps, done = list[Step](), 0
         for bucket in self._buckets[wanted]:
             sum = GradientSum(bucket.operator.as_set(), Ticket(bucket.key, 0))
-            for slot, value in zip(bucket.slots, end([values[slot] for slot in bucket.slots], sum), strict=True):
+            slots, ended = tuple(bucket.slots), end([values[slot] for slot in bucket.slots], sum)
+            for slot, value in zip(slots, ended if among else begin(ended, sum), strict=True):
                 values[slot] = value
-            slots = tuple(bucket.slots)
+            if not among:
+                continue
             steps += self.steps[done : bucket.first]
             steps.append(Step(lambda *blocks, sum=sum: begin(blocks, sum), slots, slots))
             done = bucket.first

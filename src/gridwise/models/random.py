@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..grid import Box, Shape
-from ..nn.engine.grid_random import GAMMA, draw_key, flat_positions, keep_mask, uniform_numbers
+from ..nn.engine.grid_random import Key, draw_key, flat_positions, keep_mask, key_at, uniform_numbers
 from .placement import Workers
 
 AT_ONCE, LAST = 1 << 20, 16
@@ -97,7 +97,7 @@ def _inverse(order: Sequence[int]) -> list[int]:
 class RandomStream:
     """The random numbers of one operator in one call."""
 
-    key: int
+    key: Key
     source: tuple[torch.Generator | None] | None = None
     """The generator to draw from, instead; torch's own if that is None."""
 
@@ -117,7 +117,7 @@ class RandomStream:
 
     def at(self, number: int) -> RandomStream:
         """For one operator of the call."""
-        return self if self.sequential else RandomStream((self.key + GAMMA * (2 * number + 1)) & (2**63 - 1))
+        return self if self.sequential else RandomStream(key_at(self.key, number))
 
     def kept(self, x: Tensor, p: float, elements: Elements) -> Tensor:
         """Which elements are kept, where each is dropped with probability `p`, for a tensor such as `x`."""

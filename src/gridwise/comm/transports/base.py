@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...errors import FaultError
 from ...grid import Grid, Layout
+from ..graph_breaks import movement
 from ..launching.cores import cores
 from ..messages import wire_dtypes
 from ..messages.packing import Landing, Views, packed
@@ -108,10 +109,12 @@ class Transport(Refuses, ABC):
 
     # Messages
 
+    @movement
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> None:
         """Send and receive all parcels and return when that is done."""
         self.post(sends, receives, what).wait()
 
+    @movement
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> Request:
         """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
         if not sends and not receives:
@@ -121,6 +124,7 @@ class Transport(Refuses, ABC):
         with wait:
             return Guarded(self._post_by_road(sends, receives), wait)
 
+    @movement
     def move(
         self,
         sends: Sequence[tuple[int, Views]],
@@ -208,11 +212,13 @@ class Transport(Refuses, ABC):
 
     # Collectives
 
+    @movement
     def all_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Tensor:
         """A fresh tensor: the sum of `x` over the team, bitwise the same on all of it."""
         with self.waiting_for(what, team):
             return wire_dtypes.summed(x, lambda total, part: self._sum_into(total, part, team), self._carries(x, team))
 
+    @movement
     def post_sum(self, x: Tensor, team: Team, what: str = "a sum", wire: torch.dtype | None = None) -> Request:
         """Start replacing the contiguous `x` by its sum over the team; not to be touched until `wait` has returned.
 
@@ -254,6 +260,7 @@ class Transport(Refuses, ABC):
         else:
             node.all_sum(total, x if x.dtype == total.dtype and x.is_contiguous() else total.copy_(x), team)
 
+    @movement
     def all_gather(self, row: Tensor, team: Team, what: str = "a gathering") -> Tensor:
         """The flat contiguous rows of all workers of the team, of one length and dtype, in its order."""
         if len(team) == 1:
@@ -265,6 +272,7 @@ class Transport(Refuses, ABC):
         rows[team.index(self.rank)] = row
         return self.all_sum(rows, team, what)
 
+    @movement
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
         """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
         with self.waiting_for(what, team):
@@ -279,6 +287,7 @@ class Transport(Refuses, ABC):
         else:
             self._sum_to(total.copy_(x), root, team)
 
+    @movement
     def copy_from(self, x: Tensor, root: int, team: Team, what: str = "a broadcast") -> None:
         """Fill the contiguous tensor `x` with that of `root`."""
         with self.waiting_for(what, team):

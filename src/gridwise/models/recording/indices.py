@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ...comm.graph_breaks import capturing
 from .recording import Recording
 
 KEEPS_NUMBERS = frozenset(
@@ -37,7 +38,11 @@ def problem_with(inputs: Sequence[Tensor], limits: Mapping[int, int]) -> str | N
         x = inputs[place]
         if not x.numel() or x.is_meta or x.is_complex():
             continue
-        for end in torch.aminmax(x):
+        ends = torch.aminmax(x)
+        if capturing() is not None:  # the host cannot look, now or at a replay: the device does
+            torch._assert_async((ends.min > -1) & (ends.max < rows))
+            continue
+        for end in ends:
             if not -1 < end.item() < rows:  # fractions are cut off where they become indices
                 return f"an embedding has indices from 0 to {rows - 1}, got {int(end)}"
     return None

@@ -45,7 +45,7 @@ class Placed:
     inputs: Sequence[Want] = ()
     """The placement that each tensor argument needs; if left out, all stay as they are."""
     draws: bool = False
-    """Whether `run` takes random numbers: its first argument is then a `random.Stream`."""
+    """Whether `run` takes random numbers: its first argument is then a `random.RandomStream`."""
     gathers: str | None = None
     """Why something is gathered that should not be; for the report."""
 

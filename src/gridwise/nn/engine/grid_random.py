@@ -6,7 +6,8 @@
 on any device. A worker computes the bits of its block only, and they are those that one worker would compute. The key
 of a call is one number that every worker draws from torch's generator; the largest counts, so workers whose generators
 have parted still agree. Seeding torch therefore seeds these numbers, and what restores torch's generator (resuming a
-run, recomputing a checkpointed activation) restores them.
+run, recomputing a checkpointed activation) restores them. While a step is captured as CUDA graphs a key is a tensor, on the
+device, whose number is drawn anew before every replay.
 """
 
 from __future__ import annotations
@@ -17,30 +18,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...comm.graph_breaks import capturing
 from ...comm.transports.base import Team, Transport
 from ...grid import Box, Shape
 
 GAMMA = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-ROWS_AT_ONCE = 1 << 16
-"""How many elements are mixed at a time: few enough to stay in the cache through all the steps."""
+AT_ONCE, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 26
+"""How many elements are mixed at a time: few enough to stay in the cache through all the steps, or to find room."""
+
+Key = int | Tensor
 
 
-def draw_key(transport: Transport, team: Team, what: str) -> int:
+def draw_key(transport: Transport, team: Team, what: str) -> Key:
     """One number from torch's generator, the same on the whole team. A worker outside the team draws one too."""
+    breaks = capturing()
+    return _drawn(transport, team, what) if breaks is None else breaks.drawn(lambda: _drawn(transport, team, what))
+
+
+def key_at(key: Key, number: int) -> Key:
+    """Another key for each number, of 63 bits."""
+    step = GAMMA * (2 * number + 1)
+    return (key + (_signed(step) if isinstance(key, Tensor) else step)) & (2**63 - 1)
+
+
+def _drawn(transport: Transport, team: Team, what: str) -> int:
     drawn = np.array([int(torch.empty((), dtype=torch.int64, device="cpu").random_())], dtype=np.int64)
     if transport.rank in team:
         transport.all_max(drawn, team, what)
     return int(drawn[0])
 
 
-def keep_mask(key: int, drop: float, shape: Shape, block: Box, device: torch.device) -> Tensor:
+def keep_mask(key: Key, drop: float, shape: Shape, block: Box, device: torch.device) -> Tensor:
     """Which elements of a block are kept, each dropped with probability `drop`, by their index in the global `shape`."""
     threshold = min(int(drop * 2**64), 2**64 - 1) - 2**63  # compared as signed integers
     row = _offsets(shape[-1:], block.start[-1:], block.stop[-1:], device)
     lead = _offsets(shape[:-1], block.start[:-1], block.stop[:-1], device) * shape[-1]
     keep = torch.empty(lead.numel(), row.numel(), dtype=torch.bool, device=device)
-    step = max(1, ROWS_AT_ONCE // max(1, row.numel()))
+    at_once = AT_ONCE if device.type == "cpu" else AT_ONCE_ON_DEVICE
+    step = max(1, at_once // max(1, row.numel()))
     for start in range(0, lead.numel(), step):
         bits = lead[start : start + step, None] + row
         torch.ge(_mixed(bits, key), threshold, out=keep[start : start + step])
@@ -60,9 +76,9 @@ def _offsets(shape: Shape, start: Shape, stop: Shape, device: torch.device) -> T
     return positions
 
 
-def _mixed(z: Tensor, key: int) -> Tensor:
+def _mixed(z: Tensor, key: Key) -> Tensor:
     """The bits of the elements numbered `z`, which is overwritten."""
-    z.add_(1).mul_(_signed(GAMMA)).add_(_signed(key))
+    z.add_(1).mul_(_signed(GAMMA)).add_(key if isinstance(key, Tensor) else _signed(key))
     for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
         high = (z >> shift).bitwise_and_((1 << (64 - shift)) - 1)  # torch's shift keeps the sign, this one must not
         z.bitwise_xor_(high)
@@ -76,7 +92,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def uniform_numbers(key: int, shape: Shape, block: Box, device: torch.device) -> Tensor:
+def uniform_numbers(key: Key, shape: Shape, block: Box, device: torch.device) -> Tensor:
     """Numbers in [0, 1) for the elements of a block, by their index in the global `shape`: 53 bits each, as float64."""
     bits = _mixed(_offsets(shape, block.start, block.stop, device), key)
     return ((bits >> 11).bitwise_and_((1 << 53) - 1)).double().mul_(2.0**-53).view(block.shape)

@@ -253,6 +253,7 @@ class Layer(Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
         super()._apply(fn, recurse)
+        self.__dict__["_alone_with"] = frozenset()
         self._label()
         return self
 
@@ -284,7 +285,7 @@ class Layer(Module):
                 mine[prefix + name] = spread.cut(value, rank)
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
-        self.__dict__["_replicas_are_new"] = True
+        self.__dict__.update(_replicas_are_new=True, _alone_with=frozenset())
 
 
 def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:

@@ -6,6 +6,9 @@ A layer learns shapes only when it is called, so planning happens then: once, ho
 are those that DistDL's subclassers override. What is new is the agreement in the middle: a change that leaves this
 worker's block as it was is noticed all the same, and all workers plan anew together (`agreement`). Layers of this package
 also keep their plans for inputs that come back (`plan`).
+
+Where a layer has a single worker there is nobody to agree with: after the first call of a structure, torch's own function is
+called, and nothing else is done (`_by_torch`). What that refuses is refused in this package's words.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from .mode import NOTHING_HELD, Held, agree_mode, without_shapes
 from .operator import Operator, Ticket, apply
 from .plans import LayerPlan, LayerPlans
 
+_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError, AssertionError)
+"""What torch raises to inputs that it cannot take."""
 _CONTRACT = frozenset(
     {"_distdl_module_setup", "_distdl_module_teardown", "_distdl_input_changed", "_distdl_module_requires_reset"}
 )
@@ -71,6 +76,8 @@ class Module(torch.nn.Module):
     """Attributes that decide what this worker holds: setting them to anything else raises."""
     _read_settings: ClassVar[Any] = None
     """A function that reads them of a layer, if there are any."""
+    _by_torch: ClassVar[Callable[..., Any] | None] = None
+    """What torch's layer makes of the whole input: a method of layers that are no more than that on a single worker."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if args or kwargs:  # a copy has none
@@ -87,6 +94,8 @@ class Module(torch.nn.Module):
         foreign = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
         if foreign and "_keeps_plans" not in cls.__dict__ and not _CONTRACT.isdisjoint(cls.__dict__):
             cls._keeps_plans = False
+        if foreign:
+            cls._by_torch = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,12 +113,17 @@ class Module(torch.nn.Module):
         """Whether replicas have not been compared since they were made, loaded or assigned."""
         self._is_called = False
         """Whether a call is under way, and what it needs is set up."""
+        self._alone_with: frozenset[Hashable] = frozenset()
+        """On a single worker, the structures of inputs that torch's own function takes; none after a change of the layer."""
+        self._goes_alone = False
         self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # not within `try`, which the compiler would leave to run as it is
+            if self._alone_with and len(self._forward_pre_hooks) == 1 and not self._forward_hooks and not kwargs:
+                return self._by_torch(*args)  # type: ignore[misc]
+            return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
         try:
-            if torch.compiler.is_compiling():
-                return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
             return super().__call__(*args, **kwargs)
         finally:
             self.__dict__["_is_called"] = False
@@ -142,7 +156,9 @@ class Module(torch.nn.Module):
 
     def _rename(self, text: str) -> None:
         """Be known to the other workers by another text."""
-        self.__dict__.update(_ticket=Ticket(key_of(text), 0), _copies=0, _replicas_are_new=True)
+        self.__dict__.update(
+            _ticket=Ticket(key_of(text), 0), _copies=0, _replicas_are_new=True, _alone_with=frozenset()
+        )
 
     # The contract that subclassers know
 
@@ -150,9 +166,25 @@ class Module(torch.nn.Module):
     def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
         """Set the layer up if it has to be: registered as a pre-forward hook."""
         refuse_transforms(self, self._says, input)
+        if self._alone_with and self._distdl_is_setup and self._look_of(input) in self._alone_with:
+            self.__dict__.update(_is_called=True, _goes_alone=True)
+            return
         if not self._is_outside:
             self._agree_and_take_up(input)
-        self.__dict__["_is_called"] = True
+            if self._can_go_alone(input):
+                self.__dict__["_alone_with"] = frozenset({*self._alone_with, self._look_of(input)})
+        self.__dict__.update(_is_called=True, _goes_alone=False)
+
+    def _look_of(self, input: tuple) -> Hashable:
+        """What decides whether torch's function takes an input as it took the last."""
+        found = [(x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else None for x in input]
+        return tuple(found), self.training, torch.is_grad_enabled()
+
+    def _can_go_alone(self, input: tuple) -> bool:
+        """Whether torch's own function does all that this layer has to do for inputs such as these."""
+        if self._by_torch is None or len(self._team) != 1 or self._transport is None or self._transport.size != 1:
+            return False
+        return all(isinstance(x, Tensor) and x.numel() and not x.is_meta for x in input)
 
     def _agree_and_take_up(self, input: tuple) -> None:
         """Be set up for this input, as all workers of the layer at this moment."""
@@ -225,9 +257,10 @@ class Module(torch.nn.Module):
         if plan is not self._plans.current:
             self.__dict__.update(plan.assigned)
             self._plans.current = plan
-            self._distdl_is_setup = True
+            self.__dict__["_distdl_is_setup"] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__["_alone_with"] = frozenset()
         if self.__dict__.get("_assigned") is not None:
             self._assigned.add(name)  # type: ignore[union-attr]
         elif name in self._settings and isinstance(value, list):
@@ -299,11 +332,17 @@ def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def planned(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if self._goes_alone:
+            self.__dict__["_goes_alone"] = False
+            try:
+                return self._by_torch(*args, **kwargs)  # type: ignore[misc]
+            except _REFUSALS:  # said below in other words, or by the layer's own road again
+                self._agree_and_take_up(args)
         if self._is_called:
             return forward(self, *args, **kwargs)
         try:
             self._distdl_forward_pre_hook(self, args)
-            return forward(self, *args, **kwargs)
+            return planned(self, *args, **kwargs)
         finally:
             self.__dict__["_is_called"] = False
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...comm.graph_breaks import capturing
 from ...comm.transports.base import Team, Transport
 from .agreement import agree_call, is_on
 
@@ -101,6 +102,8 @@ _NOTHING = torch.empty(0, device="cpu")
 def prepare(ctx: Any, *saved: Tensor | None) -> None:
     """Let a node of autograd be able to `meet` the other workers in backward; `saved` is what it saves besides."""
     ctx.guarded = is_on()
+    if (breaks := capturing()) is not None:
+        breaks.node()
     ctx.save_for_backward(*saved, _NOTHING)
 
 

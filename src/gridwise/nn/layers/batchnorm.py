@@ -92,6 +92,16 @@ class DistributedBatchNorm(ChannelNorm):
         )
         return y.to(x.dtype)
 
+    def _by_torch(self, x: Tensor) -> Tensor:
+        if self.momentum is None:
+            raise NotImplementedError
+        tracks = self.training and self.track_running_stats and self.running_mean is not None
+        mean, var = (self.running_mean, self.running_var) if tracks or not self.training else (None, None)
+        y = F.batch_norm(x, mean, var, self.weight, self.bias, self._uses_batch, self.momentum, self.eps)
+        if tracks and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return y
+
     def _on_device(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, records: bool) -> Tensor:
         """By torch's fused kernels: those of batch norm on one worker, those of SyncBatchNorm on several."""
         tracks = self.training and self.track_running_stats and self.running_mean is not None

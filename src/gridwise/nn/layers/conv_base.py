@@ -314,6 +314,12 @@ class Conv(ConvLayer):
         padding = tuple(line.native for line in share.rows)
         return window.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
 
+    def _by_torch(self, x: Tensor) -> Tensor:
+        if self.padding_mode != "zeros":
+            raise NotImplementedError
+        convolve = self.function[self.dims]
+        return convolve(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
     def _of_channels(self, x: Tensor) -> Tensor:
         """`x` with just the input channels that this worker works on."""
         first, last = groups_of(self._work.outputs, self.out_channels // self.groups)

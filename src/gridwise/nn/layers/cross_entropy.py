@@ -124,6 +124,9 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     def _problem_with_values(self, target: Tensor, classes: int) -> str | None:
         if target.is_floating_point() or not target.numel() or target.is_meta:
             return None
+        if target.is_cuda and self._distdl_is_setup:  # the host does not wait for the device: that looks for itself
+            torch._assert_async((((target >= 0) & (target < classes)) | (target == self.ignore_index)).all())
+            return None
         low, high = (int(end) for end in torch.aminmax(target))
         if low >= 0 and high < classes:
             return None
@@ -169,6 +172,9 @@ class DistributedCrossEntropyLoss(DistributedLoss):
             input, target, self.weight, reduction=reduction, label_smoothing=self.label_smoothing, **arguments
         )
 
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._whole(input, target, self.reduction)
+
     def _weights_of(self, target: Tensor, dtype: torch.dtype) -> Tensor:
         """The sum of the weights of this worker's samples, 0 where another worker counts them: what 'mean' divides by."""
         if self._splits_classes and not self._is_first:
@@ -176,7 +182,8 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         valid = target != self.ignore_index
         if self.weight is None:
             return valid.sum().to(dtype)
-        return self.weight[target[valid].long()].sum(dtype=dtype)
+        weights = self.weight[target.long().masked_fill(~valid, 0)]  # no look at the device, as `target[valid]` is
+        return torch.where(valid, weights, 0).sum(dtype=dtype)
 
     def _partial(self, input: Tensor, target: Tensor) -> Tensor:
         """This worker's share of each sample's loss, the classes being cut."""

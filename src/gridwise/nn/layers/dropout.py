@@ -19,7 +19,7 @@ from ...grid import Box, Layout
 from ...partition import Partition
 from ..docstrings import documented_like
 from ..engine.agreement import agree_layout
-from ..engine.grid_random import draw_key, keep_mask
+from ..engine.grid_random import Key, draw_key, keep_mask
 from ..engine.module import Module
 
 
@@ -68,7 +68,7 @@ class DistributedDropout(Module):
             return x.clone()
         return self._drop(x, self._kept(x, key))
 
-    def _kept(self, x: Tensor, key: int) -> Tensor:
+    def _kept(self, x: Tensor, key: Key) -> Tensor:
         """Whether each element is kept, broadcastable to `x`."""
         block, shape, own = (
             self._layout.block(self.P_x.transport.rank),

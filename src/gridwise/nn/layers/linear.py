@@ -144,6 +144,9 @@ class DistributedLinear(Layer):
             x = self._move(x, self._collect, wants or self._agreed.requires_grad, step=1)
         return x
 
+    def _by_torch(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 

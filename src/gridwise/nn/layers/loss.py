@@ -43,10 +43,16 @@ class DistributedL1Loss(ElementLoss):
 
     function = F.l1_loss
 
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._terms(input, target, self.reduction)
+
 
 @documented_like(DistributedL1Loss)
 class DistributedMSELoss(ElementLoss):
     function = F.mse_loss
+
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._terms(input, target, self.reduction)
 
 
 @documented_like(DistributedL1Loss)
@@ -69,6 +75,9 @@ class DistributedSmoothL1Loss(ElementLoss):
             raise PartitionError(f"`beta` (={beta}) must not be negative.")
         self._init(P_x, size_average, reduce, reduction, beta=beta)
 
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._terms(input, target, self.reduction)
+
 
 @documented_like(DistributedL1Loss)
 class DistributedHuberLoss(ElementLoss):
@@ -87,6 +96,9 @@ class DistributedHuberLoss(ElementLoss):
         if delta <= 0:
             raise PartitionError(f"`delta` (={delta}) must be positive.")
         self._init(P_x, None, None, reduction, delta=delta)
+
+    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
+        return self._terms(input, target, self.reduction)
 
 
 @documented_like(DistributedL1Loss)

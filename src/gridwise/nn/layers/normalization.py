@@ -91,6 +91,9 @@ class DistributedLayerNorm(Norm):
             y = y + bias
         return y.to(dtype_after(lambda one: F.layer_norm(one, (1,)), x))
 
+    def _by_torch(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
@@ -167,6 +170,9 @@ class DistributedGroupNorm(Norm):
             weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
         y = self._normalised(rows, weight, bias, self._sets).view(x.shape)
         return y.to(dtype_after(lambda one: torch.group_norm(one, 1), x))
+
+    def _by_torch(self, x: Tensor) -> Tensor:
+        return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

@@ -160,6 +160,9 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
         kernel, stride, _, dilation = self._window
         return MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
 
+    def _by_torch(self, x: Tensor) -> Any:
+        return self._template(x)
+
     def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
         if not self.return_indices:
             return cropped(y, share.block)

@@ -69,5 +69,8 @@ class DistributedPReLU(Layer):
             return x * weight.sum()
         return F.prelu(x, weight)
 
+    def _by_torch(self, x: Tensor) -> Tensor:
+        return F.prelu(x, self.weight)
+
     def extra_repr(self) -> str:
         return f"num_parameters={self.num_parameters}"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...comm.graph_breaks import read_by_host
 from ...comm.messages.requests import Request
 from ..engine.operator import Ticket, apply, meet, prepare
 from .blocks import Shared
@@ -32,6 +33,8 @@ class GradientSum:
     def __init__(self, operator: Shared, ticket: Ticket) -> None:
         self.operator, self.ticket = operator, ticket
         self.under_way: tuple[Request, Tensor] | None = None
+        self.uses_all = False
+        """Whether this worker has a gradient for each of the parameters."""
 
 
 class _Ended(torch.autograd.Function):
@@ -48,7 +51,7 @@ class _Ended(torch.autograd.Function):
             return None, *gradients
         (pending, flat), sum.under_way = sum.under_way, None
         pending.wait()
-        return None, *_cut(flat, shapes)
+        return None, *_cut(flat, shapes, sum.uses_all)
 
 
 class _Begun(torch.autograd.Function):
@@ -65,30 +68,37 @@ class _Begun(torch.autograd.Function):
         sum, ticket = ctx.sum, ctx.sum.ticket.differentiated()
         operator, shapes = sum.operator, [shape for shape, _, _ in ctx.likes]
         meet(ctx, operator.transport, operator.team, operator.name, ticket)
-        parts = []
+        parts, sum.uses_all = list[Tensor](), all(gradient is not None for gradient in gradients)
         for gradient, (shape, dtype, device) in zip(gradients, ctx.likes, strict=True):
             if gradient is None:
                 gradient = torch.zeros((), dtype=dtype, device=device).expand(shape)
             parts.append(gradient.reshape(-1))
         if len(parts) > 1:
-            uses = [float(gradient is not None) for gradient in gradients]
-            parts.append(torch.tensor(uses, dtype=parts[0].dtype, device=parts[0].device))
+            used = parts[0].new_ones(len(gradients))
+            for place, gradient in enumerate(gradients):
+                if gradient is None:
+                    used[place].zero_()  # by the device: a list of numbers would have to be copied there
+            parts.append(used)
         if torch.is_grad_enabled():
             flat = torch.cat(parts) if len(parts) > 1 else parts[0]
             sum.under_way = None
-            return None, *_cut(apply(flat, operator.adjoint, ticket, True), shapes)
+            return None, *_cut(apply(flat, operator.adjoint, ticket, True), shapes, sum.uses_all)
         flat = torch.cat(parts)  # fresh, and of one alone a copy
         sum.under_way = operator.adjoint.begin(flat), flat
         views = flat.split([part.numel() for part in parts])[: len(shapes)]
         return None, *(view.view(shape) for view, shape in zip(views, shapes, strict=True))
 
 
-def _cut(total: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor | None]:
-    """The gradient of each block from the sum of all; None where no worker has used it."""
+def _cut(total: Tensor, shapes: Sequence[torch.Size], uses_all: bool) -> list[Tensor | None]:
+    """The gradient of each block from the sum of all; None where no worker has used it.
+
+    Who has used all of them itself need not look at what the device has counted.
+    """
     if len(shapes) == 1:
         return [total.view(shapes[0])]
     *sums, counts = total.split([*[shape.numel() for shape in shapes], len(shapes)])
-    uses = [1.0] * len(shapes) if counts.is_meta else counts.tolist()  # meta tensors cannot tell
+    known = uses_all or counts.is_meta  # meta tensors cannot tell
+    uses = [1.0] * len(shapes) if known else read_by_host(counts.tolist)
     return [part.view(shape) if count else None for part, count, shape in zip(sums, uses, shapes, strict=True)]
 
 

@@ -1,0 +1,298 @@
+"""`gridwise.capture`: a training step that is captured as CUDA graphs and then replayed, without the host in the way.
+
+calls 1 to `warmup`   run as they are, on a side stream
+the next              is captured, and carried out
+all after it          inputs are copied into those of the capture, and the graphs replayed
+
+Whatever the call, it is one step of the training. What workers agree on in a step is agreed at the capture; a replay makes one
+agreement, that all of them make it with inputs of the structure that was captured.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from ..comm.transports.base import Transport
+from ..errors import GridwiseError, PartitionError, UnsupportedError
+from ..log import logger
+from ..nn.engine.agreement import agree_plan, key_of
+from ..nn.engine.autocast import autocasts
+from ..nn.engine.graph_pieces import CudaGraphs, Pieces
+from ..nn.engine.operator import Ticket
+from ..partition import Partition, world
+from .recording.containers import Constant, Tree, described, flatten, unflatten
+
+PLAIN, GRAPHS = 1, 2
+"""How a step runs: as it is, or as CUDA graphs."""
+
+
+class Kind(NamedTuple):
+    """What an input of a captured step has to be."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, x: Tensor) -> Kind:
+        return cls(tuple(x.shape), x.dtype, x.device)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.shape} on {self.device}"
+
+
+class CapturedStep:
+    """A step that is replayed; made by `capture`.
+
+    Parameters
+    ----------
+    *args, **kwargs : those of the step, of the structure of the first call
+
+    Attributes
+    ----------
+    graphs : of how many CUDA graphs a replay consists; 0 as long as nothing is captured, and without CUDA
+
+    Examples
+    --------
+    >>> doubled = gridwise.capture(lambda x: 2 * x)
+    >>> doubled(torch.ones(2)), doubled.graphs
+    (tensor([2., 2.]), 0)
+    """
+
+    def __init__(self, step: Callable[..., Any], warmup: int, partition: Partition | None, inside: bool) -> None:
+        self._step, self._warmup, self._inside = step, warmup, inside
+        self._partition = partition or world()
+        self._name = f"the captured step {getattr(step, '__qualname__', type(step).__name__)}"
+        number = self._partition.transport.ordinal(self._name)
+        self._ticket = Ticket(key_of(f"{self._name} #{number}"), 0)
+        self._calls = 0
+        self._structure: tuple[list[Kind], Tree, bool] | None = None
+        self._mode = PLAIN
+        self._pieces: Pieces | None = None
+        self._graphs: CudaGraphs | None = None
+        self._inputs: list[Tensor] = []
+        self._outputs: tuple[list[Tensor], Tree] | None = None
+
+    @property
+    def graphs(self) -> int:
+        return self._pieces.graphs if self._pieces is not None else 0
+
+    def __repr__(self) -> str:
+        how = f"{self.graphs} CUDA graphs" if self.graphs else f"{self._calls} calls without a graph"
+        return f"<{self._name}: {how}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors, tree = flatten((args, kwargs))
+        self._agree(tensors, tree)
+        if self._mode == PLAIN:
+            return self._run(tensors, tree)
+        with torch.cuda.device(tensors[0].device):
+            if self._pieces is None:
+                leaves, form = self._outputs = self._on_side_stream(tensors, tree)
+            else:
+                assert self._outputs is not None
+                leaves, form = self._outputs
+                torch._foreach_copy_(self._inputs, tensors)
+                self._pieces.replay()
+            return unflatten(form, [leaf.clone() for leaf in leaves])
+
+    # What all workers have to agree on
+
+    def _agree(self, tensors: list[Tensor], tree: Tree) -> None:
+        """Raise on all workers unless all of them make this call, with inputs that it can take."""
+        problem = self._problem_with(tensors, tree)
+        transport, team = self._partition.transport, self._partition.team
+        ticket = self._ticket.called_again()
+        mode = self._mode if self._structure is not None else _mode_for(tensors)
+        if transport.rank in team:
+            found = agree_plan(transport, team, self._name, ticket.number, mode, problem)
+            if not found:
+                raise PartitionError(
+                    f"{self._name} has inputs on a CUDA device on some workers of {team}, and not on others.\n"
+                    "  fix: bring all inputs to the device, on all workers."
+                )
+        elif problem is not None:
+            raise PartitionError(f"{self._name}: {problem}")
+        self._ticket = ticket
+        self._calls += 1
+        if self._structure is None:
+            self._structure, self._mode = self._structure_of(tensors, tree), mode
+            if mode == PLAIN:
+                logger.info("%s runs as it is, without a graph: its inputs are not on a CUDA device", self._name)
+            elif self._inside:
+                _need_nccl(transport, self._name)
+
+    def _structure_of(self, tensors: Sequence[Tensor], tree: Tree) -> tuple[list[Kind], Tree, bool]:
+        return [Kind.of(x) for x in tensors], tree, torch.is_grad_enabled()
+
+    def _problem_with(self, tensors: Sequence[Tensor], tree: Tree) -> str | None:
+        if any(x.requires_grad for x in tensors):
+            return (
+                "takes inputs that need no gradient\n  fix: call requires_grad_() in the step, and return the gradient"
+            )
+        if autocasts():
+            return "is called under autocast\n  fix: enter autocast in the step"
+        found, was = self._structure_of(tensors, tree), self._structure
+        if was is None or found == was:
+            return None
+        if found[1] != was[1]:
+            told = f"{described(was[1])}, got {described(found[1])}"
+        elif found[2] != was[2]:
+            told = f"autograd {'on' if was[2] else 'off'}, got it {'on' if found[2] else 'off'}"
+        else:
+            differ = [place for place, (a, b) in enumerate(zip(was[0], found[0], strict=True)) if a != b]
+            told = "; ".join(f"input {place}: {was[0][place]}, got {found[0][place]}" for place in differ)
+        return (
+            f"was captured for inputs of another structure: {told}\n"
+            "  fix: batches of one size (drop_last=True), or a captured step for each structure"
+        )
+
+    # Running
+
+    def _run(self, tensors: Sequence[Tensor], tree: Tree) -> Any:
+        """The step as it is; what it returns shares no memory with what it has, as after a replay."""
+        leaves, form = self._outputs_of(unflatten(tree, tensors))
+        return unflatten(form, [leaf.detach().clone() for leaf in leaves])
+
+    def _outputs_of(self, called: Any) -> tuple[list[Tensor], Tree]:
+        args, kwargs = called
+        leaves, form = flatten(self._step(*args, **kwargs))
+        if held := [value for value in _values_in(form) if value is not None]:
+            raise UnsupportedError(
+                f"{self._name} returns {held[0]!r}, which a replay would return for ever.\n"
+                "  fix: return tensors, and None."
+            )
+        return leaves, form
+
+    def _on_side_stream(self, tensors: Sequence[Tensor], tree: Tree) -> tuple[list[Tensor], Tree]:
+        """Warm up, or capture: a step either way, and what it returns."""
+        graphs = self._graphs = self._graphs or CudaGraphs(tensors[0].device)
+        current = torch.cuda.current_stream()
+        graphs.stream.wait_stream(current)
+        with torch.cuda.stream(graphs.stream), warnings.catch_warnings():
+            # capturable optimisers remark that they run uncaptured
+            warnings.filterwarnings("ignore", ".*capturable=True.*")
+            if self._calls <= self._warmup:
+                leaves, form = self._outputs_of(unflatten(tree, tensors))
+            else:
+                leaves, form = self._capture(tensors, tree, graphs)
+        current.wait_stream(graphs.stream)
+        return [leaf.detach() for leaf in leaves], form
+
+    def _capture(self, tensors: Sequence[Tensor], tree: Tree, graphs: CudaGraphs) -> tuple[list[Tensor], Tree]:
+        torch.cuda.synchronize()
+        gc.collect()  # what is freed during a capture would disturb it
+        torch.cuda.empty_cache()
+        self._inputs = [x.clone() for x in tensors]
+        self._outputs = None
+        pieces = Pieces(tensors[0].device, graphs, breaks=not self._inside)
+        torch.cuda.synchronize()
+        try:
+            made: tuple[list[Tensor], Tree] = pieces.capture(lambda: self._outputs_of(unflatten(tree, self._inputs)))
+        except GridwiseError:
+            raise
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"{self._name} cannot be captured as a CUDA graph: {error}\n"
+                "  fix: the whole step on the device: no item(), no float() of a tensor, no printing, no data from the host; "
+                "optimisers with capturable=True where torch has it."
+            ) from error
+        self._pieces = pieces
+        logger.info("%s was captured: %d graphs", self._name, pieces.graphs)
+        return made
+
+
+def _mode_for(tensors: Sequence[Tensor]) -> int:
+    return GRAPHS if tensors and all(x.is_cuda for x in tensors) else PLAIN
+
+
+def _values_in(form: Tree) -> list[Any]:
+    """All that is no tensor."""
+    if isinstance(form, Constant):
+        return [form.value]
+    parts = (*getattr(form, "parts", ()), *(part for _, part in getattr(form, "attributes", ())))
+    return [value for part in parts for value in _values_in(part)]
+
+
+def _need_nccl(transport: Transport, name: str) -> None:
+    if transport.size > 1 and not transport.carries_cuda:
+        raise UnsupportedError(
+            f"{name}: movements over {transport.name} cannot be part of a CUDA graph.\n"
+            "  fix: leave out `inside`: they are made between graphs then; or nccl, with a device for each worker."
+        )
+
+
+@overload
+def capture(
+    step: None = None, *, warmup: int = 3, partition: Partition | None = None, inside: bool = False
+) -> Callable[[Callable[..., Any]], CapturedStep]: ...
+
+
+@overload
+def capture(
+    step: Callable[..., Any], *, warmup: int = 3, partition: Partition | None = None, inside: bool = False
+) -> CapturedStep: ...
+
+
+def capture(
+    step: Callable[..., Any] | None = None,
+    *,
+    warmup: int = 3,
+    partition: Partition | None = None,
+    inside: bool = False,
+) -> Any:
+    """A step that is captured as CUDA graphs in one of its first calls, and replayed in all that follow.
+
+    On one worker the whole step is one graph. On several, there is a graph for each piece between two movements, and the
+    movements are made between them. A step whose inputs are not on a CUDA device runs as it is, with the same checks.
+
+    Parameters
+    ----------
+    step : a function of tensors: forward, backward, the optimiser's step and all else that belongs to a training step
+    warmup : how many calls run as they are before one is captured; at least 1. They are steps of the training as all others
+    partition : the workers that make the step together; default: all
+    inside : movements become part of a single graph; with a device for each worker, over nccl only. Not verified yet
+
+    Returns
+    -------
+    CapturedStep
+        called as `step`. Inputs are copied into those of the capture, and must have the structure of the first call:
+        shapes, dtypes, device, containers, and values that are no tensors. What is returned are copies, without a gradient.
+
+    Notes
+    -----
+    A graph does what the step did at the capture. What the host decides or computes there stays as it was: branches, the
+    model's mode, learning rates that are no tensors. `item()` and other looks at the device cannot be captured; optimisers need
+    ``capturable=True`` where torch has that. Call `optimizer.zero_grad()` in the step. Random keys of dropout are drawn
+    anew before each replay: the masks are those of uncaptured steps.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    >>> model = gridwise.nn.DistributedLinear(P_x, 3, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> @gridwise.capture
+    ... def train(x, target):
+    ...     optimizer.zero_grad()
+    ...     loss = (model(x) - target).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     return loss
+    >>> losses = [train(torch.ones(4, 3), torch.zeros(4, 1)) for _ in range(6)]
+    >>> bool(losses[-1] < losses[0])
+    True
+    """
+    if step is None:
+        return lambda step: capture(step, warmup=warmup, partition=partition, inside=inside)
+    if not callable(step) or warmup < 1:
+        raise PartitionError(
+            f"capture: `step` (={step!r}) must be a function, and `warmup` (={warmup}) at least 1.\n"
+            "  fix: gridwise.capture(step, warmup=3), where step(*tensors) makes one step."
+        )
+    return CapturedStep(step, warmup, partition, inside)

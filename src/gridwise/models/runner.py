@@ -8,6 +8,7 @@ backward  one all-reduce where the cotangent enters
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,6 +37,12 @@ from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of
 from .report import Report
 from .roots import constants_of
+
+_kinds, _kinds_without_grad = (
+    operator.attrgetter("dtype", "device", "requires_grad"),
+    operator.attrgetter("dtype", "device"),
+)
+_dtypes = operator.attrgetter("dtype")
 
 
 class Passed(Operator):
@@ -169,7 +176,7 @@ class Runner(FunctionRecorder):
     def _structure(self, bound: Bound, state: State) -> Hashable:
         """All that a recording depends on, as far as this worker can see."""
         inputs = tuple([(Structure.of(x), memory_format(x)) for x in bound.tensors])
-        return inputs, bound.tree, tuple(bound.partitions), state.number, self._mode(state), constants_of(self.call)
+        return inputs, bound.tree, tuple(bound.partitions), state.number, _look_of(state), constants_of(self.call)
 
     def _state(self) -> State:
         """What the modules hold, apart from the numbers in their tensors: as it was once before, or new."""
@@ -254,6 +261,19 @@ class Runner(FunctionRecorder):
         if self._recordings[key].draws:
             draw_key(self.P_x.transport, self.P_x.team, self.says)
         return self._recordings[key].outputs(_Same([nothing]))
+
+
+def _look_of(state: State) -> Hashable:
+    """What the mode is made of, as far as a state is not another one with it: found sooner, in every call."""
+    records = torch.is_grad_enabled()
+    with torch._C.DisableTorchFunctionSubclass():  # parameters answer in a fraction of the time
+        kinds = tuple(map(_kinds if records else _kinds_without_grad, state.parameters))
+    return (
+        kinds,
+        tuple(map(_dtypes, state.buffers)),
+        (records, torch.get_default_dtype(), torch.get_default_device()),
+        tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]),
+    )
 
 
 class _Same(list[Any]):

@@ -98,16 +98,6 @@ def test_a_compiled_function_may_call_a_primitive():
     assert torch.equal(step(torch.ones(3)), torch.full((3,), 2.0 * gridwise.world().size + 1))
 
 
-@workers(2)
-def test_the_compiler_leaves_a_model_alone():
-    P = gridwise.world().create_cartesian_topology_partition([1, 1, 2])
-    net = torch.nn.Sequential(torch.nn.Conv1d(1, 1, 3, padding=1), torch.nn.BatchNorm1d(1), torch.nn.ReLU())
-    model, x, graphs = gridwise.distribute(net, P).eval(), torch.ones(1, 1, 3), []
-    compiled = torch.compile(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
-    assert torch.equal(compiled(x), model(x))
-    assert not graphs
-
-
 @workers(2, 3)
 def test_gradients_of_gradients_that_only_one_worker_uses():
     P, rank = row(), gridwise.world().rank

@@ -111,7 +111,8 @@ def test_classes_that_do_not_exist_raise_everywhere() -> None:
         P_x = gridwise.world().create_cartesian_topology_partition(shape)
         loss = nn.DistributedCrossEntropyLoss(P_x)
         classes = 4 // shape[1]
-        for _ in range(2):  # before and after the layer is set up
+        on_host = torch.get_default_device().type == "cpu"
+        for _ in range(2 if on_host else 1):  # before and after the layer is set up; then a device looks for itself
             with pytest.raises(gridwise.errors.PartitionError, match=r"worker 1: needs targets from 0 to 3 .*got 4"):
                 loss(torch.zeros(2, classes), torch.tensor([0, 3 + rank]))
             loss(torch.zeros(2, classes), torch.tensor([0, 3]))

@@ -9,7 +9,7 @@ call.
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -73,6 +73,8 @@ class Snapshot:
                 _find_objects(f"{path}.{key}", value, found)
         self._names = [path for path, _ in found.values()]
         self._was = [(now, _copied(now)) for _, now in found.values()]
+        self._now = [now for now, _ in self._was]
+        self._quickly = [{key: _comparable(value) for key, value in was.items()} for _, was in self._was]
         self._objects = [dict(now) for _, now in found.values()]
         classes = list(_own_classes(modules.values()))
         self._classes = {kind: _plain_values(kind) for kind in classes}
@@ -82,7 +84,7 @@ class Snapshot:
         """Whether nothing has changed since."""
         try:
             return (
-                all(now == was for now, was in self._was)
+                self._now == self._quickly
                 and all(_plain_values(kind) == was for kind, was in self._classes.items())
                 and all(_same(was, names.get(name)) for names, name, was in self._globals)
             )
@@ -194,6 +196,11 @@ def _copied(value: Any) -> Any:
         copy.update({key: _copied(part) for key, part in value.items()})
         return copy
     return value
+
+
+def _comparable(value: Any) -> Any:
+    """An equal value that is compared sooner: ordered dicts, of which each module has ten, compare their order too."""
+    return {} if type(value) is OrderedDict and not value else value
 
 
 def _refilled(value: Any, was: Any) -> Any:

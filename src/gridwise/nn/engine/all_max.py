@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...comm.graph_breaks import capturing
 from ...comm.transports.base import Team, Transport
 
 
@@ -15,6 +16,12 @@ def all_max(x: Tensor, transport: Transport, team: Team, what: str) -> Tensor:
     The control channel compares integers. Those with the bits of floating-point numbers are ordered as these are, once
     the bits below the sign of the negative ones are turned over; turning them over again leads back.
     """
+    if (breaks := capturing()) is not None:
+        return breaks.moved(lambda: _found(x, transport, team, what))
+    return _found(x, transport, team, what)
+
+
+def _found(x: Tensor, transport: Transport, team: Team, what: str) -> Tensor:
     if x.is_meta:  # in a plan: counted, and nothing to compare
         transport.all_max(np.zeros(x.numel(), dtype=np.int64), team, what)
         return x.detach().clone()

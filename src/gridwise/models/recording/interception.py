@@ -92,12 +92,8 @@ DROPOUTS = {f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "featur
 DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 
 
-GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
+GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
+TENSOR_HOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 
 
 @contextmanager
@@ -106,32 +102,30 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
     if any(getattr(torch.nn.modules.module, name, None) for name in GLOBAL_HOOKS):
         raise refusal("a hook of all modules (register_module_..._hook)", "")
     for path, module in modules.items():
-        _refuse_backward_hooks(path, module)
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise refusal("a backward hook", path or type(module).__name__)
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    inference: Any = torch.autograd.grad_mode.inference_mode
+    context: Any = torch.autograd.function.FunctionCtx
+    replaced = [
+        *((Tensor, name, _refusing(f"{name} of a tensor", calls)) for name in TENSOR_HOOKS),
+        (hooks, "__enter__", _refusing("saved_tensors_hooks", calls)),
+        (inference, "__enter__", _without_grad),
+        (inference, "__exit__", _as_before),
+        (torch.utils.checkpoint, "CheckpointFunction", _Reentrant(regions)),
+        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", regions.checkpointed),
+        (context, "save_for_backward", lambda *args: regions.save(*args)),
+        (context, "mark_dirty", _refusing("an autograd.Function that changes its input (mark_dirty)", calls)),
+    ]
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for name in ("register_hook", "retain_grad", "register_post_accumulate_grad_hook"):
-            stack.enter_context(patch.object(Tensor, name, _refusing(f"{name} of a tensor", calls)))
-        kind: Any = torch.autograd.graph.saved_tensors_hooks
-        stack.enter_context(patch.object(kind, "__enter__", _refusing("saved_tensors_hooks", calls)))
-        kind = torch.autograd.grad_mode.inference_mode
-        stack.enter_context(patch.object(kind, "__enter__", _without_grad))
-        stack.enter_context(patch.object(kind, "__exit__", _as_before))
-        stack.enter_context(patch.object(torch.utils.checkpoint, "CheckpointFunction", _Reentrant(regions)))
-        stack.enter_context(
-            patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", regions.checkpointed)
-        )
+        for target, name, value in replaced:
+            stack.enter_context(patch.object(target, name, value))
         stack.enter_context(_functions_noted(regions, calls))
-        kind = torch.autograd.function.FunctionCtx
-        stack.enter_context(patch.object(kind, "save_for_backward", lambda *args: regions.save(*args)))
-        dirty = _refusing("an autograd.Function that changes its input (mark_dirty)", calls)
-        stack.enter_context(patch.object(kind, "mark_dirty", dirty))
         for path, module in modules.items():
             _watch_forward_hooks(path, module)
-            if (
-                isinstance(module, _BatchNorm)
-                and type(module).forward is _BatchNorm.forward
-                and module.momentum is None
-            ):
+            is_torchs = isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
+            if is_torchs and vars(module)["momentum"] is None:
                 module.__dict__["forward"] = lambda x, module=module: _mean_over_batches(module, x)
         stack.enter_context(_generators_unchanged())
         yield
@@ -150,11 +144,6 @@ def _refusing(what: str, calls: Calls) -> Callable[..., Any]:
         raise refusal(what, calls.path, current_line())
 
     return refuse
-
-
-def _refuse_backward_hooks(path: str, module: torch.nn.Module) -> None:
-    if module._backward_hooks or module._backward_pre_hooks:
-        raise refusal("a backward hook", path or type(module).__name__)
 
 
 def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:

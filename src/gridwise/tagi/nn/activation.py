@@ -164,7 +164,7 @@ class EvenExp(Activation):
         even, odd = halves(x, "EvenExp")
         mu, var, jcb = moments.exponential(odd.mu, odd.variance())
         jcb = odd.variance() * mu if self.compat == "cutagi" else jcb * odd.jacobian()
-        return Gaussian(interleaved(even.mu, mu), interleaved(even.variance(), var), interleaved(even.jacobian(), jcb))
+        return joined(even, Gaussian(mu, var, jcb))
 
 
 class Exp(Activation):
@@ -226,11 +226,7 @@ class SplitActivation(Activation):
         even, odd = halves(x, "SplitActivation")
         odd = self.odd_layer.forward(odd)
         even = even if self.even_layer is None else self.even_layer.forward(even)
-        return Gaussian(
-            interleaved(even.mu, odd.mu),
-            interleaved(even.variance(), odd.variance()),
-            interleaved(even.jacobian(), odd.jacobian()),
-        )
+        return joined(even, odd)
 
 
 def halves(x: Gaussian, name: str) -> tuple[Gaussian, Gaussian]:
@@ -244,6 +240,12 @@ def halves(x: Gaussian, name: str) -> tuple[Gaussian, Gaussian]:
     return even, odd
 
 
-def interleaved(even: Tensor, odd: Tensor) -> Tensor:
+def joined(even: Gaussian, odd: Gaussian) -> Gaussian:
     """The inverse of `halves`."""
+    pairs = (even.mu, odd.mu), (even.variance(), odd.variance()), (even.jacobian(), odd.jacobian())
+    return Gaussian(*(interleaved(*pair) for pair in pairs))
+
+
+def interleaved(even: Tensor, odd: Tensor) -> Tensor:
+    """The units of both in turn."""
     return torch.stack((even, odd), -1).flatten(-2)

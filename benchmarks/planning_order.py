@@ -32,6 +32,7 @@ from planning import UNet3d
 
 MODELS = {"U-Net (4,3,192,256)": (UNet, (4, 3, 192, 256)), "3-D U-Net (2,1,32,48,64)": (UNet3d, (2, 1, 32, 48, 64))}
 Grid = tuple[int, ...]
+Case = tuple[str, Grid]
 
 
 def step_seconds(name: str, grid: Grid, repeats: int) -> list[float]:
@@ -51,7 +52,7 @@ def step_seconds(name: str, grid: Grid, repeats: int) -> list[float]:
     return spent[2:]
 
 
-def planned_seconds(cases: list[tuple[str, Grid]], machine: Machine) -> dict[tuple[str, Grid], float]:
+def planned_seconds(cases: list[Case], machine: Machine) -> dict[Case, float]:
     """What each worker runs: its share of the plans."""
     world = gridwise.world()
     found = {}
@@ -75,23 +76,30 @@ def main() -> None:
     options = parser.parse_args()
     machine = calibrated(options.workers, options.transport)
     cases = [(name, grid) for name, (_, shape) in MODELS.items() for grid in grids_of(options.workers, shape)]
+    samples: dict[Case, list[float]] = {}
+    planned: dict[Case, float] = {}
+
+    def save() -> None:
+        if options.save:
+            rows = [[*case, planned.get(case), samples[case]] for case in samples]
+            options.save.write_text(json.dumps({"machine": machine.as_toml(), "rows": rows}), encoding="utf-8")
+
     with Pool(options.workers, options.transport) as pool:
-        samples = {
-            case: [max(each) for each in zip(*pool.run(step_seconds, *case, options.repeats), strict=True)]
-            for case in cases
-        }
-        planned = {case: s for part in pool.run(planned_seconds, cases, machine) for case, s in part.items()}
-    if options.save:
-        rows = [[*case, planned[case], samples[case]] for case in cases]
-        options.save.write_text(json.dumps({"machine": machine.as_toml(), "rows": rows}), encoding="utf-8")
+        for case in cases:
+            workers = pool.run(step_seconds, *case, options.repeats)
+            samples[case] = [max(each) for each in zip(*workers, strict=True)]
+            save()
+        for part in pool.run(planned_seconds, cases, machine):
+            planned.update(part)
+    save()
     report(machine, f"{options.workers} workers over {options.transport}", planned, samples)
 
 
 def report(
     machine: Machine,
     where: str,
-    planned: dict[tuple[str, Grid], float],
-    samples: dict[tuple[str, Grid], list[float]],
+    planned: dict[Case, float],
+    samples: dict[Case, list[float]],
 ) -> None:
     """The table, and how many pairs are in the right order."""
     table = Table("model", "grid", "planned ms", "median ms", "quartiles ms", "planned / measured")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 import gridwise
 from gridwise.errors import PartitionError
+from gridwise.planning.calibrate import NARROW, WIDE, _row_columns
 from gridwise.planning.machine import SHIPPED, find_machine, number_of_bytes, read_machine
+from gridwise.planning.recorder import LINE, bytes_of
 
 SHIPPED_NAMES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
@@ -35,7 +38,7 @@ def test_names_are_quoted(tmp_path):
         (("memory_bandwidth = 1.0e12", "memory_bandwidth = -1"), "above 0"),
         (("overlap = 0.0", "overlap = 2"), "from 0 to 1"),
         (("[inside]", "[outside]"), "there is no 'inside'"),
-        (('memory = "80GiB"', 'memory = "many"'), "no number of bytes"),
+        (('memory = "79GiB"', 'memory = "many"'), "no number of bytes"),
         (("[flops.matmul]", "[flops.other]"), "needs float32 of each of conv, matmul"),
         (("name", "= name"), "cannot be read"),
     ],
@@ -93,3 +96,71 @@ def test_waiting_is_for_those_who_have_more_to_do():
     odd = gridwise.plan(torch.nn.ReLU(), (1, 3), (1, 4), machine=machine)
     assert sum(row.waiting for row in even.time.layers if row.layer == "relu") == pytest.approx(0, abs=1e-12)
     assert sum(row.waiting for row in odd.time.layers if row.layer == "relu") > 0
+
+
+def test_what_may_be_left_out_of_a_file(tmp_path):
+    plain = find_machine("epyc-7763-node")
+    assert (plain.device, plain.row_columns, plain.inside.exchange, plain.inside.sum_latency) == ("cpu", 0.0, 0.0, None)
+    inside = replace(plain.inside, exchange=2e-5, sum_latency=3e-5, sum_bandwidth=4e9)
+    full = replace(plain, inside=inside, row_columns=5.5, device="cuda")
+    path = tmp_path / "full.toml"
+    path.write_text(full.as_toml())
+    assert read_machine(path) == full
+    for wrong in ('device = "tpu"', "row_columns = -1"):
+        path.write_text(re.sub(rf"{wrong.split()[0]} = .*", wrong, full.as_toml()))
+        with pytest.raises(PartitionError, match="cannot be read"):
+            read_machine(path)
+
+
+def seconds_of(machine, model, grid, shape, part):
+    layers = gridwise.plan(model, grid, shape, machine=machine).time.layers
+    return sum(getattr(row, part) for row in layers if row.phase == "forward" and row.layer != "agreement")
+
+
+def test_an_exchange_is_paid_once_whatever_it_carries():
+    plain = find_machine("epyc-7763-node")
+    slow = replace(plain, workers_per_node=4, inside=replace(plain.inside, exchange=1.0))
+    model = torch.nn.Conv2d(1, 1, 3, padding=1, bias=False)
+    seconds = seconds_of(slow, model, (1, 1, 4, 1), (1, 1, 64, 64), "communication")
+    assert seconds == pytest.approx(1.0 + 2 * (plain.inside.latency + 64 * 4 / plain.inside.bandwidth))
+
+
+def test_sums_may_be_slower_than_messages():
+    plain = find_machine("epyc-7763-node")
+    slow = replace(plain, workers_per_node=4, inside=replace(plain.inside, sum_latency=1.0))
+    times = [
+        seconds_of(machine, torch.nn.BatchNorm2d(4), (1, 1, 4, 1), (2, 4, 8, 8), "communication")
+        for machine in (slow, replace(plain, workers_per_node=4))
+    ]
+    assert times[0] > 2 * 2  # there and back, two steps each
+    assert times[1] < 0.01
+
+
+def test_short_rows_and_channels_that_fill_no_vector_take_longer():
+    plain = replace(find_machine("epyc-7763-node"), call_overhead=1e-30, memory_bandwidth=1e30)
+    rough = replace(plain, row_columns=8.0)
+    wide, narrow = (1, 16, 16, 64), (1, 16, 64, 16)
+
+    def compute(machine, channels, shape):
+        return seconds_of(machine, torch.nn.Conv2d(16, channels, 3, padding=1), (1, 1, 1, 1), shape, "compute")
+
+    assert compute(plain, 16, wide) == pytest.approx(compute(plain, 16, narrow))
+    assert compute(rough, 16, wide) == pytest.approx(compute(plain, 16, wide) * (1 + 8 / 64))
+    assert compute(rough, 16, narrow) == pytest.approx(compute(plain, 16, narrow) * (1 + 8 / 16))
+    assert compute(plain, 8, wide) == pytest.approx(compute(plain, 16, wide))
+    assert compute(plain, 3, wide) == pytest.approx(compute(plain, 16, wide) * 3 / 16)
+
+
+def test_what_a_row_costs_is_found_from_two_widths():
+    for columns in (0.0, 3.0, 20.0):
+        slower = (1 + columns / NARROW) / (1 + columns / WIDE)
+        assert _row_columns(slower) == pytest.approx(columns)
+
+
+def test_what_lies_apart_is_read_in_lines():
+    x = torch.empty(4, 32, 32, device="meta")
+    assert bytes_of([x], []) == 4 * 32 * 32 * 4
+    assert bytes_of([x.narrow(1, 0, 2)], []) == 4 * 2 * 32 * 4
+    assert bytes_of([x.narrow(2, 0, 1)], []) == 4 * 32 * LINE
+    assert bytes_of([x.transpose(1, 2)], []) == x.nbytes
+    assert bytes_of([torch.empty(1, device="meta").expand(100)], []) == 4

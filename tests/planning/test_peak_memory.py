@@ -120,3 +120,19 @@ def test_states_of_the_optimiser_take_memory():
     assert none.states == sgd.states == 0
     assert adam.states == 2 * weights + 4 * len(list(programs.Net().parameters()))  # and a number of steps each
     assert adam.memory >= none.memory + adam.states
+
+
+def test_memory_on_cuda_is_in_blocks_and_its_optimisers_take_all_parameters_at_once():
+    """As torch's caching allocator rounds; Adam makes the square roots of all second moments together there."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000, bias=False) for _ in range(4)))
+    cpu, cuda = (
+        gridwise.plan(model, (1, 1), (1, 1000), optimizer=torch.optim.Adam, machine=machine).workers[0]
+        for machine in ("epyc-7763-node", "nvidia-h100")
+    )
+    weights = 4 * 1000 * 1000 * 4
+    assert (cpu.parameters, cuda.parameters) == (weights, 4 * 7813 * 512)
+    assert cpu.states == 2 * weights + 4 * 4
+    assert cuda.states == 2 * cuda.parameters  # how many steps were made stays on the host
+    assert cuda.memory % 512 == 0
+    assert cpu.memory - cpu.parameters - cpu.states < 2 * weights
+    assert cuda.memory - cuda.parameters - cuda.states >= 2 * weights

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -207,24 +205,3 @@ def test_a_picture_of_some_workers_and_of_nothing_sent():
     assert figure.get_suptitle().endswith("on 4 workers (2 of them run)")
     assert [text.get_text() for text in figure.axes[2].texts] == ["nothing is sent"]
     assert figure.axes[0].images[0].get_clim() == (0, 1)
-
-
-GUIDE = {0: "sent per step", 1: "is best", 2: "", 3: f"[{4095 * 32 * 64 * 4}, {32 * 128 * 4}]"}
-"""The blocks of code in the guide, and what they print."""
-
-
-@pytest.mark.parametrize("place", GUIDE)
-def test_the_code_of_the_guide_runs(place, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    guide = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    assert len(blocks) == len(GUIDE)
-    names = {"__name__": "__main__"}
-    exec(blocks[place], names)
-    printed = capsys.readouterr().out
-    assert GUIDE[place] in printed
-    if place == 2:
-        (first, planned), other = eval(printed)
-        assert (first, planned) == other
-        assert first == planned > 0
-        assert (tmp_path / "out" / "trace.html").exists()

@@ -6,6 +6,7 @@ A plan
     one_step        one worker's training step, on tensors without numbers
     roles           workers that do the same: one of each is run
     recorder        operators as they are called: work and memory, by layer (`current_layer`, `layer_names`)
+    halos           what a worker fetches around its blocks
     memory          allocations and releases: the curve, its peak and who holds it (`workspaces`: what kernels take)
     report          what comes out, as data and as tables (`tables`); `gridwise.show.planned` draws it
 Its time

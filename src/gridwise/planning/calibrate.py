@@ -1,9 +1,11 @@
 """The numbers of a `Machine`, measured here: all workers of this machine compute at the same time, and talk in pairs.
 
     convolutions, products    forward and backward of middle-sized ones, in float32 and float64; the median of some repeats
+    short rows                a convolution of as many operations, with rows of 8 columns
     memory bandwidth          a sum of two large tensors
-    an operator               a sum of two tiny ones
-    messages                  exchanges of 8 bytes and of 4 MiB between neighbours
+    an operator               a step of a small distributed model on tiny tensors, for each operator that a plan counts in it
+    messages                  exchanges of 8 bytes and of 4 MiB with a neighbour, and of 8 bytes with three of them
+    sums                      of 8 bytes and of 4 MiB over all workers
 
 Only workers of one machine are measured: what is between nodes is taken to be as fast, until the file says otherwise.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from math import ceil, log2
 from pathlib import Path
 from statistics import median
 
@@ -21,10 +24,15 @@ import torch
 from ..comm.launching import find
 from ..comm.launching.cores import cores
 from ..comm.launching.launch import launch
+from ..models import distribute
+from ..partition import world
 from .machine import Link, Machine
+from .plan import plan
 
 REPEATS = 7
 SMALL, LARGE = 8, 1 << 22
+WIDE, NARROW = 96, 8
+"""Columns of the convolutions that are measured."""
 DTYPES = (torch.float32, torch.float64)
 Measured = dict[str, float]
 
@@ -36,7 +44,17 @@ def calibrated(workers: int | None = None, transport: str = "auto") -> Machine:
     worst = {name: max(each[name] for each in found) for name in found[0]}  # seconds: of the slowest worker
     names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     flops = {kind: {name: 1 / worst[f"{kind} {name}"] for name in names} for kind in ("conv", "matmul")}
-    link = Link(worst["latency"], 1 / worst["byte"])
+    columns = _row_columns(worst["narrow float32"] / worst["conv float32"])
+    flops["conv"] = {name: rate * (1 + columns / WIDE) for name, rate in flops["conv"].items()}
+    latency = worst["message"]
+    steps = 2 * ceil(log2(count))
+    link = Link(
+        latency,
+        1 / worst["byte"],
+        max(0.0, worst["exchange"] - latency),
+        max(1e-7, worst["sum"]) / steps,
+        1 / worst["byte of a sum"],
+    )
     return Machine(
         f"{platform.node() or 'this machine'}, {count} workers on {cores()} cores",
         f"gridwise doctor --calibrate, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; between nodes as inside one",
@@ -49,7 +67,14 @@ def calibrated(workers: int | None = None, transport: str = "auto") -> Machine:
         flops,
         link,
         link,
+        row_columns=columns,
     )
+
+
+def _row_columns(slower: float) -> float:
+    """How many columns a row costs beyond its own, if rows of `NARROW` take `slower` times as long as rows of `WIDE`."""
+    slower = min(max(1.0, slower), 0.5 * WIDE / NARROW)
+    return (slower - 1) / (1 / NARROW - slower / WIDE)
 
 
 def measure() -> Measured:
@@ -57,24 +82,32 @@ def measure() -> Measured:
     found: Measured = {}
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
-        found[f"conv {name}"] = _conv(dtype)
+        found[f"conv {name}"] = _conv(dtype, 96, WIDE)
         found[f"matmul {name}"] = _matmul(dtype)
+    found["narrow float32"] = _conv(torch.float32, 96 * WIDE // NARROW, NARROW)
     large = torch.ones(1 << 23)
     out = torch.empty_like(large)
     found["memory byte"] = _timed(lambda: torch.add(large, large, out=out)) / (2 * large.nbytes)
-    tiny = torch.ones(4)
-    found["call"] = _timed(lambda: [tiny + tiny for _ in range(200)]) / 200
-    latency = _exchange(SMALL, 50)
-    found["latency"] = latency
-    found["byte"] = max(1e-13, (_exchange(LARGE, 5) - latency) / LARGE)
+    found["call"] = _call()
+    transport = find.current()
+    found["exchange"] = _exchange(SMALL, 50)
+    found["byte"] = max(1e-13, (_exchange(LARGE, 5) - found["exchange"]) / LARGE)
+    found["message"] = found["exchange"]
+    if transport.size % 4 == 0:
+        found["message"] = max(1e-7, (_exchange(SMALL, 50, 3) - found["exchange"]) / 2)
+    small, many = torch.ones(SMALL // 4), torch.ones(LARGE // 4)
+    found["sum"] = _timed(lambda: [transport.all_sum(small, transport.everyone) for _ in range(20)]) / 20
+    sent = 2 * LARGE * (transport.size - 1) / transport.size
+    whole = _timed(lambda: transport.all_sum(many, transport.everyone))
+    found["byte of a sum"] = max(1e-13, (whole - found["sum"]) / max(1.0, sent))
     return found
 
 
-def _conv(dtype: torch.dtype) -> float:
+def _conv(dtype: torch.dtype, rows: int, columns: int) -> float:
     """Seconds for an operation of a convolution, forward and backward."""
-    x = torch.ones(1, 16, 96, 96, dtype=dtype, requires_grad=True)
+    x = torch.ones(1, 16, rows, columns, dtype=dtype, requires_grad=True)
     weight = torch.ones(16, 16, 3, 3, dtype=dtype, requires_grad=True)
-    operations = 3 * 2 * 16 * 16 * 9 * 96 * 96
+    operations = 3 * 2 * 16 * 16 * 9 * rows * columns
 
     def step() -> None:
         y = torch.nn.functional.conv2d(x, weight, padding=1)
@@ -83,23 +116,39 @@ def _conv(dtype: torch.dtype) -> float:
     return _timed(step) / operations
 
 
+def _call() -> float:
+    """Seconds for an operator with hardly anything to do, as a plan counts them: autograd and Python included."""
+    transport = find.current()
+    P_x = world(transport).create_partition_inclusive([transport.rank]).create_cartesian_topology_partition([1] * 4)
+    parts = [part for _ in range(3) for part in (torch.nn.Conv2d(2, 2, 3, padding=1), torch.nn.BatchNorm2d(2))]
+    torch.manual_seed(0)
+    model, shape = torch.nn.Sequential(*parts, torch.nn.ReLU(), torch.nn.MaxPool2d(2)), (1, 2, 4, 4)
+    calls = sum(work.calls for work in plan(model, [1] * 4, shape).records[0].work.values())
+    placed, x = distribute(model, P_x), torch.ones(shape)
+
+    def step() -> None:
+        y = placed(x)
+        y.backward(torch.ones_like(y))
+
+    return _timed(lambda: [step() for _ in range(10)]) / 10 / calls
+
+
 def _matmul(dtype: torch.dtype) -> float:
     a = torch.ones(256, 256, dtype=dtype)
     return _timed(lambda: a @ a) / (2 * 256**3)
 
 
-def _exchange(nbytes: int, repeats: int) -> float:
-    """Seconds for a message of this size to a neighbour and one from it, at the same time."""
+def _exchange(nbytes: int, repeats: int, peers: int = 1) -> float:
+    """Seconds for messages of this size to some neighbours and as many from them, at the same time."""
     transport = find.current()
-    peer = transport.rank ^ 1
-    if peer >= transport.size:
-        peer = transport.rank  # nobody is left: the others are measured without it
-    sent, arrived = torch.ones(nbytes, dtype=torch.uint8), torch.empty(nbytes, dtype=torch.uint8)
+    others = [peer for peer in (transport.rank ^ i for i in range(1, peers + 1)) if peer < transport.size]
+    sent = torch.ones(nbytes, dtype=torch.uint8)
+    arrived = [(peer, torch.empty(nbytes, dtype=torch.uint8)) for peer in others]
 
     def swap() -> None:
         for _ in range(repeats):
-            if peer != transport.rank:
-                transport.exchange([(peer, sent)], [(peer, arrived)], "a calibration")
+            if others:  # else nobody is left: the others are measured without it
+                transport.exchange([(peer, sent) for peer in others], arrived, "a calibration")
 
     return max(1e-7, _timed(swap) / repeats)
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from ..grid import Layout
+from ..grid import Layout, Route
 from ..models.placement import Cut
 from ..models.program import Step
+from .halos import Halo
 from .layer_names import OUTSIDE, layer_of
 
 MANY = 1 << 62
@@ -30,6 +31,13 @@ class CurrentLayer:
         """How the output of each layer is cut, in the order of the layers; those that every worker has are left out."""
         self.names: dict[str, None] = {}
         """All layers, in order."""
+        self.halos: dict[str, Halo] = {}
+        """What this worker fetches for a layer, the first time that it does."""
+        self.given: tuple[int, Layout] | None = None
+        """Which worker this is, and how the input of the model is cut; without it no halos are kept."""
+        self._step: Step | None = None
+        self._made: dict[int, Layout] = {}
+        """By slot: how what lies there is cut."""
         self._now = OUTSIDE
         self._starts, self._layers = [0], [OUTSIDE]
         self._runs: Counter[int] = Counter()
@@ -49,16 +57,28 @@ class CurrentLayer:
             self.names[name] = None
             if isinstance(step.placement, Cut):
                 self.layouts[name] = step.placement.layout
+                self._made.update(dict.fromkeys(step.made[-1:], step.placement.layout))
 
         def run(*args: Any) -> Any:
-            before = self._now
-            self._enter(layer_of(step.name) if step.name else before)
+            before = self._now, self._step
+            self._step = step
+            self._enter(layer_of(step.name) if step.name else before[0])
             try:
                 return step.run(*args)
             finally:
-                self._enter(before)
+                self._step = before[1]
+                self._enter(before[0])
 
         return run
+
+    def fetched(self, route: Route) -> None:
+        """What the step that runs now fetches; kept if it is known how the tensor is cut that it fetches from."""
+        if self.given is None or self._step is None or route.owned is None or route.needed is None:
+            return
+        rank, whole = self.given
+        for layout in [self._made[slot] for slot in self._step.inputs if slot in self._made] or [whole]:
+            if layout.block(rank) == route.owned:
+                self.halos.setdefault(self._now, Halo(layout, route.owned, route.needed))
 
     def _enter(self, name: str) -> None:
         self._now = name

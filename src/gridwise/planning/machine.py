@@ -7,8 +7,11 @@
     memory_bandwidth = 1.0e12       bytes per second, read and written, of a worker while all others work too
     call_overhead = 1.0e-5          seconds that each operator takes however small it is
     overlap = 0.0                   the share of messages that travels while a layer computes
+    row_columns = 0.0               a row of a convolution's output takes as long as so many columns more (if left out, 0)
     [flops.conv] float32 = 1.0e13   operations per second, by kind of operator (conv, matmul) and dtype
-    [inside]                        between workers of one node: latency in seconds, bandwidth in bytes per second
+    [inside]                        between workers of one node: latency of a message in seconds, bandwidth in bytes per second
+    exchange = 0.0                  what an exchange takes beyond its messages; a sum over p workers has 2 log2(p) steps, of
+    sum_latency, sum_bandwidth      which each takes so long and carries so much (if left out: as a message)
     [between]                       between nodes
 
 `gridwise doctor --calibrate` measures such a file here. Those in `machines/` are from datasheets, and say so.
@@ -35,10 +38,15 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 
 @dataclass(frozen=True)
 class Link:
-    """Between two workers: seconds before the first byte, and bytes per second."""
+    """Between two workers: seconds before the first byte of a message, and bytes per second."""
 
     latency: float
     bandwidth: float
+    exchange: float = 0.0
+    """Seconds that an exchange of messages takes beyond them, however many they are."""
+    sum_latency: float | None = None
+    """Of each step of a sum; as of a message if it is not known. So is the bandwidth."""
+    sum_bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class Machine:
     overlap : the share of communication that is hidden behind computing, 0 to 1
     flops : operations per second, by kind of operator and dtype
     inside, between : latency and bandwidth within a node, and between nodes
+    row_columns : how many columns longer each row of a convolution's output seems
     device : what a worker computes with, "cpu" or "cuda": decides how its memory is counted
 
     Examples
@@ -75,6 +84,7 @@ class Machine:
     inside: Link
     between: Link
     device: str = "cpu"
+    row_columns: float = 0.0
 
     def rate(self, kind: str, dtype: str) -> float:
         """Operations per second; of a dtype that the file does not name, as of float32."""
@@ -93,7 +103,8 @@ class Machine:
     def collective_seconds(self, team: Sequence[int], nbytes: int) -> float:
         """Of a sum or a copy over a team, in which this worker sends so many bytes: there and back by a tree."""
         link = self.link(team)
-        return 2 * ceil(log2(max(2, len(team)))) * link.latency + nbytes / link.bandwidth
+        steps = 2 * ceil(log2(max(2, len(team))))
+        return steps * (link.sum_latency or link.latency) + nbytes / (link.sum_bandwidth or link.bandwidth)
 
     def as_toml(self) -> str:
         """The file."""
@@ -101,12 +112,16 @@ class Machine:
         lines = [f"{key} = {_quoted(value)}" for key, value in words.items()]
         lines += [f"measured = {str(self.measured).lower()}", f"memory = {self.memory}"]
         lines.append(f"device = {_quoted(self.device)}")
-        names = ("workers_per_node", "memory_bandwidth", "call_overhead", "overlap")
+        names = ("workers_per_node", "memory_bandwidth", "call_overhead", "overlap", "row_columns")
         lines += [f"{name} = {getattr(self, name)!r}" for name in names]
         for kind, rates in self.flops.items():
             lines += ["", f"[flops.{kind}]", *(f"{dtype} = {rate!r}" for dtype, rate in rates.items())]
         for name, link in (("inside", self.inside), ("between", self.between)):
-            lines += ["", f"[{name}]", f"latency = {link.latency!r}", f"bandwidth = {link.bandwidth!r}"]
+            lines += [
+                "",
+                f"[{name}]",
+                *(f"{key} = {value!r}" for key, value in vars(link).items() if value is not None),
+            ]
         return "\n".join(lines) + "\n"
 
 
@@ -159,7 +174,7 @@ def read_machine(path: str | Path) -> Machine:
         rates = {kind: {name: _positive(rate) for name, rate in of.items()} for kind, of in found["flops"].items()}
         if not set(KINDS) <= rates.keys() or not all("float32" in rates[kind] for kind in KINDS):
             raise ValueError(f"[flops] needs float32 of each of {', '.join(KINDS)}")
-        links = [Link(_positive(found[name]["latency"]), _positive(found[name]["bandwidth"])) for name in LINKS]
+        links = [_link(found[name]) for name in LINKS]
         overlap = float(found["overlap"])
         if not 0 <= overlap <= 1:
             raise ValueError(f"`overlap` (={overlap}) is a share, from 0 to 1")
@@ -178,6 +193,7 @@ def read_machine(path: str | Path) -> Machine:
             rates,
             *links,
             device,
+            _not_negative(found.get("row_columns", 0.0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
@@ -198,6 +214,16 @@ def number_of_bytes(size: str | int) -> int:
     if match is None or float(match[1]) <= 0:
         raise PartitionError(f"plan: `memory` (={size!r}) is no number of bytes.\n  fix: 40 * 2**30, or '40GiB'.")
     return int(float(match[1]) * UNITS[match[2]])
+
+
+def _link(found: Mapping[str, Any]) -> Link:
+    sums = [_positive(found[name]) if name in found else None for name in ("sum_latency", "sum_bandwidth")]
+    exchange = _not_negative(found.get("exchange", 0.0))
+    return Link(_positive(found["latency"]), _positive(found["bandwidth"]), exchange, *sums)
+
+
+def _not_negative(value: Any) -> float:
+    return 0.0 if float(value) == 0 else _positive(value)
 
 
 def _positive(value: Any) -> float:

@@ -24,6 +24,7 @@ from ..models.model import runner_of
 from ..models.recording import Recording
 from ..models.recording.containers import flatten
 from ..partition import Partition
+from .halos import Halo
 from .layer_names import OUTSIDE
 from .memory import Holder, Moment
 from .recorder import StepRecorder, Work
@@ -73,6 +74,8 @@ class StepRecord:
     """Who holds that at the peak."""
     layouts: Mapping[str, Layout]
     """How the outputs of layers are cut, in the order of the layers."""
+    halos: Mapping[str, Halo]
+    """What it fetches around its blocks, by layer."""
     names: tuple[str, ...]
     """All layers in order."""
 
@@ -83,10 +86,12 @@ def step(task: Task, P_x: Partition) -> StepRecord:
     ledger, rank = transport.ledger, transport.rank
     placed = distribute(task.model, P_x)
     ledger.entries[rank].clear()
-    x = torch.empty(Layout.balanced(P_x.grid, task.shape).block(rank).shape, dtype=task.dtype)
+    layout = Layout.balanced(P_x.grid, task.shape)
+    x = torch.empty(layout.block(rank).shape, dtype=task.dtype)
     ledger.expect(task.shape)
     held = [*placed.parameters(), *placed.buffers()]
     record = StepRecorder([*held, x], task.device)
+    record.layers.given = rank, layout
     _prepare_apart(placed, task.recordings, record)
     with record:
         record.phase = ledger.phase = FORWARD
@@ -124,7 +129,9 @@ def step(task: Task, P_x: Partition) -> StepRecord:
     curve, holders = tuple(record.memory.curve()), tuple(record.memory.holders())
     record.memory.close()
     layers = record.layers
-    return StepRecord(worker, dict(record.work), curve, holders, dict(layers.layouts), tuple(layers.names))
+    return StepRecord(
+        worker, dict(record.work), curve, holders, dict(layers.layouts), dict(layers.halos), tuple(layers.names)
+    )
 
 
 def _optimised(task: Task, parameters: list[torch.nn.Parameter]) -> OptimiserStep:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..comm.transports.counting import Entry
-from ..grid import Grid
+from ..grid import Grid, Layout
 from .comparison import compare
 from .layer_names import layer_of
 from .report import Plan
@@ -73,6 +73,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "input": plan.input_shape,
         "size": plan.ledger.size,
         "exact": plan.exact,
+        "kinds": plan.roles.kinds if plan.roles else None,
         "machine": {"name": machine.name, "source": machine.source, "measured": machine.measured},
         "seconds": {name: getattr(plan.time, name) for name in ("seconds", "compute", "communication", "waiting")},
         "workers": [
@@ -115,10 +116,32 @@ def _layers(plan: Plan) -> list[dict[str, Any]]:
                 "sent": _sent(entries, grid, talker.rank),
                 "shape": layout.global_shape if layout else None,
                 "grid": layout.grid.shape if layout else None,
-                "cuts": [list(cuts[: DRAWN + 1]) for cuts in layout.cuts] if layout else None,
+                "cuts": _drawn_cuts(layout) if layout else None,
+                "halo": _halo(plan, name),
             }
         )
     return found
+
+
+def _drawn_cuts(layout: Layout) -> list[list[int]]:
+    return [list(cuts[: DRAWN + 1]) for cuts in layout.cuts]
+
+
+def _halo(plan: Plan, name: str) -> dict[str, Any] | None:
+    """How the input of a layer is cut, and how many rows each worker that was run fetches before and after its block."""
+    found = {record.worker.rank: record.halos[name] for record in plan.records if name in record.halos}
+    layouts = {halo.layout for halo in found.values()}
+    if len(layouts) != 1:
+        return None  # nothing is fetched
+    (layout,) = layouts
+    if layout.grid.ranks != tuple(range(plan.ledger.size)):
+        return None  # the page finds a worker by its place
+    return {
+        "shape": layout.global_shape,
+        "grid": layout.grid.shape,
+        "cuts": _drawn_cuts(layout),
+        "widths": {rank: halo.widths for rank, halo in found.items()},
+    }
 
 
 def _sent(entries: list[Entry], grid: Grid, rank: int) -> list[dict[str, Any]]:

@@ -24,9 +24,12 @@ from torch.utils.flop_counter import flop_registry
 
 from ..models.program import watched_steps
 from .current_layer import CurrentLayer
+from .halos import fetches_told_to
 from .memory import Memory
-from .workspaces import workspace_of
+from .workspaces import columns, wasted, workspace_of
 
+LINE = 64
+"""Bytes that come from memory together."""
 CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
 
 
@@ -36,6 +39,10 @@ class Work:
 
     flops: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     """Floating-point operations by kind of operator, "conv" or "matmul", and dtype."""
+    effort: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    """The same with what a processor computes in vain: of channels that fill up a vector."""
+    per_column: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    """The effort of convolutions for each column of their outputs: what rows cost is so much for each column lost."""
     product_bytes: int = 0
     """Read and written by convolutions and products."""
     bytes: int = 0
@@ -64,6 +71,8 @@ class StepRecorder(TorchDispatchMode):
 
     def __enter__(self) -> StepRecorder:
         self._stack.enter_context(watched_steps(self.layers.watch))
+        if self.layers.given is not None:
+            self._stack.enter_context(fetches_told_to(self.layers.fetched))
         super().__enter__()
         return self
 
@@ -89,7 +98,12 @@ class StepRecorder(TorchDispatchMode):
         if packet in flop_registry:
             kind = "conv" if packet.__name__ in CONVOLUTIONS else "matmul"
             dtype = str(outputs[0].dtype).removeprefix("torch.")
-            work.flops[kind, dtype] += flop_registry[packet](*args, **kwargs, out_val=made)
+            operations = flop_registry[packet](*args, **kwargs, out_val=made)
+            work.flops[kind, dtype] += operations
+            effort = operations * (wasted(func, args) if kind == "conv" and self.device == "cpu" else 1.0)
+            work.effort[kind, dtype] += effort
+            if kind == "conv":
+                work.per_column[kind, dtype] += effort / max(1, columns(func, args, outputs))
             work.product_bytes += touched
         else:
             work.bytes += touched
@@ -106,6 +120,17 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 
 def bytes_of(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> int:
-    """Bytes read and written, those of an expanded tensor once."""
-    found = {id(x): min(x.nbytes, x.untyped_storage().nbytes()) for x in (*inputs, *outputs)}
-    return sum(found.values())
+    """Bytes read and written, those of an expanded tensor once; of what lies apart, whole lines of the cache."""
+    return sum({id(x): _touched(x) for x in (*inputs, *outputs)}.values())
+
+
+def _touched(x: Tensor) -> int:
+    if x.is_contiguous():
+        return x.nbytes
+    run = 1  # elements that lie one after the other
+    for length, stride in sorted(zip(x.shape, x.stride(), strict=True), key=lambda dim: dim[1]):
+        if stride != run and length > 1:
+            break
+        run *= length
+    lines = x.numel() // max(1, run) * -(-run * x.element_size() // LINE) * LINE
+    return min(lines, x.untyped_storage().nbytes())

@@ -1,8 +1,9 @@
 """How long a step takes, layer by layer, from what its operators do and what its workers send, on a given machine.
 
     compute          the larger of operations / speed and bytes / bandwidth for convolutions and products,
-                     bytes / bandwidth for everything else, and a little for every call
-    communication    for each message a latency and its bytes; a sum goes through a tree
+                     bytes / bandwidth for everything else, and a little for every call. Convolutions are slower where
+                     rows are short, and where channels do not fill the vectors of a processor
+    communication    for each exchange a little, for each of its messages a latency and its bytes; a sum goes through a tree
     waiting          a layer ends for everybody when the slowest worker has computed and the busiest has talked: halos and
                      sums tie neighbours together at every layer, so nobody is far ahead
 
@@ -92,7 +93,10 @@ def step_time(
 
 def compute_seconds(work: Work, machine: Machine) -> float:
     """Of the operators of a layer, one after the other."""
-    operations = sum(count / machine.rate(kind, dtype) for (kind, dtype), count in work.flops.items())
+    operations = sum(count / machine.rate(kind, dtype) for (kind, dtype), count in work.effort.items())
+    operations += machine.row_columns * sum(
+        count / machine.rate(kind, dtype) for (kind, dtype), count in work.per_column.items()
+    )
     products = max(operations, work.product_bytes / machine.memory_bandwidth)
     return products + work.bytes / machine.memory_bandwidth + work.calls * machine.call_overhead
 
@@ -102,8 +106,12 @@ def _communication(rank: int, entries: Sequence[Entry], machine: Machine) -> dic
     out: dict[tuple[str, str], float] = defaultdict(float)
     into: dict[tuple[str, str], float] = defaultdict(float)
     sums: dict[tuple[str, str], float] = defaultdict(float)
+    before: Entry | None = None
     for entry in entries:
         place = layer_of(entry.what), entry.phase
+        if entry.kind in ("message", "receipt") and _begins(entry, before):
+            sums[place] += machine.link((rank, entry.peers[0])).exchange
+        before = entry
         if entry.kind == "message":
             out[place] += machine.message_seconds(rank, entry.peers[0], entry.nbytes)
         elif entry.kind == "receipt":
@@ -111,3 +119,10 @@ def _communication(rank: int, entries: Sequence[Entry], machine: Machine) -> dic
         elif entry.kind in ("sum", "copy"):
             sums[place] += machine.collective_seconds(entry.peers, entry.nbytes)
     return {place: max(out[place], into[place]) + sums[place] for place in {**out, **into, **sums}}
+
+
+def _begins(entry: Entry, before: Entry | None) -> bool:
+    """Whether a message or a receipt is the first of its exchange: messages are noted before receipts."""
+    if before is None or before.kind not in ("message", "receipt") or before.what != entry.what:
+        return True
+    return entry.kind == "message" and before.kind == "receipt"

@@ -47,6 +47,27 @@ def _by_cudnn(packet: Any, args: Sequence[Any], outputs: Sequence[Tensor | None]
     return 0
 
 
+def wasted(operator: Any, args: Sequence[Any]) -> float:
+    """How many times as much a convolution on the CPU computes as it has to: channels fill up vectors."""
+    x, weight = args[1:3] if operator.overloadpacket is aten.convolution_backward else args[:2]
+    if x.dtype != torch.float32 or not weight.numel():
+        return 1.0
+    outer, inner = weight.shape[:2]
+    return _filled(outer) / outer * _filled(inner) / inner
+
+
+def columns(operator: Any, args: Sequence[Any], outputs: Sequence[Tensor | None]) -> int:
+    """How long the rows of a convolution are: of its outputs, of a transposed one of its inputs."""
+    if operator.overloadpacket is aten.convolution_backward:
+        return int(args[1 if args[7] else 0].shape[-1])
+    transposed = args[6]
+    return int(args[0].shape[-1]) if transposed or outputs[0] is None else int(outputs[0].shape[-1])
+
+
+def _filled(channels: int) -> int:
+    return channels if channels <= PLAIN else -(-channels // SIDE_BY_SIDE) * SIDE_BY_SIDE
+
+
 def _forward(x: Tensor, weight: Tensor, y: Tensor | None, transposed: bool, groups: int) -> int:
     if y is None or not y.numel() or _is_product(weight):
         return _dense(x)
@@ -83,8 +104,7 @@ def _source(x: Tensor) -> int:
 
 def _blocked(x: Tensor) -> int:
     """Bytes of a copy with channels side by side."""
-    channels = -(-x.shape[1] // SIDE_BY_SIDE) * SIDE_BY_SIDE
-    return x.nbytes // max(1, x.shape[1]) * channels
+    return x.nbytes // max(1, x.shape[1]) * -(-x.shape[1] // SIDE_BY_SIDE) * SIDE_BY_SIDE
 
 
 def _unrolled(x: Tensor, weight: Tensor, y: Tensor, transposed: bool, groups: int) -> int:

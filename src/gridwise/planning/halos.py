@@ -1,0 +1,48 @@
+"""Halos: the box of a layer's input that a worker fetches around its own block, caught while a plan runs the layer.
+
+Layers with a window bring what they need by a `Fetch`, whose route knows both boxes. While somebody listens, a method that
+tells of each call takes the place of its own, as a trace does with those of a transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..grid import Box, Layout, Route
+from ..nn.windows.fetch import Fetch
+
+
+@dataclass(frozen=True)
+class Halo:
+    """What a worker fetches for a layer."""
+
+    layout: Layout
+    """How the layer's input is cut."""
+    owned: Box
+    needed: Box
+
+    @property
+    def widths(self) -> tuple[tuple[int, int], ...]:
+        """For each dim, how many rows it needs before its block, and after it; negative where it needs fewer than it has."""
+        mine, box = self.owned, self.needed
+        return tuple((a - b, d - c) for a, b, c, d in zip(mine.start, box.start, mine.stop, box.stop, strict=True))
+
+
+@contextmanager
+def fetches_told_to(listener: Callable[[Route], None]) -> Iterator[None]:
+    """While the body runs, tell the route of every fetch."""
+    plain = Fetch.__call__
+
+    def told(self: Fetch, x: Tensor) -> Tensor:
+        listener(self.plan)
+        return plain(self, x)
+
+    Fetch.__call__ = told  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Fetch.__call__ = plain  # type: ignore[method-assign]

@@ -162,6 +162,8 @@ def _check(reader: Reader, plan: ReadPlan) -> None:
 
 def _wait_for_devices(plan: ReadPlan) -> None:
     """Threads that read fill tensors on devices: not while these are still being used by what was started before."""
+    if not torch.cuda.is_initialized():
+        return
     for device in {want.target.device for want in plan.wants if want.target.is_cuda}:
         torch.cuda.synchronize(device)
 

@@ -125,12 +125,13 @@ class _StateFitter(Fit):
         """Take the plain tensors among the items in one go; the other items."""
         plain, others = plain_of(items)
         columns = joined_all(key, plain.names), plain.tensors, plain.addresses, plain.codes, plain.shapes
+        tensors, wants, checked = self.manifest.tensors, self.plan.wants, self.manifest.files_of is None
         for at, x, address, code, shape in zip(*columns, strict=True):
-            stored = self.stored(at)
-            if stored.code != code or stored.shape != shape or len(stored.blocks) != 1:
+            stored = tensors.get(at)
+            if stored is None or stored.code != code or stored.shape != shape or len(stored.blocks) != 1:
                 self.tensor(at, x, lambda _: None)
             else:
-                self.plan.wants.append(Want(at, stored, x, None, False, address, self.manifest.files_of is None))
+                wants.append(Want(at, stored, x, None, False, address, checked))
         return others
 
     def items(self, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from torch import Tensor
@@ -35,7 +36,7 @@ class Want(NamedTuple):
 
 def units_of_all(wants: Iterable[Want]) -> ChunkReads:
     """The chunks that hold what is wanted."""
-    return ChunkReads.of(unit for want in wants for unit in units_of(want))
+    return ChunkReads.of(chain.from_iterable(map(units_of, wants)))
 
 
 def units_of(want: Want) -> Iterable[ChunkRead]:

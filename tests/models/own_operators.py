@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 
+@cache
 def by_library() -> tuple[torch.library.Library, object]:
-    """The older way, without a gradient; the library is to be kept as long as its operators."""
+    """The older way, without a gradient; the library is to be kept as long as its operators.
+
+    Once in a process: torch 2.11 confuses an operator with one of the same name that is gone.
+    """
     library = torch.library.Library("gridwise_tests_old", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
     return library, torch.ops.gridwise_tests_old.twice
 
 
+@cache
 def by_custom_op() -> tuple[object, object]:
     @torch.library.custom_op("gridwise_tests_new::cube", mutates_args=())
     def cube(x: Tensor) -> Tensor:

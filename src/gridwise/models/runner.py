@@ -271,7 +271,7 @@ def _look_of(state: State) -> Hashable:
     return (
         kinds,
         tuple(map(_dtypes, state.buffers)),
-        (records, torch.get_default_dtype(), torch.get_default_device()),
+        (records, torch.get_default_dtype(), torch.get_default_device(), current_wire()),
         tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]),
     )
 

@@ -110,7 +110,7 @@ class Sets:
         if self.merges:
             shares, mean, var = self._merged(share, mean, var)
         own = torch.stack((shares, mean, var))
-        table = self.transport.all_gather(own.view(-1), self.members, self.name).view(-1, *own.shape)
+        table = self.transport.all_gather(own.view(-1), self.members, self.name).view(len(self.members), *own.shape)
         parts, means, variances = table.unbind(1)
         whole = (parts * means).sum(0)
         return whole, (parts * (variances + (means - whole) ** 2)).sum(0)

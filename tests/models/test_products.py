@@ -80,6 +80,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         lambda m, x: torch.einsum("bchw, c, bhc -> bwh", x, m.w, x.mean(3).transpose(1, 2)), w=parameter(4)
     ),
     "einsum of one tensor twice": lambda: Of(lambda m, x: torch.einsum("bchw,bdhw->bcd", x, x)),
+    "einsum of an ellipsis to a number": lambda: Of(lambda m, x: x * torch.einsum("...w->", x)),
+    "einsum over an ellipsis": lambda: Of(lambda m, x: torch.einsum("b...w,b...w->...w", x, x.sin())),
+    "einsum without a result": lambda: Of(lambda m, x: torch.einsum("...hw,vh", x, m.w), w=parameter(5, 7)),
     "einsum that permutes": lambda: Of(lambda m, x: torch.einsum("bchw->whcb", x)),
     "functional convolution": lambda: Of(
         lambda m, x: F.conv2d(x, m.w, m.b, padding=1), w=parameter(5, 4, 3, 3), b=parameter(5)

@@ -31,9 +31,9 @@ from .placement import SMALL, Cut, GlobalTensor, Partial, Placement, Replicated,
 from .program import Checkpoint, Program, Step, free_early
 from .recording.recording import GraphRegion, Recording, ValueSource, where
 from .report import Gather, Report
-from .rules import Call, NoRule, Placed, rule_for
-from .rules.call import NothingCut
-from .rules.pointwise import is_pointwise, pointwise
+from .rules import Call, NoRule, Placed
+from .rules.answer import answer, functional, is_elementwise
+from .rules.pointwise import pointwise
 from .tape import Item, Tape
 
 SWITCHES = (torch._C._set_grad_enabled, _enter_autocast, _exit_autocast)
@@ -305,7 +305,7 @@ class Placing:
         if isinstance(own.value.placement, Partial):
             own = self.tape.brought(own, Replicated(), where(node))
             self._rebind(target, own)
-        elementwise = any(each is not None and _is_elementwise(each) for each in (op, plain))
+        elementwise = any(each is not None and is_elementwise(each) for each in (op, plain))
         others = [self.item(each).value for each in node.all_input_nodes if each is not target]
         spreads = own.value.layout is None and any(value.layout is not None for value in others)
         if elementwise and (in_place or not spreads):
@@ -353,41 +353,6 @@ def _order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
             return ()
         step *= shape[d]
     return order if order != tuple(range(len(shape))) else ()
-
-
-def answer(call: Call) -> Placed:
-    """What the rule of an operator says; without one, its tensors are gathered."""
-    rule = rule_for(call.op) or (pointwise if _is_elementwise(call.op) else None)
-    reason = "there is no rule for it"
-    if rule is not None:
-        try:
-            return rule(call)
-        except NothingCut:
-            return call.everywhere()
-        except NoRule as error:
-            reason = str(error)
-    if call.cut and call.keeps_alias:
-        raise NoRule(f"{reason}; its tensors would be gathered, but its result is a view that is written to")
-    if torch.Tag.nondeterministic_seeded in call.op.tags:
-        raise NoRule(f"{reason}, and it draws random numbers")
-    return replace(call.everywhere(), gathers=reason if call.cut else None)
-
-
-def _is_elementwise(op: OpOverload) -> bool:
-    return is_pointwise(op) or rule_for(op) is pointwise
-
-
-def functional(op: OpOverload) -> OpOverload | None:
-    """The operator that makes a new tensor where `op` changes its first argument; None if there is none."""
-    name = str(op._schema.name).partition("::")[2]
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    if packet is None or not name.endswith("_"):
-        return None
-    for overload in (op._overloadname, "default", "p"):
-        found = getattr(packet, overload, None) if overload in packet.overloads() else None
-        if found is not None and len(found._schema.arguments) == len(op._schema.arguments):
-            return found
-    return None
 
 
 def _nodes_of(node: Node, op: OpOverload) -> list[Node]:

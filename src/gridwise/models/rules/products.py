@@ -173,34 +173,21 @@ def add_product(call: Call) -> Placed:
 
 @rule("einsum")
 def einsum(call: Call) -> Placed:
-    equation = call["equation"].replace(" ", "")
-    left, _, right = equation.partition("->")
-    operands = left.split(",")
-    tensors = call.tensors
-    if "." in equation:
-        most = max(
-            value.dim - len(each.replace("...", ""))
-            for each, value in zip(operands, tensors, strict=True)
-            if "..." in each
-        )
-        spelt = []
-        for each, value in zip(operands, tensors, strict=True):
-            before, dots, after = each.partition("...")
-            count = value.dim - len(before) - len(after)
-            spelt.append([*before, *(_names(".", most)[most - count :] if dots else []), *after])
-        before, dots, after = right.partition("...")
-        result = [*before, *_names(".", most), *after] if dots or not right else [*right]
-    else:
-        spelt = [list(each) for each in operands]
-        result = list(right)
-    if "->" not in equation:
-        counts = [label for each in spelt for label in each]
-        result = [x for x in result if x.startswith(".")] + sorted(
-            {label for label in counts if counts.count(label) == 1 and not label.startswith(".")}
-        )
-    if any(len(set(each)) < len(each) for each in spelt):
+    left, arrow, right = call["equation"].replace(" ", "").partition("->")
+    terms, dims = left.split(","), [value.dim for value in call.tensors]
+    counts = [n - len(term) + 3 if "." in term else 0 for term, n in zip(terms, dims, strict=True)]
+    dots = _names(".", max(counts))  # the dims of an ellipsis, which broadcast: they are counted from the last
+
+    def labels(term: str, count: int) -> list[str]:
+        before, ellipsis, after = term.partition("...")
+        return [*before, *(dots[len(dots) - count :] if ellipsis else []), *after]
+
+    operands = [labels(term, count) for term, count in zip(terms, counts, strict=True)]
+    if any(len(set(each)) < len(each) for each in operands):
         raise NoRule("an einsum with a label twice in one tensor")
-    return product(call, spelt, result)
+    letters = left.replace(",", "").replace(".", "")
+    once = sorted(letter for letter in letters if letters.count(letter) == 1)
+    return product(call, operands, labels(right, len(dots)) if arrow else [*dots, *once])
 
 
 @rule("tensordot")

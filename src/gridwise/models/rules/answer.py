@@ -1,0 +1,47 @@
+"""What becomes of one call of an operator: by its rule, element by element, or everywhere, where nothing says how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch._ops import OpOverload
+
+from .call import Call, NoRule, NothingCut, Placed
+from .pointwise import is_pointwise, pointwise
+from .table import rule_for
+
+
+def answer(call: Call) -> Placed:
+    """What the rule of an operator says; without one, its tensors are gathered."""
+    rule = rule_for(call.op) or (pointwise if is_elementwise(call.op) else None)
+    reason = "there is no rule for it"
+    if rule is not None:
+        try:
+            return rule(call)
+        except NothingCut:
+            return call.everywhere()
+        except NoRule as error:
+            reason = str(error)
+    if call.cut and call.keeps_alias:
+        raise NoRule(f"{reason}; its tensors would be gathered, but its result is a view that is written to")
+    if torch.Tag.nondeterministic_seeded in call.op.tags:
+        raise NoRule(f"{reason}, and it draws random numbers")
+    return replace(call.everywhere(), gathers=reason if call.cut else None)
+
+
+def is_elementwise(op: OpOverload) -> bool:
+    return is_pointwise(op) or rule_for(op) is pointwise
+
+
+def functional(op: OpOverload) -> OpOverload | None:
+    """The operator that makes a new tensor where `op` changes its first argument; None if there is none."""
+    name = str(op._schema.name).partition("::")[2]
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    if packet is None or not name.endswith("_"):
+        return None
+    for overload in (op._overloadname, "default", "p"):
+        found = getattr(packet, overload, None) if overload in packet.overloads() else None
+        if found is not None and len(found._schema.arguments) == len(op._schema.arguments):
+            return found
+    return None

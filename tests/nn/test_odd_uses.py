@@ -30,8 +30,9 @@ def test_targets_are_looked_at_for_the_classes_of_this_call():
     few, many = torch.randn(4, 10), torch.randn(4, 20)
     for x, target in ((many, good), (few, good), (many, late), (few, good), (many, late)):
         torch.testing.assert_close(loss(block(P, x), target), torch.nn.functional.cross_entropy(x, target))
-    with pytest.raises(PartitionError, match="from 0 to 9"):
-        loss(block(P, few), late)
+    if torch.get_default_device().type == "cpu":  # a device looks for itself, and an assertion of it ends the process
+        with pytest.raises(PartitionError, match="from 0 to 9"):
+            loss(block(P, few), late)
 
 
 @workers(2)

@@ -70,6 +70,7 @@ bench: $(READY)
 
 bench-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/captured.py
 
 # Public models on four workers against themselves; goes on where it stopped.
 zoo: $(READY)

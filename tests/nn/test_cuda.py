@@ -134,3 +134,22 @@ def test_workers_without_a_part_may_bring_tensors_of_the_host():
     mixed = torch.ones(300, 500, device="cuda" if world.rank == 0 else "cpu")
     with pytest.raises(gridwise.errors.PartitionError, match="one kind of device"):
         nn.AllGather(P, (0,))(mixed)
+
+
+@workers(1, 2)
+def test_an_optimiser_takes_all_blocks_in_a_few_kernels():
+    layers = [nn.DistributedConv2d(row(4, 2), 2, 2, 1, device="cuda") for _ in range(8)]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    plain = [torch.nn.Parameter(p.detach().clone().as_subclass(torch.Tensor)) for p in parameters]
+    for p in plain:
+        p.grad = torch.ones_like(p)
+    counts = []
+    for given in (parameters, plain):
+        optimizer = torch.optim.SGD(given, lr=0.5)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
+            optimizer.step()
+        counts.append(sum(event.count for event in seen.key_averages() if event.key.startswith("aten::_foreach_add")))
+    assert counts[0] == counts[1] > 0
+    assert all(map(torch.equal, parameters, plain))

@@ -176,8 +176,9 @@ class CapturedStep:
         current = torch.cuda.current_stream()
         graphs.stream.wait_stream(current)
         with torch.cuda.stream(graphs.stream), warnings.catch_warnings():
-            # capturable optimisers remark that they run uncaptured
+            # capturable optimisers remark that they run uncaptured; and there may be nothing between two movements
             warnings.filterwarnings("ignore", ".*capturable=True.*")
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             if self._calls <= self._warmup:
                 leaves, form = self._outputs_of(unflatten(tree, tensors))
             else:

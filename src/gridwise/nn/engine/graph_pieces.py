@@ -11,7 +11,6 @@ which an uncaptured step draws them: its masks are those of that step.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -55,9 +54,7 @@ class _CudaGraph:
         self._graph.capture_begin(self._pool, capture_error_mode="thread_local")
 
     def end(self) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two movements
-            self._graph.capture_end()
+        self._graph.capture_end()
 
     def replay(self) -> None:
         self._graph.replay()

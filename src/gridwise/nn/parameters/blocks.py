@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer
 
 from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
@@ -147,6 +148,9 @@ class BlockParameter(_Labelled, torch.nn.Parameter):
     def __deepcopy__(self, memo: dict) -> BlockParameter:
         return memo.setdefault(id(self), labelled(BlockParameter(self.data.clone(), self.requires_grad), self))
 
+
+# On a device torch's optimisers take parameters of these classes together, in a few kernels, and others one by one.
+optimizer._foreach_supported_types.append(BlockParameter)
 
 Labelled = TypeVar("Labelled", BlockTensor, BlockParameter)
 

@@ -2,7 +2,9 @@
 
     python benchmarks/setup_cost.py
 
-The counting transport runs the real code of one worker in the middle of the grid. Flat or logarithmic is what we want.
+The counting transport runs the real code of one worker in the middle of the grid. Flat or logarithmic is what we want. The
+second table is a whole model, a U-Net with batch norm: agreements of its first step, which also sets it up, and of every later
+one. Each of n workers sends log2(n) messages for an agreement. Goal: at most 10 agreements in the first step, 2 in the others.
 """
 
 from __future__ import annotations
@@ -16,10 +18,17 @@ from rich.table import Table
 
 import gridwise
 from gridwise import nn
-from gridwise.comm.transports.counting import Ledger
+from gridwise.comm.messages.dissemination import messages
+from gridwise.comm.transports.counting import CountingTransport, Entry, Ledger
 from gridwise.grid import Layout
+from gridwise.planning import count
+from layers_norm import UNet
 
 GRIDS = {8: (2, 2, 2), 64: (4, 4, 4), 512: (8, 8, 8), 4096: (16, 16, 16)}
+MODELS = {
+    "samples": {size: (size, 1, 1, 1) for size in (64, 512, 4096)},
+    "height and width": {64: (1, 1, 8, 8), 512: (1, 1, 32, 16), 4096: (1, 1, 64, 64)},
+}
 LAYERS: dict[str, Callable[[gridwise.CartesianPartition], nn.Module]] = {
     "HaloExchange, 1 row each way": lambda P: nn.HaloExchange(P, [(1, 1)] * 3),
     "Repartition to a line of slabs": lambda P: nn.Repartition(
@@ -31,6 +40,11 @@ LAYERS: dict[str, Callable[[gridwise.CartesianPartition], nn.Module]] = {
 
 
 def main() -> None:
+    print_layers()
+    print_models()
+
+
+def print_layers() -> None:
     columns = ("set-up", "control bytes of it", "messages per call", "bytes sent per call", "control bytes per call")
     table = Table("layer", "workers", *columns)
     for name, make in LAYERS.items():
@@ -63,6 +77,51 @@ def set_up(make: Callable, size: int, shape: tuple[int, ...]) -> tuple[float, in
     ledger.entries.clear()
     layer(x)
     return seconds, control, ledger, place
+
+
+def print_models() -> None:
+    columns = (
+        "agreements, first step",
+        "messages",
+        "control bytes",
+        "agreements, later steps",
+        "messages",
+        "control bytes",
+    )
+    table = Table("U-Net cut along", "workers", *columns, "sums", "halo messages")
+    for name, shapes in MODELS.items():
+        for size, shape in shapes.items():
+            first, later = steps(size, shape)
+            sums, halos = (sum(entry.kind == kind for entry in later) for kind in ("sum", "message"))
+            table.add_row(name, str(size), *agreements(first), *agreements(later), str(sums), str(halos))
+        table.add_section()
+    Console(width=140).print(table)
+
+
+def steps(size: int, shape: tuple[int, ...]) -> tuple[list[Entry], list[Entry]]:
+    """What a worker in the middle of the grid does in its first training step and in the second; 32 x 32 pixels a worker."""
+    place, block = size // 2 + size // 4, (1, 3, 32, 32)
+
+    def program(P_world: gridwise.Partition) -> None:
+        transport = P_world.transport
+        assert isinstance(transport, CountingTransport)
+        model = gridwise.distribute(UNet(4), P_world.create_cartesian_topology_partition(shape))
+        for phase in ("first", "later"):
+            transport.ledger.phase = phase
+            transport.ledger.expect(tuple(p * n for p, n in zip(shape, block, strict=True)))
+            model(torch.empty(block)).sum().backward()
+
+    with torch.device("meta"):
+        entries = count(program, size, [place]).entries[place]
+    first, later = ([entry for entry in entries if entry.phase == phase] for phase in ("first", "later"))
+    return first, later
+
+
+def agreements(entries: list[Entry]) -> list[str]:
+    """How many there are, how many messages they take a worker, and how many bytes are in each of them, added up."""
+    control = [entry for entry in entries if entry.kind == "control"]
+    sent = sum(messages(len(entry.peers)) for entry in control)
+    return [str(number) for number in (len(control), sent, sum(entry.nbytes for entry in control))]
 
 
 if __name__ == "__main__":

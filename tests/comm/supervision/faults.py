@@ -244,6 +244,7 @@ def closed(transport: Transport) -> None:
 
 def sum_that_ends_at_exit(transport: Transport) -> None:
     """0 and 1 leave while gloo's threads still have sums of theirs, which end when 2 comes."""
+    transport.node = None  # whose sums have no threads
     if transport.rank == 2:
         time.sleep(0.2)
     pending = [transport.post_sum(torch.ones(4), transport.everyone) for _ in range(4)]

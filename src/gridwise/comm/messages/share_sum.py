@@ -107,9 +107,10 @@ class LateSum:
 
 
 class Begun:
-    """A sum among others that were begun: whoever waits for one of them adds up its shares of all.
+    """A sum among others that were begun: whoever waits for the first of them adds up its shares of all.
 
-    All workers begin them in one order; so their messages have that order, whichever is waited for first.
+    All workers begin them in one order; so their messages have that order, whichever is waited for first. One that nobody
+    waits for, since its backward was given up, is completed among the others.
     """
 
     def __init__(self, own: ShareSum | LateSum, sums: list[ShareSum | LateSum]) -> None:
@@ -120,5 +121,5 @@ class Begun:
         if self._own in self._sums:
             for each in self._sums:
                 each.add()
-            self._sums.remove(self._own)
-            self._own.wait()
+            self._sums.clear()
+        self._own.wait()

@@ -1,4 +1,4 @@
-"""Workers of one machine: memory that they share, mailboxes in it, and sums and agreements over those.
+"""Workers of one machine: memory that they share, mailboxes and a board in it, and sums and agreements over those.
 
 The same for every transport. Over MPI, whose own small messages are fast, only large ones come this way; over gloo all do.
 """

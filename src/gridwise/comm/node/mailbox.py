@@ -29,6 +29,8 @@ KINDS = ("a message", "an agreement", "a gathering", "a sum", "a copy")
 KIND_BITS, DIRECT_BIT, NOTE_BIT = 29, 1 << 28, 1 << 27
 """Of a label: where the kind stands, whether the piece stays on the device, whether its slot holds a note about that."""
 LENGTH = NOTE_BIT - 1
+ASLEEP = 3
+"""Which word of a worker's line of the board says whether it sleeps."""
 
 
 class Delivery:
@@ -88,6 +90,7 @@ class Mailbox:
         self._slots_in = {torch.uint8: [segment.slot(other, me, turn) for turn in (0, 1)]}
         self.outgoing: deque[Job] = deque()
         self.incoming: deque[Job] = deque()
+        self._asleep_at = layout.written(other) // 4 + ASLEEP
         door = layout.doorbell(other)
         self._door_at, self._door = door // 4, segment.address + door
         self._ring = (me & 0x3FF) << 22
@@ -162,19 +165,34 @@ class Mailbox:
         if (self._words[self._their_sent_at] - before) & MASK >= 2:
             self.knock()  # it may wait for the slot
 
+    def unexpected(self) -> str:
+        """What the other has sent and nobody here waits for, in words; nothing if there is none."""
+        if self.incoming or self._words[self._their_sent_at] == self._taken:
+            return ""
+        return spelt(self._words[self._their_sent_at + 1 + (self._taken & 1)])
+
     def _refuse(self, came: int, expected: int) -> NoReturn:
         raise MismatchError(
             describe(
-                f"worker {self._rank} sent {_spelt(came)}, where this worker waits for {_spelt(expected)}.",
+                f"worker {self._rank} sent {spelt(came)}, where this worker waits for {spelt(expected)}.",
                 fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
             )
         )
 
     def knock(self) -> None:
         """Wake the other worker, if it sleeps."""
+        self.ring()
+        futex.wake(self._door)
+
+    def ring(self) -> None:
+        """Change the other's doorbell: it does not fall asleep now."""
         self._ring = self._ring & ~0x3FFFFF | (self._ring + 1) & 0x3FFFFF
         self._words[self._door_at] = self._ring
-        futex.wake(self._door)
+
+    def wake_if_asleep(self) -> None:
+        """Wake the other worker, whose doorbell was rung, if it says that it sleeps."""
+        if self._words[self._asleep_at]:
+            futex.wake(self._door)
 
 
 def _typed(slots: dict[torch.dtype, list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
@@ -184,7 +202,7 @@ def _typed(slots: dict[torch.dtype, list[Tensor]], dtype: torch.dtype) -> list[T
     return found
 
 
-def _spelt(label: int) -> str:
+def spelt(label: int) -> str:
     kind = label >> KIND_BITS
     return f"{KINDS[kind] if kind < len(KINDS) else 'something unknown'} of {label & LENGTH} bytes"
 

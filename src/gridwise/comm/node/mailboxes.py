@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from ...errors import MismatchError, describe
 from ..messages.packing import Views
 from . import futex
 from .device_box import Devices
-from .mailbox import Delivery, Job, Mailbox
+from .mailbox import ASLEEP, Delivery, Job, Mailbox
 from .segment import Segment
 
 Moves = Sequence[tuple[int, Views]]
@@ -64,6 +65,7 @@ class Mailboxes:
         self._words = segment.words
         door = segment.layout.doorbell(mine)
         self._door_at, self._door = door // 4, segment.address + door
+        self._asleep_at = segment.layout.written(mine) // 4 + ASLEEP
         self._starts = {rank: started(process) for rank, process in processes.items() if rank != me}
         self._processes = processes
         self._spin = SPIN_SECONDS if spins else 0.0
@@ -77,10 +79,7 @@ class Mailboxes:
     @_outside_of_graphs
     def post(self, sends: Moves, receives: Moves, dtype: torch.dtype, add: bool = False, kind: int = 0) -> Delivery:
         """Start sending and receiving. Views that are received into may be of a wider dtype, in which halves are added up."""
-        if self.is_cut:
-            raise NodeError("the connections of this worker were cut")
-        if self._failed:
-            raise NodeError(f"an earlier call did not come to its end on this worker ({self._failed})")
+        self.check_usable()
         delivery = Delivery(self.wait_for, len(sends) + len(receives))
         for _, views in (*sends, *receives):
             if views and views[0].is_cuda:
@@ -100,24 +99,45 @@ class Mailboxes:
             raise
         return delivery
 
-    @_outside_of_graphs
+    def check_usable(self) -> None:
+        """Raise where messages would be mixed up with those of a call that has failed, or nobody would take them."""
+        if self.is_cut:
+            raise NodeError("the connections of this worker were cut")
+        if self._failed:
+            raise NodeError(f"an earlier call did not come to its end on this worker ({self._failed})")
+
+    def ring_sleepers(self) -> None:
+        """Let everybody look again at what they wait for. Who is about to fall asleep sees its doorbell, or is seen asleep."""
+        for box in self._boxes.values():
+            box.ring()
+        for box in self._boxes.values():
+            box.wake_if_asleep()
+
     def wait_for(self, delivery: Delivery) -> None:
         """Return when all messages of the delivery have left, or have arrived."""
+        self._wait(lambda: not delivery.left, list)
+
+    def wait_until(self, missing: Callable[[], list[int]]) -> None:
+        """Return when no worker is missing any more."""
+        self._wait(lambda: not missing(), missing)
+
+    @_outside_of_graphs
+    def _wait(self, is_done: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         try:
-            self._move_until(delivery)
+            self._move_until(is_done, missing)
         except BaseException as error:
             self._failed = repr(error)
             raise
         self._busy = {box for box in self._busy if box.outgoing or box.incoming}
 
-    def _move_until(self, delivery: Delivery) -> None:
-        words, door, spin_until, look_at = self._words, self._door_at, 0.0, 0.0
+    def _move_until(self, is_done: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        words, door, asleep, spin_until, look_at = self._words, self._door_at, self._asleep_at, 0.0, 0.0
         while True:
             seen = words[door]
             moved = False
             for box in self._busy:
                 moved |= box.advance()
-            if not delivery.left:
+            if is_done():
                 return
             if moved:
                 spin_until = 0.0
@@ -128,14 +148,18 @@ class Mailboxes:
             if now < spin_until:
                 continue
             look_at = look_at or now + LIFE_SECONDS
-            futex.wait(self._door, seen, SLICE)
+            words[asleep] = 1
+            if not is_done():
+                futex.wait(self._door, seen, SLICE)
+            words[asleep] = 0
             if self.is_cut:
                 raise NodeError("the connections of this worker were cut")
             if self.meanwhile is not None:
                 self.meanwhile()
             if now > look_at:
                 look_at = now + LIFE_SECONDS
-                self._look_for_the_dead()
+                self._look_for_mismatches(missing)
+                self._look_for_the_dead(missing)
 
     def _tell_device(self, device: torch.device) -> None:
         if not self._devices.is_told:
@@ -143,11 +167,27 @@ class Mailboxes:
             for box in self._boxes.values():
                 box.knock()  # it may have something for this device
 
-    def _look_for_the_dead(self) -> None:
+    def _look_for_mismatches(self, missing: Callable[[], list[int]]) -> None:
+        """Raise if a worker that is missed has sent a message instead."""
+        for rank in missing():
+            came = self._boxes[rank].unexpected()
+            if futex.NEEDS_FENCE:
+                futex.fence()
+            if came and rank in missing():  # it writes before it sends what comes after
+                raise MismatchError(
+                    describe(
+                        f"worker {rank} sent {came}, where this worker waits for it in an agreement or a sum of all.",
+                        fix="make every worker of an operator call it, in the same order, forward and backward; inactive "
+                        "ones too.",
+                    )
+                )
+
+    def _look_for_the_dead(self, missing: Callable[[], list[int]]) -> None:
+        awaited = missing()
         for box_rank, box in self._boxes.items():
-            if (box.outgoing or box.incoming) and not self._lives(box_rank):
+            if (box.outgoing or box.incoming or box_rank in awaited) and not self._lives(box_rank):
                 box.advance()  # it may have sent its last message before it ended
-                if box.outgoing or box.incoming:
+                if box.outgoing or box.incoming or box_rank in missing():
                     raise NodeError(f"the process of worker {box_rank} is gone")
 
     def _lives(self, rank: int) -> bool:

@@ -1,8 +1,8 @@
 """The workers of this machine: who they are, and sums, copies and agreements among them, by messages in shared memory.
 
-Few numbers go round by dissemination (`messages.dissemination`). Many are summed in shares (`messages.share_sum`): everyone
-adds up one share of all, in the order of the ranks, and sends it to the others. So a sum is bitwise the same on all workers,
-and the same again in the next run.
+Few numbers go over a board where all take part (`board`), else by dissemination (`messages.dissemination`). Many are summed in
+shares (`messages.share_sum`): everyone adds up one share of all, in the order of the ranks, and sends it to the others. So a
+sum is bitwise the same on all workers, and the same again in the next run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ..messages import dissemination
 from ..messages.share_sum import Parcels, ShareSum
 from ..settings import is_on
 from . import futex
+from .board import Board
 from .device_box import SLOT
 from .mailbox import KINDS, Delivery
 from .mailboxes import Mailboxes, Moves
-from .segment import LEAST, Layout, Offer, Segment, accept, machine
+from .segment import BOARD, LEAST, Layout, Offer, Segment, accept, machine
 
 FEW = 1 << 13
 """Bytes up to which everyone gets everyone's numbers and adds them up; above, everyone adds up a share."""
@@ -52,6 +53,7 @@ class Node:
         self, segment: Segment, places: dict[int, int], me: int, processes: dict[int, int], least: int
     ) -> None:
         self._boxes = Mailboxes(segment, places, me, processes, spins=cores() >= len(places))
+        self._board = Board(segment, places, me, self._boxes)
         self._places, self._me = places, me
         self._chunk = segment.layout.chunk
         self.least = least
@@ -84,11 +86,20 @@ class Node:
 
     def all_max(self, values: np.ndarray, team: Team) -> None:
         """Replace the int64 array by its maximum over the team."""
+        if self._is_for_board(team, values.nbytes):
+            flat = values.reshape(-1)
+            np.max(self._board.all_gather(torch.from_numpy(flat), "an agreement").numpy(), 0, out=flat)
+            return
         dissemination.all_max(values, team, self._me, partial(self._swap_two, "an agreement"))
 
     def all_gather(self, row: Tensor, team: Team) -> Tensor:
         """The flat rows of all workers of the team, of one length, in its order."""
+        if not row.is_cuda and self._is_for_board(team, row.nbytes):
+            return self._board.all_gather(row, "a gathering")
         return dissemination.all_gather(row, team, self._me, partial(self._swap_two, "a gathering"))
+
+    def _is_for_board(self, team: Team, nbytes: int) -> bool:
+        return nbytes <= BOARD and len(team) == len(self._places)
 
     def _swap_two(self, kind: str, to: int, x: Tensor, source: int, into: Tensor) -> None:
         self._swap([(to, [x])], [(source, [into])], x.dtype, kind)

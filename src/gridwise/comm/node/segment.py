@@ -3,6 +3,7 @@
     words    a doorbell for each worker, and beside it which device it uses;
              for each pair (from, to) how many messages were sent, and how many taken
     slots    two for each pair (from, to)
+    board    two rows for each worker, which all others read
 
 It is an anonymous file: it has no name that a killed worker could leave behind, no limit but the machine's memory, and
 takes up only what was written. The first worker of the machine makes it, the others open it through /proc, which only
@@ -27,6 +28,8 @@ LEAST = 1 << 14
 """Bytes of a slot, at least: with less, so many workers are on the machine that the transport's own way is better."""
 LINE = 64
 """Bytes of a cache line: words that different workers write are that far apart."""
+BOARD = 1 << 13
+"""Bytes of a row of the board, at most."""
 SECRET = 16
 
 
@@ -50,16 +53,24 @@ class Layout:
     def taken(self, source: int, target: int) -> int:
         return self.sent(source, target) + LINE * self.workers**2
 
+    def written(self, worker: int) -> int:
+        """Where a worker's count of rows on the board is, beside it what the last two are, and whether it sleeps."""
+        return self.sent(0, 0) + LINE * (2 * self.workers**2 + worker)
+
     def slot(self, source: int, target: int, turn: int) -> int:
         return self._slots + ((source * self.workers + target) * 2 + turn) * self.chunk
 
     @property
     def _slots(self) -> int:
-        return -(-LINE * (1 + self.workers + 2 * self.workers**2) // 4096) * 4096
+        return -(-LINE * (1 + 2 * self.workers + 2 * self.workers**2) // 4096) * 4096
+
+    @property
+    def board(self) -> int:
+        return self.slot(self.workers - 1, self.workers - 1, 1) + self.chunk
 
     @property
     def size(self) -> int:
-        return self.slot(self.workers - 1, self.workers - 1, 1) + self.chunk
+        return self.board + self.workers * 2 * BOARD
 
 
 class Segment:
@@ -76,6 +87,11 @@ class Segment:
         """One of the two slots for messages from one worker to another, as bytes."""
         start = self.layout.slot(source, target, turn)
         return self.bytes[start : start + self.layout.chunk]
+
+    @property
+    def board(self) -> Tensor:
+        """Two rows of bytes for each worker."""
+        return self.bytes[self.layout.board : self.layout.size].view(self.layout.workers, 2, BOARD)
 
     @property
     def secret(self) -> bytes:

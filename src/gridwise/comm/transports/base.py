@@ -86,7 +86,7 @@ class Transport(Refuses, ABC):
         """The batches that data loaders have given to this worker."""
         self._ordinals: Counter[str] = Counter()
         self._begun: list[ShareSum | LateSum] = []
-        """Sums that nobody has waited for yet, in their order."""
+        """Sums that were begun since somebody waited for one, in their order."""
 
     @property
     def everyone(self) -> Team:

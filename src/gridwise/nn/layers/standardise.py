@@ -110,8 +110,8 @@ class Sets:
         if self.merges:
             shares, mean, var = self._merged(share, mean, var)
         own = torch.stack((shares, mean, var))
-        table = self.transport.all_gather(own.view(-1), self.members, self.name).view(len(self.members), *own.shape)
-        parts, means, variances = table.unbind(1)
+        every = self.transport.all_gather(own.view(-1), self.members, self.name)
+        parts, means, variances = every.view(len(self.members), *own.shape).unbind(1)
         whole = (parts * means).sum(0)
         return whole, (parts * (variances + (means - whole) ** 2)).sum(0)
 

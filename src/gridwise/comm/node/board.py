@@ -1,0 +1,67 @@
+"""A board on which every worker of the machine writes a few numbers, and from which every worker reads those of all.
+
+    writer    row into place k mod 2 of its own line ──► count = k + 1 ──► rings at those who sleep
+    reader    waits until all counts are > k ──► copies all rows
+
+One step for any number of workers, where mailboxes would take log2(n), each with its own calls of torch. A place is written
+again only after all have written the next row, for which they have read this one. Only for all workers of the machine at once:
+the order of their calls is then one and the same.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from torch import Tensor
+
+from ...errors import MismatchError, describe
+from . import futex
+from .mailbox import KIND_BITS, KINDS, MASK, spelt
+from .mailboxes import Mailboxes
+from .segment import Segment
+
+
+class Board:
+    """This worker's view of the board; `places` are all workers of the machine, in the order of their ranks."""
+
+    def __init__(self, segment: Segment, places: dict[int, int], me: int, boxes: Mailboxes) -> None:
+        layout = segment.layout
+        self._boxes, self._words, self._rows = boxes, segment.words, segment.board
+        self._mine = places[me]
+        self._at = layout.written(self._mine) // 4
+        self._others = [(rank, layout.written(place) // 4) for rank, place in places.items() if rank != me]
+        self._count = 0
+
+    def all_gather(self, row: Tensor, kind: str) -> Tensor:
+        """The flat rows of all workers, at most `segment.BOARD` bytes each, of one length and dtype, by rank."""
+        boxes, words, turn, size = self._boxes, self._words, self._count & 1, row.nbytes
+        boxes.check_usable()
+        label = KINDS.index(kind) << KIND_BITS | size
+        if size:
+            self._rows[self._mine, turn, :size].view(row.dtype).copy_(row)
+        words[self._at + 1 + turn] = label
+        if futex.NEEDS_FENCE:
+            futex.fence()
+        self._count = (self._count + 1) & MASK
+        words[self._at] = self._count
+        boxes.ring_sleepers()
+        boxes.wait_until(self._missing)
+        if futex.NEEDS_FENCE:
+            futex.fence()
+        for rank, at in self._others:
+            if words[at + 1 + turn] != label:
+                self._refuse(rank, words[at + 1 + turn], label)
+        return self._rows[:, turn, :size].clone().view(row.dtype)
+
+    def _missing(self) -> list[int]:
+        """The workers that have not written yet."""
+        words, count = self._words, self._count
+        return [rank for rank, at in self._others if (words[at] - count) & MASK > MASK >> 1]
+
+    def _refuse(self, rank: int, came: int, expected: int) -> NoReturn:
+        raise MismatchError(
+            describe(
+                f"worker {rank} takes part in {spelt(came)}, where this worker takes part in {spelt(expected)}.",
+                fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
+            )
+        )

@@ -2,6 +2,7 @@
 
     convolutions, products    forward and backward of middle-sized ones, in float32 and float64; the median of some repeats
     short rows                a convolution of as many operations, with rows of 8 columns
+    unrolled windows          a small convolution of one sample, which torch computes itself
     memory bandwidth          a sum of two large tensors
     an operator               a step of a small distributed model on tiny tensors, for each operator that a plan counts in it
     messages                  exchanges of 8 bytes and of 4 MiB with a neighbour, and of 8 bytes with three of them
@@ -33,6 +34,8 @@ REPEATS = 7
 SMALL, LARGE = 8, 1 << 22
 WIDE, NARROW = 96, 8
 """Columns of the convolutions that are measured."""
+OPERATIONS = 2 * 16
+"""With each element of the windows that are unrolled."""
 DTYPES = (torch.float32, torch.float64)
 Measured = dict[str, float]
 
@@ -68,6 +71,7 @@ def calibrated(workers: int | None = None, transport: str = "auto") -> Machine:
         link,
         link,
         row_columns=columns,
+        unroll_seconds=max(0.0, worst["unrolled"] - OPERATIONS / flops["matmul"]["float32"]),
     )
 
 
@@ -85,6 +89,7 @@ def measure() -> Measured:
         found[f"conv {name}"] = _conv(dtype, 96, WIDE)
         found[f"matmul {name}"] = _matmul(dtype)
     found["narrow float32"] = _conv(torch.float32, 96 * WIDE // NARROW, NARROW)
+    found["unrolled"] = _unrolled()
     large = torch.ones(1 << 23)
     out = torch.empty_like(large)
     found["memory byte"] = _timed(lambda: torch.add(large, large, out=out)) / (2 * large.nbytes)
@@ -116,6 +121,18 @@ def _conv(dtype: torch.dtype, rows: int, columns: int) -> float:
     return _timed(step) / operations
 
 
+def _unrolled() -> float:
+    """Seconds for each element of the windows of a convolution that torch unrolls, forward and backward, products included."""
+    x, weight = torch.ones(1, 16, 12, 12, 12), torch.ones(16, 16, 3, 3, 3)
+    arguments = (1,) * 3, (1,) * 3, (1,) * 3, False, (0,) * 3, 1
+
+    def step() -> None:
+        y = torch.convolution(x, weight, None, *arguments)
+        torch.ops.aten.convolution_backward.default(y, x, weight, None, *arguments, [True, True, False])
+
+    return _timed(step) / (3 * 16 * 27 * 12**3)
+
+
 def _call() -> float:
     """Seconds for an operator with hardly anything to do, as a plan counts them: autograd and Python included."""
     transport = find.current()
@@ -126,11 +143,12 @@ def _call() -> float:
     calls = sum(work.calls for work in plan(model, [1] * 4, shape).records[0].work.values())
     placed, x = distribute(model, P_x), torch.ones(shape)
 
-    def step() -> None:
-        y = placed(x)
-        y.backward(torch.ones_like(y))
+    def steps() -> None:
+        for _ in range(10):
+            y = placed(x)
+            y.backward(torch.ones_like(y))
 
-    return _timed(lambda: [step() for _ in range(10)]) / 10 / calls
+    return _timed(steps) / 10 / calls
 
 
 def _matmul(dtype: torch.dtype) -> float:

@@ -8,6 +8,7 @@
     call_overhead = 1.0e-5          seconds that each operator takes however small it is
     overlap = 0.0                   the share of messages that travels while a layer computes
     row_columns = 0.0               a row of a convolution's output takes as long as so many columns more (if left out, 0)
+    unroll_seconds = 0.0            for each element of a window that torch unrolls to convolve (if left out, 0)
     [flops.conv] float32 = 1.0e13   operations per second, by kind of operator (conv, matmul) and dtype
     [inside]                        between workers of one node: latency of a message in seconds, bandwidth in bytes per second
     exchange = 0.0                  what an exchange takes beyond its messages; a sum over p workers has 2 log2(p) steps, of
@@ -63,6 +64,7 @@ class Machine:
     flops : operations per second, by kind of operator and dtype
     inside, between : latency and bandwidth within a node, and between nodes
     row_columns : how many columns longer each row of a convolution's output seems
+    unroll_seconds : for each element of a window where torch unrolls the windows of a convolution
     device : what a worker computes with, "cpu" or "cuda": decides how its memory is counted
 
     Examples
@@ -85,6 +87,7 @@ class Machine:
     between: Link
     device: str = "cpu"
     row_columns: float = 0.0
+    unroll_seconds: float = 0.0
 
     def rate(self, kind: str, dtype: str) -> float:
         """Operations per second; of a dtype that the file does not name, as of float32."""
@@ -112,7 +115,7 @@ class Machine:
         lines = [f"{key} = {_quoted(value)}" for key, value in words.items()]
         lines += [f"measured = {str(self.measured).lower()}", f"memory = {self.memory}"]
         lines.append(f"device = {_quoted(self.device)}")
-        names = ("workers_per_node", "memory_bandwidth", "call_overhead", "overlap", "row_columns")
+        names = ("workers_per_node", "memory_bandwidth", "call_overhead", "overlap", "row_columns", "unroll_seconds")
         lines += [f"{name} = {getattr(self, name)!r}" for name in names]
         for kind, rates in self.flops.items():
             lines += ["", f"[flops.{kind}]", *(f"{dtype} = {rate!r}" for dtype, rate in rates.items())]
@@ -174,7 +177,7 @@ def read_machine(path: str | Path) -> Machine:
         rates = {kind: {name: _positive(rate) for name, rate in of.items()} for kind, of in found["flops"].items()}
         if not set(KINDS) <= rates.keys() or not all("float32" in rates[kind] for kind in KINDS):
             raise ValueError(f"[flops] needs float32 of each of {', '.join(KINDS)}")
-        links = [_link(found[name]) for name in LINKS]
+        inside, between = (_link(found[name]) for name in LINKS)
         overlap = float(found["overlap"])
         if not 0 <= overlap <= 1:
             raise ValueError(f"`overlap` (={overlap}) is a share, from 0 to 1")
@@ -191,9 +194,11 @@ def read_machine(path: str | Path) -> Machine:
             _positive(found["call_overhead"]),
             overlap,
             rates,
-            *links,
+            inside,
+            between,
             device,
             _not_negative(found.get("row_columns", 0.0)),
+            _not_negative(found.get("unroll_seconds", 0.0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else str(error)

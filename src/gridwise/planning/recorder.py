@@ -26,7 +26,7 @@ from ..models.program import watched_steps
 from .current_layer import CurrentLayer
 from .halos import fetches_told_to
 from .memory import Memory
-from .workspaces import columns, wasted, workspace_of
+from .workspaces import columns, unrolled_elements, wasted, workspace_of
 
 LINE = 64
 """Bytes that come from memory together."""
@@ -43,6 +43,8 @@ class Work:
     """The same with what a processor computes in vain: of channels that fill up a vector."""
     per_column: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """The effort of convolutions for each column of their outputs: what rows cost is so much for each column lost."""
+    unrolled: int = 0
+    """Elements of windows that torch unrolls into the rows of a matrix, where oneDNN does not convolve."""
     product_bytes: int = 0
     """Read and written by convolutions and products."""
     bytes: int = 0
@@ -100,9 +102,13 @@ class StepRecorder(TorchDispatchMode):
             dtype = str(outputs[0].dtype).removeprefix("torch.")
             operations = flop_registry[packet](*args, **kwargs, out_val=made)
             work.flops[kind, dtype] += operations
-            effort = operations * (wasted(func, args) if kind == "conv" and self.device == "cpu" else 1.0)
-            work.effort[kind, dtype] += effort
-            if kind == "conv":
+            windows = unrolled_elements(func, args, outputs) if kind == "conv" and self.device == "cpu" else 0
+            if kind != "conv" or windows:
+                work.effort["matmul", dtype] += operations
+                work.unrolled += windows
+            else:
+                effort = operations * (wasted(func, args) if self.device == "cpu" else 1.0)
+                work.effort[kind, dtype] += effort
                 work.per_column[kind, dtype] += effort / max(1, columns(func, args, outputs))
             work.product_bytes += touched
         else:

@@ -2,7 +2,7 @@
 
     compute          the larger of operations / speed and bytes / bandwidth for convolutions and products,
                      bytes / bandwidth for everything else, and a little for every call. Convolutions are slower where
-                     rows are short, and where channels do not fill the vectors of a processor
+                     rows are short, where channels do not fill the vectors of a processor, and where torch unrolls windows
     communication    for each exchange a little, for each of its messages a latency and its bytes; a sum goes through a tree
     waiting          a layer ends for everybody when the slowest worker has computed and the busiest has talked: halos and
                      sums tie neighbours together at every layer, so nobody is far ahead
@@ -97,6 +97,7 @@ def compute_seconds(work: Work, machine: Machine) -> float:
     operations += machine.row_columns * sum(
         count / machine.rate(kind, dtype) for (kind, dtype), count in work.per_column.items()
     )
+    operations += machine.unroll_seconds * work.unrolled
     products = max(operations, work.product_bytes / machine.memory_bandwidth)
     return products + work.bytes / machine.memory_bandwidth + work.calls * machine.call_overhead
 

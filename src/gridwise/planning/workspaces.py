@@ -1,13 +1,16 @@
 """Memory that kernels of torch take from its allocator for themselves, on the CPU: convolutions, in the main.
 
 oneDNN computes float32 convolutions on copies in which 16 channels lie side by side (`n` channels take the room of the next
-multiple of 16), and makes the results dense again. Of other dtypes torch unrolls the windows of the input into the rows of a
-matrix. Which of these copies are there at the same time was read off torch's profiler (torch 2.13, x86 with AVX); a
-product of 1 x 1 windows needs none. On a GPU, cuDNN chooses among workspaces at run time, and torch does not tell which.
+multiple of 16), and makes the results dense again. Of other dtypes, and of small inputs of one sample, torch unrolls the
+windows of the input into the rows of a matrix. Which of these copies are there at the same time was read off torch's profiler
+(torch 2.13, x86 with AVX); a product of 1 x 1 windows needs none.
 
     forward     weight and input and output blocked,  then  output blocked + output
     backward    gradient of output blocked + that of input blocked,  then  of input blocked + of input,
                 then  of input + gradient of output and input and gradient of weight blocked
+
+On a GPU, cuDNN chooses among workspaces at run time. Of 76 convolutions on an H200 (float32, cuDNN 9.19) most take copies of
+input, weight and output with channels last; the products of 1 x 1 windows take none in forward.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from torch import Tensor
 
 aten: Any = torch.ops.aten
 SIDE_BY_SIDE = 16
+SMALL = 20480
+"""Elements up to which torch convolves a single sample by itself."""
 PLAIN = 4
 """Up to so many channels the input of a convolution is read as it lies."""
 
@@ -41,10 +46,37 @@ def workspace_of(operator: Any, args: Sequence[Any], outputs: Sequence[Tensor | 
 
 def _by_cudnn(packet: Any, args: Sequence[Any], outputs: Sequence[Tensor | None]) -> int:
     if packet is aten.convolution and outputs[0] is not None:
+        if _is_product(args[1]) and max(args[3]) == 1:
+            return 0
         return args[0].nbytes + args[1].nbytes + outputs[0].nbytes
     if packet is aten.convolution_backward:
         return sum(x.nbytes for x in args[:3])
     return 0
+
+
+def unrolled_elements(operator: Any, args: Sequence[Any], outputs: Sequence[Tensor | None]) -> int:
+    """Elements of the windows that torch unrolls for a convolution on the CPU; none where oneDNN computes it.
+
+    Torch's own rule: it leaves float32 to oneDNN unless a single sample is small. Backward unrolls once for each gradient.
+    """
+    if operator.overloadpacket is aten.convolution_backward:
+        y, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args
+        times = bool(wanted[0]) + bool(wanted[1])
+    else:
+        x, weight, _, stride, _, dilation, transposed, _, groups = args
+        y, times = outputs[0], 1
+    if y is None or not y.numel() or _by_onednn(x, weight, stride, dilation, groups):
+        return 0
+    return times * _unrolled(x, weight, y, bool(transposed), groups) // x.element_size()
+
+
+def _by_onednn(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
+    if x.dtype != torch.float32:
+        return False
+    steps = max(*stride, *dilation) > 1
+    worth = steps or len(x) >= 16 or weight.shape[-1] != 1 or weight.shape[-2] != 1
+    large = groups > 1 or (weight.shape[-1] > 3 and weight.shape[-2] > 3) or len(x) > 1
+    return worth and (large or prod(x.shape[:4]) > SMALL)
 
 
 def wasted(operator: Any, args: Sequence[Any]) -> float:

@@ -214,11 +214,13 @@ def test_loaders_of_other_workers_do_not_matter():
     P, mine = partition(1, 1, 2), gridwise.world().create_partition_inclusive([gridwise.world().rank])
     alone = BlockDataset(numbers(8, 1, 3), mine.create_cartesian_topology_partition([1, 1, 1]))
     model = gridwise.distribute(torch.nn.Conv1d(1, 1, 3, padding=1), P)
+    shapes = []
     for number, x in enumerate(BlockLoader(alone, 2)):
         if number >= gridwise.world().rank:
-            model(x)
+            shapes.append(model(x).shape)
         if number == 2 + gridwise.world().rank:
             break
+    assert shapes == [(2, 1, 3)] * 3
 
 
 class Breaks:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from . import architectures, habits, layers
+from . import architectures, drawing, habits, layers, parametrized
 from .registry import CASES
 
-__all__ = ["CASES", "architectures", "habits", "layers"]
+__all__ = ["CASES", "architectures", "drawing", "habits", "layers", "parametrized"]

@@ -20,14 +20,14 @@ from gridwise.deferred_init.materializing import (
     uninitialized,
 )
 from gridwise.deferred_init.progress import progress_bar
-from gridwise.deferred_init.random.fills import Ranges
 from gridwise.deferred_init.random.streams import watched
 from gridwise.deferred_init.recording.recorder import RECORDER
-from gridwise.deferred_init.sharding import Layout, Slices, check_layout, ranges_of, slices_for
+from gridwise.deferred_init.sharding import Layout, Slices, box_of, check_layout, slices_for
 from gridwise.errors import DeferredInitError, PartitionError, describe
 from gridwise.fake.mode import FakeFactories
 from gridwise.fake.parameters import FakeUninitialized, parameters_of
 from gridwise.fake.tensor import FakeTensor
+from gridwise.grid import Box
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -142,10 +142,10 @@ def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
     _check_tensor(tensor)
     check_ours(tensor)
     tensor = real_of(tensor)
-    ranges = ranges_of(slices, tensor.shape, "the tensor")
+    box = box_of(slices, tensor.shape, "the tensor")
     if isinstance(tensor, FakeTensor):
-        return block_for(tensor, ranges)
-    block = tensor.detach()[tuple(slice(*r) for r in ranges)].clone(memory_format=torch.contiguous_format)
+        return block_for(tensor, box)
+    block = tensor.detach()[box.slices].clone(memory_format=torch.contiguous_format)
     return nn.Parameter(block, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else block
 
 
@@ -227,33 +227,32 @@ def materialize_module(
             owner._init_flat_weights()  # it keeps weak references to its parameters
 
 
-def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: Any) -> list[tuple[FakeTensor, Ranges]]:
+def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: Any) -> list[tuple[FakeTensor, Box]]:
     """What `layout` cuts of the deferred parameters and buffers among `tensors`."""
     wanted = {id(tensor) for tensor in tensors}
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     check_layout(layout, rank, [name for name, _ in named])
-    cut: dict[int, tuple[str, FakeTensor, Ranges]] = {}
+    cut: dict[int, tuple[str, FakeTensor, Box]] = {}
     for name, tensor in named:
         if id(tensor) not in wanted or not isinstance(tensor, FakeTensor):
             continue
         slices = slices_for(layout, rank, name, tensor.shape)
-        whole = tuple((0, n) for n in tensor.shape)
-        ranges = whole if slices is None else ranges_of(slices, tensor.shape, name)
-        first, _, agreed = cut.setdefault(id(tensor), (name, tensor, ranges))
-        if ranges != agreed:
+        box = Box.of_shape(tensor.shape) if slices is None else box_of(slices, tensor.shape, name)
+        first, _, agreed = cut.setdefault(id(tensor), (name, tensor, box))
+        if box != agreed:
             raise PartitionError(
                 describe(
                     f"materialize_module: {first} and {name} are one tensor, and `layout` cuts it in two ways:",
-                    [f"{first}: {agreed}", f"{name}: {ranges}"],
+                    [f"{first}: {agreed.start} to {agreed.stop}", f"{name}: {box.start} to {box.stop}"],
                     fix="give tied tensors the same slices.",
                 )
             )
-    blocks = {k: c for k, c in cut.items() if any(r != (0, n) for r, n in zip(c[2], c[1].shape, strict=True))}
+    blocks = {k: c for k, c in cut.items() if c[2] != Box.of_shape(c[1].shape)}
     _refuse_views(blocks, {id(t): t for t in tensors if isinstance(t, FakeTensor)})
-    return [(tensor, ranges) for _, tensor, ranges in blocks.values()]
+    return [(tensor, box) for _, tensor, box in blocks.values()]
 
 
-def _refuse_views(blocks: dict[int, tuple[str, FakeTensor, Ranges]], tensors: dict[int, FakeTensor]) -> None:
+def _refuse_views(blocks: dict[int, tuple[str, FakeTensor, Box]], tensors: dict[int, FakeTensor]) -> None:
     """A tensor that shares its storage with another one cannot be cut without parting the two."""
     owners: dict[Any, int] = {}
     for key, tensor in tensors.items():

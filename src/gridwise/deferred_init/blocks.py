@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gridwise.deferred_init.random.fills import Fill, Ranges, fill_block, fills_are_known
+from gridwise.deferred_init.random.fills import Fill, fill_block, fills_are_known
 from gridwise.deferred_init.recording.marking import FACTORIES, FILLS
 from gridwise.deferred_init.recording.recorder import literal
 from gridwise.deferred_init.recording.replaying import real, replay, replaying
 from gridwise.deferred_init.recording.tape import External, TapeNode, Value
 from gridwise.deferred_init.rounding import keeps_bits
 from gridwise.fake.dispatch import operator
+from gridwise.grid import Box, unravel
 
 aten = torch.ops.aten
 
@@ -57,54 +58,51 @@ class Session:
 
     def __init__(self, dry: bool = False) -> None:
         self.dry = dry  # find out whether it can be done, on empty blocks
-        self.made: dict[tuple[Value, Ranges, float], Tensor] = {}
+        self.made: dict[tuple[Value, Box, float], Tensor] = {}
 
 
 class NeedsWhole(Exception):
     """The block cannot be made alone; the text says why."""
 
 
-def make_block(value: Value, ranges: Ranges) -> Tensor:
-    """The block `ranges` of a value, contiguous and on its own storage."""
+def make_block(value: Value, box: Box) -> Tensor:
+    """The block `box` of a value, contiguous and on its own storage."""
     try:
         with replaying():
-            return block_of(value, ranges, math.inf, Session()).contiguous()
+            return block_of(value, box, math.inf, Session()).contiguous()
     except NeedsWhole:
         whole = replay([value])[0].detach()
-        return whole[tuple(slice(*r) for r in ranges)].clone(memory_format=torch.contiguous_format)
+        return whole[box.slices].clone(memory_format=torch.contiguous_format)
 
 
 def reason_for_whole(value: Value) -> str | None:
     """Why the blocks of a value cannot be made alone; None when they can. Makes no data."""
     try:
         with replaying():
-            block_of(value, tuple((0, 0) for _ in value.meta.shape), math.inf, Session(dry=True))
+            block_of(value, Box.of_shape((0,) * value.meta.dim()), math.inf, Session(dry=True))
     except NeedsWhole as reason:
         return str(reason)
     return None
 
 
-def block_of(value: Value, ranges: Ranges, before: float, session: Session) -> Tensor:
+def block_of(value: Value, box: Box, before: float, session: Session) -> Tensor:
     """The block of a value as it was at a time."""
     if value.meta.numel() == 0:
-        return torch.empty([stop - start for start, stop in ranges], dtype=value.meta.dtype, device="cpu")
+        return torch.empty(box.shape, dtype=value.meta.dtype, device="cpu")
     root = value.cell.writes[0].outputs[0]
     if len(value.cell.writes[0].outputs) != 1 or root is None or not _is_whole(root.meta):
         raise NeedsWhole(f"{_name(value.cell.writes[0])} gives more than one tensor, or a strided one")
     dims = _dims_in(value.meta, root.meta)
-    start = _unravel(int(value.meta.storage_offset()), root.meta.shape)
+    start = unravel(int(value.meta.storage_offset()), root.meta.shape)
     wanted = [(s, s + 1) for s in start]
-    for dim, (first, last) in zip(dims, ranges, strict=True):
+    for dim, first, last in zip(dims, box.start, box.stop, strict=True):
         if dim is not None:
             wanted[dim] = (start[dim] + first, start[dim] + last)
-    block = _as_view(_replay_block(value, root, tuple(wanted), before, session), dims)
-    added = tuple(
-        slice(0, last - first) if dim is None else slice(None) for dim, (first, last) in zip(dims, ranges, strict=True)
-    )
-    return block[added]
+    block = _as_view(_replay_block(value, root, Box.of_intervals(wanted), before, session), dims)
+    return block[tuple(slice(0, n) if dim is None else slice(None) for dim, n in zip(dims, box.shape, strict=True))]
 
 
-def _replay_block(value: Value, root: Value, box: Ranges, before: float, session: Session) -> Tensor:
+def _replay_block(value: Value, root: Value, box: Box, before: float, session: Session) -> Tensor:
     writes = []
     for node in reversed(value.cell.writes):
         if node.time < before:
@@ -112,33 +110,32 @@ def _replay_block(value: Value, root: Value, box: Ranges, before: float, session
             if node.overwrites:
                 break
     created = value.cell.writes[0]
-    extents = [stop - start for start, stop in box]
     if writes[-1] is created:
         writes.pop()
-        block = _create(created, root, box, extents, session)
+        block = _create(created, root, box, session)
     else:
-        block = torch.empty(extents, dtype=root.meta.dtype, device="cpu")
+        block = torch.empty(box.shape, dtype=root.meta.dtype, device="cpu")
     for node in reversed(writes):
         _write(node, root, box, block, session)
     return block
 
 
-def _create(node: TapeNode, root: Value, box: Ranges, extents: list[int], session: Session) -> Tensor:
+def _create(node: TapeNode, root: Value, box: Box, session: Session) -> Tensor:
     """The block of a tensor as the node that made it left it."""
     meta, func = root.meta, node.func
     if not all(k != "device" or str(v) == "cpu" for k, v in node.kwargs.items()):
         raise NeedsWhole(f"{_name(node)} is on another device than the CPU")
     if func in _EMPTY:
-        return torch.empty(extents, dtype=meta.dtype, device="cpu")
+        return torch.empty(box.shape, dtype=meta.dtype, device="cpu")
     if func in _CONSTANTS:
-        return torch.full(extents, _CONSTANTS[func](node), dtype=meta.dtype, device="cpu")
+        return torch.full(box.shape, _CONSTANTS[func](node), dtype=meta.dtype, device="cpu")
     if func in FACTORIES and FACTORIES[func] != "permutation":
-        block = torch.empty(extents, dtype=meta.dtype, device="cpu")
+        block = torch.empty(box.shape, dtype=meta.dtype, device="cpu")
         fill_block(_fill(node, FACTORIES[func], meta), meta.shape, box, block)
         return block
     if func is literal:
         tensor = real(node.args[0], {})
-        return tensor[tuple(slice(*r) for r in box)].clone(memory_format=torch.contiguous_format)
+        return tensor[box.slices].clone(memory_format=torch.contiguous_format)
     if func not in _COPIES and torch.Tag.pointwise not in getattr(func, "tags", ()):
         raise NeedsWhole(f"{_name(node)} is not elementwise")
     if node.mark is not None or operator(func).written:
@@ -150,10 +147,10 @@ def _create(node: TapeNode, root: Value, box: Ranges, extents: list[int], sessio
     made = func(*args, **kwargs)
     if func in _COPIES and made is args[0]:
         made = made.clone()
-    return made.expand(extents).contiguous()
+    return made.expand(box.shape).contiguous()
 
 
-def _write(node: TapeNode, root: Value, box: Ranges, block: Tensor, session: Session) -> None:
+def _write(node: TapeNode, root: Value, box: Box, block: Tensor, session: Session) -> None:
     """Let a node that writes in place act on the block of `root` that is at hand."""
     target = node.args[0] if node.args else None
     if type(target) is not Value or target.cell is not root.cell or len(operator(node.func).written) != 1:
@@ -162,21 +159,22 @@ def _write(node: TapeNode, root: Value, box: Ranges, block: Tensor, session: Ses
     if meta.numel() == 0:
         return
     dims = _dims_in(meta, root.meta)
-    start = _unravel(int(meta.storage_offset()), root.meta.shape)
-    part: list[tuple[int, int]] = [(0, n) for n in meta.shape]  # of the target, in its own coordinates
+    start = unravel(int(meta.storage_offset()), root.meta.shape)
+    ends: list[tuple[int, int]] = [(0, n) for n in meta.shape]  # of the target, in its own coordinates
     inside: list[slice] = []  # of the block
     shape_at = {dim: meta.shape[i] for i, dim in enumerate(dims) if dim is not None}
-    for dim, (first, last) in enumerate(box):
+    for dim, (first, last) in enumerate(zip(box.start, box.stop, strict=True)):
         low, high = max(first, start[dim]), min(last, start[dim] + shape_at.get(dim, 1))
         if high <= low and not session.dry:
             return
         inside.append(slice(low - first, max(high - first, low - first)))
         if dim in dims:
-            part[dims.index(dim)] = (low - start[dim], max(high, low) - start[dim])
+            ends[dims.index(dim)] = (low - start[dim], max(high, low) - start[dim])
+    part = Box.of_intervals(ends)
     view = _as_view(block[tuple(inside)], dims)
     work = view if view.is_contiguous() else torch.empty(view.shape, dtype=view.dtype, device="cpu")
     if node.func in FILLS:
-        fill_block(_fill(node, FILLS[node.func], meta), meta.shape, tuple(part), work)
+        fill_block(_fill(node, FILLS[node.func], meta), meta.shape, part, work)
     else:
         if torch.Tag.pointwise not in node.func.tags and node.func not in _PLAIN_WRITES:
             raise NeedsWhole(f"{_name(node)} is not elementwise")
@@ -186,8 +184,8 @@ def _write(node: TapeNode, root: Value, box: Ranges, block: Tensor, session: Ses
             raise NeedsWhole(f"{_name(node)} may round otherwise in a block")
         if work is not view:
             work.copy_(view)
-        args = [_ingredient(arg, meta, tuple(part), node, session) for arg in node.args[1:]]
-        kwargs = {k: _ingredient(v, meta, tuple(part), node, session) for k, v in node.kwargs.items()}
+        args = [_ingredient(arg, meta, part, node, session) for arg in node.args[1:]]
+        kwargs = {k: _ingredient(v, meta, part, node, session) for k, v in node.kwargs.items()}
         node.func(work, *args, **kwargs)
     if work is not view:
         view.copy_(work)
@@ -204,22 +202,22 @@ def _fill(node: TapeNode, kind: Any, meta: Tensor) -> Fill:
     return Fill(kind, meta.numel(), meta.dtype, mark, (low, high))
 
 
-def _ingredient(arg: Any, result: Tensor, ranges: Ranges, node: TapeNode, session: Session) -> Any:
-    """An argument of an elementwise node, cut to what the block `ranges` of its result needs."""
+def _ingredient(arg: Any, result: Tensor, box: Box, node: TapeNode, session: Session) -> Any:
+    """An argument of an elementwise node, cut to what the block `box` of its result needs."""
     if isinstance(arg, list | tuple) and any(type(item) in (Value, External) for item in arg):
         raise NeedsWhole(f"{_name(node)} takes a list of tensors")
     if type(arg) is External:
         tensor = real(arg, {})
-        cut = _broadcast(tensor.shape, result.shape, ranges)
-        return tensor[tuple(slice(*r) for r in cut)]
+        cut = _broadcast(tensor.shape, result.shape, box)
+        return tensor[cut.slices]
     if type(arg) is not Value:
         return arg
-    cut = _broadcast(arg.meta.shape, result.shape, ranges)
+    cut = _broadcast(arg.meta.shape, result.shape, box)
     if session.dry and arg.meta.numel() <= SMALL:
-        return torch.empty([stop - start for start, stop in cut], dtype=arg.meta.dtype, device="cpu")
+        return torch.empty(cut.shape, dtype=arg.meta.dtype, device="cpu")
     if arg.meta.numel() <= SMALL:
         whole = replay([arg], before=node.time)[0].detach()
-        return whole[tuple(slice(*r) for r in cut)]
+        return whole[cut.slices]
     if operator(node.func).written and arg.cell is node.args[0].cell:
         raise NeedsWhole(f"{_name(node)} reads what it writes")
     key = (arg, cut, max(write.time for write in arg.cell.writes if write.time < node.time))
@@ -244,7 +242,7 @@ def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
         raise NeedsWhole("a view of conjugate or negative values")
     if meta.shape == root.shape and meta.stride() == root.stride():
         return list(range(meta.dim()))
-    start = _unravel(int(meta.storage_offset()), root.shape)
+    start = unravel(int(meta.storage_offset()), root.shape)
     by_stride = {stride: dim for dim, stride in enumerate(root.stride()) if root.shape[dim] > 1}
     dims: list[int | None] = []
     for size, stride in zip(meta.shape, meta.stride(), strict=True):
@@ -253,14 +251,6 @@ def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
             raise NeedsWhole("a view that is no box of the tensor it views")
         dims.append(dim)
     return dims
-
-
-def _unravel(offset: int, shape: torch.Size) -> list[int]:
-    index = []
-    for size in reversed(shape):
-        offset, at = divmod(offset, size) if size else (0, 0)
-        index.append(at)
-    return index[::-1]
 
 
 def _as_view(block: Tensor, dims: list[int | None]) -> Tensor:
@@ -276,9 +266,10 @@ def _as_view(block: Tensor, dims: list[int | None]) -> Tensor:
     return view
 
 
-def _broadcast(shape: torch.Size, result: torch.Size, ranges: Ranges) -> Ranges:
-    lead = len(result) - len(shape)
-    return tuple((0, 1) if n == 1 else ranges[lead + d] for d, n in enumerate(shape))
+def _broadcast(shape: torch.Size, result: torch.Size, box: Box) -> Box:
+    """What a block of the result takes of an argument of this shape."""
+    ends = list(zip(box.start, box.stop, strict=True))[len(result) - len(shape) :]
+    return Box.of_intervals((0, 1) if n == 1 else end for n, end in zip(shape, ends, strict=True))
 
 
 def _name(node: TapeNode) -> str:

@@ -17,7 +17,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gridwise.deferred_init.blocks import make_block
-from gridwise.deferred_init.random.fills import Ranges
 from gridwise.deferred_init.random.streams import ALONE
 from gridwise.deferred_init.recording.recorder import RECORDER
 from gridwise.deferred_init.recording.replaying import replay
@@ -26,6 +25,7 @@ from gridwise.errors import DeferredInitError, describe
 from gridwise.fake.geometry import geometry, with_geometry
 from gridwise.fake.parameters import FakeUninitialized
 from gridwise.fake.tensor import FakeTensor
+from gridwise.grid import Box
 
 _OWN = (
     "keeper",
@@ -101,20 +101,20 @@ def _gradient_of(fake: FakeTensor) -> list[tuple[FakeTensor, FakeTensor]]:
     return [(fake, gradient)] if isinstance(gradient, FakeTensor) else []
 
 
-def make_blocks(wanted: Iterable[tuple[FakeTensor, Ranges]], step: Callable[[], None] = _nothing) -> None:
+def make_blocks(wanted: Iterable[tuple[FakeTensor, Box]], step: Callable[[], None] = _nothing) -> None:
     """Make one block of each of these deferred tensors; the block takes the tensor's place, as in `make_real`."""
-    for fake, ranges in wanted:
-        block = block_for(fake, ranges)
-        gradients = [block_for(gradient, ranges) for _, gradient in _gradient_of(fake)]
+    for fake, box in wanted:
+        block = block_for(fake, box)
+        gradients = [block_for(gradient, box) for _, gradient in _gradient_of(fake)]
         _adopt([fake], [_dressed(block, fake)])
         for gradient in gradients:
             real_of(fake).grad = gradient
         step()
 
 
-def block_for(fake: FakeTensor, ranges: Ranges) -> Tensor:
+def block_for(fake: FakeTensor, box: Box) -> Tensor:
     """One block of a deferred tensor, which stays deferred."""
-    return _as_parameter(make_block(fake.value, ranges), fake)
+    return _as_parameter(make_block(fake.value, box), fake)
 
 
 def put_in_place(fake: Tensor, real: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which block of which tensor: what users write as slices, a callable or layouts, made into ranges."""
+"""Which block of which tensor: what users write as slices, a callable or layouts, made into boxes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from gridwise.deferred_init.random.fills import Ranges
 from gridwise.errors import PartitionError, describe
+from gridwise.grid import Box
 
 Slices = Sequence[slice]
 
@@ -67,8 +67,8 @@ def slices_for(layout: Layout, rank: Any, name: str, shape: torch.Size) -> Slice
     return blocks.block(rank).slices
 
 
-def ranges_of(slices: Slices | Any, shape: Sequence[int], name: str) -> Ranges:
-    """Start and stop along every dim; raises for what is no block."""
+def box_of(slices: Slices | Any, shape: Sequence[int], name: str) -> Box:
+    """The box that the slices are; raises for what is no block."""
     slices = getattr(slices, "slices", slices)
     if not isinstance(slices, Sequence) or isinstance(slices, str):
         raise PartitionError(
@@ -84,7 +84,7 @@ def ranges_of(slices: Slices | Any, shape: Sequence[int], name: str) -> Ranges:
                 fix="give at most one slice per dim.",
             )
         )
-    ranges = []
+    ends = []
     for dim, size in enumerate(shape):
         chosen = slices[dim] if dim < len(slices) else slice(None)
         if not isinstance(chosen, slice) or chosen.step not in (None, 1):
@@ -95,5 +95,5 @@ def ranges_of(slices: Slices | Any, shape: Sequence[int], name: str) -> Ranges:
                 )
             )
         start, stop, _ = chosen.indices(size)
-        ranges.append((start, max(start, stop)))
-    return tuple(ranges)
+        ends.append((start, max(start, stop)))
+    return Box.of_intervals(ends)

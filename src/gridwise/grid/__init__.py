@@ -14,6 +14,7 @@ from .grid import Grid as Grid
 from .grid import Index as Index
 from .grid import resolve_axes as resolve_axes
 from .grid import union_of as union_of
+from .grid import unravel as unravel
 from .groups import group_runs as group_runs
 from .groups import groups_of as groups_of
 from .layout import Boxes as Boxes
@@ -24,9 +25,13 @@ from .route import Needs as Needs
 from .route import Piece as Piece
 from .route import Route as Route
 from .route import route as route
+from .row_major import boxes_of_range as boxes_of_range
+from .row_major import flat_span as flat_span
+from .row_major import strides_of as strides_of
 from .stacking import OWN as OWN
 from .stacking import Stacking as Stacking
 from .stacking import stacking_of as stacking_of
+from .tiling import tiling_problem as tiling_problem
 from .window import Padding as Padding
 from .window import adaptive_need as adaptive_need
 from .window import adaptive_runs as adaptive_runs

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ..errors import PartitionError
 from .box import Box, Shape, whole_numbers
-from .cuts import Cuts, balanced_cuts, blocks_meeting, checked_cuts, interval
+from .cuts import Cuts, balanced_cuts, checked_cuts, interval
 from .drawing import Drawing, Halo, draw
 from .grid import Grid, Index, unravel
 
@@ -102,18 +102,6 @@ class Layout:
         for place, rank in enumerate(self.grid.ranks):
             yield rank, self.block_at(unravel(place, self.grid.shape))
 
-    def pieces(self, wanted: Box) -> Iterator[tuple[int, Box]]:
-        """The owners of `wanted` with the part that each has, found by bisection."""
-        found: list[tuple[Index, tuple[tuple[int, int], ...]]] = [((), ())]
-        for cuts, start, stop in zip(self.cuts, wanted.start, wanted.stop, strict=True):
-            found = [
-                ((*index, i), (*ends, (max(start, cuts[i]), min(stop, cuts[i + 1]))))
-                for index, ends in found
-                for i in blocks_meeting(cuts, start, stop)
-            ]
-        for index, ends in found:
-            yield self.grid.rank_at(index), Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
-
 
 @dataclass(frozen=True)
 class Boxes:
@@ -126,8 +114,8 @@ class Boxes:
     Examples
     --------
     >>> boxes = gridwise.grid.Boxes.of([(0, gridwise.grid.Box((0,), (3,))), (1, gridwise.grid.Box((3,), (5,)))])
-    >>> boxes.covers(gridwise.grid.Box((1,), (5,)))
-    True
+    >>> [owner for owner, _ in boxes.pieces(gridwise.grid.Box((1,), (5,)))]
+    [0, 1]
     """
 
     items: tuple[tuple[int, Box], ...]
@@ -142,28 +130,3 @@ class Boxes:
             common = box.intersect(wanted)
             if common is not None:
                 yield owner, common
-
-    def covers(self, wanted: Box) -> bool:
-        """Whether every index of `wanted` lies in some block."""
-        left = [wanted]
-        for _, box in self.items:
-            left = [rest for part in left for rest in subtract(part, box)]
-            if not left:
-                return True
-        return all(part.volume == 0 for part in left)
-
-
-def subtract(box: Box, hole: Box) -> Iterator[Box]:
-    """`box` without `hole`, as disjoint boxes."""
-    common = box.intersect(hole)
-    if common is None:
-        if box.volume:
-            yield box
-        return
-    start, stop = list(box.start), list(box.stop)
-    for d in range(len(start)):
-        if start[d] < common.start[d]:
-            yield Box(tuple(start), (*stop[:d], common.start[d], *stop[d + 1 :]))
-        if common.stop[d] < stop[d]:
-            yield Box((*start[:d], common.stop[d], *start[d + 1 :]), tuple(stop))
-        start[d], stop[d] = common.start[d], common.stop[d]

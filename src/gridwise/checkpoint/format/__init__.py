@@ -4,6 +4,5 @@ manifest, manifest_parser       the one JSON file that says what a checkpoint ho
 values                          plain values and keys as JSON
 data_file, chunks               safetensors files, in chunks with a checksum each
 safetensors_headers             safetensors files of other programs, one or shards with an index
-tiling                          whether blocks fill a shape, each element once
 open_inside                     files of a checkpoint's folder, links not followed
 """

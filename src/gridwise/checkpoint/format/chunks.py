@@ -2,12 +2,7 @@
 
 A block is stored row-major and cut into chunks, the last one shorter. Each chunk has a checksum of its own, so a worker
 that needs a part of a block reads and checks the chunks that hold it and nothing else. A chunk is a range of the flat
-index; in the block's own coordinates it is a few boxes:
-
-    block 4 x 5, elements 3..17          . . . X X
-                                         X X X X X        three boxes: end of a row, whole rows, start of a row
-                                         X X X X X
-                                         X X X . .
+index; `grid.boxes_of_range` says which boxes of the block that is.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ...grid import Box, Shape
+from ...grid import Box, Shape, boxes_of_range, flat_span
 
 CHUNK = 1 << 20
 """Bytes of a chunk: a multiple of every element size."""
@@ -76,38 +71,6 @@ def number_of_chunks(nbytes: int) -> int:
     return -(-nbytes // CHUNK)
 
 
-def boxes_of_range(shape: Shape, start: int, stop: int) -> Iterator[Box]:
-    """The elements ``[start, stop)`` of the flat index as disjoint boxes, in the order of the flat index.
-
-    >>> list(boxes_of_range((4, 5), 3, 10))
-    [Box(start=(0, 3), stop=(1, 5)), Box(start=(1, 0), stop=(2, 5))]
-    """
-    if start >= stop:
-        return
-    if not shape:
-        yield Box((), ())
-        return
-    inner = shape[1:]
-    size = math.prod(inner)
-    row, before = divmod(start, size)
-    last, after = divmod(stop, size)
-    if row == last:
-        yield from _in_row(row, inner, before, after)
-        return
-    if before:
-        yield from _in_row(row, inner, before, size)
-        row += 1
-    if row < last:
-        yield Box((row, *(0 for _ in inner)), (last, *inner))
-    if after:
-        yield from _in_row(last, inner, 0, after)
-
-
-def _in_row(row: int, inner: Shape, start: int, stop: int) -> Iterator[Box]:
-    for box in boxes_of_range(inner, start, stop):
-        yield Box((row, *box.start), (row + 1, *box.stop))
-
-
 def chunks_of_memory(data: memoryview) -> Iterator[memoryview]:
     return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
 
@@ -137,12 +100,9 @@ def chunk_range(shape: Shape, itemsize: int, wanted: Box) -> Iterator[int]:
     if wanted.volume == 0:
         return
     per_chunk = CHUNK // itemsize
-    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    first = sum(a * s for a, s in zip(wanted.start, strides, strict=True))
-    last = sum((b - 1) * s for b, s in zip(wanted.stop, strides, strict=True))
-    total = math.prod(shape)
-    dense = wanted.volume == last - first + 1
-    for chunk in range(first // per_chunk, last // per_chunk + 1):
-        start, stop = chunk * per_chunk, min((chunk + 1) * per_chunk, total)
-        if dense or any(box.intersect(wanted) for box in boxes_of_range(shape, start, stop)):
+    first, after = flat_span(shape, wanted)
+    is_run = wanted.volume == after - first
+    for chunk in range(first // per_chunk, (after - 1) // per_chunk + 1):
+        start, stop = chunk * per_chunk, min((chunk + 1) * per_chunk, math.prod(shape))
+        if is_run or any(box.intersect(wanted) for box in boxes_of_range(shape, start, stop)):
             yield chunk

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
-from ...grid import Box, Shape
+from ...grid import Box, Shape, tiling_problem
 from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
 from .open_inside import open_inside
-from .tiling import tiling_problem
 from .values import check_keys
 
 MOST_DIMS = 64

@@ -85,10 +85,10 @@ def write_huggingface(target: Path, portable: Portable, shard_size: int, progres
 def shards_of(portable: Portable, shard_size: int) -> list[Shard]:
     """Which tensors go into which file, in order; CheckpointMismatch for what such a folder cannot hold."""
     if portable.values or portable.per_worker:
-        held = ", ".join(map(repr, [*portable.values, *portable.per_worker][:8]))
+        others = ", ".join(map(repr, [*portable.values, *portable.per_worker][:8]))
         raise CheckpointMismatch(
             describe(
-                f"a Hugging Face folder holds tensors only, and here is also {held}.",
+                f"a Hugging Face folder holds tensors only, and here is also {others}.",
                 fix="export the model alone (`prefix`), or to one .safetensors file, which keeps values as notes.",
             )
         )

@@ -62,11 +62,11 @@ def _of_bin_folder(path: Path, trust: bool) -> dict[str, Tensor]:
     shards = sorted(set(weight_map.values())) if weight_map is not None else names
     state: dict[str, Tensor] = {}
     for name in shards:
-        held = _of_file(path / name, trust=False)  # tensors need no code, even of somebody who is trusted
-        expected = held.keys() if weight_map is None else {key for key, file in weight_map.items() if file == name}
-        if held.keys() != expected or not all(isinstance(x, Tensor) for x in held.values()):
+        tensors = _of_file(path / name, trust=False)  # tensors need no code, even of somebody who is trusted
+        expected = tensors.keys() if weight_map is None else {key for key, file in weight_map.items() if file == name}
+        if tensors.keys() != expected or not all(isinstance(x, Tensor) for x in tensors.values()):
             raise CheckpointDamaged(f"{path / name} does not hold just the tensors that the index puts there.")
-        state |= held
+        state |= tensors
     return state
 
 

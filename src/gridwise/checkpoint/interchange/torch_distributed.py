@@ -72,11 +72,11 @@ def _names_parameters(group: Any) -> bool:
 def _from_flattened(state: dict[str, Any]) -> dict[str, Any]:
     """Parameters whose options are all equal, one after the other, are one group: that is all that this form tells."""
     options: dict[str, dict[str, Any]] = {}
-    held: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     for key, item in state.items():
         kind, _, rest = key.partition(".")
         name, _, last = rest.rpartition(".")
-        (held if kind == "state" else options).setdefault(name, {})[last] = item
+        (states if kind == "state" else options).setdefault(name, {})[last] = item
     groups: list[dict[str, Any]] = []
     for name, group in options.items():
         same = next((known for known in groups if _options(known) == group), None)
@@ -84,7 +84,7 @@ def _from_flattened(state: dict[str, Any]) -> dict[str, Any]:
             groups.append({"params": [name], **group})
         else:
             same["params"].append(name)
-    return {"groups": dict(enumerate(groups)), "state": held}
+    return {"groups": dict(enumerate(groups)), "state": states}
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

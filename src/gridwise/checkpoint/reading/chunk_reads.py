@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...grid import Box, Shape
+from ...grid import Box, Shape, boxes_of_range
 from ..disk import MOST_BUFFERS
-from ..format.chunks import CHUNK, Memory, boxes_of_range, memories, memory_address, memory_at
+from ..format.chunks import CHUNK, Memory, memories, memory_address, memory_at
 
 
 class Scatter(NamedTuple):

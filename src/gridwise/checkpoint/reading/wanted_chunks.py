@@ -6,7 +6,6 @@ unit     one chunk that holds a part of it (`units`)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...errors import CheckpointDamaged
-from ...grid import Box, Boxes, Shape
+from ...grid import Box, Boxes, flat_span
 from ..format.chunks import CHUNK, chunk_range, is_plain_memory, sum_at
 from ..format.manifest import CODES, ITEMSIZE, Manifest, StoredBlock, StoredTensor
 from .chunk_reads import ChunkRead, ChunkReads, Scatter
@@ -71,11 +70,12 @@ def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: B
     itemsize = ITEMSIZE[want.stored.code]
     shape, inside = box.shape, common.relative_to(box)
     volume, per_chunk = box.volume, CHUNK // itemsize
-    first, target_first = _flat_start(shape, inside), _flat_start(tuple(want.target.shape), place)
-    in_one_run = plain and first >= 0 and target_first >= 0
+    first, after = flat_span(shape, inside)
+    target_first, target_after = flat_span(want.target.shape, place)
+    in_one_run = plain and after - first == target_after - target_first == common.volume
     target = want.target[place.slices]
     # Without checksums, no more is read than from the first to the last element that is wanted.
-    lowest, highest = (0, volume) if want.checked else _ends(shape, inside)
+    lowest, highest = (0, volume) if want.checked else (first, after)
     for chunk in chunk_range(shape, itemsize, inside):
         start, stop = max(lowest, chunk * per_chunk), min((chunk + 1) * per_chunk, volume, highest)
         address = 0
@@ -84,23 +84,6 @@ def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: B
         scatter = None if address else Scatter(want.stored.dtype, shape, start, stop, inside, target)
         offset, size = block.offset + start * itemsize, (stop - start) * itemsize
         yield ChunkRead(block.file, offset, size, sum_at(block.sums, chunk), address, want.fresh, want.key, scatter)
-
-
-def _ends(shape: Shape, box: Box) -> tuple[int, int]:
-    """The flat indices of the first element of a box, and after the last."""
-    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    first = sum(a * n for a, n in zip(box.start, strides, strict=True))
-    return first, 1 + sum((b - 1) * n for b, n in zip(box.stop, strides, strict=True))
-
-
-def _flat_start(shape: Shape, box: Box) -> int:
-    """Where a box starts in the flat index of `shape`, if it is one run of it; else -1."""
-    dims = list(range(len(shape)))
-    while dims and box.start[dims[-1]] == 0 and box.stop[dims[-1]] == shape[dims[-1]]:
-        dims.pop()
-    if any(box.shape[d] != 1 for d in dims[:-1]):
-        return -1
-    return sum(a * math.prod(shape[d + 1 :]) for d, a in enumerate(box.start))
 
 
 def all_units(manifest: Manifest) -> ChunkReads:

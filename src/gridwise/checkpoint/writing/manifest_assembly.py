@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from itertools import chain
 
 from ...errors import CheckpointMismatch
-from ...grid import Box, Shape
+from ...grid import Box, Shape, tiling_problem
 from ...version import __version__
 from ..format.chunks import checksum
 from ..format.manifest import Manifest, StoredBlock, StoredTensor, to_bytes
-from ..format.tiling import tiling_problem
 from ..state.flatten import Flat
 from .written_part import WrittenPart
 

@@ -12,7 +12,7 @@ import heapq
 import math
 
 from ...errors import CheckpointMismatch, describe
-from ...grid import Box, balanced_cuts
+from ...grid import Box, Grid, Layout, flat_span
 from ..format.chunks import DIGITS, checksum
 from ..format.data_file import Block, sums_of
 from ..format.manifest import ITEMSIZE
@@ -36,11 +36,8 @@ def shares_of(tensors: dict[str, LocalTensor], workers: int) -> Shares:
     shares: Shares = {}
     for key, x in sorted(everywhere, key=lambda item: -_nbytes(item[1])):
         if _nbytes(x) >= CUT_FROM and x.shape[0] >= workers:
-            cuts = balanced_cuts(x.shape[0], workers)
-            rest = x.shape[1:]
-            shares[key] = [
-                (place, Box((cuts[place], *(0 for _ in rest)), (cuts[place + 1], *rest))) for place in range(workers)
-            ]
+            grid = Grid(tuple(range(workers)), (workers, *(1 for _ in x.shape[1:])))
+            shares[key] = list(Layout.balanced(grid, x.shape).blocks())
         else:
             load, place = heapq.heappop(loads)
             heapq.heappush(loads, (load + _nbytes(x), place))
@@ -76,7 +73,7 @@ def block_of(key: str, x: LocalTensor, part: LocalBlock, box: Box | None) -> Blo
         return Block(key, code, None, shape, data, address, size or data.nbytes)
     nbytes = box.volume * ITEMSIZE[code]
     if part.address:
-        before = box.start[0] * nbytes // box.shape[0] if part.box is None else 0
+        before = flat_span(shape, box)[0] * ITEMSIZE[code] if part.box is None else 0
         return Block(key, code, box, box.shape, part.data, part.address + before, nbytes)
     data = part.data[box.start[0] : box.stop[0]] if part.box is None else part.data
     return Block(key, code, box, box.shape, data, 0, nbytes)

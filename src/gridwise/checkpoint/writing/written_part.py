@@ -30,8 +30,8 @@ class WrittenPart:
     """Blocks that lie here and are written by others: key, ends, one checksum of each."""
 
     def to_bytes(self) -> bytes:
-        told = self.file, self.own, self.blocks, self.values, self.same, self.replicas
-        return json.dumps(told, separators=(",", ":")).encode("ascii")
+        fields = self.file, self.own, self.blocks, self.values, self.same, self.replicas
+        return json.dumps(fields, separators=(",", ":")).encode("ascii")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> WrittenPart:

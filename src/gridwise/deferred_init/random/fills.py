@@ -15,7 +15,6 @@ once per process.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -26,11 +25,10 @@ from torch import Tensor
 from gridwise.deferred_init.random.draws import LANES, Kind, counts_are_known, tail_of
 from gridwise.deferred_init.random.generator import generator_at
 from gridwise.deferred_init.random.streams import Mark, Stream
+from gridwise.grid import Box, flat_span, strides_of
 
 SCRATCH = 1 << 20  # elements
 GAP = 1 << 14  # elements between two runs that are made rather than stepped over
-
-Ranges = tuple[tuple[int, int], ...]  # start and stop along each dim
 
 
 class Fill(NamedTuple):
@@ -85,24 +83,18 @@ class Fill(NamedTuple):
         return group[start % LANES : start % LANES + length]
 
 
-def fill_block(fill: Fill, shape: Sequence[int], ranges: Ranges, out: Tensor) -> None:
-    """Make the block `ranges` of a fill of a contiguous tensor of this shape, in the contiguous `out`."""
+def fill_block(fill: Fill, shape: Sequence[int], block: Box, out: Tensor) -> None:
+    """Make a block of a fill of a contiguous tensor of this shape, in the contiguous `out`."""
     if out.numel() == 0:
         return
     if not shape:  # a number
-        shape, ranges = (1,), ((0, 1),)
+        shape, block = (1,), Box.of_shape((1,))
     if not fill.can_be_cut():  # fewer than 16 normals: they may use up a left-over sample
         whole = torch.empty(list(shape), dtype=fill.dtype, device="cpu")
         whole.normal_(*fill.parameters, generator=generator_at(fill.mark.state()))
-        out.view(-1).copy_(whole[tuple(slice(*r) for r in ranges)].reshape(-1))
+        out.view(-1).copy_(whole[block.slices].reshape(-1))
         return
-    extents = [stop - start for start, stop in ranges]
-    first = sum(start * stride for (start, _), stride in zip(ranges, _strides(shape), strict=True))
-    _Cut(fill, shape, extents).make(0, first, out.view(extents))
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    _Cut(fill, shape, block.shape).make(0, flat_span(shape, block)[0], out.view(block.shape))
 
 
 class _Cut:
@@ -116,7 +108,7 @@ class _Cut:
     def __init__(self, fill: Fill, shape: Sequence[int], extents: Sequence[int]) -> None:
         self.fill = fill
         self.extents = list(extents)
-        self.strides = _strides(shape)
+        self.strides = strides_of(shape)
         self.spans, self.volumes, self.joined = [1], [1], [True]
         for extent, stride in zip(reversed(self.extents), reversed(self.strides), strict=True):
             gap = stride - self.spans[0] if extent > 1 else 0

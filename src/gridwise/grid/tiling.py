@@ -20,7 +20,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from ...grid import Box, Shape
+from .box import Box, Shape
 
 FEW = 32
 """Boxes that are compared pair by pair."""

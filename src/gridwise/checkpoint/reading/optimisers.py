@@ -1,0 +1,146 @@
+"""Fit optimisers to a checkpoint: the options of their groups, and the state of each parameter, found by its name.
+
+What is as large as a parameter (a momentum, say) lies as the parameter lies, block by block; the rest is whole.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointMismatch, describe
+from ..format.manifest import Manifest, StoredTensor
+from ..format.values import joined
+from ..state.flatten import names_of_parameters, parameter_names
+from ..state.local_blocks import LocalTensor, is_deferred, is_tensor, layout_of, local_tensor
+from .fit import Fit, listed, name_of
+
+SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
+"""Options that schedulers of torch add to groups."""
+
+
+class OptimiserFit(Fit):
+    """A checkpoint, asked for the optimisers in `into`."""
+
+    def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
+        super().__init__(manifest, rank, place, workers, cast)
+        self.into: Any = None
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The names of all parameters in `into`, by their identities."""
+        return names_of_parameters(self.into)
+
+    def optimiser(self, key: str, optimiser: torch.optim.Optimizer) -> None:
+        names = parameter_names(optimiser, self.names, key or "into")
+        self.check_kind(key, optimiser)
+        saved = self.below(joined(key, "groups"))
+        if saved is None or saved.kind is not dict:
+            raise self.missing(joined(key, "groups"))
+        if len(saved.children) != len(names):
+            raise CheckpointMismatch(
+                f"{key!r}: the {type(optimiser).__name__} has {len(names)} parameter groups, {len(saved.children)} were saved."
+            )
+        for place, (group, group_names) in enumerate(zip(optimiser.param_groups, names, strict=True)):
+            options = self.everything(joined(key, "groups", place))
+            if not isinstance(options, dict):
+                raise self.missing(joined(key, "groups", place, "params"))
+            if options.get("params") != group_names:
+                first, second = set(group_names), set(options.get("params") or ())
+                raise CheckpointMismatch(
+                    describe(
+                        f"{key!r}: group {place} of the {type(optimiser).__name__} has other parameters than were saved.",
+                        [
+                            f"only in `into`: {listed(sorted(first - second))}",
+                            f"only saved: {listed(sorted(second - first))}",
+                        ],
+                        "build the optimiser with the same groups, parameters in the same order.",
+                    )
+                )
+            del options["params"]
+            self.check_options(key, optimiser, options, group)
+            self.later(group.update, options)
+            for name, parameter in zip(group_names, group["params"], strict=True):
+                state = self.state_of(joined(key, "state", name), parameter, optimiser.state.get(parameter, {}), group)
+                self.plan.finish.append(partial(_set_state, optimiser, parameter, state))
+
+    def check_kind(self, key: str, optimiser: torch.optim.Optimizer) -> None:
+        saved, here = self.manifest.values.get(joined(key, "kind")), type(optimiser).__name__
+        if saved is not None and saved != here:
+            raise CheckpointMismatch(
+                f"{key!r}: a {saved!s:.100} was saved, and `into` has a {here}, to which its state means nothing.\n"
+                f"  fix: build a {saved!s:.100}; or load without it, and start the {here} anew."
+            )
+
+    def check_options(
+        self, key: str, optimiser: torch.optim.Optimizer, saved: dict[Any, Any], group: dict[str, Any]
+    ) -> None:
+        """Raise for the options of another kind of optimiser: both sides have some that the other has not.
+
+        One side alone may: versions of torch add options, and so do schedulers.
+        """
+        missing = sorted(optimiser.defaults.keys() - saved.keys())
+        unknown = sorted(map(str, saved.keys() - optimiser.defaults.keys() - group.keys() - SCHEDULED))
+        if missing and unknown:
+            raise CheckpointMismatch(
+                describe(
+                    f"{key!r}: what was saved has options that are none of a {type(optimiser).__name__}.",
+                    [f"only in `into`: {listed(missing)}", f"only saved: {listed(unknown)}"],
+                    "build the optimiser that was saved.",
+                )
+            )
+
+    def state_of(self, key: str, parameter: Tensor, now: Any, group: dict[str, Any]) -> dict[Any, Any]:
+        """The state of one parameter: what is as large as the parameter lies where it lies, the rest is whole."""
+        found = self.below(key)
+        if found is None:
+            return {}
+        if is_deferred(parameter):
+            raise CheckpointMismatch(
+                f"{key!r}: the parameter of this optimiser is deferred, loading puts a real one into its module.\n"
+                "  fix: load the model first, then build the optimiser and load it."
+            )
+        share = local_tensor(parameter, key, self.rank)
+        state: dict[Any, Any] = {}
+        for part_of_key, child in found.children.items():
+            name = name_of(part_of_key, key)
+            stored = self.manifest.tensors.get(child.key)
+            if stored is not None and stored.shape == share.shape:
+                state[name] = self.like_parameter(child.key, stored, parameter, share, now.get(name))
+            else:
+                value = self.built(child)
+                on_device = isinstance(value, Tensor) and (group.get("capturable") or group.get("fused"))
+                state[name] = _On(value, parameter.device) if on_device else value
+        return state
+
+    def like_parameter(
+        self, key: str, stored: StoredTensor, parameter: Tensor, share: LocalTensor, before: Any
+    ) -> Tensor:
+        """Memory that lies as the parameter lies, for the block of a stored tensor; that from before if it fits."""
+        usable = is_tensor(before) and before.shape == parameter.shape and before.dtype == stored.dtype
+        target = before if usable else torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
+        # The state of a split parameter is a plain tensor, that of a DTensor is a DTensor.
+        parts = share.parts if layout_of(parameter) is not None else local_tensor(target, key, self.rank).parts
+        for part in parts:
+            data = target.detach() if layout_of(parameter) is not None else part.data
+            self.want(key, stored, data, part.box, fresh=not usable)
+        return target
+
+
+class _On:
+    """A tensor that is to be moved to a device when it has been read."""
+
+    def __init__(self, value: Tensor, device: torch.device) -> None:
+        self.value, self.device = value, device
+
+
+def _set_state(optimiser: torch.optim.Optimizer, parameter: Tensor, state: dict[Any, Any]) -> None:
+    if not state:
+        optimiser.state.pop(parameter, None)
+        return
+    optimiser.state[parameter] = {
+        name: item.value.to(item.device) if isinstance(item, _On) else item for name, item in state.items()
+    }

@@ -139,7 +139,7 @@ def test_sums_may_be_slower_than_messages():
 def test_short_rows_and_channels_that_fill_no_vector_take_longer():
     plain = replace(find_machine("epyc-7763-node"), call_overhead=1e-30, memory_bandwidth=1e30)
     rough = replace(plain, row_columns=8.0)
-    wide, narrow = (1, 16, 16, 64), (1, 16, 64, 16)
+    wide, narrow = (2, 16, 16, 64), (2, 16, 64, 16)
 
     def compute(machine, channels, shape):
         return seconds_of(machine, torch.nn.Conv2d(16, channels, 3, padding=1), (1, 1, 1, 1), shape, "compute")
@@ -149,6 +149,22 @@ def test_short_rows_and_channels_that_fill_no_vector_take_longer():
     assert compute(rough, 16, narrow) == pytest.approx(compute(plain, 16, narrow) * (1 + 8 / 16))
     assert compute(plain, 8, wide) == pytest.approx(compute(plain, 16, wide))
     assert compute(plain, 3, wide) == pytest.approx(compute(plain, 16, wide) * 3 / 16)
+
+
+def test_small_convolutions_of_one_sample_are_unrolled():
+    """Torch's own rule on the CPU: up to 20480 elements of the first four dims, and windows of at most three columns."""
+    plain = replace(find_machine("epyc-7763-node"), call_overhead=1e-30, memory_bandwidth=1e30)
+    slow = replace(plain, unroll_seconds=1e-6)
+    model = torch.nn.Conv3d(4, 2, 3, padding=1)
+
+    def more(*shape):
+        return seconds_of(slow, model, (1,) * 5, shape, "compute") - seconds_of(
+            plain, model, (1,) * 5, shape, "compute"
+        )
+
+    assert more(1, 4, 8, 8, 8) == pytest.approx(1e-6 * 4 * 27 * 8**3)
+    assert more(2, 4, 8, 8, 8) == 0
+    assert more(1, 4, 72, 72, 4) == 0
 
 
 def test_what_a_row_costs_is_found_from_two_widths():

@@ -3,7 +3,7 @@
 oneDNN computes float32 convolutions on copies in which 16 channels lie side by side (`n` channels take the room of the next
 multiple of 16), and makes the results dense again. Of other dtypes, and of small inputs of one sample, torch unrolls the
 windows of the input into the rows of a matrix. Which of these copies are there at the same time was read off torch's profiler
-(torch 2.13, x86 with AVX); a product of 1 x 1 windows needs none.
+(torch 2.13, x86 with AVX); a product of 1 x 1 windows needs none. The matrix of a small input is small, and left out.
 
     forward     weight and input and output blocked,  then  output blocked + output
     backward    gradient of output blocked + that of input blocked,  then  of input blocked + of input,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 import gridwise
 from gridwise.errors import PartitionError, UnsupportedError
+from gridwise.models.recording.containers import flatten
 from gridwise.testing import workers
 
 
@@ -293,3 +296,37 @@ def test_data_parallelism_around_a_distributed_model_is_refused() -> None:
             nn.parallel.DistributedDataParallel(model)
     finally:
         torch.distributed.destroy_process_group()
+
+
+@workers(1, 2)
+def test_what_a_call_takes_and_makes_is_gone_with_the_last_who_holds_it() -> None:
+    """Without waiting for the garbage collector: it would be the memory of a device."""
+    P = gridwise.world().create_cartesian_topology_partition([1, 1, gridwise.world().size, 1])
+    layers = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.ReLU()).double()
+    model = gridwise.distribute(layers, P)
+    for _ in range(3):
+        model(random(1, 1, 4, 4)).sum().backward()
+    gc.collect()
+    gc.disable()
+    try:
+        x = random(1, 1, 4, 4).requires_grad_()
+        y = model(x)
+        y.sum().backward()
+        left = [weakref.ref(tensor) for tensor in (x, y, x.grad)]
+        del x, y
+        assert [each() is None for each in left] == [True] * 3
+    finally:
+        gc.enable()
+
+
+def test_a_value_that_was_flattened_is_not_held() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.ones(2)
+        left = weakref.ref(x)
+        flatten({"x": [x]})
+        del x
+        assert left() is None
+    finally:
+        gc.enable()

@@ -307,12 +307,12 @@ def test_gradients_of_all_small_parameters_are_summed_in_one_message() -> None:
         model.zero_grad()
         sequential.zero_grad()
     transport, summed = P.transport, []
-    all_sum, y = transport.all_sum, model(x[gridwise.local_slice(P, x.shape)])
-    transport.all_sum = lambda z, team, what: summed.append(what) or all_sum(z, team, what)
+    post_sum, y = transport.post_sum, model(x[gridwise.local_slice(P, x.shape)])
+    transport.post_sum = lambda z, team, what, wire: summed.append(what) or post_sum(z, team, what, wire)
     try:
         y.square().sum().backward()
     finally:
-        del transport.all_sum
+        del transport.post_sum
     assert len([what for what in summed if "the gradient of" in what]) == 1, summed
     frozen = dict(sequential.named_parameters())
     for name, parameter in model.named_parameters():

@@ -56,10 +56,11 @@ def transformer():
     return torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
 
 
-def compared(model, grid, shape):
+def compared(model, grid, shape, dtype=torch.float32):
     """Plan by roles and by running every worker; whether the first says that it is exact, and how many it has run."""
-    few = gridwise.plan(model, grid, shape, optimizer=torch.optim.Adam)
-    every = gridwise.plan(model, grid, shape, optimizer=torch.optim.Adam, workers=range(few.ledger.size))
+    few = gridwise.plan(model, grid, shape, dtype=dtype, optimizer=torch.optim.Adam)
+    workers = range(few.ledger.size)
+    every = gridwise.plan(model, grid, shape, dtype=dtype, optimizer=torch.optim.Adam, workers=workers)
     assert sum(few.weights) == len(every.workers)
     if few.exact:
         for worker in every.workers:
@@ -105,7 +106,9 @@ def test_so_they_do_where_roles_cannot_be_seen_on_every_line(model, grid, shape)
 def test_so_they_do_for_the_zoo(name, grid):
     make, shape = CLASSICS[name]
     torch.manual_seed(0)
-    compared(make(), grid, shape or (2, 3, 64, 64))
+    model = make()
+    is_double = any(p.dtype in (torch.float64, torch.complex128) for p in model.parameters())
+    compared(model, grid, shape or (2, 3, 64, 64), torch.float64 if is_double else torch.float32)
 
 
 def test_thousands_of_workers_have_few_roles():

@@ -56,11 +56,23 @@ def flatten(
     value: object, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
 ) -> tuple[list[Any], Tree]:
     """The tensors in `value`, each once, and what they were in."""
-    leaves: list[Any] = []
-    places: dict[int, int] = {}
+    found = _Leaves(is_leaf)
+    tree = found.visit(value, ())
+    return found.leaves, tree
 
-    def visit(value: object, around: tuple[int, ...]) -> Tree:
-        if is_leaf(value):
+
+class _Leaves:
+    """Those that were found on the way through a value. (A function that calls itself would hold them until the garbage is
+    collected, and with them the memory of a device.)"""
+
+    def __init__(self, is_leaf: Callable[[Any], bool]) -> None:
+        self.is_leaf = is_leaf
+        self.leaves: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def visit(self, value: object, around: tuple[int, ...]) -> Tree:
+        leaves, places = self.leaves, self._places
+        if self.is_leaf(value):
             if id(value) not in places:
                 places[id(value)] = len(leaves)
                 leaves.append(value)
@@ -69,22 +81,19 @@ def flatten(
             return Constant(value)
         kept, around = len(leaves), (*around, id(value))
         if isinstance(value, dict):
-            tree = Branch(
-                type(value),
-                tuple(value),
-                tuple([visit(part, around) for part in value.values()]),
-                tuple([(name, visit(part, around)) for name, part in _attributes(value)]),
-            )
+            parts = tuple([self.visit(part, around) for part in value.values()])
+            tree = Branch(type(value), tuple(value), parts, self._visit_attributes(value, around))
         elif isinstance(value, list | tuple):
-            parts = tuple([visit(part, around) for part in value])
-            tree = Branch(type(value), None, parts, tuple([(n, visit(part, around)) for n, part in _attributes(value)]))
-        elif is_dataclass(value) or any(is_leaf(part) for _, part in _attributes(value)):
-            tree = Branch(type(value), None, (), tuple([(n, visit(part, around)) for n, part in _attributes(value)]))
+            parts = tuple([self.visit(part, around) for part in value])
+            tree = Branch(type(value), None, parts, self._visit_attributes(value, around))
+        elif is_dataclass(value) or any(self.is_leaf(part) for _, part in _attributes(value)):
+            tree = Branch(type(value), None, (), self._visit_attributes(value, around))
         else:
             return Constant(value)
         return tree if len(leaves) > kept or _has_leaf(tree) else Constant(value)
 
-    return leaves, visit(value, ())
+    def _visit_attributes(self, value: object, around: tuple[int, ...]) -> tuple[tuple[str, Tree], ...]:
+        return tuple([(name, self.visit(part, around)) for name, part in _attributes(value)])
 
 
 def _has_leaf(tree: Tree) -> bool:

@@ -124,7 +124,7 @@ def rows(rounds: int) -> list[Row]:
         loss = nn.DistributedCrossEntropyLoss(model.P_y)
         local = batch, 3, side // 2, side
         plain = step(UNet(), torch.nn.CrossEntropyLoss(), *local)
-        row(f"U-Net step ({batch},3,{side},{side})", 1.1, step(model, loss, *local), plain)
+        row(f"U-Net step ({batch},3,{side},{side})", 1.15, step(model, loss, *local), plain)
     return found
 
 

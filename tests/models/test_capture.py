@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from captured_nets import HandBuilt, Net
 from torch import Tensor
 
 import gridwise
@@ -14,27 +15,6 @@ from gridwise.errors import MismatchError, PartitionError, UnsupportedError
 from gridwise.testing import workers
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Conv2d(1, 3, 3, padding=1)
-        self.norm = torch.nn.BatchNorm2d(3)
-        self.drop = torch.nn.Dropout(0.3)
-        self.last = torch.nn.Conv2d(3, 1, 3, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.drop(self.norm(self.first(x)).relu()))
-
-
-class HandBuilt(Net):
-    def __init__(self, P: Any) -> None:
-        torch.nn.Module.__init__(self)
-        self.first = gridwise.nn.DistributedConv2d(P, 1, 3, 3, padding=1)
-        self.norm = gridwise.nn.DistributedBatchNorm2d(P, 3)
-        self.drop = gridwise.nn.DistributedDropout(P, 0.3)
-        self.last = gridwise.nn.DistributedConv2d(P, 3, 1, 3, stride=2)
 
 
 def trained(kind: str, optimiser: str, device: str) -> tuple[torch.nn.Module, Callable[[Tensor], Tensor]]:

@@ -115,3 +115,19 @@ def test_a_class_of_a_user_goes_its_own_way():
     layer, x = Mine(alone(3), 1, 1, 1, bias=False), torch.zeros(1, 1, 3)
     for _ in range(3):
         assert torch.equal(layer(x), torch.ones(1, 1, 3))
+
+
+@pytest.mark.parametrize("change", ["circular", "no momentum"])
+def test_settings_that_torchs_function_does_not_know_keep_the_layers_own_road(change: str) -> None:
+    P = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+    layer = nn.DistributedConv1d(P, 2, 2, 3, padding=1) if change == "circular" else nn.DistributedBatchNorm1d(P, 2)
+    x = torch.randn(2, 2, 8)
+    layer(x)
+    assert layer._can_go_alone((x,))
+    if change == "circular":
+        layer = nn.DistributedConv1d(P, 2, 2, 3, padding=1, padding_mode="circular")
+    else:
+        layer.momentum = None
+    layer(x)
+    assert not layer._can_go_alone((x,))
+    assert not layer._alone_with

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from captured_nets import HandBuilt, Net
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -89,27 +90,6 @@ def as_on_a_device() -> Iterator[None]:
     finally:
         Recording.current = None
         carrier.SMALL, Transport.all_max = small, all_max
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Conv2d(1, 3, 3, padding=1)
-        self.norm = torch.nn.BatchNorm2d(3)
-        self.drop = torch.nn.Dropout(0.3)
-        self.last = torch.nn.Conv2d(3, 1, 3, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.drop(self.norm(self.first(x)).relu()))
-
-
-class HandBuilt(Net):
-    def __init__(self, P: Any) -> None:
-        torch.nn.Module.__init__(self)
-        self.first = gridwise.nn.DistributedConv2d(P, 1, 3, 3, padding=1)
-        self.norm = gridwise.nn.DistributedBatchNorm2d(P, 3)
-        self.drop = gridwise.nn.DistributedDropout(P, 0.3)
-        self.last = gridwise.nn.DistributedConv2d(P, 3, 1, 3, stride=2)
 
 
 def made_twice(kind: str) -> list[tuple[torch.nn.Module, Callable[[Tensor], Tensor]]]:

@@ -37,7 +37,7 @@ from .mode import NOTHING_HELD, Held, agree_mode, without_shapes
 from .operator import Operator, Ticket, apply
 from .plans import LayerPlan, LayerPlans
 
-_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError, AssertionError)
+_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
 """What torch raises to inputs that it cannot take."""
 _CONTRACT = frozenset(
     {"_distdl_module_setup", "_distdl_module_teardown", "_distdl_input_changed", "_distdl_module_requires_reset"}
@@ -180,9 +180,14 @@ class Module(torch.nn.Module):
         found = [(x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else None for x in input]
         return tuple(found), self.training, torch.is_grad_enabled()
 
+    @property
+    def _is_torchs_own(self) -> bool:
+        """Whether `_by_torch` knows these settings of the layer."""
+        return True
+
     def _can_go_alone(self, input: tuple) -> bool:
         """Whether torch's own function does all that this layer has to do for inputs such as these."""
-        if self._by_torch is None or len(self._team) != 1:
+        if self._by_torch is None or len(self._team) != 1 or not self._is_torchs_own:
             return False
         return all(isinstance(x, Tensor) and x.numel() and not x.is_meta for x in input)
 

@@ -92,9 +92,12 @@ class DistributedBatchNorm(ChannelNorm):
         )
         return y.to(x.dtype)
 
+    @property
+    def _is_torchs_own(self) -> bool:
+        return self.momentum is not None
+
     def _by_torch(self, x: Tensor) -> Tensor:
-        if self.momentum is None:
-            raise NotImplementedError
+        assert self.momentum is not None
         tracks = self.training and self.track_running_stats and self.running_mean is not None
         mean, var = (self.running_mean, self.running_var) if tracks or not self.training else (None, None)
         y = F.batch_norm(x, mean, var, self.weight, self.bias, self._uses_batch, self.momentum, self.eps)

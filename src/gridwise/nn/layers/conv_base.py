@@ -314,9 +314,11 @@ class Conv(ConvLayer):
         padding = tuple(line.native for line in share.rows)
         return window.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
 
+    @property
+    def _is_torchs_own(self) -> bool:
+        return bool(self.padding_mode == "zeros")
+
     def _by_torch(self, x: Tensor) -> Tensor:
-        if self.padding_mode != "zeros":
-            raise NotImplementedError
         convolve = self.function[self.dims]
         return convolve(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 

@@ -34,12 +34,13 @@ docs: $(READY)
 
 SHORT := not soak and not launchers and not browser
 # Whole files to two test processes, long ones first (tests/conftest.py). Tests that kill workers and watch the clock come
-# afterwards, beside nothing that computes.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# afterwards, beside nothing that computes: three at a time, since they mostly wait.
+FILES := --dist loadfile --no-loadscope-reorder
+TWO := -n 2 $(FILES)
 CLOCK := tests/comm/launching tests/comm/supervision
 test: check
 	$(BIN)/python -m pytest -m '$(SHORT)' $(TWO) $(CLOCK:%=--ignore=%)
-	$(BIN)/python -m pytest -m '$(SHORT)' $(TWO) $(CLOCK)
+	$(BIN)/python -m pytest -m '$(SHORT)' -n 3 $(FILES) $(CLOCK)
 
 # Open MPI, Slurm and two hosts, each started for the tests; installs Debian's packages where it may, skips what is not there.
 test-launchers: $(READY)
@@ -52,11 +53,11 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt torch
-	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[mpi,viz,examples,docs,dev]'
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[mpi,viz,examples,docs,sklearn,dev]'
 	touch $@
 
 test-oldest: $(OLDEST)/ready
-	$(OLDEST)/bin/python -m pytest -m '$(SHORT)'
+	$(OLDEST)/bin/python -m pytest -m '$(SHORT)' $(TWO)
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout=3600
@@ -68,9 +69,9 @@ browser: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py --write
 
+# What needs a GPU, or many cores.
 bench-gpu: $(READY)
-	$(BIN)/python benchmarks/gpu.py
-	$(BIN)/python benchmarks/captured.py
+	$(BIN)/python benchmarks/run.py --write gpu captured planning_gpu tagi_gpu many_workers
 
 # Public models on four workers against themselves; goes on where it stopped.
 zoo: $(READY)

@@ -1,25 +1,30 @@
 """One worker on a GPU against plain torch: steps as they are, captured as CUDA graphs, and compiled.
 
-    python benchmarks/captured.py [--models small large resnet] [--ways plain layers captured compiled] [--workers 2 4]
+    python benchmarks/captured.py [--models small large resnet] [--ways plain layers captured bf16 fp16 compiled] [--workers 2]
 
-`layers` is a model built of `gridwise.nn` by hand; the other ways use `distribute`. Each way is compared with plain torch in
-the same way: a captured step with a captured one. Also how many kernels a step launches. Medians; every sample ends with the
-device idle.
+`layers` is a model built of `gridwise.nn` by hand; the other ways use `distribute`; `bf16` and `fp16` are under autocast;
+`compiled`, which takes minutes, is left out by default. Each way is compared with plain torch in the same way: a captured step
+with a captured one. Also how many kernels a step launches; goal: 1.3 times torch's. Medians; every sample ends with the device
+idle.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 import gridwise
 from gpu import sampled
 from gridwise.comm.launching.pool import Pool
 from layers_norm import UNet
+from run import NOTHING_HERE
 
 
 class Bottleneck(torch.nn.Module):
@@ -58,7 +63,8 @@ class ResNet50(torch.nn.Sequential):
 
 
 Model = tuple[Callable[[], torch.nn.Module], tuple[int, ...], int, float]
-WAYS = ("plain", "layers", "captured", "compiled")
+WAYS = ("plain", "layers", "captured", "bf16", "fp16", "compiled")
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MODELS: dict[str, Model] = {
     "small": (lambda: UNet(16), (1, 3, 256, 256), 2, 1.15),
     "large": (lambda: UNet(64), (8, 3, 512, 512), 2, 1.02),
@@ -85,8 +91,10 @@ def of_layers(model: torch.nn.Module, P_x: gridwise.CartesianPartition) -> torch
     return model
 
 
-def step_of(model: torch.nn.Module, loss: torch.nn.Module, shape: tuple[int, ...], classes: int) -> Any:
-    """A training step and its inputs, on CUDA."""
+def step_of(
+    model: torch.nn.Module, loss: torch.nn.Module, shape: tuple[int, ...], classes: int, half: torch.dtype | None = None
+) -> Any:
+    """A training step and its inputs, on CUDA; under autocast to `half` if given."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(shape, device="cuda")
     with torch.no_grad():
@@ -95,7 +103,8 @@ def step_of(model: torch.nn.Module, loss: torch.nn.Module, shape: tuple[int, ...
 
     def step(x: Tensor, target: Tensor) -> Tensor:
         optimizer.zero_grad()
-        found = loss(model(x), target)
+        with torch.autocast("cuda", half or torch.bfloat16, enabled=half is not None):
+            found = loss(model(x), target)
         found.backward()
         optimizer.step()
         return found.detach()
@@ -143,7 +152,7 @@ def rows(name: str, ways: list[str], rounds: int) -> Iterator[tuple[str, ...]]:
         built = of_layers(make().cuda(), P_x) if way == "layers" else model
         for each, loss in zip((built, plain), losses, strict=True):
             called: Any = torch.compile(each) if way == "compiled" else each
-            step, inputs = step_of(called, loss, shape, classes)
+            step, inputs = step_of(called, loss, shape, classes, HALVES.get(way))
             if way == "captured":
                 run: Any = captured_by_torch(step, inputs)
                 if each is model:
@@ -161,38 +170,54 @@ def rows(name: str, ways: list[str], rounds: int) -> Iterator[tuple[str, ...]]:
         yield f"{name} {shape}", way, *words, f"{counts[0]} / {counts[1]}"
 
 
-def shared(workers: int, rounds: int) -> tuple[str, ...]:
-    """Several workers on one GPU: the pieces between movements as graphs, against the same step as it is."""
+SHARED = {"small": ((1, 3, 256, 128), 16, 2.5), "large": ((4, 3, 256, 512), 64, 1.15)}
+"""Blocks of each of several workers on one GPU, the width of the U-Net, and the ratio to stay below."""
+
+
+def shared(name: str, workers: int, rounds: int) -> list[tuple[str, ...]]:
+    """Several workers on one GPU, captured (the pieces between movements) and not; the limit: without communication."""
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, workers])
     torch.manual_seed(0)
-    block = (1, 3, 256, 256 // workers)
-    model = gridwise.distribute(UNet(16).cuda(), P_x, example=((1, 3, 256, 256),))
+    block, width, goal = SHARED[name]
+    plain = UNet(width).cuda()
+    model = gridwise.distribute(plain, P_x, example=((*block[:-1], block[-1] * workers),))
     step, inputs = step_of(model, gridwise.nn.DistributedCrossEntropyLoss(model.P_y), block, 2)
+    limit, _ = step_of(plain, torch.nn.CrossEntropyLoss(), block, 2)
     captured = gridwise.capture(step)
     for _ in range(5):
         captured(*inputs)
-    ours, plain = sampled([lambda: captured(*inputs), lambda: step(*inputs)], rounds, 5)
-    words = f"{ours * 1e3:.2f}", f"{plain * 1e3:.2f}", f"{ours / plain:.3f}", "-", f"{captured.graphs} graphs"
-    return (f"small, {workers} workers, {block}", "captured / ours as it is", *words)
+    sides = [lambda: captured(*inputs), lambda: step(*inputs), lambda: limit(*inputs)]
+    *ours, least = sampled(sides, rounds, 5)
+    title = f"{name}, {workers} workers, blocks {block}"
+    return [
+        (title, way, f"{spent * 1e3:.2f}", f"{least * 1e3:.2f}", f"{spent / least:.3f}", f"{goal:.2f}", what)
+        for way, spent, what in zip(("captured", "plain"), ours, (f"{captured.graphs} graphs", "-"), strict=True)
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--ways", nargs="*", default=["plain", "layers", "captured"], choices=WAYS)
+    parser.add_argument("--ways", nargs="*", default=list(WAYS[:-1]), choices=WAYS)
     parser.add_argument("--workers", nargs="*", type=int, default=[2], help="that share the GPU, over gloo")
+    parser.add_argument("--shared", nargs="*", default=list(SHARED), choices=SHARED, help="what they compute")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
-        return
-    print(torch.cuda.get_device_name(), "| ours ms | torch ms | ratio | goal | kernels")
+        sys.exit(NOTHING_HERE)
+    columns = "ours ms", "limit ms", "ratio", "goal", "kernels, ours / torch's"
+    table = Table("step", "way", *columns, title=torch.cuda.get_device_name())
     for name in arguments.models:
         for row in rows(name, arguments.ways, arguments.rounds):
-            print(*row, sep=" | ", flush=True)
+            print(*row, sep=" | ", file=sys.stderr, flush=True)
+            table.add_row(*row)
     for workers in arguments.workers:
-        with Pool(workers, "gloo") as pool:
-            print(*pool.run(shared, workers, arguments.rounds)[0], sep=" | ", flush=True)
+        for name in arguments.shared:
+            with Pool(workers, "gloo") as pool:
+                for row in pool.run(shared, name, workers, arguments.rounds)[0]:
+                    table.add_row(*row)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

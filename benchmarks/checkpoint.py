@@ -1,7 +1,7 @@
 """Checkpoints against raw files, safetensors, torch.save and torch.distributed.checkpoint, in the same run.
 
-    python benchmarks/checkpoint.py                              256 MiB and 10,000 tensors, 1 and 2 workers
-    python benchmarks/checkpoint.py --size 2048 --repeat 3       the published run: 2 GiB
+    python benchmarks/checkpoint.py                        2 GiB and 10,000 tensors, 1 and 2 workers; needs 10 GiB of memory
+    python benchmarks/checkpoint.py --size 256             with less of it
 
 Every save ends with the data synced to the disk, every load fills tensors that exist. "raw" writes each tensor's bytes to
 one file per worker and syncs it, and reads them back into place: no format, no checksum. Loads are measured twice: from
@@ -278,7 +278,7 @@ def report(title: str, results: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--size", type=int, default=256, help="MiB of the large state")
+    options.add_argument("--size", type=int, default=2048, help="MiB of the large state")
     options.add_argument("--tensors", type=int, default=10_000, help="number of small tensors")
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     options.add_argument("--repeat", type=int, default=3)

@@ -79,12 +79,12 @@ def times(rounds: int, wire: str) -> list[tuple[str, str, list[float]]]:
     return found
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=min(8, len(os.sched_getaffinity(0))))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--wire", default="full", choices=("full", "bfloat16", "float16"), help="of our gradients")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     title = f"{arguments.workers} workers over gloo, {len(os.sched_getaffinity(0))} cores"
     title += "" if arguments.wire == "full" else f", our gradients as {arguments.wire} on the wire"
     columns = "U-Net step", "norm", "ours ms", "DDP ms", "alone ms", "ours / DDP", "goal", "ours / alone"

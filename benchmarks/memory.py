@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import gridwise
 from gridwise.comm.launching.pool import Pool
+from gridwise.planning.halos import observed_fetches
 from layers_norm import UNet
 
 MIB = 2**20
@@ -35,7 +36,7 @@ ENV = {
 
 @dataclass
 class Peaks:
-    """Bytes: a share of the sequential step, ours; resident: a share, ours; halos."""
+    """Bytes: a share of the sequential step, ours; resident: a share, ours; what a step receives of neighbours' blocks."""
 
     share: float
     ours: int
@@ -108,9 +109,10 @@ def measured(name: str) -> Peaks:
     model = gridwise.distribute(sequential, P_x)
     step = step_of(model, block)
     ours, resident = peak_of(step), resident_growth_of(step)
-    shares = (getattr(layer, "_share", None) for layer in model.modules())
-    halos = sum(x.element_size() * share.fetch.received for share in shares if share and share.fetch)
-    return Peaks(share, ours, share_resident, resident, halos)
+    rows: list[int] = []
+    with observed_fetches(lambda route: rows.extend(message.volume for message in route.receives)):
+        step()
+    return Peaks(share, ours, share_resident, resident, x.element_size() * sum(rows))
 
 
 def main() -> None:

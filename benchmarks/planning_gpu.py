@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 import gridwise
 from planning import UNet3d
+from run import NOTHING_HERE
 
 MIB = 2**20
 
@@ -96,7 +98,7 @@ def peak_of(
 def main() -> None:
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
-        return
+        sys.exit(NOTHING_HERE)
     table = Table("model", "optimiser", "planned MiB", "allocated MiB", "planned / allocated", "torch alone MiB")
     table.title = f"peak memory of a step on {torch.cuda.get_device_name()}; goal: within 5 %"
     for name, (make, shape) in MODELS.items():

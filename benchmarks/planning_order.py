@@ -67,13 +67,13 @@ def quartiles(samples: list[float]) -> tuple[float, float]:
     return ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--transport", default="mpi", choices=("mpi", "gloo"))
-    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--save", type=Path, help="write the samples to this file, as JSON")
-    options = parser.parse_args()
+    options = parser.parse_args(given)
     machine = calibrated(options.workers, options.transport)
     cases = [(name, grid) for name, (_, shape) in MODELS.items() for grid in grids_of(options.workers, shape)]
     samples: dict[Case, list[float]] = {}

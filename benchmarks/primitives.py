@@ -1,10 +1,10 @@
 """Each primitive, forward + backward on 2 workers, against the raw transport call in the same run.
 
-    python benchmarks/primitives.py [--transport mpi|gloo] [--rounds 15]
+    python benchmarks/primitives.py [--transport mpi|gloo] [--rounds 9]
 
 Every row interleaves ours and its limit, sample by sample, so that noise hits both; medians, and the ratio of medians.
 The limit is what no library can avoid: the raw call, and fresh memory for the result. Both sides run under the same
-allocator setting, and each setting has its own table.
+allocator setting, and each setting has its own column.
 """
 
 from __future__ import annotations
@@ -137,20 +137,20 @@ def rows(rounds: int) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transport", choices=["mpi", "gloo"], action="append")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    console = Console(width=120)
-    for transport in options.transport or ["mpi", "gloo"]:
-        for malloc in ("on", "off"):
-            with Pool(2, transport=transport, env={"GRIDWISE_MALLOC": malloc, "OMP_NUM_THREADS": "1"}) as pool:
-                found = pool.run(rows, options.rounds)[0]
-            table = Table(
-                "primitive, forward + backward", "ours", "limit", "ratio", "the limit is", title_justify="left"
-            )
-            table.title = f"2 workers, {transport}, GRIDWISE_MALLOC={malloc}, {os.cpu_count()} cores"
-            for name, ours, limit, against in found:
-                table.add_row(name, _time(ours), _time(limit), f"{ours / limit:.2f}", against)
-            console.print(table)
+    settings = [(transport, malloc) for transport in options.transport or ["mpi", "gloo"] for malloc in ("on", "off")]
+    found = {}
+    for transport, malloc in settings:
+        with Pool(2, transport=transport, env={"GRIDWISE_MALLOC": malloc, "OMP_NUM_THREADS": "1"}) as pool:
+            found[transport, malloc] = pool.run(rows, options.rounds)[0]
+    heads = (f"{transport}, malloc {malloc}" for transport, malloc in settings)
+    table = Table("primitive, forward + backward", "the limit is", *heads)
+    table.title = f"2 workers, {os.cpu_count()} cores: ours, and times the limit"
+    for each in zip(*found.values(), strict=True):
+        name, *_, against = each[0]
+        table.add_row(name, against, *(f"{_time(ours)}  {ours / limit:.2f}" for _, ours, limit, _ in each))
+    Console(width=140).print(table)
 
 
 def _time(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 One that fails, or takes longer than an hour, does not keep the others from running; all such are named at the end. With
 `--write`, what a benchmark prints replaces its figures in README.md, with the command, the version and the machine that gave
-them. What is printed by one that fails is not written.
+them. What is printed by one that fails, or finds nothing here that it could measure, is not written.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from threading import Timer
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
 LIMIT = 3600.0
+NOTHING_HERE = 77
+"""Exit status of a benchmark that needs a device which is not here."""
 WIDTH = "140"
 """Columns of a table: of the page, whatever the terminal has."""
 
@@ -40,14 +42,14 @@ def main() -> None:
         said = run(name)
         if said is None:
             failed.append(name)
-        elif options.write:
+        elif said and options.write:
             PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8"), name, said), encoding="utf-8")
     if failed:
         sys.exit(f"\nfailed: {', '.join(failed)}")
 
 
 def run(name: str) -> str | None:
-    """What a benchmark prints, shown as it comes; None if it fails."""
+    """What a benchmark prints, shown as it comes; None if it fails, nothing if there was nothing to measure."""
     print(f"\n== {name}", flush=True)
     start = time.monotonic()
     command = [sys.executable, str(HERE / f"{name}.py")]
@@ -66,6 +68,8 @@ def run(name: str) -> str | None:
     if not in_time:
         print(f"not done after {LIMIT:.0f} s", flush=True)
     print(f"-- {name}: {time.monotonic() - start:.0f} s{f', exit status {code}' if code else ''}", flush=True)
+    if code == NOTHING_HERE:
+        return ""
     return None if code else "".join(lines)
 
 
@@ -73,7 +77,7 @@ def with_figures(page: str, name: str, said: str) -> str:
     """The page, with what `name` has said between its marks; a section is added for a benchmark that has none."""
     start, stop = f"<!-- figures of {name} -->", f"<!-- end of {name} -->"
     figures = "\n".join(line.rstrip() for line in said.strip("\n").splitlines())
-    block = f"{start}\n{machine()}\n\n```text\n{figures}\n```\n{stop}"
+    block = f"{start}\n`python benchmarks/{name}.py`: {machine()}\n\n```text\n{figures}\n```\n{stop}"
     if start not in page:
         return f"{page.rstrip()}\n\n## {name.replace('_', ' ').capitalize()} (`{name}.py`)\n\n{block}\n"
     return re.sub(f"{re.escape(start)}.*?{re.escape(stop)}", lambda _: block, page, count=1, flags=re.DOTALL)

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def print_layers() -> None:
-    columns = ("set-up", "control bytes of it", "messages per call", "bytes sent per call", "control bytes per call")
+    columns = ("set-up", "its control bytes", "messages a call", "bytes sent a call", "control bytes a call")
     table = Table("layer", "workers", *columns)
     for name, make in LAYERS.items():
         for size, shape in GRIDS.items():
@@ -57,7 +57,7 @@ def print_layers() -> None:
             counts = (first, ledger.messages_sent(rank), sent, control)
             table.add_row(name, str(size), f"{seconds * 1e6:.0f} us", *map(str, counts))
         table.add_section()
-    Console(width=120).print(table)
+    Console(width=140).print(table)
 
 
 def set_up(make: Callable, size: int, shape: tuple[int, ...]) -> tuple[float, int, Ledger, int]:
@@ -80,14 +80,7 @@ def set_up(make: Callable, size: int, shape: tuple[int, ...]) -> tuple[float, in
 
 
 def print_models() -> None:
-    columns = (
-        "agreements, first step",
-        "messages",
-        "control bytes",
-        "agreements, later steps",
-        "messages",
-        "control bytes",
-    )
+    columns = ("first step: agreements", "messages", "bytes", "later steps: agreements", "messages", "bytes")
     table = Table("U-Net cut along", "workers", *columns, "sums", "halo messages")
     for name, shapes in MODELS.items():
         for size, shape in shapes.items():

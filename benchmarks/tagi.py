@@ -1,12 +1,12 @@
 """Milliseconds of a TAGI training step, against the original, the sgemm peak and back-propagation.
 
-    python benchmarks/tagi.py                         all networks, eager, one thread
-    python benchmarks/tagi.py --compile               also compiled (CPU) or captured (CUDA)
+    python benchmarks/tagi.py                         all networks, one thread; the small ones also compiled
+    python benchmarks/tagi.py --compile               all of them also compiled (CPU) or captured (CUDA)
     python benchmarks/tagi.py --only fnn_small lstm   some of them
-    python benchmarks/tagi.py --device cuda           on a GPU, with back-propagation of the same networks beside it
+    python benchmarks/tagi.py --device cuda           on a GPU
     python benchmarks/tagi.py --original              measure pytagi in this run, where it can be imported
 
-On several workers: `tagi_workers.py`.
+On several workers: `tagi_workers.py`. Back-propagation is that of torch layers in the same order, uncompiled, in the same run.
 
 Where pytagi is not measured, its times are the recorded ones: pytagi 0.2.1, one thread of an AMD EPYC (Zen 3) whose
 sgemm peak was 72.7 GFLOP/s. A ratio to a recorded time compares two machines: read it with both peaks in mind.
@@ -96,6 +96,8 @@ CASES = [
     Case("lstm", lstm, 5, 1, 5, 0.0, 0.105, 100),
     Case("lstm, no recurrence", lstm, 5, 1, 5, 0.0, 0.105, 100, "cutagi"),
 ]
+SMALL = ("fnn_small", "lstm", "lstm, no recurrence")
+"""Networks whose step is mostly Python unless it is compiled."""
 GPU_BATCHES = {
     "fnn_small": (16,),
     "fnn_4096": (16, 128, 1024),
@@ -218,15 +220,14 @@ def show(
     print(f"{case.name:22s} {batch:5d}  {kind:9s} {ms:10.3f} {rate} {ratio} {back}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--original", action="store_true")
-    parser.add_argument("--backprop", action="store_true", help="also on the CPU")
     parser.add_argument("--only", nargs="*", help="names of networks")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     peak = peak_gflops(options.device)
     print(f"{options.device}, {options.threads} thread(s), sgemm peak {peak:.1f} GFLOP/s, torch {torch.__version__}")
@@ -243,8 +244,8 @@ def main() -> None:
             original = None if gpu else case.recorded
             if original and options.original:
                 original = the_original(case, batch)
-            torch_ms = back_propagation(case, batch, options.device) if gpu or options.backprop else None
-            for compile in (False, True) if options.compile else (False,):
+            torch_ms = back_propagation(case, batch, options.device)
+            for compile in (False, True) if options.compile or case.name in SMALL else (False,):
                 ms = ours(case, batch, options.device, compile)
                 show(case, batch, "compiled" if compile else "eager", ms, peak, original, torch_ms)
 

@@ -1,11 +1,11 @@
 """One default for all data sets: intervals and likelihood of `TAGIRegressor` and `TAGIClassifier` beside a tuned setting.
 
-    python benchmarks/tagi_intervals.py [--splits 20] [--only boston diabetes]
+    python benchmarks/tagi_intervals.py [--splits 8] [--only boston diabetes]
 
-Random 90/10 splits. The tuned setting is the best of four `sigma_v` and any number of epochs by five-fold cross-validation
-inside each training split; its network has the same size and the same batches. Limits, on the means over the splits: 90
-to 98 % of the observations in 95 % intervals, an RMSE (or error) of at most 1.1 times the tuned one, a log-likelihood of at
-most 0.1 nat less.
+Random 90/10 splits; with all data sets a split takes half a minute. The tuned setting is the best of four `sigma_v` and any
+number of epochs by five-fold cross-validation inside each training split; its network has the same size and the same batches.
+Goals, on the means over the splits: 90 to 98 % of the observations in 95 % intervals, an RMSE (or error) of at most 1.1 times
+the tuned one, a log-likelihood of at most 0.1 nat less.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from torch import Tensor
 
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
-from gridwise.tagi.estimators.tasks import Shape
+from gridwise.tagi.estimators.tasks import network_of
 from gridwise.tagi.hrc_softmax import class_probabilities, class_tree
 from gridwise.tagi.sklearn import TAGIClassifier, TAGIRegressor
 
 HIDDEN, BATCH, FOLDS, MOST_EPOCHS, PATIENCE = 50, 32, 5, 60, 10
 SIGMAS = (0.15, 0.25, 0.4, 0.65)
-PUBLISHED = {"boston": "published TAGI: RMSE 2.98, log-likelihood -2.50"}
 
 
 class Score(NamedTuple):
@@ -86,7 +85,7 @@ def tuned(x: np.ndarray, y: np.ndarray, seed: int, classes: int) -> tuple[float,
     tree = class_tree(classes) if classes else None
     units, rows, count = tree.len if tree else 1, len(x), len(members)
     tagi.manual_seed(seed)
-    net = Shape(x.shape[1], (HIDDEN,), "relu", units).network(count)
+    net = network_of((x.shape[1], HIDDEN, units), "relu", members=count)
     fold_of = torch.from_numpy(np.random.default_rng(seed).permutation(rows) % FOLDS)
     held = fold_of[:, None] == torch.tensor([fold for _, fold in members])  # (row, member)
     inputs, noise = torch.from_numpy(x).double(), torch.tensor([[sigma**2] for sigma, _ in members]).double()
@@ -171,13 +170,13 @@ def classification(x: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.nda
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--splits", type=int, default=8)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--verbose", action="store_true", help="a line for each split")
+    parser.add_argument("--verbose", action="store_true", help="a line for each split, on the error stream")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("data", "RMSE or error", "tuned", "log-likelihood", "tuned", "95 % interval", "tuned", "seconds", "")
-    missed = []
+    columns = "RMSE or error", "tuned", "log-likelihood", "tuned", "95 % interval", "tuned", "goals", "seconds"
+    table = Table("data", *columns, title=f"means over {given.splits} splits")
     for name, (x, y) in data_sets().items():
         if given.only and name not in given.only:
             continue
@@ -186,19 +185,14 @@ def main() -> None:
         for seed, train, test in splits(len(x), given.splits):
             pairs.append(run(x, y, train, test, seed))
             if given.verbose:
-                print(name, seed, *(f"{v:.4g}" for side in pairs[-1] for v in side), flush=True)
+                print(name, seed, *(f"{v:.4g}" for side in pairs[-1] for v in side), file=sys.stderr, flush=True)
         ours, best = (np.array(side).mean(0) for side in zip(*pairs, strict=True))
-        fine = ours[0] <= 1.1 * best[0] and ours[1] >= best[1] - 0.1 and not (ours[2] < 0.9 or ours[2] > 0.98)
-        if not fine:
-            missed.append(name)
+        met = ours[0] <= 1.1 * best[0] and ours[1] >= best[1] - 0.1 and not (ours[2] < 0.9 or ours[2] > 0.98)
         shown = [f"{v:.3g}" for pair in zip(ours[:2], best[:2], strict=True) for v in pair]
         cover = [f"{side[2]:.1%}" for side in (ours, best)] if name != "digits" else ["", ""]
-        row = [name, *shown, *cover, f"{time.process_time() - start:.0f}", "" if fine else "missed"]
-        table.add_row(*row)
-        print(*row, PUBLISHED.get(name, ""), sep="  ", flush=True)
-    Console().print(table)
-    if missed:
-        sys.exit(f"beyond the limits: {', '.join(missed)}")
+        table.add_row(name, *shown, *cover, "met" if met else "missed", f"{time.process_time() - start:.0f}")
+    Console(width=120).print(table)
+    print("TAGI as published, on Boston: RMSE 2.98, log-likelihood -2.50")
 
 
 if __name__ == "__main__":

@@ -53,10 +53,10 @@ def trained(
     return [t.double().cpu() for t in (mean, variance, spread)], 1e3 * min(spent)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    device = parser.parse_args().device
+    device = parser.parse_args(arguments).device
     cases = {"float32": (torch.float32, None, False), "bfloat16 products": (torch.float32, torch.bfloat16, False)}
     if device == "cuda":
         cases["TF32 products"] = (torch.float32, None, True)

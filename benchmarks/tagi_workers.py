@@ -78,12 +78,12 @@ def step_of(net: Any, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--transports", nargs="*", default=["mpi", "gloo"])
     parser.add_argument("--only", nargs="*", default=["fnn_4096", "cnn", "resnet18"], help="names of networks")
     parser.add_argument("--batch", type=int, help="only the cases with this batch")
-    parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--repeat", type=int, default=7)
     options = parser.parse_args()
     for case in CASES:
         if case.name not in options.only or case.batch not in ((options.batch,) if options.batch else (16, 128)):

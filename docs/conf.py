@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from numpydoc.docscrape import NumpyDocString
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
@@ -31,6 +32,7 @@ autodoc_default_options = {"show-inheritance": False}
 autosummary_generate = False
 toc_object_entries = False  # headings are enough
 numpydoc_show_class_members = False
+NumpyDocString.sections["Shape"] = []  # of layers: see `shapes_into_notes`
 numpydoc_xref_param_type = False
 python_maximum_signature_line_length = 100
 
@@ -47,3 +49,13 @@ pygments_dark_style = "github-dark"
 def setup(app: Sphinx) -> None:
     """The pages of the reference are written from what the packages list."""
     api_pages.write(HERE / "api")
+    app.connect("autodoc-process-docstring", shapes_into_notes, priority=100)  # before numpydoc
+
+
+def shapes_into_notes(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Let the section "Shape" of a layer, which stands before its notes, be their beginning: numpydoc shows no others."""
+    if "Shape" in lines:
+        if "Notes" in lines:
+            del lines[lines.index("Notes") : lines.index("Notes") + 2]
+        at = lines.index("Shape")
+        lines[at : at + 2] = ["Notes", "-----", "**Shape**", ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import gridwise
@@ -44,3 +45,12 @@ def test_files_of_the_walks_exist() -> None:
 def test_rooms_are_small_enough_to_look_through() -> None:
     counts = {room: len(list((PACKAGE / room).glob("*.py"))) for room in rooms_in_the_tree()}
     assert {room: count for room, count in counts.items() if count > 25} == {}
+
+
+def test_a_class_name_occurs_once() -> None:
+    """Outside of `compat`, which has the names of other libraries."""
+    paths = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "compat" not in path.parents]
+    names = Counter(
+        name for path in paths for name in re.findall(r"^class (\w+)", path.read_text(), flags=re.MULTILINE)
+    )
+    assert [name for name, count in names.items() if count > 1] == []

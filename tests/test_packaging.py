@@ -39,11 +39,9 @@ def test_rich_and_typer_are_left_to_pictures_and_the_command_line() -> None:
 
 
 def lower_bounds() -> dict[str, str]:
-    groups = [
-        PROJECT["dependencies"],
-        PROJECT["optional-dependencies"]["mpi"],
-        PROJECT["optional-dependencies"]["examples"],
-    ]
+    """Of what the package needs and of what its users can ask for; tools for work on it may be new."""
+    extras = PROJECT["optional-dependencies"]
+    groups = [PROJECT["dependencies"], *(extras[name] for name in ("mpi", "viz", "examples", "sklearn", "data"))]
     return dict(requirement.split(">=") for group in groups for requirement in group)
 
 

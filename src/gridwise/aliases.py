@@ -42,22 +42,28 @@ MOVED = {
     "gridwise.nn.unpooling": "gridwise.nn.layers.unpooling",
     "gridwise.nn.upsampling": "gridwise.nn.layers.upsampling",
     "gridwise.nn.whole_tensor": "gridwise.nn.parameters.whole_tensor",
+    "gridwise.tagi.nn.convtranspose2d": "gridwise.tagi.nn.conv2d",
+    "gridwise.tagi.nn.resnet_block": "gridwise.tagi.nn.layer_block",
+    "gridwise.tagi.nn.slinear": "gridwise.tagi.nn.linear",
 }
 
 
-class _Moved(MetaPathFinder, Loader):
-    """Finds the modules of the table where they are now. Asked last, when nothing else has the name."""
+class ModuleAliases(MetaPathFinder, Loader):
+    """Finds modules under other names, by `place_of`: the name that a module has itself, or None."""
 
-    def __init__(self) -> None:
+    def __init__(self, place_of: Callable[[str], str | None]) -> None:
+        self.place_of = place_of
         self._own_specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+        return ModuleSpec(fullname, self) if self.place_of(fullname) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(MOVED[spec.name])
+        place = self.place_of(spec.name)
+        assert place is not None
+        module = import_module(place)
         self._own_specs[spec.name] = module.__spec__
         return module
 
@@ -78,4 +84,4 @@ def moved_modules(package: str) -> Callable[[str], ModuleType]:
     return __getattr__
 
 
-sys.meta_path.append(_Moved())
+sys.meta_path.append(ModuleAliases(MOVED.get))  # asked last, when nothing else has the name

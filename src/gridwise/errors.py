@@ -2,7 +2,7 @@
 
 All derive from `GridwiseError`. A bad argument, shape or grid is also a `ValueError`; a combination that is not
 offered is also a `NotImplementedError`; a fault of a worker, of the network or of time is also a `RuntimeError`.
-A message says what was asked, what each offending worker has, and what to do (`describe` puts the three together).
+A message says what was asked, what each offending worker has, and what to do: the three arguments of every error here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from collections.abc import Iterable
 class GridwiseError(Exception):
     """Base of every error that Gridwise raises on purpose.
 
+    Parameters
+    ----------
+    asked : what was asked, and why it cannot be had
+    offenders : a line for each worker, or value, that stands in the way
+    fix : what to do
+
     Examples
     --------
     >>> try:
@@ -21,6 +27,9 @@ class GridwiseError(Exception):
     ...     print(type(error).__name__)
     PartitionError
     """
+
+    def __init__(self, asked: str = "", offenders: Iterable[str] = (), fix: str = "") -> None:
+        super().__init__(describe(asked, offenders, fix))
 
 
 class PartitionError(GridwiseError, ValueError):

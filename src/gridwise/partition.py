@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from .comm.launching.find import current
-from .comm.launching.given import is_given, transport_over
+from .comm.launching.given import given, transport_over
 from .comm.messages.arrays import gathered_arrays
 from .comm.supervision.matching_calls import roll_call
 from .comm.transports.base import Team, Transport
-from .errors import PartitionError, describe
+from .errors import PartitionError
 from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
 from .grid.grid import unravel
 from .html import escape
@@ -115,11 +115,9 @@ class Partition:
         places = math.prod(extents)
         if places > self.size == self.transport.size and min(extents) > 0:
             raise PartitionError(
-                describe(
-                    f"a grid of shape {extents} has {places} places, but there {_are(self.size)} in this world.",
-                    fix=f"start {places}: `gridwise run -n {places} script.py`, or "
-                    f"`gridwise.launch(function, workers={places})`; or choose a shape whose product is {self.size}.",
-                )
+                f"a grid of shape {extents} has {places} places, but there {_are(self.size)} in this world.",
+                fix=f"start {places}: `gridwise run -n {places} script.py`, or "
+                f"`gridwise.launch(function, workers={places})`; or choose a shape whose product is {self.size}.",
             )
         return CartesianPartition(self.transport, Grid(self.ranks, extents))
 
@@ -227,7 +225,7 @@ class Partition:
         (`gridwise.world(comm)`): it is closed. All of its workers call this, as all free a communicator, and what was
         made from it cannot be used any more.
         """
-        if self.active and is_given(self.transport) and self is _worlds.get(self.transport):
+        if self.active and self.transport in given and self is _worlds.get(self.transport):
             roll_call(self.transport, self.team, "deactivate", "deactivate")
             self.transport.close()
         self.active = False

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 def test_a_second_writer_is_refused_on_all_workers(tmp_path: Path) -> None:
     path = tmp_path / "c"
     crew(WORKERS, saves(path, 1.0))
-    with disk.writing_alone(path):
+    with closing(disk.Lock(path)):
         errors = crew_errors(WORKERS, saves(path, 2.0))
     assert {type(error) for error in errors} == {CheckpointBusy}
     assert len({str(error) for error in errors}) == 1

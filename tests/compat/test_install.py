@@ -86,7 +86,7 @@ def test_an_installed_library_is_used_if_asked_for(installed: str, isolated: pyt
     install(prefer_installed=True)
     with pytest.raises(ImportError, match="the installed one"):
         importlib.import_module("pytagi")
-    assert importlib.import_module("torchdistx.fake").__name__ == "gridwise.compat.torchdistx.fake"
+    assert importlib.import_module("torchdistx.fake").__name__ == "gridwise.fake"
     assert capsys.readouterr().err == ""
 
 

@@ -31,11 +31,11 @@ def test_blocks_of_transformed_samples():
         if P.transport.rank == 0:
             whole = alone.reader.read(alone.request([4, 1, 3], epoch=2, seed=case))
         else:  # what worker 0 alone would make of it
-            from gridwise.data.reader import Request
+            from gridwise.data.reader import ReadRequest
             from gridwise.grid import Box
 
             boxes = tuple(Box.of_shape((3, *shape)) for shape in alone.shapes)
-            whole = alone.reader.read(Request((4, 1, 3), boxes, 2, case))
+            whole = alone.reader.read(ReadRequest((4, 1, 3), boxes, 2, case))
         found = dataset.read([4, 1, 3], epoch=2, seed=case)
         assert torch.equal(found[0], part_of(whole[0], P, halo)), case
         assert torch.equal(found[1], part_of(whole[1], P)), case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 import threading
 import warnings
@@ -11,6 +12,7 @@ import weakref
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gridwise.deferred_init import (
     deferred_init,
@@ -18,7 +20,7 @@ from gridwise.deferred_init import (
     materialize_module,
     materialize_tensor,
 )
-from gridwise.fake import is_fake
+from gridwise.fake import fake_mode, is_fake
 
 from .equality import assert_same
 
@@ -247,6 +249,12 @@ class TestNesting:
         assert not is_fake(torch.ones(1))
         assert torch.default_generator is torch._C.default_generator
 
+    def test_a_fill_inside_a_fake_mode_is_recorded(self) -> None:
+        tensor = deferred_init(torch.zeros, 3)
+        with fake_mode():
+            tensor.fill_(2.0)
+        assert torch.equal(materialize_tensor(tensor), torch.full((3,), 2.0))
+
     def test_two_threads(self) -> None:
         models: list[nn.Module] = []
         threads = [threading.Thread(target=lambda: models.append(deferred_init(nn.Linear, 40, 40))) for _ in range(4)]
@@ -261,12 +269,16 @@ class TestNesting:
 
 
 def test_memory_of_what_is_dropped_is_freed() -> None:
-    """The record keeps no storage alive: made again after all its tensors are gone, it has the same numbers."""
+    """What was made lives as long as a tensor that shares it, and no longer: the record does not hold it."""
     torch.manual_seed(0)
     whole, part = deferred_init(lambda: (lambda t: (t, t[2:]))(torch.rand(5)))
-    first = materialize_tensor(whole).tolist()
-    del whole
+    made = materialize_tensor(whole)
+    first, storage = made.tolist(), StorageWeakRef(made.untyped_storage())
+    del whole, made
     assert materialize_tensor(part).tolist() == first[2:]
+    del part
+    gc.collect()
+    assert storage.expired()
 
 
 @pytest.mark.parametrize("first", [("weight_g",), ("weight_v",), ("weight_g", "weight_v"), ()], ids=str)

@@ -64,11 +64,14 @@ def test_groups_have_as_many_elements_on_both_sides(case: tuple[Layout, tuple[in
 
 def test_what_is_expressed_is_the_line_again() -> None:
     for dims in ((6, 4), (2, 6), (2, 2, 3), (1, 8), (3,)):
+        found = []
         for blocks in range(1, 7):
             line = balanced_cuts(math.prod(dims), blocks)
             cuts = expressed(line, dims)
             if cuts is not None:
                 assert on_a_line(cuts) == line
+                found.append(blocks)
+        assert set(found) >= {n for n in range(1, 7) if dims[0] % n == 0}, "whole rows of the first dim at the least"
 
 
 def test_windows_of_an_image_stay_where_they_are() -> None:

@@ -190,7 +190,7 @@ def test_needs_that_do_not_fit_their_grid_are_refused() -> None:
     with pytest.raises(PartitionError, match="one interval for each place"):
         Needs(line, (((0, 1),),), (False,))
     with pytest.raises(PartitionError, match="one interval for each place"):
-        Needs(line, (((0, 1), (1, 2)),), ())
+        Needs(line, (((0, 1), (1, 2)),), (False, False))
     with pytest.raises(PartitionError, match="cannot stop before it starts"):
         Needs(line, (((0, 1), (2, 1)),), (True,))
     with pytest.raises(PartitionError, match="from a grid of 2 axes to one of 1"):

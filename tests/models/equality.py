@@ -18,7 +18,8 @@ from gridwise.models.placing import place
 from gridwise.models.program import Program
 from gridwise.models.random import sequential_random
 from gridwise.models.recording.containers import flatten
-from gridwise.models.recording.record import InputSpec, record
+from gridwise.models.recording.record import record
+from gridwise.models.recording.tracing import InputSpec
 from gridwise.nn.engine.agreement import agreement
 from gridwise.partition import CartesianPartition
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from gridwise.nn.layers.conv_base import Conv
 from gridwise.nn.layers.conv_transpose import ConvTranspose
-from gridwise.nn.windows import saved_input
+from gridwise.nn.windows import conv_node, saved_input
 from gridwise.nn.windows.border_conv import BorderConv
 
 
@@ -46,12 +46,12 @@ def at_borders():
 
         return call
 
-    is_worth_it, BorderConv.is_worth_it = BorderConv.is_worth_it, staticmethod(lambda x: True)
+    is_large, conv_node.is_large_on_device = conv_node.is_large_on_device, lambda x: True
     for name in taken:
         setattr(BorderConv, name, counted(name))
     try:
         yield taken
     finally:
-        BorderConv.is_worth_it = staticmethod(is_worth_it)
+        conv_node.is_large_on_device = is_large
         for name, call in kept.items():
             setattr(BorderConv, name, call)

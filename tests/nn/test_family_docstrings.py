@@ -10,6 +10,10 @@ import gridwise
 from gridwise.nn.docstrings import adapted, documented_like
 
 FAMILIES = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "ZeroPad", "MaxUnpool", "InstanceNorm")
+LAYERS = "gridwise.nn.layers"
+UNPOOLING = [f"DistributedMaxUnpool{dims}d" for dims in (1, 2, 3)]
+WITHOUT_SHAPES = [*UNPOOLING, "DistributedPoolingBase"]
+"""A base, and layers whose first argument is called values."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -20,6 +24,13 @@ def test_each_layer_of_a_family_has_its_own_name_and_axes(family: str, dims: int
     assert f"(batch, channel, {axes})" in doc
     assert f"([{', '.join(['1'] * (dims + 2))}])" in doc, "the partition of the example"
     assert not any(f"{other}d" in doc for other in {1, 2, 3} - {dims})
+
+
+def test_every_layer_says_which_shapes_it_takes() -> None:
+    layers = {kind for kind in vars(gridwise.nn).values() if getattr(kind, "__module__", "").startswith(LAYERS)}
+    lacking = [kind.__name__ for kind in layers if "\n\nShape\n-----\n- input" not in (inspect.getdoc(kind) or "")]
+    assert len(layers) > 60
+    assert sorted(lacking) == WITHOUT_SHAPES
 
 
 def test_arguments_of_other_families_are_named() -> None:

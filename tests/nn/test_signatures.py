@@ -30,3 +30,12 @@ def test_convolutions_show_torchs_arguments_after_the_partition() -> None:
     assert first == "P_x"
     assert set(inspect.signature(torch.nn.Conv2d).parameters) <= set(others)
     assert {"P_y", "P_w"} <= set(others)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in LAYERS if name.endswith("Loss")))
+def test_losses_know_all_that_torchs_take(name: str) -> None:
+    """Their arguments are torch's own: one that a later torch adds must not be taken and passed over."""
+    torchs = list(inspect.signature(getattr(torch.nn, name.removeprefix("Distributed"))).parameters)
+    known = {*LAYERS[name]._settings, "size_average", "reduce", "weight", "pos_weight"}
+    assert list(inspect.signature(LAYERS[name]).parameters) == ["P_x", *torchs]
+    assert set(torchs) <= known

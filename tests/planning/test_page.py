@@ -16,7 +16,7 @@ import torch
 
 import gridwise
 from gridwise.planning.page import as_script, page, save_page
-from gridwise.planning.traced import Event, Traced
+from gridwise.planning.tracing.traced import Event, Traced
 
 HOSTILE = (
     "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&amp;\u2028`${x}`"

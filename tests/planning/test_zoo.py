@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import gridwise
-from gridwise.planning.comparison import compare
+from gridwise.planning.tracing.comparison import compare
 from gridwise.testing import workers
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -9,14 +9,15 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
+from ..comm.supervision.matching_calls import key_of, raise_mismatch
 from ..comm.transports.base import Team, Transport
 from ..errors import CheckpointError, PartitionError
 from ..partition import Partition, world
@@ -36,16 +37,8 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-class InFlight(Protocol):
-    """A save that goes on in the background (see `background`)."""
-
-    consensus: Consensus
-
-    def wait(self) -> None: ...
-
-
-in_flight: dict[tuple[Transport, Team], InFlight] = {}
-"""The one save that each team may have in the background."""
+in_flight: dict[tuple[Transport, Team], Callable[[], None]] = {}
+"""The one save that each team may have in the background: what waits for it (see `background`)."""
 
 
 class Consensus:
@@ -70,9 +63,9 @@ class Consensus:
 
     def settle(self) -> None:
         """Wait for the save that these workers have in the background, if any, and raise what went wrong with it."""
-        pending = in_flight.get((self.transport, self.team))
-        if pending is not None:
-            pending.wait()
+        wait = in_flight.get((self.transport, self.team))
+        if wait is not None:
+            wait()
 
     @property
     def is_root(self) -> bool:
@@ -82,12 +75,7 @@ class Consensus:
         self, step: Callable[[], Result], failure: type[CheckpointError] = CheckpointError, tail: str = ""
     ) -> Result:
         """Run `step` on every worker, then agree: its result, or the same error on all of them."""
-        result: Result | None = None
-        error = None
-        try:
-            result = step()
-        except Exception as caught:
-            error = caught
+        result, error = attempt(step)
         self.agree(error, failure, tail)
         return cast(Result, result)
 
@@ -97,61 +85,69 @@ class Consensus:
         """Run `step` on the first worker: its result there, None on the others, or the same error on all of them."""
         return self.together(lambda: step() if self.is_root else None, failure, tail)
 
-    def agree(self, error: Exception | None, failure: type[CheckpointError] = CheckpointError, tail: str = "") -> None:
-        """Return if nobody has an error; else raise the same on all workers."""
-        flag = np.array([error is not None], dtype=np.int64)
-        self.transport.all_max(flag, self.team, self.what)
-        if not flag[0]:
-            return
+    def agree(
+        self,
+        error: Exception | None,
+        failure: type[CheckpointError] = CheckpointError,
+        tail: str = "",
+        numbers: Sequence[int] = (),
+    ) -> list[int]:
+        """The largest of each of the workers' `numbers` if nobody has an error; else raise the same on all workers."""
+        words = np.array([error is not None, *numbers], dtype=np.int64)
+        self.transport.all_max(words, self.team, self.what)
+        if not words[0]:
+            return words[1:].tolist()
         mine = b"" if error is None else json.dumps([_kind_of(error), str(error) or repr(error)]).encode()
         texts = [json.loads(part) if part else None for part in self.transport.gather_bytes(mine, self.team, self.what)]
         raise joint_error(self.what, dict(zip(self.team, texts, strict=True)), failure, tail) from error
 
     def from_root(self, step: Callable[[], bytes]) -> bytes:
         """The bytes that `step` gives on the first worker, on all; or the same error on all of them."""
-        if self.size == 1:
-            return self.together(step)
-        data, error = b"", None
-        try:
-            data = step() if self.is_root else b""
-        except Exception as caught:
-            error = caught
-        words = np.array([error is not None, len(data)], dtype=np.int64)
-        self.transport.all_max(words, self.team, self.what)
-        if words[0]:
-            self.agree(error)
-        buffer = torch.empty(int(words[1]), dtype=torch.uint8, device="cpu")
-        if data:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        data, error = attempt(lambda: step() if self.is_root else b"")
+        (size,) = self.agree(error, numbers=[len(data or b"")])
+        if not size:
+            return b""
+        buffer = torch.frombuffer(bytearray(data or bytes(size)), dtype=torch.uint8)
         self.transport.copy_from(buffer, self.root, self.team, self.what)
-        return data or buffer.numpy().tobytes()
+        return buffer.numpy().tobytes()
 
     def gathered_from_others(
         self, step: Callable[[], bytes], failure: type[CheckpointError] = CheckpointError, tail: str = ""
     ) -> list[bytes]:
         """What `step` gives on the other workers, in the partition's order, on the first; or the same error on all."""
-        mine, error = b"", None
-        try:
-            mine = step()
-        except Exception as caught:
-            error = caught
-        words = np.zeros(1 + self.size, dtype=np.int64)  # whether it failed, and how much each has to tell
-        words[0], words[1 + self.place] = error is not None, len(mine)
-        self.transport.all_max(words, self.team, self.what)
-        if words[0]:
-            self.agree(error, failure, tail)
+        mine, error = attempt(step)
+        sizes = [0] * self.size
+        sizes[self.place] = len(mine or b"")
+        sizes = self.agree(error, failure, tail, sizes)
         if not self.is_root:
-            self.transport.exchange([(self.root, torch.frombuffer(bytearray(mine), dtype=torch.uint8))], [], self.what)
+            data = torch.frombuffer(bytearray(mine or b""), dtype=torch.uint8)
+            self.transport.exchange([(self.root, data)], [], self.what)
             return []
-        sizes = words[2:].tolist()
-        buffers = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
+        buffers = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes[1:]]
         self.transport.exchange([], list(zip(self.P.ranks[1:], buffers, strict=True)), self.what)
         return [buffer.numpy().tobytes() for buffer in buffers]
 
-    def say_all(self, message: Any) -> list[Any]:
+    def vote(self, call: str, number: int, state: int) -> tuple[bool, int]:
+        """Whether all workers have the same `number`, and the largest `state`; all must be making the same `call`."""
+        key = key_of(call)
+        words = np.array([key, -key, number, -number, state], dtype=np.int64)  # as `matching_calls` has them
+        self.transport.all_max(words, self.team, self.what)
+        if words[0] != -words[1]:
+            raise_mismatch(self.transport, self.team, self.what, key)
+        return bool(words[2] == -words[3]), int(words[4])
+
+    def say_all(self, message: object) -> list[Any]:
         """What each worker said, in the order of the team, on all."""
         data = json.dumps(message, separators=(",", ":")).encode()
         return [json.loads(part) for part in self.transport.gather_bytes(data, self.team, self.what)]
+
+
+def attempt(step: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+    """The result of `step`, or the error that it raised: nobody raises before the others have heard of it."""
+    try:
+        return step(), None
+    except Exception as error:
+        return None, error
 
 
 _KINDS = {kind.__name__: kind for kind in CheckpointError.__subclasses__()}

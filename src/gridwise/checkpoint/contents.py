@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..html import table
+from .format.contents import read_contents
 from .format.manifest import Manifest
-from .reading.contents import read_contents
 
 LONGEST = 100
 """Characters of a value; of longer ones the beginning is shown."""

@@ -11,8 +11,9 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from ..errors import CheckpointBusy
 from ..log import logger
@@ -29,24 +30,36 @@ def create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def write(fd: int, buffers: Sequence[memoryview | Memory]) -> None:
+Buffers: TypeAlias = "Sequence[memoryview | Memory]"
+
+
+def write(fd: int, buffers: Buffers) -> None:
     """Write all bytes of all buffers, in order, from the current position on."""
     for first in range(0, len(buffers), MOST_BUFFERS):
         left = buffers[first : first + MOST_BUFFERS]
         while left:
-            written = os.writev(fd, left)
-            left = _after(left, written)
+            left = after(left, os.writev(fd, left))
 
 
-def _after(buffers: Sequence[memoryview | Memory], written: int) -> Sequence[memoryview | Memory]:
+def after(buffers: Buffers, done: int) -> Buffers:
     """What is left of the buffers after so many bytes."""
-    if written == sum(map(len, buffers)):
+    if done == sum(map(len, buffers)):
         return ()
     place = 0
-    while written >= len(buffers[place]):
-        written -= len(buffers[place])
+    while done >= len(buffers[place]):
+        done -= len(buffers[place])
         place += 1
-    return [memoryview(buffers[place]).cast("B")[written:], *buffers[place + 1 :]]
+    return [memoryview(buffers[place]).cast("B")[done:], *buffers[place + 1 :]]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A new file with these bytes; it is on the disk when this returns."""
+    fd = create(path)
+    try:
+        write(fd, [memoryview(data)])
+        sync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync(fd: int) -> None:
@@ -84,21 +97,11 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-@contextlib.contextmanager
-def writing_alone(path: Path) -> Iterator[None]:
-    """Hold the lock of a checkpoint's folder; raise `CheckpointBusy` when another save holds it.
+class Lock:
+    """The lock of a checkpoint's folder, held from its making until `close`; `CheckpointBusy` if another save holds it.
 
     The kernel drops the lock with the process, so a killed save never blocks the next one.
     """
-    lock = Lock(path)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-class Lock:
-    """The lock of a folder, held from its making until `release`."""
 
     def __init__(self, folder: Path) -> None:
         self._fd: int | None = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -116,7 +119,7 @@ class Lock:
                 raise
             logger.warning("%s: this file system has no locks, a second writer cannot be noticed (%s)", folder, error)
 
-    def release(self) -> None:
+    def close(self) -> None:
         if self._fd is not None:
             # Unlocked first: a forked child may hold a copy of the descriptor, and with it the lock.
             with contextlib.suppress(OSError):

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
-from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, describe
+from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
 from ..log import logger
 from ..partition import Partition, world
 from .consensus import Consensus
@@ -74,18 +73,18 @@ class Series:
         """The newest step that has a committed checkpoint; None if there is none."""
         return max(self.steps(), default=None)
 
-    def save(self, state: Any, step: int) -> None:
+    def save(self, state: object, step: int) -> None:
         """Save the state of a step, then remove the checkpoints that are no longer to be kept."""
         save(self.path(step), state, self.P)
         self.prune()
 
-    def async_save(self, state: Any, step: int) -> Pending | None:
+    def async_save(self, state: object, step: int) -> Pending | None:
         """Like `save`, in the background. Older checkpoints are removed when a later call finds this one committed."""
         pending = async_save(self.path(step), state, self.P)
         self.prune()
         return pending
 
-    def load(self, into: Any, step: int | None = None, *, cast: bool = False) -> int:
+    def load(self, into: object, step: int | None = None, *, cast: bool = False) -> int:
         """Fill `into` from the checkpoint of `step`, default the newest, and return the step. See `checkpoint.load`."""
         P = self.P if self.P is not None else world()
         if not P.active:
@@ -110,7 +109,7 @@ class Series:
             return int(step)
         asked = "the newest" if step is None else f"step {step}"
         there = f"there are {', '.join(map(str, steps[-10:]))}" if steps else "nothing has been saved there yet"
-        raise CheckpointNotFound(describe(f"{self.folder} has no checkpoint for {asked}: {there}."))
+        raise CheckpointNotFound(f"{self.folder} has no checkpoint for {asked}: {there}.")
 
     def kept(self, steps: list[int]) -> set[int]:
         """Which of these steps are to be kept."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +17,11 @@ from rich.table import Table
 
 from ..checkpoint import Series, convert, read_manifest, verify
 from ..checkpoint import show as show_contents
-from ..checkpoint.disk import writing_alone
+from ..checkpoint.disk import Lock
 from ..checkpoint.interchange.formats import FORMATS, is_checkpoint
 from ..checkpoint.reading.reader import Progress as Report
 from ..checkpoint.writing.folder import leftovers, remove_leftovers
-from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, describe
+from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
 
 app = typer.Typer(help="List, inspect, verify, convert and prune checkpoints.", no_args_is_help=True)
 
@@ -44,7 +44,7 @@ def ls(folder: Where = Path()) -> None:
     """List the checkpoints in a folder, and what interrupted saves have left."""
     with _readable_errors():
         if not folder.exists():
-            raise CheckpointNotFound(describe(f"there is nothing at {folder}.", fix="give a folder of checkpoints."))
+            raise CheckpointNotFound(f"there is nothing at {folder}.", fix="give a folder of checkpoints.")
     table = Table("checkpoint", "written", "workers", "tensors", "data", "left-overs", box=None, pad_edge=False)
     for path in _candidates(folder):
         name = escape(path.relative_to(folder).as_posix() if path != folder else path.name)
@@ -72,10 +72,8 @@ def show(path: One, values: Annotated[bool, typer.Option(help="Show plain values
         inside = [] if is_checkpoint(path) else [each.name for each in _candidates(path) if is_checkpoint(each)]
         if inside:
             raise CheckpointNotFound(
-                describe(
-                    f"there is no checkpoint at {path}, but a folder of {len(inside)} checkpoints.",
-                    fix=f"show one of them, {path / inside[-1]}, or list them: gridwise checkpoint ls {path}",
-                )
+                f"there is no checkpoint at {path}, but a folder of {len(inside)} checkpoints.",
+                fix=f"show one of them, {path / inside[-1]}, or list them: gridwise checkpoint ls {path}",
             )
         contents = show_contents(path)
     _console().print(escape(contents.facts))
@@ -144,7 +142,7 @@ def prune(
     with _readable_errors():
         if not folder.is_dir():
             raise CheckpointNotFound(
-                describe(f"there is no folder {folder}: nothing was removed.", fix="give the folder of a series.")
+                f"there is no folder {folder}: nothing was removed.", fix="give the folder of a series."
             )
     series = Series(folder, keep_last=keep_last, keep_every=keep_every or None)
     steps = series.steps()
@@ -158,7 +156,7 @@ def prune(
         for path in _candidates(folder):
             left = list(leftovers(path))
             if left and not dry_run:
-                with writing_alone(path):
+                with closing(Lock(path)):
                     remove_leftovers(path)
             if left:
                 _console().print(escape(f"{verb} {len(left)} left-overs in {path.name}"))

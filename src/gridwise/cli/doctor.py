@@ -219,12 +219,7 @@ def roads(transport: Transport) -> str:
     )
     if not torch.cuda.is_available():
         return f"messages {shared}"
-    x = torch.full((1024,), float(transport.rank), device="cuda")
-    arrived = torch.empty_like(x)
-    peer = 1 - transport.rank
-    transport.exchange([(peer, x)], [(peer, arrived)], "the doctor's exchange between devices")
-    if not bool((arrived == peer).all()):
-        raise RuntimeError("an exchange between devices brought something else than was sent")
+    _exchange(transport, torch.full((1024,), float(transport.rank), device="cuda"))
     way = "by nccl" if transport.carries_cuda else "by CUDA IPC" if transport.node is not None else "through the host"
     return f"messages {shared}, between devices {way}"
 
@@ -232,17 +227,23 @@ def roads(transport: Transport) -> str:
 def _round_trip(size: int, repeats: int) -> float:
     """Seconds for one exchange of `size` bytes in both directions; raises if what arrives is not what was sent."""
     transport = find.current()
-    peer = 1 - transport.rank
     sent = torch.full((size,), transport.rank, dtype=torch.uint8, device="cpu")
-    arrived = torch.empty_like(sent)
-    transport.exchange([(peer, sent)], [(peer, arrived)], "the doctor's exchange")
-    if not bool((arrived == peer).all()):
-        raise RuntimeError(f"an exchange of {size} bytes brought something else than was sent")
+    arrived = _exchange(transport, sent)
+    peer = 1 - transport.rank
     transport.barrier()
     began = time.perf_counter()
     for _ in range(repeats):
         transport.exchange([(peer, sent)], [(peer, arrived)], "the doctor's exchange")
     return (time.perf_counter() - began) / repeats
+
+
+def _exchange(transport: Transport, sent: torch.Tensor) -> torch.Tensor:
+    """What the other worker has sent for `sent`; its numbers are the rank of the sender."""
+    peer, arrived = 1 - transport.rank, torch.empty_like(sent)
+    transport.exchange([(peer, sent)], [(peer, arrived)], "the doctor's exchange")
+    if not bool((arrived == peer).all()):
+        raise RuntimeError(f"an exchange of {sent.nbytes} bytes on {sent.device} brought something else than was sent")
+    return arrived
 
 
 def _adjoint_test() -> str:

@@ -6,6 +6,7 @@ The factory is a function, or a class, without arguments that makes the model. I
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -45,7 +46,23 @@ def plan(
 ) -> None:
     """Say what a training step takes on a grid of workers: memory, time, messages; or which grid is best."""
     try:
-        found = _found(factory, input, workers, grid, search, memory, machine, optimizer)
+        if optimizer not in OPTIMIZERS:
+            raise PartitionError(f"`--optimizer` (={optimizer!r}) is none of {', '.join(OPTIMIZERS)}.")
+        if (grid is None) == (workers is None):
+            raise PartitionError("either `--grid`, or `-n` with `--search`, says how many workers there are.")
+        if grid is None and not search:
+            raise PartitionError("`-n` says how many workers, not on which grid.", fix="add --search, or give --grid.")
+        if grid is not None and memory is not None:
+            raise PartitionError("`--memory` is for --search.")
+        shape, states = _shape("--input", input), OPTIMIZERS[optimizer]
+        extents, model = _shape("--grid", grid or "1"), _model(factory)
+        found: Plan | Ranking
+        if workers is None:
+            found = make_plan(model, extents, shape, optimizer=states, machine=machine)
+        else:
+            found = make_plan(
+                model, workers=workers, input_shape=shape, memory=memory, optimizer=states, machine=machine
+            )
     except GridwiseError as error:
         print(f"gridwise plan: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
@@ -55,31 +72,6 @@ def plan(
         print(f"{html} written")
     if isinstance(found, Ranking) and not found.rows[0].fits:
         raise typer.Exit(1)
-
-
-def _found(
-    factory: str,
-    input: str,
-    workers: int | None,
-    grid: str | None,
-    search: bool,
-    memory: str | None,
-    machine: str | None,
-    optimizer: str,
-) -> Plan | Ranking:
-    if optimizer not in OPTIMIZERS:
-        raise PartitionError(f"`--optimizer` (={optimizer!r}) is none of {', '.join(OPTIMIZERS)}.")
-    if (grid is None) == (workers is None):
-        raise PartitionError("either `--grid`, or `-n` with `--search`, says how many workers there are.")
-    if workers is not None and not search:
-        raise PartitionError("`-n` says how many workers, not on which grid.\n  fix: add --search, or give --grid.")
-    shape, states = _shape("--input", input), OPTIMIZERS[optimizer]
-    model = _model(factory)
-    if workers is not None:
-        return make_plan(model, workers=workers, input_shape=shape, memory=memory, optimizer=states, machine=machine)
-    if memory is not None:
-        raise PartitionError("`--memory` is for --search.")
-    return make_plan(model, _shape("--grid", grid or ""), shape, optimizer=states, machine=machine)
 
 
 def _shape(name: str, text: str) -> tuple[int, ...]:
@@ -97,9 +89,7 @@ def _model(factory: str) -> torch.nn.Module:
         raise PartitionError(f"`{factory}` is not of the form module:function.")
     sys.path.insert(0, os.getcwd())
     try:
-        made: Any = importlib.import_module(module)
-        for part in name.split("."):
-            made = getattr(made, part)
+        made: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise PartitionError(f"`{factory}` cannot be found: {error}.") from error
     finally:

@@ -45,7 +45,7 @@ def run(
         kind = "option" if script.startswith("-") else "script"
         print(f"gridwise run: there is no {kind} {script!r}; see gridwise run --help.", file=sys.stderr)
         raise typer.Exit(2)
-    traced = [] if trace is None else ["-m", "gridwise.planning.traced_script", trace]
+    traced = [] if trace is None else ["-m", "gridwise.planning.tracing.traced_script", trace]
     command = [*traced, script, *(arguments or [])]
     if nodes is None:
         start_workers("gridwise run", command, workers, transport)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 
-from ..errors import PartitionError, describe
+from ..errors import PartitionError
 
 SWITCHES = ("GRIDWISE_WATCH", "GRIDWISE_SHARED_MEMORY", "GRIDWISE_MALLOC")
 """Those of this room that are on unless they are off."""
@@ -17,9 +17,7 @@ def is_on(variable: str, default: str = "on", environment: Mapping[str, str] = o
     """Whether a variable that is on or off is on."""
     text = environment.get(variable, default)
     if text.lower() not in ("on", "off"):
-        raise PartitionError(
-            describe(f"`{variable}` (={text!r}) must be 'on' or 'off'.", fix=f"unset, it is {default}.")
-        )
+        raise PartitionError(f"`{variable}` (={text!r}) must be 'on' or 'off'.", fix=f"unset, it is {default}.")
     return text.lower() == "on"
 
 
@@ -34,7 +32,7 @@ def count(variable: str, environment: Mapping[str, str] = os.environ) -> int:
     """A whole number; 0 if the variable is unset."""
     text = environment.get(variable, "0")
     if not (text.isascii() and text.isdigit()):
-        raise PartitionError(describe(f"`{variable}` (={text!r}) must be a whole number.", fix="unset, it is 0."))
+        raise PartitionError(f"`{variable}` (={text!r}) must be a whole number.", fix="unset, it is 0.")
     return int(text)
 
 
@@ -45,8 +43,6 @@ def timeout(environment: Mapping[str, str] = os.environ) -> float:
         if 0 < float(text) < math.inf:
             return float(text)
     raise PartitionError(
-        describe(
-            f"`GRIDWISE_TIMEOUT` (={text!r}) must be a number of seconds greater than 0, without a unit.",
-            fix="for ten minutes, GRIDWISE_TIMEOUT=600; unset, it is 1800.",
-        )
+        f"`GRIDWISE_TIMEOUT` (={text!r}) must be a number of seconds greater than 0, without a unit.",
+        fix="for ten minutes, GRIDWISE_TIMEOUT=600; unset, it is 1800.",
     )

@@ -1,8 +1,10 @@
 """Where `import distdl`, `import torchdistx` and `import pytagi` lead: to the packages of these names in this room.
 
-    distdl.nn.conv   is   gridwise.compat.distdl.nn.conv
+    distdl.nn.conv           is   gridwise.compat.distdl.nn.conv
+    distdl.nn.conv_feature   is that too, by the table in old_modules.py
+    torchdistx.fake          is   gridwise.fake, by the same table
 
-Both names give one module object, so that a class is one class whichever way it was imported or pickled. Child processes
+All names give one module object, so that a class is one class whichever way it was imported or pickled. Child processes
 inherit the finder by two variables of the environment: `GRIDWISE_COMPAT` names the libraries, and `PYTHONPATH` begins with
 the folder `startup`, whose `sitecustomize` puts a finder of three lines in place, which imports this module when one of
 the old names is imported, and not before.
@@ -10,55 +12,58 @@ the old names is imported, and not before.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from ..errors import GridwiseError, PartitionError, describe
+from ..aliases import ModuleAliases
+from ..errors import GridwiseError, PartitionError
 from .notes import is_first_worker
+from .old_modules import HERE, OLD_MODULES
 
 LIBRARIES = ("distdl", "torchdistx", "pytagi")
 VARIABLE = "GRIDWISE_COMPAT"
 STARTUP = str(Path(__file__).parent / "startup")
-HERE = __name__.rpartition(".")[0]
 
 
-class CompatFinder(MetaPathFinder, Loader):
+class CompatFinder(ModuleAliases):
     """Finds the modules of some libraries here. Asked first: where it stands, an installed library is not seen."""
 
     def __init__(self, libraries: Sequence[str]) -> None:
+        super().__init__(lambda name: OLD_MODULES.get(name.removeprefix(f"{HERE}."), f"{HERE}.{name}"))
         self.libraries = tuple(libraries)
-        self._own_specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        library = fullname.partition(".")[0]
+        old = fullname.removeprefix(
+            f"{HERE}."
+        )  # `from torchdistx import fake` asks for gridwise.compat.torchdistx.fake
+        library = old.partition(".")[0]
         if library not in self.libraries:
             return None
-        here = find_spec(f"{HERE}.{fullname}")
-        if here is None:
+        if old in OLD_MODULES:
+            return super().find_spec(fullname)
+        if old != fullname:
+            return None
+        if old.rpartition(".")[0] in OLD_MODULES or find_spec(f"{HERE}.{old}") is None:
             raise ModuleNotFoundError(
                 f"{fullname} is not among the modules of {library} that Gridwise has: see docs/from-{library}.md.",
                 name=fullname,
             )
-        return ModuleSpec(fullname, self, is_package=here.submodule_search_locations is not None)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(f"{HERE}.{spec.name}")
-        self._own_specs[spec.name] = module.__spec__
-        return module
+        return super().find_spec(fullname)
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run under its own name. Importing has given it the spec of the old one: take that back."""
-        assert module.__spec__ is not None
-        module.__spec__ = self._own_specs.pop(module.__spec__.name)
+        """Modules of the table that have been loaded are attributes of their packages, as if they lay in them."""
+        super().exec_module(module)
+        for name, place in OLD_MODULES.items():
+            package, _, leaf = name.rpartition(".")
+            if place in sys.modules and f"{HERE}.{package}" in sys.modules:
+                setattr(sys.modules[f"{HERE}.{package}"], leaf, sys.modules[place])
 
 
 def install(libraries: Iterable[str] = LIBRARIES, *, prefer_installed: bool = False) -> None:
@@ -88,11 +93,9 @@ def install(libraries: Iterable[str] = LIBRARIES, *, prefer_installed: bool = Fa
     loaded = [name for name in new if name in sys.modules]
     if loaded:
         raise GridwiseError(
-            describe(
-                f"compat.install: {', '.join(loaded)} has been imported already, from its own installation.",
-                [f"{name} is {getattr(sys.modules[name], '__file__', 'in memory')}" for name in loaded],
-                "call install() before the first import of it, or start the program with `gridwise compat script.py`.",
-            )
+            f"compat.install: {', '.join(loaded)} has been imported already, from its own installation.",
+            [f"{name} is {getattr(sys.modules[name], '__file__', 'in memory')}" for name in loaded],
+            "call install() before the first import of it, or start the program with `gridwise compat script.py`.",
         )
     inherited = _named_in_environment()
     for name in new:

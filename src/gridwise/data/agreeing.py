@@ -9,7 +9,7 @@ import numpy as np
 
 from ..comm.supervision.matching_calls import key_of, raise_mismatch, tell
 from ..comm.transports.base import Team, Transport
-from ..errors import DataError, GridwiseError, PartitionError, describe
+from ..errors import DataError, GridwiseError, PartitionError
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ def together(
     if votes[0] != -votes[1]:
         raise_mismatch(transport, team, what, key)
     if votes[4]:
-        raise DataError(describe(f"{what} failed.", tell(transport, team, problem)))
+        raise DataError(f"{what} failed.", tell(transport, team, problem))
     if votes[2] != -votes[3]:
-        raise DataError(describe(f"{what} needs the same on all workers.", tell(transport, team, words)))
+        raise DataError(f"{what} needs the same on all workers.", tell(transport, team, words))
     return cast(Result, result)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -45,7 +46,9 @@ class CutLoader:
     [(2, 3), (2, 3)]
     """
 
-    def __init__(self, loader: Iterable[Any] | None, P_x: Any, reads: str = "every", seed: int = 0) -> None:
+    def __init__(
+        self, loader: Iterable[Any] | None, P_x: Partition | Sequence[Partition], reads: str = "every", seed: int = 0
+    ) -> None:
         self.partitions: Sequence[Partition] = P_x if isinstance(P_x, tuple | list) else (P_x,)
         if reads not in READS or not all(isinstance(P, Partition) for P in self.partitions):
             raise PartitionError(
@@ -87,17 +90,15 @@ class CutLoader:
         """The batches of an epoch as this worker reads them."""
         if self.loader is None:
             raise DataError(f"CutLoader: worker {self.transport.rank} reads, and has no `loader`.")
-        sampler: Any = getattr(self.loader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(self.epoch)
-        end = object()
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self.epoch)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key_of(f"{self.seed} {self.epoch}"))
             batches = iter(self.loader)
-            first = next(batches, end)  # the order is drawn now
-        for number, batch in enumerate(_chained(first, batches, end)):
-            if number >= skipped:
-                yield _tensors(batch, len(self.partitions))
+            first = list(islice(batches, 1))  # the order is drawn now
+        for batch in islice(chain(first, batches), skipped, None):
+            yield _tensors(batch, len(self.partitions))
 
     def _read_by_all(self, batches: Iterator[list[Tensor]]) -> Any:
         def says(found: list[Tensor] | None) -> str:
@@ -141,12 +142,6 @@ class CutLoader:
         return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
 
-def _chained(first: Any, rest: Iterator[Any], end: object) -> Iterator[Any]:
-    if first is not end:
-        yield first
-        yield from rest
-
-
 def _next(batches: Iterator[list[Tensor]]) -> list[Tensor] | None:
     """The next batch, None at the end; whatever goes wrong in the user's loader is an error of the data."""
     try:
@@ -157,8 +152,8 @@ def _next(batches: Iterator[list[Tensor]]) -> list[Tensor] | None:
         raise DataError(f"the loader has raised {type(error).__name__}: {error}") from error
 
 
-def _tensors(batch: Any, count: int) -> list[Tensor]:
-    found = [batch] if isinstance(batch, Tensor) else list(batch) if isinstance(batch, tuple | list) else []
+def _tensors(batch: object, count: int) -> list[Tensor]:
+    found = list(batch) if isinstance(batch, tuple | list) else [batch] if isinstance(batch, Tensor) else []
     if len(found) != count or not all(isinstance(x, Tensor) for x in found):
         raise DataError(
             f"CutLoader: a batch must be {count} tensor{'s' * (count > 1)}, as many as partitions were given, and is a "
@@ -169,5 +164,4 @@ def _tensors(batch: Any, count: int) -> list[Tensor]:
 
 def _digest(x: Tensor) -> int:
     """A number for the values of a tensor."""
-    data: Any = x.cpu().contiguous().flatten().view(torch.uint8).numpy() if x.numel() else b""
-    return xxhash.xxh3_64_intdigest(data)
+    return xxhash.xxh3_64_intdigest(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)

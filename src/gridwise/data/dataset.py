@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError, PartitionError, describe
+from ..errors import DataError, PartitionError
 from ..grid import Box, Layout, union_of, whole_numbers
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
 from .agreeing import together
-from .reader import Field, Reader, Request
+from .reader import Field, ReadRequest, SampleReader
 from .samples import as_samples
 from .transforms import PlaceTransform, ValueTransform
 
 Halo = tuple[tuple[int, int], ...]
+Rows = int | Sequence[int | Sequence[int]]
+"""How many rows a halo has: alike around all dims from the third on, or for each dim, before and after it."""
 
 
 class BlockDataset:
@@ -62,8 +64,8 @@ class BlockDataset:
     def __init__(
         self,
         arrays: Any,
-        P_x: Any,
-        halo: Any = None,
+        P_x: Partition | Sequence[Partition],
+        halo: Rows | tuple[Rows | None, ...] | None = None,
         *,
         sample_dim: int | Sequence[int] = 0,
         add_channel: bool | Sequence[bool] = False,
@@ -80,12 +82,12 @@ class BlockDataset:
         self.halos = [_halo(wish, P) for wish, P in zip(halos, self.partitions, strict=True)]
         listed = list(transforms)
 
-        def opened() -> Reader:
+        def opened() -> SampleReader:
             found = [as_samples(array, dim) for array, dim in zip(given, dims, strict=True)]
             kinds = [
                 wish or torch.from_numpy(np.empty(0, s.dtype)).dtype for wish, s in zip(dtypes, found, strict=True)
             ]
-            reader = Reader([Field(*of) for of in zip(found, map(bool, channels), kinds, strict=True)], listed)
+            reader = SampleReader([Field(*of) for of in zip(found, map(bool, channels), kinds, strict=True)], listed)
             self._check(reader)
             return reader
 
@@ -101,7 +103,7 @@ class BlockDataset:
         if not -len(self) <= sample < len(self):
             raise IndexError(f"there are {len(self)} samples, and no sample {sample}.")
         boxes = [self._box(number, 1, alone=True) for number in range(len(self.shapes))]
-        request = Request((sample % len(self),), tuple(boxes), 0, 0)
+        request = ReadRequest((sample % len(self),), tuple(boxes), 0, 0)
         pairs = zip(self.reader.read(request), self.partitions, strict=True)
         return self._returned([block[0] if P.active else zero_volume_tensor(None, block.dtype) for block, P in pairs])
 
@@ -113,13 +115,13 @@ class BlockDataset:
         request = self.request(samples, epoch, seed)
         return self.finished(self.reader.read(request), len(request.samples))
 
-    def request(self, samples: Iterable[int], epoch: int, seed: int) -> Request:
+    def request(self, samples: Iterable[int], epoch: int, seed: int) -> ReadRequest:
         """What this worker has to read of a batch."""
         wanted = whole_numbers(samples, "samples")
         wrong = [sample for sample in wanted if not 0 <= sample < len(self)]
         if wrong:
             raise DataError(f"there are {len(self)} samples, and no sample {wrong[0]}.")
-        return Request(wanted, self.boxes(len(wanted)), epoch, seed)
+        return ReadRequest(wanted, self.boxes(len(wanted)), epoch, seed)
 
     def boxes(self, count: int) -> tuple[Box, ...]:
         """This worker's box of each tensor of a batch of so many samples."""
@@ -136,7 +138,7 @@ class BlockDataset:
             ]
         )
 
-    def empty(self, request: Request) -> list[Tensor]:
+    def empty(self, request: ReadRequest) -> list[Tensor]:
         """Zeros in the place of a batch that could not be read."""
         kinds = [field.dtype for field in self.reader.fields]
         return [torch.zeros(box.shape, dtype=kind) for box, kind in zip(request.boxes, kinds, strict=True)]
@@ -158,7 +160,7 @@ class BlockDataset:
 
     # What it was given
 
-    def _each(self, name: str, value: Any, count: int) -> list[Any]:
+    def _each(self, name: str, value: object, count: int) -> list[Any]:
         """An argument for each of the arrays."""
         if not self.is_tuple or not isinstance(value, tuple | list):
             return [value] * count
@@ -168,20 +170,18 @@ class BlockDataset:
             )
         return list(value)
 
-    def _check(self, reader: Reader) -> None:
+    def _check(self, reader: SampleReader) -> None:
         """Raise unless the arrays have as many samples, in as many dims as their grids, and the transforms fit."""
         lengths = [f"{field.samples.says}: {len(field.samples)}" for field in reader.fields]
         if len({len(field.samples) for field in reader.fields}) > 1:
-            raise DataError(describe("the arrays of one dataset need as many samples each.", lengths))
+            raise DataError("the arrays of one dataset need as many samples each.", lengths)
         for field, P, shape in zip(reader.fields, self.partitions, reader.shapes(), strict=True):
             if isinstance(P, CartesianPartition) and P.dim != 1 + len(shape):
                 raise DataError(
-                    describe(
-                        f"{field.samples.says}: a batch of samples of shape {shape} has {1 + len(shape)} dims, its grid "
-                        f"{P.shape} has {P.dim} axes.",
-                        fix="use 1 for the axes of dims that are not cut; axis 0 is that of the batch; add_channel=True adds a "
-                        "dim for channels.",
-                    )
+                    f"{field.samples.says}: a batch of samples of shape {shape} has {1 + len(shape)} dims, its grid "
+                    f"{P.shape} has {P.dim} axes.",
+                    fix="use 1 for the axes of dims that are not cut; axis 0 is that of the batch; add_channel=True adds a "
+                    "dim for channels.",
                 )
         batch_axes = {P.shape[0] if isinstance(P, CartesianPartition) else 1 for P in self.partitions}
         ranks = {P.ranks for P in self.partitions}
@@ -191,7 +191,7 @@ class BlockDataset:
                 "and as many along axis 0."
             )
 
-    def _spelt(self, reader: Reader) -> str:
+    def _spelt(self, reader: SampleReader) -> str:
         fields = [
             f"{len(f.samples)} samples of {s} {f.dtype}" for f, s in zip(reader.fields, reader.shapes(), strict=True)
         ]
@@ -200,7 +200,7 @@ class BlockDataset:
         return f"{'; '.join(fields)}; on {'; '.join(grids)}; {kinds}"
 
 
-def _halo(wish: Any, P: Any) -> Halo:
+def _halo(wish: Rows | None, P: object) -> Halo:
     """The rows before and after the block, for each dim."""
     if not isinstance(P, Partition):
         raise PartitionError(
@@ -225,6 +225,6 @@ def _halo(wish: Any, P: Any) -> Halo:
     return pairs
 
 
-def _pair(given: Any) -> tuple[int, int]:
+def _pair(given: int | Sequence[int]) -> tuple[int, int]:
     before, after = whole_numbers((given, given) if isinstance(given, int) else given, "halo")
     return before, after

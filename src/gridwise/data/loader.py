@@ -20,38 +20,11 @@ from ..nn.engine.agreement import is_on
 from .agreeing import together
 from .dataset import BlockDataset
 from .order import Order, Position
-from .prefetch import Batch, Prefetch, Window
-from .reader import Request
+from .prefetch import Prefetch, Span
+from .reader import ReadRequest
 
 SHOWN = 8
 """How many samples of a batch an error names."""
-
-
-class Drawing:
-    """One loader among those of this worker: tells the workers' agreements which batch was drawn from it."""
-
-    def __init__(self, transport: Any, team: tuple[int, ...], says: str, alone: bool) -> None:
-        self.transport, self.team, self.alone = transport, team, alone
-        number = transport.ordinal(f"{says} of {team}")
-        self.says = f"{says} #{number}" if number else says
-        self.name = f"{self.says} of {team}"
-
-    def draw(self, words: str, key: str, problem: Exception | None) -> None:
-        """Note a batch; raise where nobody else would."""
-        if not self.transport.drawn.is_told(self.name):
-            self.transport.drawn.forget(self.name)
-            raise DataError(
-                f"{self.says}: a batch could not be read, and no model was called with it, which would have told the others."
-                "\n  fix: call a model or layer with every batch, or BlockLoader(..., agree=True)."
-            )
-        says = f"{words} of {self.says}"
-        if self.alone:
-            together(self.transport, self.team, self.says, lambda: _raised(problem, says), lambda _: f"{says} {key}")
-            return
-        if problem is not None and (len(self.team) == 1 or self.transport.rank not in self.team or not is_on()):
-            _raised(problem, says)
-        text = str(problem) if problem is not None else None
-        self.transport.drawn.draw(self.name, DrawnBatch(self.team, key_of(f"{self.name} {key}"), says, text))
 
 
 class BlockLoader:
@@ -103,13 +76,14 @@ class BlockLoader:
         for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0), ("readers", readers, 1)):
             if type(value) is not int or value < least:
                 raise PartitionError(f"BlockLoader: `{name}` (={value!r}) must be a whole number, {least} or more.")
-        self.dataset, self.batch_size, self.drop_last, self.ahead = dataset, batch_size, drop_last, prefetch
+        self.dataset, self.batch_size, self.drop_last, self.agree = dataset, batch_size, drop_last, agree
         self.order = Order(len(dataset), bool(shuffle), int(seed))
         self.device = None if device is None else torch.device(device)
         self.samples: tuple[int, ...] = ()
         self._position = Position()
-        self._drawing = Drawing(dataset.transport, dataset.team, "BlockLoader", agree)
-        self._prefetch = Prefetch(dataset.reader, readers if prefetch else 0, processes and prefetch > 0)
+        number = dataset.transport.ordinal(f"BlockLoader of {dataset.team}")
+        self._says = f"BlockLoader #{number}" if number else "BlockLoader"
+        self._prefetch = Prefetch(dataset.reader, prefetch, readers, processes)
         self._end = weakref.finalize(self, Prefetch.close, self._prefetch)
 
     def __len__(self) -> int:
@@ -125,13 +99,14 @@ class BlockLoader:
         """One epoch, or the rest of it after `load_state_dict`."""
         position, start = self._position, self._position.begin()
         epoch = position.epoch
-        for request, about, found in Window(self._prefetch, self._requests(epoch, start), self.ahead):
-            self._draw(request, about, found)
+        for request, about, found in self._prefetch.answers(self._requests(epoch, start)):
+            problem = found if isinstance(found, Exception) else None
+            self._draw(_spelt(request, about), f"{epoch} {about} {request.samples}", problem)
             position.epoch, position.done = epoch, about[1]
             self.samples = request.samples
             blocks = self.dataset.empty(request) if isinstance(found, Exception) else found
             yield self._moved(self.dataset.finished(blocks, len(request.samples)))
-        self._drawing.draw(f"the end of epoch {epoch}", f"{epoch} ends", None)
+        self._draw(f"the end of epoch {epoch}", f"{epoch} ends", None)
         position.end()
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,21 +131,33 @@ class BlockLoader:
     def _settings(self) -> dict[str, Any]:
         return {"length": self.order.length, "shuffle": self.order.shuffle, "seed": self.order.seed}
 
-    def _requests(self, epoch: int, start: int) -> Iterator[tuple[Request, tuple[int, int]]]:
+    def _requests(self, epoch: int, start: int) -> Iterator[tuple[ReadRequest, Span]]:
         """Every batch of an epoch from sample `start` of its order on: what is read, its number, and how many are done then."""
         order = self.order.samples(epoch)
         for first in range(start, len(order), self.batch_size):
             samples = tuple(order[first : first + self.batch_size].tolist())
             if len(samples) < self.batch_size and self.drop_last:
                 return
-            request = Request(samples, self.dataset.boxes(len(samples)), epoch, self.order.seed)
+            request = ReadRequest(samples, self.dataset.boxes(len(samples)), epoch, self.order.seed)
             yield request, (first, first + len(samples))
 
-    def _draw(self, request: Request, about: tuple[int, int], found: Batch) -> None:
-        numbers = ", ".join(map(str, request.samples[:SHOWN])) + (", ..." if len(request.samples) > SHOWN else "")
-        words = f"the batch of samples {numbers} (from place {about[0]} of epoch {request.epoch})"
-        problem = found if isinstance(found, Exception) else None
-        self._drawing.draw(words, f"{request.epoch} {about} {request.samples}", problem)
+    def _draw(self, words: str, key: str, problem: Exception | None) -> None:
+        """Note which batch was drawn, for the workers' agreements to compare; raise where nobody else would."""
+        transport, team = self.dataset.transport, self.dataset.team
+        loader, says = f"{self._says} of {team}", f"{words} of {self._says}"
+        if not transport.drawn.is_told(loader):
+            transport.drawn.forget(loader)
+            raise DataError(
+                f"{self._says}: a batch could not be read, and no model was called with it, which would have told the others.",
+                fix="call a model or layer with every batch, or BlockLoader(..., agree=True).",
+            )
+        if self.agree:
+            together(transport, team, self._says, lambda: _raised(problem, says), lambda _: f"{says} {key}")
+            return
+        if len(team) == 1 or transport.rank not in team or not is_on():
+            _raised(problem, says)
+        text = str(problem) if problem is not None else None
+        transport.drawn.draw(loader, DrawnBatch(team, key_of(f"{loader} {key}"), says, text))
 
     def _moved(self, batch: Any) -> Any:
         if self.device is None or self.device.type == "cpu":
@@ -178,6 +165,11 @@ class BlockLoader:
         if isinstance(batch, Tensor):
             return batch.pin_memory().to(self.device, non_blocking=True)
         return tuple(self._moved(x) for x in batch)
+
+
+def _spelt(request: ReadRequest, about: Span) -> str:
+    numbers = ", ".join(map(str, request.samples[:SHOWN])) + (", ..." if len(request.samples) > SHOWN else "")
+    return f"the batch of samples {numbers} (from place {about[0]} of epoch {request.epoch})"
 
 
 def _raised(problem: Exception | None, says: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..comm.supervision.matching_calls import key_of
-from ..errors import DataError, describe
+from ..errors import DataError
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,9 @@ class Position:
         numbers = [state.get("epoch"), state.get("done")]
         if wrong or not all(type(n) is int and n >= 0 for n in numbers):
             raise DataError(
-                describe(
-                    f"{says} cannot go on from this state: samples would come twice or never.",
-                    wrong or [f"its position is {numbers}"],
-                    "make the loader with what was saved; the grid and the batch size may differ.",
-                )
+                f"{says} cannot go on from this state: samples would come twice or never.",
+                wrong or [f"its position is {numbers}"],
+                "make the loader with what was saved; the grid and the batch size may differ.",
             )
         self.epoch, self.done = state["epoch"], state["done"]
         self._is_loaded = True

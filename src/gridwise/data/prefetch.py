@@ -16,61 +16,69 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing.connection import wait
-from typing import Any
 
 import cloudpickle
 import torch.multiprocessing
 from torch import Tensor
 
 from ..comm.launching.start import clean
-from ..errors import DataError, describe
-from .reader import Reader, Request
+from ..errors import DataError
+from .reader import ReadRequest, SampleReader
 
 Batch = list[Tensor] | Exception
+Span = tuple[int, int]
+"""Of a batch: the place of its first sample in the order of the epoch, and of the first one after it."""
 
 
 class Prefetch:
-    """Reads what is asked for, in the order of asking, in the background; or at once, if `workers` is 0."""
+    """Reads what is asked for, at most `ahead` requests before they are needed, in the background; if that is 0, at once."""
 
-    def __init__(self, reader: Reader, workers: int, processes: bool) -> None:
-        self.reader, self.workers, self.processes = reader, workers, processes
+    def __init__(self, reader: SampleReader, ahead: int, workers: int, processes: bool) -> None:
+        self.reader, self.ahead, self.workers, self.processes = reader, ahead, workers, processes
         self._executor: Executor | None = None
-        self._sent = b""
-        if processes:
-            self._sent = _packed(reader)
+        self._sent = _packed(reader) if processes and ahead else b""
 
-    def submit(self, request: Request) -> Future[Batch]:
-        if self._executor is None and self.workers:
-            self._start()
+    def answers(self, requests: Iterator[tuple[ReadRequest, Span]]) -> Iterator[tuple[ReadRequest, Span, Batch]]:
+        """What was read for each request, in their order, or why it could not be."""
+        if not self.ahead:
+            yield from ((request, about, _tried(self.reader, request)) for request, about in requests)
+            return
+        under_way = deque((*asked, self._submit(asked[0])) for asked in islice(requests, self.ahead))
+        try:
+            while under_way:
+                request, about, future = under_way.popleft()
+                found = self._result(future)
+                under_way.extend((*asked, self._submit(asked[0])) for asked in islice(requests, 1))
+                yield request, about, found
+        finally:
+            for _, _, future in under_way:
+                future.cancel()
+
+    def _submit(self, request: ReadRequest) -> Future[Batch]:
         if self._executor is None:
-            done: Future[Batch] = Future()
-            done.set_result(_tried(self.reader, request))
-            return done
+            self._executor = self._started()
         if not self.processes:
             return self._executor.submit(_tried, self.reader, request)
         with _without_launcher():  # the first call spawns them
             return self._executor.submit(_tried_there, request)
 
-    def result(self, future: Future[Batch]) -> Batch:
-        """What was read, or why it could not be."""
+    def _result(self, future: Future[Batch]) -> Batch:
         try:
             return future.result()
         except Exception as error:  # a process that has died, or an answer that could not be sent
             self.close()
             return DataError(
-                describe(
-                    f"a process that reads ahead has failed: {type(error).__name__}: {error}",
-                    fix="let what the script does stand under `if __name__ == '__main__':`, because such a process imports it.",
-                )
+                f"a process that reads ahead has failed: {type(error).__name__}: {error}",
+                fix="let what the script does stand under `if __name__ == '__main__':`, because such a process imports it.",
             )
 
-    def _start(self) -> None:
+    def _started(self) -> Executor:
         if not self.processes:
-            self._executor = ThreadPoolExecutor(self.workers, thread_name_prefix="gridwise data")
-            return
+            return ThreadPoolExecutor(self.workers, thread_name_prefix="gridwise data")
         spawn = torch.multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(self.workers, spawn, _begin, (self._sent, list(sys.path)))
+        return ProcessPoolExecutor(self.workers, spawn, _begin, (self._sent, list(sys.path)))
 
     def close(self) -> None:
         """End threads and processes; what is under way is waited for."""
@@ -79,44 +87,14 @@ class Prefetch:
             self._executor = None
 
 
-class Window:
-    """Answers to requests, in their order, with at most `ahead` of them under way."""
-
-    def __init__(self, prefetch: Prefetch, requests: Iterator[tuple[Request, Any]], ahead: int) -> None:
-        self._prefetch, self._requests, self._ahead = prefetch, requests, ahead
-        self._under_way: deque[tuple[Request, Any, Future[Batch]]] = deque()
-
-    def __iter__(self) -> Iterator[tuple[Request, Any, Batch]]:
-        try:
-            while True:
-                self._fill(max(1, self._ahead))
-                if not self._under_way:
-                    return
-                request, about, future = self._under_way.popleft()
-                found = self._prefetch.result(future)
-                self._fill(self._ahead)
-                yield request, about, found
-        finally:
-            for _, _, future in self._under_way:
-                future.cancel()
-
-    def _fill(self, count: int) -> None:
-        while len(self._under_way) < count:
-            item = next(self._requests, None)
-            if item is None:
-                return
-            request, about = item
-            self._under_way.append((request, about, self._prefetch.submit(request)))
-
-
-def _tried(reader: Reader, request: Request) -> Batch:
+def _tried(reader: SampleReader, request: ReadRequest) -> Batch:
     try:
         return reader.read(request)
     except Exception as error:
         return error
 
 
-_reader: Reader | None = None
+_reader: SampleReader | None = None
 """Of a process that reads ahead."""
 
 
@@ -131,13 +109,13 @@ def _begin(packed: bytes, path: list[str]) -> None:
     _reader = pickle.loads(packed)
 
 
-def _tried_there(request: Request) -> Batch:
+def _tried_there(request: ReadRequest) -> Batch:
     assert _reader is not None
     found = _tried(_reader, request)
     return DataError(str(found)) if isinstance(found, Exception) else found
 
 
-def _packed(reader: Reader) -> bytes:
+def _packed(reader: SampleReader) -> bytes:
     """A reader with its transforms, for a process that this worker spawns itself."""
     try:
         return cloudpickle.dumps(reader)
@@ -145,10 +123,8 @@ def _packed(reader: Reader) -> bytes:
         raise
     except Exception as error:
         raise DataError(
-            describe(
-                f"the samples or transforms cannot be sent to a process that reads ahead: {error}",
-                fix="give paths instead of open files, or read ahead in threads: BlockLoader(..., processes=False).",
-            )
+            f"the samples or transforms cannot be sent to a process that reads ahead: {error}",
+            fix="give paths instead of open files, or read ahead in threads: BlockLoader(..., processes=False).",
         ) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Field:
             self.samples.read(first, place[1:], out[:, 0])
 
 
-class Request(NamedTuple):
+class ReadRequest(NamedTuple):
     """A batch, and this worker's box of each of its tensors: (rows of the batch, *dims of a sample)."""
 
     samples: tuple[int, ...]
@@ -49,7 +49,7 @@ class Request(NamedTuple):
     seed: int
 
 
-class Reader:
+class SampleReader:
     """All fields of a dataset, and its transforms."""
 
     def __init__(self, fields: Sequence[Field], transforms: Sequence[PlaceTransform | ValueTransform]) -> None:
@@ -65,7 +65,7 @@ class Reader:
                 shapes = transform.shapes_after(shapes)
         return shapes
 
-    def read(self, request: Request) -> list[Tensor]:
+    def read(self, request: ReadRequest) -> list[Tensor]:
         """This worker's part of a batch."""
         blocks = [self._block(number, request) for number in range(len(self.fields))]
         if self.changes:
@@ -74,7 +74,7 @@ class Reader:
                 self._change([block[row] for block in blocks], request, request.samples[rows + row])
         return blocks
 
-    def _block(self, number: int, request: Request) -> Tensor:
+    def _block(self, number: int, request: ReadRequest) -> Tensor:
         """The part of one tensor, before its values are transformed."""
         field, box = self.fields[number], request.boxes[number]
         out = np.empty(box.shape, field.samples.dtype)
@@ -96,21 +96,23 @@ class Reader:
         if turned:
             np.copyto(out, np.flip(found, turned))
 
-    def _regions(self, request: Request, sample: int) -> list[Region]:
+    def _regions(self, request: ReadRequest, sample: int) -> list[Region]:
         regions = [Region.whole(field.shape) for field in self.fields]
         for place, transform in enumerate(self.transforms):
             if isinstance(transform, PlaceTransform):
                 regions = transform(regions, generator_of(request.seed, request.epoch, sample, place))
         return regions
 
-    def _change(self, blocks: list[Tensor], request: Request, sample: int) -> None:
+    def _change(self, blocks: list[Tensor], request: ReadRequest, sample: int) -> None:
         """Transform the values of one sample's blocks, in place."""
         for place, transform in enumerate(self.transforms):
             if isinstance(transform, PlaceTransform):
                 continue
-            given: Any = tuple(blocks) if len(blocks) > 1 else blocks[0]
             try:
-                made = transform(given, generator_of(request.seed, request.epoch, sample, place))
+                made = transform(
+                    tuple(blocks) if len(blocks) > 1 else blocks[0],
+                    generator_of(request.seed, request.epoch, sample, place),
+                )
             except GridwiseError:
                 raise
             except Exception as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, describe
+from ..errors import DataError
 from ..grid import Shape
 from .sources import Place, Source, as_source
 
@@ -37,10 +37,6 @@ class Samples(ABC):
     def read(self, first: int, place: Place, out: np.ndarray) -> None:
         """Fill each row of `out` with that place of a sample, from sample `first` on."""
 
-    @abstractmethod
-    def name_of(self, sample: int) -> str:
-        """What an error calls a sample."""
-
 
 class StackedSamples(Samples):
     """The rows of one array, along dim `dim` of it."""
@@ -66,9 +62,6 @@ class StackedSamples(Samples):
             self.source.read(wanted, found)
             np.copyto(out, np.moveaxis(found, d, 0))
 
-    def name_of(self, sample: int) -> str:
-        return f"sample {sample} of {self.says}"
-
 
 class SeparateSamples(Samples):
     """An array for each sample: a list of paths, or of arrays. The first tells what all of them look like."""
@@ -90,15 +83,13 @@ class SeparateSamples(Samples):
             source = self._source(sample)
             if (source.shape, source.dtype) != (self.shape, self.dtype):
                 raise DataError(
-                    describe(
-                        f"{self.name_of(sample)} has shape {source.shape} of {source.dtype}, sample 0 has {self.shape} "
-                        f"of {self.dtype}: all samples are of one shape.",
-                        fix="bring them to one shape and dtype before; a RandomCrop needs that too.",
-                    )
+                    f"{self._name_of(sample)} has shape {source.shape} of {source.dtype}, sample 0 has {self.shape} "
+                    f"of {self.dtype}: all samples are of one shape.",
+                    fix="bring them to one shape and dtype before; a RandomCrop needs that too.",
                 )
             source.read(place, row)
 
-    def name_of(self, sample: int) -> str:
+    def _name_of(self, sample: int) -> str:
         item = self.items[sample]
         return f"sample {sample} ({getattr(item, 'says', None) or (type(item).__name__ if hasattr(item, 'shape') else item)})"
 

@@ -6,12 +6,16 @@ import math
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ..errors import PartitionError, describe
+from ..errors import PartitionError
 from ..grid import Box, Shape
+
+if TYPE_CHECKING:
+    import h5py
+    import zarr
 
 CHUNK_BYTES = 16 << 20
 """The largest chunk that is chosen for a user who chooses none."""
@@ -44,10 +48,11 @@ class Target(ABC):
 class NpyTarget(Target):
     """A .npy file; each worker writes the runs of bytes that are its own."""
 
+    _file = -1
+    _start = 0
+
     def __init__(self, path: Path, shape: Shape, dtype: np.dtype, chunks: Shape) -> None:
         super().__init__(path, shape, dtype, (1,) * len(shape))
-        self._file = -1
-        self._start = 0
 
     def create(self) -> None:
         with self.path.open("wb") as file:
@@ -71,8 +76,7 @@ class NpyTarget(Target):
         for index in np.ndindex(*box.shape[:run]):
             inside = (*index, *(0,) * (len(strides) - run))
             offset = sum((a + i) * stride for a, i, stride in zip(box.start, inside, strides, strict=True))
-            run_of_bytes: Any = data[index].reshape(-1).view(np.uint8)
-            self._put(memoryview(run_of_bytes), self._start + offset)
+            self._put(data[index].reshape(-1).view(np.uint8).data, self._start + offset)
 
     def _put(self, data: memoryview, offset: int) -> None:
         while data:
@@ -90,10 +94,7 @@ class HDF5Target(Target):
     """A dataset of an HDF5 file, which only one process can write."""
 
     one_writer = True
-
-    def __init__(self, path: Path, shape: Shape, dtype: np.dtype, chunks: Shape) -> None:
-        super().__init__(path, shape, dtype, chunks)
-        self._file: Any = None
+    _file: h5py.File | None = None
 
     def create(self) -> None:
         import h5py
@@ -105,6 +106,7 @@ class HDF5Target(Target):
         return
 
     def write(self, box: Box, data: np.ndarray) -> None:
+        assert self._file is not None
         self._file["data"][box.slices] = data
 
     def close(self) -> None:
@@ -116,9 +118,7 @@ class HDF5Target(Target):
 class ZarrTarget(Target):
     """An array of Zarr; a chunk is a file, which one worker writes as a whole."""
 
-    def __init__(self, path: Path, shape: Shape, dtype: np.dtype, chunks: Shape) -> None:
-        super().__init__(path, shape, dtype, chunks)
-        self._array: Any = None
+    _array: zarr.Array | None = None
 
     def create(self) -> None:
         import zarr
@@ -131,6 +131,7 @@ class ZarrTarget(Target):
         self._array = zarr.open_array(self.path, mode="r+")
 
     def write(self, box: Box, data: np.ndarray) -> None:
+        assert self._array is not None
         self._array[box.slices] = data
 
     def close(self) -> None:
@@ -144,7 +145,7 @@ def target_of(path: Path) -> type[Target]:
     """The kind of file that a name asks for."""
     if path.suffix not in TARGETS:
         raise PartitionError(
-            describe(f"BlockWriter: {path} has no ending that tells its format.", fix=f"one of {', '.join(TARGETS)}.")
+            f"BlockWriter: {path} has no ending that tells its format.", fix=f"one of {', '.join(TARGETS)}."
         )
     return TARGETS[path.suffix]
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError, PartitionError, describe
+from ..errors import DataError, PartitionError
 from ..grid import Box, Grid, Layout, aligned_cuts, whole_numbers
 from ..grid.arrange import arranged
 from ..nn.engine.agreement import agree_layout
@@ -174,7 +174,7 @@ class BlockWriter:
 
     def _create(self, overwrite: bool) -> None:
         if self.path.exists() and not overwrite:
-            raise DataError(describe(f"{self.path} is there already.", fix="overwrite=True replaces it."))
+            raise DataError(f"{self.path} is there already.", fix="overwrite=True replaces it.")
         _remove(self._unfinished)
         self._target.create()
 

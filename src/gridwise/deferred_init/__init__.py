@@ -22,12 +22,3 @@ from gridwise.deferred_init.api import materialize_module as materialize_module
 from gridwise.deferred_init.api import materialize_shard as materialize_shard
 from gridwise.deferred_init.api import materialize_tensor as materialize_tensor
 from gridwise.deferred_init.api import reason_for_whole as reason_for_whole
-
-__all__ = [
-    "deferred_init",
-    "is_deferred",
-    "materialize_tensor",
-    "materialize_module",
-    "materialize_shard",
-    "reason_for_whole",
-]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -19,18 +20,20 @@ from gridwise.deferred_init.materializing import (
     real_of,
     uninitialized,
 )
-from gridwise.deferred_init.progress import progress_bar
 from gridwise.deferred_init.random.streams import watched
 from gridwise.deferred_init.recording.recorder import RECORDER
 from gridwise.deferred_init.sharding import Layout, Slices, box_of, check_layout, slices_for
-from gridwise.errors import DeferredInitError, PartitionError, describe
+from gridwise.errors import DeferredInitError, PartitionError
 from gridwise.fake.mode import FakeFactories
 from gridwise.fake.parameters import FakeUninitialized, parameters_of
 from gridwise.fake.tensor import FakeTensor
 from gridwise.grid import Box
+from gridwise.progress import ProgressBar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+PATIENCE = 1.0  # seconds before a progress bar appears
 
 _recording = threading.RLock()  # one constructor at a time: they share the default generator
 
@@ -178,7 +181,7 @@ def materialize_module(
     check_fn: Callable[[nn.Module], bool] | None = None,
     *,
     layout: Layout | None = None,
-    rank: Any = None,
+    rank: int | None = None,
     progress: bool | None = None,
 ) -> None:
     """Make the parameters and buffers of a module, and of all its children, real, in place.
@@ -211,14 +214,16 @@ def materialize_module(
     chosen = [m for m in _children_first(module) if check_fn is None or check_fn(m)]
     chosen = [m for m in chosen if not _is_scripted(m, buffers_only)]
     targets = [(m, place, name) for m in chosen for place, name in _deferred_places(m, buffers_only)]
+    if not targets and layout is None:
+        return
     for owner, place, name in targets:
         check_ours(place[name], f"{type(owner).__qualname__}.{name}")
     tensors = [place[name] for _, place, name in targets]
     blocks = [] if layout is None else _blocks(module, tensors, layout, rank)
     cut = {id(fake) for fake, _ in blocks}
-    with progress_bar(progress) as bar:
-        make_blocks(blocks, step=bar.steps("blocks", len(blocks)))
-        make_real([t for t in tensors if id(t) not in cut], progress=bar.report)
+    with closing(ProgressBar("materialising", None, progress, PATIENCE, stays=False)) as bar:
+        make_blocks(blocks, bar)
+        make_real([t for t in tensors if id(t) not in cut], bar)
     for _, place, name in targets:
         tensor = place[name]
         place[name] = uninitialized(tensor) if isinstance(tensor, FakeUninitialized) else real_of(tensor)
@@ -227,7 +232,7 @@ def materialize_module(
             owner._init_flat_weights()  # it keeps weak references to its parameters
 
 
-def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: Any) -> list[tuple[FakeTensor, Box]]:
+def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: int | None) -> list[tuple[FakeTensor, Box]]:
     """What `layout` cuts of the deferred parameters and buffers among `tensors`."""
     wanted = {id(tensor) for tensor in tensors}
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
@@ -241,11 +246,9 @@ def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: Any)
         first, _, agreed = cut.setdefault(id(tensor), (name, tensor, box))
         if box != agreed:
             raise PartitionError(
-                describe(
-                    f"materialize_module: {first} and {name} are one tensor, and `layout` cuts it in two ways:",
-                    [f"{first}: {agreed.start} to {agreed.stop}", f"{name}: {box.start} to {box.stop}"],
-                    fix="give tied tensors the same slices.",
-                )
+                f"materialize_module: {first} and {name} are one tensor, and `layout` cuts it in two ways:",
+                [f"{first}: {agreed.start} to {agreed.stop}", f"{name}: {box.start} to {box.stop}"],
+                fix="give tied tensors the same slices.",
             )
     blocks = {k: c for k, c in cut.items() if c[2] != Box.of_shape(c[1].shape)}
     _refuse_views(blocks, {id(t): t for t in tensors if isinstance(t, FakeTensor)})
@@ -260,11 +263,9 @@ def _refuse_views(blocks: dict[int, tuple[str, FakeTensor, Box]], tensors: dict[
         if other != key and (key in blocks or other in blocks) and tensor.grad_fn is None:
             name = blocks[key if key in blocks else other][0]
             raise PartitionError(
-                describe(
-                    f"materialize_module: {name} shares its storage with another tensor of the module, so that a block "
-                    "of it alone would part the two.",
-                    fix="let `layout` give None for it, or do not make views of parameters in the constructor.",
-                )
+                f"materialize_module: {name} shares its storage with another tensor of the module, so that a block "
+                "of it alone would part the two.",
+                fix="let `layout` give None for it, or do not make views of parameters in the constructor.",
             )
 
 
@@ -276,11 +277,9 @@ def _is_scripted(module: nn.Module, buffers_only: bool) -> bool:
     deferred = [name for name, tensor in own if is_pending(tensor)]
     if deferred:
         raise DeferredInitError(
-            describe(
-                f"materialize_module: a scripted {module.original_name} holds deferred tensors "
-                f"({', '.join(map(repr, deferred))}), and TorchScript does not let them be exchanged for real ones.",
-                fix="materialise the module first, then call torch.jit.script on it.",
-            )
+            f"materialize_module: a scripted {module.original_name} holds deferred tensors "
+            f"({', '.join(map(repr, deferred))}), and TorchScript does not let them be exchanged for real ones.",
+            fix="materialise the module first, then call torch.jit.script on it.",
         )
     return True
 

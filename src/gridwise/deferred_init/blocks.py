@@ -14,12 +14,12 @@ the block and frees the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gridwise.deferred_init.random.draws import Kind
 from gridwise.deferred_init.random.fills import Fill, fill_block, fills_are_known
 from gridwise.deferred_init.recording.marking import FACTORIES, FILLS
 from gridwise.deferred_init.recording.recorder import literal
@@ -27,23 +27,18 @@ from gridwise.deferred_init.recording.replaying import real, replay, replaying
 from gridwise.deferred_init.recording.tape import External, TapeNode, Value
 from gridwise.deferred_init.rounding import keeps_bits
 from gridwise.fake.dispatch import operator
+from gridwise.fake.geometry import is_whole
 from gridwise.grid import Box, unravel
 
 aten = torch.ops.aten
 
 SMALL = 4096  # elements: an ingredient of up to this size is made whole
 
-_CONSTANTS: dict[Any, Callable[[TapeNode], Any]] = {
-    aten.zeros.default: lambda node: 0,
-    aten.zeros_like.default: lambda node: 0,
-    aten.new_zeros.default: lambda node: 0,
-    aten.ones.default: lambda node: 1,
-    aten.ones_like.default: lambda node: 1,
-    aten.new_ones.default: lambda node: 1,
-    aten.full.default: lambda node: node.args[1],
-    aten.full_like.default: lambda node: node.args[1],
-    aten.new_full.default: lambda node: node.args[2],
+_CONSTANTS = {
+    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), 0),
+    **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), 1),
 }
+_FULL = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}  # which argument is the value
 _EMPTY = (aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default)
 _COPIES = (aten.clone.default, aten._to_copy.default)
 _PLAIN_WRITES = (
@@ -90,15 +85,11 @@ def block_of(value: Value, box: Box, before: float, session: Session) -> Tensor:
     if value.meta.numel() == 0:
         return torch.empty(box.shape, dtype=value.meta.dtype, device="cpu")
     root = value.cell.writes[0].outputs[0]
-    if len(value.cell.writes[0].outputs) != 1 or root is None or not _is_whole(root.meta):
+    if len(value.cell.writes[0].outputs) != 1 or root is None or not is_whole(root.meta):
         raise NeedsWhole(f"{_name(value.cell.writes[0])} gives more than one tensor, or a strided one")
     dims = _dims_in(value.meta, root.meta)
-    start = unravel(int(value.meta.storage_offset()), root.meta.shape)
-    wanted = [(s, s + 1) for s in start]
-    for dim, first, last in zip(dims, box.start, box.stop, strict=True):
-        if dim is not None:
-            wanted[dim] = (start[dim] + first, start[dim] + last)
-    block = _as_view(_replay_block(value, root, Box.of_intervals(wanted), before, session), dims)
+    wanted = _in_storage(box, dims, value.meta, root.meta)
+    block = _as_view(_replay_block(value, root, wanted, before, session), dims)
     return block[tuple(slice(0, n) if dim is None else slice(None) for dim, n in zip(dims, box.shape, strict=True))]
 
 
@@ -127,8 +118,9 @@ def _create(node: TapeNode, root: Value, box: Box, session: Session) -> Tensor:
         raise NeedsWhole(f"{_name(node)} is on another device than the CPU")
     if func in _EMPTY:
         return torch.empty(box.shape, dtype=meta.dtype, device="cpu")
-    if func in _CONSTANTS:
-        return torch.full(box.shape, _CONSTANTS[func](node), dtype=meta.dtype, device="cpu")
+    if func in _CONSTANTS or func in _FULL:
+        value = node.args[_FULL[func]] if func in _FULL else _CONSTANTS[func]
+        return torch.full(box.shape, value, dtype=meta.dtype, device="cpu")
     if func in FACTORIES and FACTORIES[func] != "permutation":
         block = torch.empty(box.shape, dtype=meta.dtype, device="cpu")
         fill_block(_fill(node, FACTORIES[func], meta), meta.shape, box, block)
@@ -159,24 +151,22 @@ def _write(node: TapeNode, root: Value, box: Box, block: Tensor, session: Sessio
     if meta.numel() == 0:
         return
     dims = _dims_in(meta, root.meta)
-    start = unravel(int(meta.storage_offset()), root.meta.shape)
-    ends: list[tuple[int, int]] = [(0, n) for n in meta.shape]  # of the target, in its own coordinates
-    inside: list[slice] = []  # of the block
-    shape_at = {dim: meta.shape[i] for i, dim in enumerate(dims) if dim is not None}
-    for dim, (first, last) in enumerate(zip(box.start, box.stop, strict=True)):
-        low, high = max(first, start[dim]), min(last, start[dim] + shape_at.get(dim, 1))
-        if high <= low and not session.dry:
+    written = _in_storage(Box.of_shape(meta.shape), dims, meta, root.meta)
+    common = box.intersect(written)
+    if common is None:
+        if not session.dry:
             return
-        inside.append(slice(low - first, max(high - first, low - first)))
-        if dim in dims:
-            ends[dims.index(dim)] = (low - start[dim], max(high, low) - start[dim])
-    part = Box.of_intervals(ends)
-    view = _as_view(block[tuple(inside)], dims)
+        common = written = Box(box.start, box.start)
+    view = _as_view(block[common.relative_to(box).slices], dims)
+    met = common.relative_to(written)
+    part = Box.of_intervals(
+        (0, n) if dim is None else (met.start[dim], met.stop[dim]) for dim, n in zip(dims, meta.shape, strict=True)
+    )
     work = view if view.is_contiguous() else torch.empty(view.shape, dtype=view.dtype, device="cpu")
     if node.func in FILLS:
         fill_block(_fill(node, FILLS[node.func], meta), meta.shape, part, work)
     else:
-        if torch.Tag.pointwise not in node.func.tags and node.func not in _PLAIN_WRITES:
+        if torch.Tag.pointwise not in getattr(node.func, "tags", ()) and node.func not in _PLAIN_WRITES:
             raise NeedsWhole(f"{_name(node)} is not elementwise")
         if node.mark is not None:
             raise NeedsWhole(f"{_name(node)} draws random numbers in an order that cannot be cut")
@@ -191,7 +181,7 @@ def _write(node: TapeNode, root: Value, box: Box, block: Tensor, session: Sessio
         view.copy_(work)
 
 
-def _fill(node: TapeNode, kind: Any, meta: Tensor) -> Fill:
+def _fill(node: TapeNode, kind: Kind, meta: Tensor) -> Fill:
     mark = node.mark
     if mark is None or mark.device is not None or mark.end is None or not fills_are_known():
         raise NeedsWhole(f"{_name(node)} is not known to be cut on this device")
@@ -202,7 +192,7 @@ def _fill(node: TapeNode, kind: Any, meta: Tensor) -> Fill:
     return Fill(kind, meta.numel(), meta.dtype, mark, (low, high))
 
 
-def _ingredient(arg: Any, result: Tensor, box: Box, node: TapeNode, session: Session) -> Any:
+def _ingredient(arg: object, result: Tensor, box: Box, node: TapeNode, session: Session) -> Any:
     """An argument of an elementwise node, cut to what the block `box` of its result needs."""
     if isinstance(arg, list | tuple) and any(type(item) in (Value, External) for item in arg):
         raise NeedsWhole(f"{_name(node)} takes a list of tensors")
@@ -229,11 +219,6 @@ def _ingredient(arg: Any, result: Tensor, box: Box, node: TapeNode, session: Ses
 # -- geometry: a view of a contiguous storage as a box of it
 
 
-def _is_whole(meta: Tensor) -> bool:
-    whole = meta.numel() * meta.element_size() == meta.untyped_storage().nbytes()
-    return meta.is_contiguous() and meta.storage_offset() == 0 and whole
-
-
 def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
     """Which dim of the storage each dim of a view runs along; None for a dim of size 1 that runs along none."""
     if meta.dtype != root.dtype:
@@ -251,6 +236,16 @@ def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
             raise NeedsWhole("a view that is no box of the tensor it views")
         dims.append(dim)
     return dims
+
+
+def _in_storage(box: Box, dims: list[int | None], meta: Tensor, root: Tensor) -> Box:
+    """A box of a view as a box of the storage."""
+    start = unravel(int(meta.storage_offset()), root.shape)
+    ends = [(s, s + 1) for s in start]
+    for dim, first, last in zip(dims, box.start, box.stop, strict=True):
+        if dim is not None:
+            ends[dim] = (start[dim] + first, start[dim] + last)
+    return Box.of_intervals(ends)
 
 
 def _as_view(block: Tensor, dims: list[int | None]) -> Tensor:

@@ -8,7 +8,7 @@ from then on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,12 @@ from gridwise.deferred_init.random.streams import ALONE
 from gridwise.deferred_init.recording.recorder import RECORDER
 from gridwise.deferred_init.recording.replaying import replay
 from gridwise.deferred_init.recording.tape import Cell, Value
-from gridwise.errors import DeferredInitError, describe
-from gridwise.fake.geometry import geometry, with_geometry
+from gridwise.errors import DeferredInitError
+from gridwise.fake.geometry import geometry, is_whole, with_geometry
 from gridwise.fake.parameters import FakeUninitialized
 from gridwise.fake.tensor import FakeTensor
 from gridwise.grid import Box
+from gridwise.progress import ProgressBar
 
 _OWN = (
     "keeper",
@@ -38,10 +39,6 @@ _OWN = (
 )  # attributes of the fake, not of the user
 
 
-def _nothing() -> None:
-    pass
-
-
 def is_pending(tensor: object) -> bool:
     """Whether `tensor` is a deferred tensor that is not real yet."""
     return isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.keeper is RECORDER
@@ -50,21 +47,19 @@ def is_pending(tensor: object) -> bool:
 def check_ours(tensor: Tensor, name: str = "") -> None:
     if isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.keeper is not RECORDER:
         raise DeferredInitError(
-            describe(
-                f"{name or 'The tensor'} is a fake tensor that was not constructed in a deferred-init context: "
-                "how to make it real was never recorded.",
-                fix="build the module with gridwise.deferred_init.deferred_init instead of fake_mode.",
-            )
+            f"{name or 'The tensor'} is a fake tensor that was not constructed in a deferred-init context: "
+            "how to make it real was never recorded.",
+            fix="build the module with gridwise.deferred_init.deferred_init instead of fake_mode.",
         )
 
 
-def make_real(tensors: Iterable[Tensor], progress: Any = None) -> None:
+def make_real(tensors: Iterable[Tensor], bar: ProgressBar | None = None) -> None:
     """Make these deferred tensors real, all in one replay; `real_of` tells what each has become."""
     with ALONE:
-        _make_real(tensors, progress)
+        _make_real(tensors, bar)
 
 
-def _make_real(tensors: Iterable[Tensor], progress: Any) -> None:
+def _make_real(tensors: Iterable[Tensor], bar: ProgressBar | None) -> None:
     pending: dict[int, FakeTensor] = {}
     gradients: list[tuple[FakeTensor, FakeTensor]] = []
     for tensor in tensors:
@@ -74,7 +69,7 @@ def _make_real(tensors: Iterable[Tensor], progress: Any) -> None:
                 gradients += _gradient_of(fake)
     pending |= {id(gradient): gradient for _, gradient in gradients}
     fakes = [fake for fake in pending.values() if "became" not in fake.__dict__]
-    storages = _storages([fake.value for fake in fakes if fake.grad_fn is None], progress)
+    storages = _storages([fake.value for fake in fakes if fake.grad_fn is None], bar)
     made: dict[Value, Tensor] = {}
     for leaf in pending.values():  # what an autograd graph ends in may have become real before
         if "became" in leaf.__dict__ and leaf.grad_fn is None and leaf.became.shape == leaf.shape:
@@ -101,15 +96,16 @@ def _gradient_of(fake: FakeTensor) -> list[tuple[FakeTensor, FakeTensor]]:
     return [(fake, gradient)] if isinstance(gradient, FakeTensor) else []
 
 
-def make_blocks(wanted: Iterable[tuple[FakeTensor, Box]], step: Callable[[], None] = _nothing) -> None:
+def make_blocks(wanted: Sequence[tuple[FakeTensor, Box]], bar: ProgressBar) -> None:
     """Make one block of each of these deferred tensors; the block takes the tensor's place, as in `make_real`."""
-    for fake, box in wanted:
+    bar.total = len(wanted)
+    for done, (fake, box) in enumerate(wanted, 1):
         block = block_for(fake, box)
         gradients = [block_for(gradient, box) for _, gradient in _gradient_of(fake)]
         _adopt([fake], [_dressed(block, fake)])
         for gradient in gradients:
             real_of(fake).grad = gradient
-        step()
+        bar.report(done)
 
 
 def block_for(fake: FakeTensor, box: Box) -> Tensor:
@@ -124,17 +120,13 @@ def put_in_place(fake: Tensor, real: Tensor) -> Tensor:
     """
     if not isinstance(fake, FakeTensor) or "became" in fake.__dict__:
         return real_of(fake)  # it is real already: tied tensors come more than once
-    if real.shape == fake.shape and real.stride() == fake.stride() and _is_whole(fake.meta):
+    if real.shape == fake.shape and real.stride() == fake.stride() and is_whole(fake.meta):
         fake.value.cell.made = StorageWeakRef(real.untyped_storage())
     _adopt([fake], [_dressed(real, fake)])
     return real_of(fake)
 
 
-def _is_whole(meta: Tensor) -> bool:
-    return meta.is_contiguous() and meta.nbytes == meta.untyped_storage().nbytes()
-
-
-def real_of(tensor: Any) -> Any:
+def real_of(tensor: Tensor) -> Tensor:
     """What a tensor that went through `make_real` is now: itself, or the one that took its place."""
     return tensor.__dict__.get("became", tensor) if isinstance(tensor, FakeTensor) else tensor
 
@@ -153,7 +145,7 @@ def _leaves_behind(fake: FakeTensor) -> Iterator[FakeTensor]:
         waiting += [following for following, _ in node.next_functions]
 
 
-def _storages(values: list[Value], progress: Any) -> dict[Cell, Tensor]:
+def _storages(values: list[Value], bar: ProgressBar | None) -> dict[Cell, Tensor]:
     """A real tensor on the storage of every cell; a storage that is real already is found again, not made twice."""
     found: dict[Cell, Tensor] = {}
     missing: dict[Cell, Value] = {}
@@ -164,7 +156,7 @@ def _storages(values: list[Value], progress: Any) -> dict[Cell, Tensor]:
             found[cell] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         else:
             missing[cell] = value
-    for value, real in zip(missing.values(), replay(list(missing.values()), progress=progress), strict=True):
+    for value, real in zip(missing.values(), replay(list(missing.values()), bar=bar), strict=True):
         found[value.cell] = real
         value.cell.made = StorageWeakRef(real.untyped_storage())
     return found

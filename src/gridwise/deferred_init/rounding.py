@@ -11,11 +11,12 @@ The others (sigmoid, sinh, pow, ...) differ in the last bit here and there, so t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from gridwise.deferred_init.recording.tape import External, TapeNode, Value
 
@@ -32,6 +33,7 @@ _FUNCTIONS = frozenset(
 
 def keeps_bits(node: TapeNode) -> bool:
     """Whether an elementwise node gives each element the same bits, whatever it is computed together with."""
+    assert isinstance(node.func, OpOverload)
     name = node.func._schema.name.removeprefix("aten::").removesuffix("_")
     tensors = [_meta(item) for item in (*node.args, *node.kwargs.values()) if isinstance(item, Value | External)]
     if any(tensor.is_complex() for tensor in tensors):
@@ -54,7 +56,7 @@ def function_holds(name: str, dtype: torch.dtype) -> bool:
     """Whether a function gives the same bits on pieces of any length, on this processor."""
     if not dtype.is_floating_point:
         return False
-    function: Any = getattr(torch, name)
+    function: Callable[[Tensor], Tensor] = getattr(torch, name)
     generator = torch.Generator().manual_seed(3)
     values = torch.empty(8192, device="cpu").uniform_(-1, 1, generator=generator)
     values[::2] *= 0.03

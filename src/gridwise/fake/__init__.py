@@ -11,5 +11,3 @@ what torch decides by class: subclasses of Parameter, Lazy modules. `gridwise.de
 from gridwise.fake.mode import fake_mode as fake_mode
 from gridwise.fake.tensor import is_fake as is_fake
 from gridwise.fake.tensor import meta_like as meta_like
-
-__all__ = ["fake_mode", "is_fake", "meta_like"]

@@ -9,7 +9,7 @@ it, writes down what it sees, and can run it for real where data is asked for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import FrameType
@@ -17,9 +17,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 
-from gridwise.errors import FakeTensorError, describe
+from gridwise.errors import FakeTensorError
 from gridwise.fake.geometry import META, Geometry, storage_copy, with_geometry, without_data
+from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
 from gridwise.fake.tensor import FakeTensor, make_fake
 
 aten = torch.ops.aten
@@ -50,7 +52,7 @@ class OperatorSchema:
 
 
 @cache
-def operator(func: Any) -> OperatorSchema:
+def operator(func: OpOverload) -> OperatorSchema:
     schema = func._schema
     written: list[int | str] = []
     for position, argument in enumerate(schema.arguments):
@@ -81,28 +83,32 @@ class Keeper:
 
     # -- operators
 
-    def shortcuts(self) -> dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]:
+    def shortcuts(self) -> dict[OpOverload, Callable[[OpOverload, Args, Kwargs], Any]]:
         """Faster ways for what constructors do most; each may answer NotImplemented."""
         return {aten.empty.memory_format: self.empty} | dict.fromkeys(FILLS, self.fill)
 
-    def empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def empty(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         device = kwargs.get("device") or CPU
         if device.type == "meta" or kwargs.get("memory_format") is not None or kwargs.get("layout") is not None:
             return NotImplemented
         self.check_device(device)
         return self.new(torch.empty(args[0], dtype=kwargs.get("dtype"), device=META), device, func, args, kwargs)
 
-    def new(self, meta: Tensor, device: torch.device, func: Any, args: Any, kwargs: Any) -> FakeTensor:
+    def new(self, meta: Tensor, device: torch.device, func: OpOverload, args: Args, kwargs: Kwargs) -> FakeTensor:
         return make_fake(self, meta, device)
 
-    def fill(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def fill(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         fake = args[0]
-        if not isinstance(fake, FakeTensor) or not fake.meta.is_floating_point():
+        if not isinstance(fake, FakeTensor) or fake.keeper is not self or not fake.meta.is_floating_point():
             return NotImplemented
         check_fill(func, args)
+        self.filled(fake, func, args, kwargs)
         return fake
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def filled(self, fake: FakeTensor, func: OpOverload, args: Args, kwargs: Kwargs) -> None:
+        """Note that a fake is filled: there is nothing to learn from the meta kernel."""
+
+    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """The result of an operator in which at least one tensor is fake, or of a factory in the mode."""
         op = operator(func)
         if func in SETS:
@@ -118,11 +124,11 @@ class Keeper:
             return returned(op, args, kwargs)
         return self.wrap(result, device)
 
-    def run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_real(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """The result of an operator that has real tensors only."""
         return func(*args, **kwargs)
 
-    def device_of(self, op: OperatorSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    def device_of(self, op: OperatorSchema, args: Args, kwargs: Kwargs) -> torch.device:
         """Where the result lives; raises where eager would."""
         found: torch.device | None = None
         is_scalar = False
@@ -149,19 +155,16 @@ class Keeper:
     def check_device(self, device: torch.device) -> None:
         if device.type == "cuda" and not self.fake_cuda and not torch.cuda.is_available():
             raise FakeTensorError(
-                describe(
-                    f"A fake tensor on `device` (={str(device)!r}) was asked for, and this machine has no CUDA.",
-                    fix="use fake_mode(fake_cuda=True) to pretend that it has.",
-                )
+                f"A fake tensor on `device` (={str(device)!r}) was asked for, and this machine has no CUDA.",
+                fix="use fake_mode(fake_cuda=True) to pretend that it has.",
             )
 
-    def on_meta(self, func: Any, op: OperatorSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_meta(self, func: OpOverload, op: OperatorSchema, args: Args, kwargs: Kwargs) -> Any:
         out = kwargs.get("out")  # torch resizes it to what it gets
         reshaped = args[0] if op.reshapes else out if isinstance(out, FakeTensor) else None
         if isinstance(reshaped, FakeTensor):
             self.part_from_aliases(reshaped)
-        meta_args = tuple([to_meta(a) if isinstance(a, Tensor | list | tuple) else a for a in args])
-        meta_kwargs = {k: to_meta(v) for k, v in kwargs.items()} if kwargs else {}
+        meta_args, meta_kwargs = mapped(to_meta, args), mapped(to_meta, kwargs)
         if op.has_device and (meta_kwargs.get("device") is not None or not args or not isinstance(args[0], Tensor)):
             meta_kwargs["device"] = META
         if meta_kwargs.get("pin_memory"):
@@ -183,7 +186,7 @@ class Keeper:
             raise NotImplementedError(f"a tensor of layout {result.layout} cannot be pretended")
         return result
 
-    def set_storage(self, op: OperatorSchema, fake: Any, source: Any, *geometry: Any) -> Any:
+    def set_storage(self, op: OperatorSchema, fake: Tensor, source: Any, *geometry: Any) -> FakeTensor:
         """`fake.set_(source)`: the fake becomes another name of a storage. `torch.load` makes its tensors so."""
         if not isinstance(fake, FakeTensor):
             self.refuse(op, "would give a real tensor a storage without data")
@@ -193,12 +196,8 @@ class Keeper:
         fake.take_geometry(source)
         return fake
 
-    def wrap(self, result: Any, device: torch.device) -> Any:
-        if isinstance(result, Tensor):
-            return make_fake(self, result, device)
-        if isinstance(result, list | tuple):
-            return type(result)(self.wrap(item, device) for item in result)
-        return result
+    def wrap(self, result: object, device: torch.device) -> Any:
+        return mapped(lambda item: make_fake(self, item, device) if isinstance(item, Tensor) else item, result)
 
     def part_from_aliases(self, fake: FakeTensor) -> None:
         """Give a fake a meta tensor of its own before its geometry changes: `detach` shares them."""
@@ -209,10 +208,8 @@ class Keeper:
     def read(self, fake: FakeTensor, asked: str) -> Tensor:
         """The real values of `fake`; a plain fake has none."""
         raise FakeTensorError(
-            describe(
-                f"{asked} of a fake tensor of size {tuple(fake.shape)}{self.place()}: a fake has no data.",
-                fix="use a real tensor here, or gridwise.deferred_init, which computes the values when they are read.",
-            )
+            f"{asked} of a fake tensor of size {tuple(fake.shape)}{self.place()}: a fake has no data.",
+            fix="use a real tensor here, or gridwise.deferred_init, which computes the values when they are read.",
         )
 
     def constant(self, real: Tensor) -> FakeTensor:
@@ -236,10 +233,7 @@ class Keeper:
     def refuse(self, op: OperatorSchema, why: str, cause: BaseException | None = None) -> NoReturn:
         # No NotImplementedError: torch.nn.utils.parametrize takes that for an answer and goes on.
         raise FakeTensorError(
-            describe(
-                f"{op.name}{self.place()} {why}.",
-                fix="keep this operator out of the mode, or give it real tensors only.",
-            )
+            f"{op.name}{self.place()} {why}.", fix="keep this operator out of the mode, or give it real tensors only."
         ) from cause
 
     @staticmethod
@@ -258,44 +252,32 @@ PLAIN = Keeper()
 PLAIN_CUDA = Keeper(fake_cuda=True)
 
 
-def needs_data(func: Any, op: OperatorSchema, args: tuple[Any, ...]) -> bool:
+def needs_data(func: OpOverload, op: OperatorSchema, args: Args) -> bool:
     """Whether the result, or its shape, depends on values. `tensor[index]` does only where the index is a mask."""
     if func is aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return op.needs_data
 
 
-def written_by(op: OperatorSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def written_by(op: OperatorSchema, args: Args, kwargs: Kwargs) -> list[Any]:
     """The arguments that an operator writes to."""
     found = [(args[w] if w < len(args) else None) if isinstance(w, int) else kwargs.get(w) for w in op.written]
     return [argument for argument in found if argument is not None]
 
 
-def returned(op: OperatorSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def returned(op: OperatorSchema, args: Args, kwargs: Kwargs) -> Any:
     """What an operator that returns what it wrote to returns."""
     written = written_by(op, args, kwargs)
     return written[0] if len(written) == 1 else tuple(written)
 
 
-def tensors_in(args: Any, kwargs: dict[str, Any] | None = None) -> Iterator[Tensor]:
-    for arg in args:
-        if isinstance(arg, Tensor):
-            yield arg
-        elif isinstance(arg, list | tuple):
-            yield from tensors_in(arg)
-    if kwargs:
-        yield from tensors_in(kwargs.values())
-
-
-def to_meta(arg: Any) -> Any:
+def to_meta(arg: object) -> object:
     if isinstance(arg, FakeTensor):
         return arg.meta
     if isinstance(arg, Tensor):
         if arg.layout != torch.strided:
             raise NotImplementedError(f"a tensor of layout {arg.layout} cannot be pretended")
         return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=META)
-    if isinstance(arg, list | tuple):
-        return type(arg)([to_meta(item) for item in arg])
     return arg
 
 
@@ -303,7 +285,7 @@ def _same(device: torch.device) -> tuple[str, int]:
     return device.type, device.index or 0
 
 
-def check_fill(func: Any, args: tuple[Any, ...]) -> None:
+def check_fill(func: OpOverload, args: Args) -> None:
     """Refuse the parameters that torch's kernels refuse."""
     first, second = (*args[1:], *(0.0, 1.0)[len(args) - 1 :]) if len(args) < 3 else args[1:3]
     if func is aten.uniform_.default and not first <= second:

@@ -26,6 +26,11 @@ def geometry(tensor: Tensor) -> Geometry:
     return Geometry(tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
 
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is all of its storage, in order."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
 def on_storage(storage: torch.UntypedStorage, target: Geometry) -> Tensor:
     """A tensor on this storage."""
     new = torch.empty(0, dtype=target.dtype, device=storage.device)

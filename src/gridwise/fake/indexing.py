@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def take(tensor: Tensor, index: Any) -> Tensor:
+def take(tensor: Tensor, index: object) -> Tensor:
     """`tensor[index]`."""
     items = list(index) if isinstance(index, tuple) else [index]
     gathered: list[Tensor | None] = []
@@ -33,7 +33,7 @@ def take(tensor: Tensor, index: Any) -> Tensor:
     return torch.ops.aten.index.Tensor(tensor, gathered) if gathered else tensor
 
 
-def put(tensor: Tensor, index: Any, value: Any) -> None:
+def put(tensor: Tensor, index: object, value: object) -> None:
     """`tensor[index] = value`, where the index makes a view."""
     target = take(tensor, index)
     if isinstance(value, Tensor):

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, Keeper, operator, tensors_in
-from gridwise.fake.parameters import parameters_of
+from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, Keeper, operator
+from gridwise.fake.nested import Args, Kwargs, tensors_in
+from gridwise.fake.parameters import KeepersOfThread, parameters_of
 from gridwise.fake.tensor import FakeTensor
 
 aten = torch.ops.aten
 
 
-class _Active(threading.local):
-    """The fake modes of this thread."""
-
-    def __init__(self) -> None:
-        self.keepers: list[Keeper] = []
-
-
-_active = _Active()
+_active = KeepersOfThread()
+"""Of fake modes alone."""
 
 
 class FakeFactories(TorchDispatchMode):
@@ -42,7 +37,7 @@ class FakeFactories(TorchDispatchMode):
             # Torch starts CUDA while it reads the arguments of `ones(device="cuda")`, unless a mode of this key is on.
             self._mode_key = torch._C._TorchDispatchModeKey.FAKE
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         shortcut = self.shortcuts.get(func)
         if shortcut is not None:

@@ -8,18 +8,21 @@ without asking the dispatcher, so while a mode is on these constructors are ours
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gridwise.fake.tensor import FakeTensor, UnguardedFake
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import Keeper
+
+
+Device: TypeAlias = torch.device | str | int | None
 
 
 class FakeUninitialized:
@@ -29,7 +32,7 @@ class FakeUninitialized:
     keeper: Keeper
     pretended: torch.device
 
-    def materialize(self, shape: Any, device: Any = None, dtype: torch.dtype | None = None) -> None:
+    def materialize(self, shape: Sequence[int], device: Device = None, dtype: torch.dtype | None = None) -> None:
         """Become a fake Parameter (or buffer) of this shape, under the same name."""
         tensor: Any = self
         target = torch.device(device) if device is not None else self.pretended
@@ -66,7 +69,7 @@ class FakeUninitializedBuffer(FakeUninitialized, UninitializedBuffer):
 
 
 def make_uninitialized(
-    keeper: Keeper, cls: Any, requires_grad: bool, device: Any, dtype: torch.dtype | None, persistent: bool | None
+    keeper: Keeper, cls: Any, requires_grad: bool, device: Device, dtype: torch.dtype | None, persistent: bool | None
 ) -> Any:
     if device is None:
         device = torch.empty(0).given_device  # type: ignore[attr-defined]  # what the mode makes of no device
@@ -80,14 +83,14 @@ def make_uninitialized(
     return made
 
 
-class _Inside(threading.local):
+class KeepersOfThread(threading.local):
     """The keepers of this thread, the innermost last: other threads go on making ordinary parameters."""
 
     def __init__(self) -> None:
         self.keepers: list[Keeper] = []
 
 
-_inside = _Inside()
+_inside = KeepersOfThread()
 _lock = threading.Lock()
 _torchs: dict[Any, Any] = {}  # torch's constructors, while ours are in their place
 _users = 0
@@ -127,21 +130,27 @@ def _install(constructors: dict[Any, Any]) -> None:
         cls.__new__ = staticmethod(new)
 
 
-def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+def _parameter(cls: type[nn.Parameter], data: Tensor | None = None, requires_grad: bool = True) -> Any:
     made = _torchs[nn.Parameter](cls, data, requires_grad)
     if type(made) in (FakeTensor, UnguardedFake) and cls is not nn.Parameter:
         made.parameter_class = cls
     return made
 
 
-def _lazy_parameter(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+def _lazy_parameter(
+    cls: type[nn.Parameter], requires_grad: bool = True, device: Device = None, dtype: torch.dtype | None = None
+) -> Any:
     if not _inside.keepers:
         return _torchs[UninitializedParameter](cls, requires_grad, device, dtype)
     return make_uninitialized(_inside.keepers[-1], FakeUninitializedParameter, requires_grad, device, dtype, None)
 
 
 def _lazy_buffer(
-    cls: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, persistent: bool = True
+    cls: type[Tensor],
+    requires_grad: bool = False,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+    persistent: bool = True,
 ) -> Any:
     if not _inside.keepers:
         return _torchs[UninitializedBuffer](cls, requires_grad, device, dtype, persistent)

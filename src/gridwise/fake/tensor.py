@@ -10,20 +10,23 @@ or filled at random on a CUDA device that is not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
+from torch._ops import OpOverload
 
-from gridwise.errors import FakeTensorError, describe
+from gridwise.errors import FakeTensorError
 from gridwise.fake import indexing
 from gridwise.fake.geometry import geometry
+from gridwise.fake.nested import Args, Kwargs, tensors_in
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import Keeper
 
-T = TypeVar("T")
 _native_data = torch.Tensor.data  # the C++ property
 
 
@@ -42,14 +45,14 @@ class FakeTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        first = next(_instances(FakeTensor, (args, kwargs)))
+        first = next(x for x in tensors_in(args, kwargs) if isinstance(x, FakeTensor))
         return first.keeper.run(func, args, kwargs or {})
 
     # -- what a fake looks like
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         parts = [f"size={tuple(self.shape)}"]
         if self.dtype != torch.get_default_dtype():
             parts.append(f"dtype={self.dtype}")
@@ -77,10 +80,8 @@ class FakeTensor(Tensor):
     def data(self, other: Tensor) -> None:
         if not isinstance(other, FakeTensor) or other.keeper is not self.keeper:
             raise FakeTensorError(
-                describe(
-                    f"`.data` of a fake tensor was set to a tensor of another kind ({type(other).__name__}).",
-                    fix="set it to a fake made in the same mode, or make the real tensor first.",
-                )
+                f"`.data` of a fake tensor was set to a tensor of another kind ({type(other).__name__}).",
+                fix="set it to a fake made in the same mode, or make the real tensor first.",
             )
         self.take_geometry(other)
 
@@ -93,10 +94,10 @@ class FakeTensor(Tensor):
     def tolist(self) -> Any:
         return self.keeper.read(self, "tolist()").tolist()
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> np.ndarray:
         return _for_reading(self.keeper.read(self, "numpy()").numpy(force=force))
 
-    def __array__(self, dtype: Any = None) -> Any:
+    def __array__(self, dtype: DTypeLike | None = None) -> np.ndarray:
         array = _for_reading(self.keeper.read(self, "__array__()").numpy())
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -160,22 +161,18 @@ class FakeTensor(Tensor):
         whole = memo[storage]
         return self.keeper.restride(whole, geometry(self.meta))
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise FakeTensorError(
-            describe(
-                f"A fake tensor of size {tuple(self.shape)} cannot be pickled or saved: it has no data.",
-                fix="materialise it first (gridwise.deferred_init.materialize_module), or keep its shape and dtype.",
-            )
+            f"A fake tensor of size {tuple(self.shape)} cannot be pickled or saved: it has no data.",
+            fix="materialise it first (gridwise.deferred_init.materialize_module), or keep its shape and dtype.",
         )
 
     def as_subclass(self, cls: Any) -> Any:
         if isinstance(self, cls):
             return super().as_subclass(cls)
         raise FakeTensorError(
-            describe(
-                f"A fake tensor cannot become a {cls.__name__}: what a subclass does with its data is not recorded.",
-                fix="make it one after materialisation. Subclasses of torch.nn.Parameter work: construct them.",
-            )
+            f"A fake tensor cannot become a {cls.__name__}: what a subclass does with its data is not recorded.",
+            fix="make it one after materialisation. Subclasses of torch.nn.Parameter work: construct them.",
         )
 
     def data_ptr(self) -> int:
@@ -192,10 +189,8 @@ class FakeTensor(Tensor):
 
     def _no_storage(self, asked: str) -> NoReturn:
         raise FakeTensorError(
-            describe(
-                f"{asked} of a fake tensor of size {tuple(self.shape)}: there is no storage behind it.",
-                fix="materialise the tensor first; `gridwise.fake.meta_like` gives a meta tensor of the same geometry.",
-            )
+            f"{asked} of a fake tensor of size {tuple(self.shape)}: there is no storage behind it.",
+            fix="materialise the tensor first; `gridwise.fake.meta_like` gives a meta tensor of the same geometry.",
         )
 
 
@@ -207,10 +202,12 @@ class UnguardedFake(FakeTensor):
     """
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_function__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            if not torch.is_grad_enabled() or not any(x.requires_grad for x in _instances(Tensor, (args, kwargs))):
+            if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors_in(args, kwargs)):
                 return func(*args, **kwargs)
             name = getattr(func, "__name__", "")
             if name not in ("backward", "grad"):
@@ -223,22 +220,20 @@ class UnguardedFake(FakeTensor):
 
 def _cannot_record(name: str) -> FakeTensorError:
     return FakeTensorError(
-        describe(
-            f"`{name}` of a fake tensor that requires a gradient, on a pretended CUDA device: this torch was built "
-            "without CUDA, and its autograd cannot record there.",
-            fix="call it under torch.no_grad(), pretend with device='cpu', or use a torch that was built for CUDA.",
-        )
+        f"`{name}` of a fake tensor that requires a gradient, on a pretended CUDA device: this torch was built "
+        "without CUDA, and its autograd cannot record there.",
+        fix="call it under torch.no_grad(), pretend with device='cpu', or use a torch that was built for CUDA.",
     )
 
 
-def _would_be_recorded(func: Any, name: str, result: Any, args: Any) -> bool:
+def _would_be_recorded(func: Callable[..., Any], name: str, result: object, args: Args) -> bool:
     if name.startswith("__") and name.endswith("__") and name not in _RECORDED_METHODS:
         return False  # of an attribute, or of Python
     if name in ("detach", "requires_grad_") or name.endswith("_like") or name.startswith("new"):
         return False
     if name.endswith("_"):
         return getattr(func, "__module__", None) != "torch.nn.init"  # those record nothing
-    made = [fake for fake in _instances(FakeTensor, result) if fake.is_floating_point() or fake.is_complex()]
+    made = [x for x in tensors_in(result) if isinstance(x, FakeTensor) and (x.is_floating_point() or x.is_complex())]
     return any(fake is not arg for fake in made for arg in args[:1])
 
 
@@ -270,7 +265,7 @@ def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = N
     return fake
 
 
-def _for_reading(array: Any) -> Any:
+def _for_reading(array: np.ndarray) -> np.ndarray:
     """An array of values that were computed for the moment: what is written to it would be lost, so numpy refuses it."""
     array.flags.writeable = False
     return array
@@ -284,19 +279,11 @@ def _with_index(device: torch.device) -> torch.device:
     return torch.device(device.type, index)
 
 
-def _indexed(argument: Any) -> Any:
+def _indexed(argument: object) -> object:
     """A device of CUDA with its index, where the argument of `Tensor.to` is one without."""
     if isinstance(argument, str | torch.device) and (device := torch.device(argument)).type == "cuda":
         return _with_index(device)
     return argument
-
-
-def _instances(kind: type[T], nested: Any) -> Iterator[T]:
-    if isinstance(nested, kind):
-        yield nested
-    elif isinstance(nested, list | tuple | dict):
-        for item in nested.values() if isinstance(nested, dict) else nested:
-            yield from _instances(kind, item)
 
 
 def is_fake(tensor: object) -> bool:

@@ -29,7 +29,9 @@ from .row_major import boxes_of_range as boxes_of_range
 from .row_major import flat_span as flat_span
 from .row_major import strides_of as strides_of
 from .stacking import OWN as OWN
+from .stacking import Side as Side
 from .stacking import Stacking as Stacking
+from .stacking import borders_of as borders_of
 from .stacking import stacking_of as stacking_of
 from .tiling import tiling_problem as tiling_problem
 from .window import Padding as Padding

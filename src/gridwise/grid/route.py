@@ -45,7 +45,7 @@ class Needs:
     ----------
     grid : the workers
     intervals : for each axis, what the workers at each place along it need
-    wrap : for each dim, whether indices beyond the edge come from the other side
+    wrap : for each dim, whether indices beyond the edge come from the other side; none do if left out
 
     Examples
     --------
@@ -56,9 +56,11 @@ class Needs:
 
     grid: Grid
     intervals: tuple[tuple[Interval, ...], ...]
-    wrap: tuple[bool, ...]
+    wrap: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.wrap:
+            object.__setattr__(self, "wrap", (False,) * self.grid.dim)
         places = tuple(len(intervals) for intervals in self.intervals)
         if places != self.grid.shape or len(self.wrap) != self.grid.dim:
             raise PartitionError(
@@ -73,7 +75,16 @@ class Needs:
     @classmethod
     def of_layout(cls, layout: Layout) -> Needs:
         """Each worker needs exactly its block."""
-        return cls(layout.grid, tuple(tuple(pairwise(cuts)) for cuts in layout.cuts), (False,) * layout.grid.dim)
+        return cls(layout.grid, tuple(tuple(pairwise(cuts)) for cuts in layout.cuts))
+
+    def along(self, dim: int, intervals: Iterable[Interval]) -> Needs:
+        """The same, with other intervals along one dim.
+
+        >>> from gridwise.grid import Grid
+        >>> Needs.of_layout(Layout.balanced(Grid((0, 1), (2,)), (6,))).along(0, [(0, 4), (2, 6)]).intervals
+        (((0, 4), (2, 6)),)
+        """
+        return Needs(self.grid, (*self.intervals[:dim], tuple(intervals), *self.intervals[dim + 1 :]), self.wrap)
 
     def box_at(self, index: Index) -> Box:
         ends = [intervals[i] for intervals, i in zip(self.intervals, index, strict=True)]

@@ -1,6 +1,7 @@
 """Boxes that are stacks: margins, own rows and received rows follow one another along one dim.
 
-So it is for a grid that cuts a single dim of space. Such a box is put together by one concatenation.
+So it is for a grid that cuts a single dim of space. Such a box is put together by one concatenation. Where it reaches as far
+before the own rows as behind, its borders can be computed apart from the block (`borders_of`).
 """
 
 from __future__ import annotations
@@ -41,3 +42,39 @@ def stacking_of(plan: Route, margins: Sequence[Interval] = ()) -> Stacking | Non
     order = sorted(range(len(pieces)), key=lambda i: pieces[i].start[dim])
     before, after = ((*shape[:dim], n, *shape[dim + 1 :]) for n in (margins[dim] if margins else (0, 0)))
     return Stacking(dim, tuple(i - 1 for i in order), before, after)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One border of a block: where it lies, and which received piece lies beyond it."""
+
+    is_first: bool
+    number: int
+
+
+@dataclass(frozen=True)
+class Borders:
+    """A stack that has `reach` rows before and behind the own ones: a piece that one worker sends, or a margin."""
+
+    dim: int
+    reach: int
+    sides: tuple[Side, ...]
+    """Those with a piece that is received."""
+
+
+def borders_of(plan: Route, margins: Sequence[Interval] = ()) -> Borders | None:
+    """The borders of a stack in which each worker sends and receives one piece at most per peer; None for any other box."""
+    stacking = stacking_of(plan)
+    if stacking is None or any(len(message.pieces) != 1 for message in (*plan.sends, *plan.receives)):
+        return None
+    own = stacking.order.index(OWN)
+    around = [(True, stacking.order[:own]), (False, stacking.order[own + 1 :])]
+    if any(len(numbers) > 1 for _, numbers in around):
+        return None
+    received = [sum(plan.receives[i].pieces[0].target.shape[stacking.dim] for i in numbers) for _, numbers in around]
+    margin = margins[stacking.dim] if margins else (0, 0)
+    reach = received[0] + margin[0]
+    is_either = not any(rows and filled for rows, filled in zip(received, margin, strict=True))
+    if not reach or reach != received[1] + margin[1] or not is_either:
+        return None
+    return Borders(stacking.dim, reach, tuple(Side(is_first, i) for is_first, numbers in around for i in numbers))

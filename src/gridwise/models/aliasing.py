@@ -13,38 +13,15 @@ Nodes are the same tensor if one is the other, changed in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from .recording.recording import ValueSource
-
-
-def tensors_in(value: object) -> list[Tensor]:
-    """The tensors of a node's "val"."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [x for part in value for x in tensors_in(part)] if isinstance(value, list | tuple) else []
-
-
-def written_by(node: Node) -> list[Node]:
-    """The nodes whose tensors an operator changes, as its schema says."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return []
-    found = []
-    for i, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-            found += [value] if isinstance(value, Node) else [each for each in value or () if isinstance(each, Node)]  # type: ignore[union-attr]
-    return found
-
-
-def _memory(node: Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+from .recording.recording import ValueSource, memory_of, tensors_in, written_by
 
 
 class Aliases:
@@ -72,7 +49,7 @@ class Aliases:
                 self._read[tensor] = math.inf  # the user sees it
         self.memories: dict[int, list[Node]] = {}
         for node in self._made:
-            memory = _memory(node)
+            memory = memory_of(node)
             if memory is not None and self.same(node) is node:
                 self.memories.setdefault(memory, []).append(node)
         for time, node, tensor in writes:
@@ -85,21 +62,16 @@ class Aliases:
             node = self._same[node]
         return node
 
-    def memory(self, node: Node) -> int | None:
-        """An identifier of the memory that a tensor lies in."""
-        return _memory(node)
-
     def _find_source(self, node: Node) -> None:
         """Note which tensor a node shares its memory with."""
-        memory = _memory(node)
+        memory = memory_of(node)
         if memory is None or node.op != "call_function":
             return
         by = node
-        while by.target is not None and getattr(by.target, "__name__", "") == "getitem":
-            assert isinstance(by.args[0], Node)
-            by = by.args[0]
+        while by.target is operator.getitem:
+            (by,) = by.all_input_nodes
         for each in by.all_input_nodes:
-            if _memory(each) == memory:
+            if memory_of(each) == memory:
                 base = self.same(each)
                 if each in written_by(by):
                     self._same[node] = base
@@ -117,7 +89,7 @@ class Aliases:
         return found
 
     def _follow(self, time: int, node: Node, tensor: Node) -> None:
-        memory = _memory(tensor)
+        memory = memory_of(tensor)
         own = self._path(tensor)
         for other in self.memories.get(memory or 0, []):
             if other is tensor and other.op == "placeholder" and self._read.get(other, 0) == math.inf:
@@ -130,23 +102,20 @@ class Aliases:
             self.keeps_alias |= {by for view, by in (*own, *theirs) if view not in common}
 
     def _find_isolated(self, writes: list[tuple[int, Node, Node]]) -> None:
-        last: dict[int, int] = {}
-        for time, _, tensor in writes:
-            memory = _memory(tensor)
-            if memory is not None:
-                last[memory] = max(time, last.get(memory, 0))
+        last = {memory_of(tensor): time for time, _, tensor in writes}  # in their order
         for node, time in self._made.items():
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
-            made = {x.untyped_storage()._cdata for x in tensors_in(node.meta.get("val"))}
-            given = {
-                x.untyped_storage()._cdata for each in node.all_input_nodes for x in tensors_in(each.meta.get("val"))
-            }
+            made, given = _memories([node]), _memories(node.all_input_nodes)
             if not made & given and any(last.get(memory, -1) > time for memory in made | given):
                 self.isolates.add(node)
 
 
-def isolated(run: Any) -> Any:
+def _memories(nodes: Iterable[Node]) -> set[int]:
+    return {x.untyped_storage()._cdata for node in nodes for x in tensors_in(node.meta.get("val"))}
+
+
+def isolated(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run`, so that its result shares no memory with what it is given."""
 
     def own(x: object, memories: set[int]) -> Any:
@@ -154,7 +123,7 @@ def isolated(run: Any) -> Any:
             return x.clone() if x.untyped_storage()._cdata in memories else x
         return type(x)(own(part, memories) for part in x) if isinstance(x, list | tuple) else x
 
-    def apart(*given: Any) -> Any:
+    def apart(*given: object) -> Any:
         return own(run(*given), {x.untyped_storage()._cdata for x in given if isinstance(x, Tensor)})
 
     return apart

@@ -26,7 +26,7 @@ from ..nn.engine.autocast import autocasts
 from ..nn.engine.graph_pieces import CudaGraphs, Pieces
 from ..nn.engine.operator import Ticket
 from ..partition import Partition, world
-from .recording.containers import Constant, Tree, described, flatten, unflatten
+from .recording.containers import Tree, constants_in, described, flatten, unflatten
 
 PLAIN, GRAPHS = 1, 2
 """How a step runs: as it is, or as CUDA graphs."""
@@ -87,7 +87,7 @@ class CapturedStep:
         how = f"{self.graphs} CUDA graphs" if self.graphs else f"{self._calls} calls without a graph"
         return f"<{self._name}: {how}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         tensors, tree = flatten((args, kwargs))
         self._agree(tensors, tree)
         if self._mode == PLAIN:
@@ -109,7 +109,8 @@ class CapturedStep:
         problem = self._problem_with(tensors, tree)
         transport, team = self._partition.transport, self._partition.team
         ticket = self._ticket.called_again()
-        mode = self._mode if self._structure is not None else _mode_for(tensors)
+        on_cuda = bool(tensors) and all(x.is_cuda for x in tensors)
+        mode = self._mode if self._structure is not None else GRAPHS if on_cuda else PLAIN
         if transport.rank in team:
             found = agree_plan(transport, team, self._name, ticket.number, mode, problem)
             if not found:
@@ -142,14 +143,14 @@ class CapturedStep:
         if was is None or found == was:
             return None
         if found[1] != was[1]:
-            told = f"{described(was[1])}, got {described(found[1])}"
+            difference = f"{described(was[1])}, got {described(found[1])}"
         elif found[2] != was[2]:
-            told = f"autograd {'on' if was[2] else 'off'}, got it {'on' if found[2] else 'off'}"
+            difference = f"autograd {'on' if was[2] else 'off'}, got it {'on' if found[2] else 'off'}"
         else:
             differ = [place for place, (a, b) in enumerate(zip(was[0], found[0], strict=True)) if a != b]
-            told = "; ".join(f"input {place}: {was[0][place]}, got {found[0][place]}" for place in differ)
+            difference = "; ".join(f"input {place}: {was[0][place]}, got {found[0][place]}" for place in differ)
         return (
-            f"was captured for inputs of another structure: {told}\n"
+            f"was captured for inputs of another structure: {difference}\n"
             "  fix: batches of one size (drop_last=True), or a captured step for each structure"
         )
 
@@ -160,10 +161,10 @@ class CapturedStep:
         leaves, form = self._outputs_of(unflatten(tree, tensors))
         return unflatten(form, [leaf.detach().clone() for leaf in leaves])
 
-    def _outputs_of(self, called: Any) -> tuple[list[Tensor], Tree]:
+    def _outputs_of(self, called: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[list[Tensor], Tree]:
         args, kwargs = called
         leaves, form = flatten(self._step(*args, **kwargs))
-        if held := [value for value in _values_in(form) if value is not None]:
+        if held := [value for value in constants_in(form) if value is not None]:
             raise UnsupportedError(
                 f"{self._name} returns {held[0]!r}, which a replay would return for ever.\n"
                 "  fix: return tensors, and None."
@@ -207,18 +208,6 @@ class CapturedStep:
         self._pieces = pieces
         logger.info("%s was captured: %d graphs", self._name, pieces.graphs)
         return made
-
-
-def _mode_for(tensors: Sequence[Tensor]) -> int:
-    return GRAPHS if tensors and all(x.is_cuda for x in tensors) else PLAIN
-
-
-def _values_in(form: Tree) -> list[Any]:
-    """All that is no tensor."""
-    if isinstance(form, Constant):
-        return [form.value]
-    parts = (*getattr(form, "parts", ()), *(part for _, part in getattr(form, "attributes", ())))
-    return [value for part in parts for value in _values_in(part)]
 
 
 def _need_nccl(transport: Transport, name: str) -> None:

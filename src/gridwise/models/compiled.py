@@ -8,11 +8,12 @@ call: nothing is compiled again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,23 +22,22 @@ from ..comm.graph_breaks import captured_by
 from .program import Checkpoint, Step, Values, execute
 from .random import RandomStream
 
+if TYPE_CHECKING:
+    from torch._dynamo.types import DynamoCallback
+
 FEWEST = 2
 """Steps that are worth compiling."""
 
 
-class _Compiler(threading.local):
-    callback: Any = None
+_compiler: ContextVar[DynamoCallback] = ContextVar("compiler", default=None)
 
 
-_compiler = _Compiler()
-
-
-def compiler() -> Any:
+def compiler() -> DynamoCallback:
     """What compiles the code around the call of a model, if anything does."""
-    return _compiler.callback
+    return _compiler.get()
 
 
-def called_by_compiled_code(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def called_by_compiled_code(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """`call`, outside of the graph that is being compiled; the model's own pieces are compiled by the same compiler."""
     return torch.compiler.disable(_with_compiler, recursive=False)(call, *args, **kwargs)
 
@@ -45,21 +45,21 @@ def called_by_compiled_code(call: Callable[..., Any], *args: Any, **kwargs: Any)
 called_by_compiled_code._torchdynamo_disable = True  # type: ignore[attr-defined]  # see `outside_of_graphs`
 
 
-def _with_compiler(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    before, callback = _compiler.callback, torch._C._dynamo.eval_frame.set_eval_frame(None)
-    _compiler.callback = callback
-    try:
-        return call(*args, **kwargs)
-    finally:
-        _compiler.callback = before
-        torch._C._dynamo.eval_frame.set_eval_frame(callback)
+def _with_compiler(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    with _compiling(None) as callback:
+        token = _compiler.set(callback)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            _compiler.reset(token)
 
 
 @contextmanager
-def _compiling(callback: Any) -> Iterator[None]:
+def _compiling(callback: DynamoCallback) -> Iterator[DynamoCallback]:
+    """Let `callback` compile what is called in the body; it is given what did so before."""
     before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
     try:
-        yield
+        yield before
     finally:
         torch._C._dynamo.eval_frame.set_eval_frame(before)
 
@@ -102,7 +102,7 @@ class CompiledPieces:
         """Whether a step makes tensors of tensors and nothing else; it is carried out."""
         probe, given = _Probe(), [values[slot] for slot in step.inputs]
         with captured_by(probe):
-            execute([Step(step.run, step.inputs, step.outputs, step.draws, step.number)], values, stream)
+            execute([replace(step, frees=())], values, stream)
         made = [values[slot] for slot in step.made]
         for slot in step.frees:
             values[slot] = None

@@ -27,7 +27,7 @@ def distribute(
     example: object = None,
     methods: Sequence[str] | None = None,
     gather: Gather = "report",
-    **inputs: Any,
+    **inputs: object,
 ) -> DistributedModel:
     """A model that runs on the grid `P_x` with the weights of `model`, an ordinary torch model.
 
@@ -151,19 +151,26 @@ def _copied(model: torch.nn.Module) -> torch.nn.Module:
         raise UnsupportedError(f"distribute: {type(model).__name__} cannot be copied: {error}") from error
 
 
+REFUSED: tuple[tuple[Any, str, str], ...] = (
+    (DistributedModel | Module, "is already distributed", "give the sequential model"),
+    (torch.jit.ScriptModule, "is scripted, and its code cannot be recorded", "give the model"),
+    (
+        torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel,
+        "distributes a model by itself",
+        "give its `.module`",
+    ),
+)
+"""Modules, what is wrong with them, and what to do."""
+
+
 def _refuse(model: torch.nn.Module, methods: Sequence[str], called: str = "") -> None:
     """Refuse what needs no recording."""
     name = type(model).__name__
     for own, module in model.named_modules():
         place = f"{name}{f', its {own},' if own else ''}"
-        if isinstance(module, DistributedModel | Module):
-            raise UnsupportedError(f"distribute: {place} is already distributed.\n  fix: give the sequential model.")
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedError(
-                f"distribute: {place} is scripted, and its code cannot be recorded.\n  fix: give the model."
-            )
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            raise UnsupportedError(f"distribute: {place} distributes a model by itself.\n  fix: give its `.module`.")
+        for kinds, reason, fix in REFUSED:
+            if isinstance(module, kinds):
+                raise UnsupportedError(f"distribute: {place} {reason}.\n  fix: {fix}.")
         if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module._parameters.values()):
             raise UnsupportedError(
                 f"distribute: {place} is lazy: it has no parameters yet.\n  fix: call it once before."

@@ -9,8 +9,8 @@ to be one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,7 +96,7 @@ def differentiated(
     for node, item in zip(placeholders, saved, strict=False):
         walk.bind(node, item.value)
     for node, item in zip(placeholders[len(saved) :], made, strict=True):
-        walk.bind(node, _with(item.value, cotangent_of(item.value.placement)))
+        walk.bind(node, replace(item.value, placement=cotangent_of(item.value.placement), order=()))
     walk.walk()
     if walk.problems:
         raise NoRule("; ".join(walk.problems))
@@ -122,10 +122,6 @@ def cotangent_of(placement: Placement) -> Placement:
     return Partial() if isinstance(placement, Replicated) else Replicated()
 
 
-def _with(value: GlobalTensor, placement: Placement) -> GlobalTensor:
-    return GlobalTensor(value.shape, value.dtype, value.device, placement)
-
-
 def _as_cotangent(tape: Tape, gradient: Item, of: GlobalTensor, name: str) -> Item:
     """A gradient where the cotangent of `of` lies."""
     workers = tape.workers
@@ -136,16 +132,10 @@ def _as_cotangent(tape: Tape, gradient: Item, of: GlobalTensor, name: str) -> It
     if isinstance(placement, Partial):
         return gradient
     if isinstance(placement, Replicated):
-        once = applied(FirstAlone(CountedOnce(workers.transport, workers.team, name)))
-        return tape.add(once, [gradient], _with(gradient.value, want))[0]
-    box, shape = placement.layout.block(workers.rank), gradient.value.shape
-
-    def embedded(block: Tensor) -> Tensor:
-        amounts: Sequence[int] = [
-            n
-            for a, b, extent in zip(box.start[::-1], box.stop[::-1], shape[::-1], strict=True)
-            for n in (a, extent - b)
-        ]
-        return torch.nn.functional.pad(block, amounts)
-
-    return tape.add(embedded, [gradient], _with(gradient.value, want))[0]
+        share = applied(FirstAlone(CountedOnce(workers.transport, workers.team, name)))
+    else:
+        box, shape = placement.layout.block(workers.rank), gradient.value.shape
+        ends = zip(reversed(box.start), reversed(box.stop), reversed(shape), strict=True)
+        around = [n for start, stop, extent in ends for n in (start, extent - stop)]
+        share = partial(torch.nn.functional.pad, pad=around)
+    return tape.add(share, [gradient], replace(gradient.value, placement=want, order=()))[0]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError
 from ..partition import CartesianPartition, Partition
-from .recording.containers import Branch, Constant, Leaf, Tree, flatten, mapped, same
+from .recording.containers import Branch, Constant, Leaf, Tree, flatten, same, unflatten
 
 ONE_TENSOR = Branch(tuple, None, (Branch(tuple, None, (Leaf(0),)), Constant({})))
 """The arguments of most calls: one tensor by place."""
@@ -71,14 +71,12 @@ class Inputs:
         """The tensors of a call and where they lie, or what is wrong with its arguments."""
         if self._is_plain and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # as most calls are
             return Bound([args[0]], ONE_TENSOR, [self._partition(args[0], self._first)])
-        given = {**{k: v for k, v in self.held.items() if k in self.signature.parameters}, **kwargs}
         try:
-            call = self.signature.bind(*args, **{k: v for k, v in given.items() if k in kwargs})
-            for key, value in given.items():
-                call.arguments.setdefault(key, value)
-            call.arguments = {k: call.arguments[k] for k in self.signature.parameters if k in call.arguments}
+            call = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             return f"{error}; its arguments are {self.signature}"
+        given = {**self.held, **call.arguments}
+        call.arguments = {key: given[key] for key in self.signature.parameters if key in given}
         places: dict[int, Partition] = {}
         problems = []
         for key, value in _arguments(call, self.signature):
@@ -136,14 +134,12 @@ def _partitions_in(value: object) -> list[Partition]:
     return flatten(value, lambda part: isinstance(part, Partition))[0]
 
 
-def as_tensors(example: Any, dtype: torch.dtype) -> Any:
+def as_tensors(example: object, dtype: torch.dtype) -> Any:
     """An example with its shapes replaced by tensors on the meta device."""
 
     def is_shape(value: object) -> bool:
-        numbers = isinstance(value, tuple | list) and value and all(type(n) is int for n in value)
-        return bool(numbers) or isinstance(value, Tensor)
+        return isinstance(value, tuple | list) and bool(value) and all(type(n) is int for n in value)
 
-    def made(value: Any) -> Tensor:
-        return value if isinstance(value, Tensor) else torch.empty(tuple(value), dtype=dtype, device="meta")
-
-    return mapped(example, made, is_shape)
+    leaves, tree = flatten(example, lambda value: isinstance(value, Tensor) or is_shape(value))
+    made = [torch.empty(tuple(leaf), dtype=dtype, device="meta") if is_shape(leaf) else leaf for leaf in leaves]
+    return unflatten(tree, made)

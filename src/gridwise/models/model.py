@@ -11,13 +11,16 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 
 from ..errors import UnsupportedError
 from ..partition import Partition
 from .compiled import called_by_compiled_code
+from .inputs import Inputs
+from .recorder import Gather
 from .report import Report
 from .runner import Runner
 
@@ -25,6 +28,8 @@ HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
 )  # fmt: skip
+Kinds = Mapping[str, tuple[str, Inputs, Gather]]
+"""Functions that run on the grid, by name: what errors call them, their inputs, and what is said of gathers."""
 OWN = "_distributed"
 """The one attribute that a distributed model has and the model had not."""
 
@@ -41,8 +46,6 @@ class GridState:
     """The model's own hooks, which are recorded; those of the result act on blocks."""
     forward: Callable[..., Any] | None = None
     """A forward that was set on the model, and not on its class."""
-    is_written: bool = False
-    """Whether it is the model again, at this moment."""
     copies: int = 0
 
 
@@ -78,13 +81,13 @@ class DistributedModel(torch.nn.Module):
         """What the last call gathers and moves, with module, line and bytes of each place."""
         return _own(self).runners["forward"].report()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         run = _own(self).runners["forward"]
         if torch.compiler.is_compiling():  # by `compile()`
             return called_by_compiled_code(run, *args, **kwargs)
         return run(*args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if torch.compiler.is_compiling():
             return called_by_compiled_code(torch.nn.Module.__call__, self, *args, **kwargs)
         return torch.nn.Module.__call__(self, *args, **kwargs)
@@ -135,23 +138,20 @@ def runner_of(model: DistributedModel, name: str = "forward") -> Runner:
     return _own(model).runners[name]
 
 
-def become(model: torch.nn.Module, P_x: Partition, kinds: Mapping[str, Any], key: str = "") -> DistributedModel:
-    """Turn a model that has no other owner into a distributed one.
-
-    `kinds` are the functions that run on the grid, by name: what they are called, their inputs, and what is said of gathers.
-    """
+def become(model: torch.nn.Module, P_x: Partition, kinds: Kinds, key: str = "") -> DistributedModel:
+    """Turn a model that has no other owner into a distributed one, whose `kinds` run on the grid."""
     written = type(model)
     own = GridState(written, P_x)
     own.forward = model.__dict__.pop("forward", None)
     for name in HOOKS:
         own.hooks[name] = model.__dict__[name]
         model.__dict__[name] = None if name == "_is_full_backward_hook" else type(own.hooks[name])()
-    methods = {name: property(_Method(name)) for name in kinds if name != "forward"}
+    methods = {name: property(partial(runner_of, name=name)) for name in kinds if name != "forward"}
     kind = type(f"Distributed{written.__name__}", (DistributedModel, written), {"__module__": __name__, **methods})
     model.__dict__[OWN] = own
     model.__class__ = kind
     for name, (says, inputs, gather) in kinds.items():
-        call = model_call(model) if name == "forward" else method_call(model, name)
+        call = _call_of(model, "__call__" if name == "forward" else name)
         own.runners[name] = Runner(
             says, call, {"": model}, inputs, gather, lambda: as_written(model), f"{key}, {name}" if key else ""
         )
@@ -160,21 +160,8 @@ def become(model: torch.nn.Module, P_x: Partition, kinds: Mapping[str, Any], key
     return model
 
 
-class _Method:
-    """Finds the runner of a method on the model whose method it is."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, model: DistributedModel) -> Runner:
-        return _own(model).runners[self.name]
-
-
-def model_call(model: torch.nn.Module) -> Callable[..., Any]:
-    return lambda *args, **kwargs: model(*args, **kwargs)
-
-
-def method_call(model: torch.nn.Module, name: str) -> Callable[..., Any]:
+def _call_of(model: torch.nn.Module, name: str) -> Callable[..., Any]:
+    """A method of the model, found when it is called: of the class that the model has then."""
     return lambda *args, **kwargs: getattr(model, name)(*args, **kwargs)
 
 
@@ -182,9 +169,6 @@ def method_call(model: torch.nn.Module, name: str) -> Callable[..., Any]:
 def as_written(model: torch.nn.Module) -> Iterator[None]:
     """Let a distributed model be the user's model while the body runs: its class, its forward, its hooks."""
     own = _own(model)
-    if own.is_written:
-        yield
-        return
     distributed, hooks = type(model), {name: model.__dict__[name] for name in HOOKS}
     guards = [module.__dict__ for module in model.modules() if isinstance(vars(module).get("forward"), _Guard)]
     found = [(held, held.pop("forward")) for held in guards]
@@ -194,13 +178,11 @@ def as_written(model: torch.nn.Module) -> Iterator[None]:
         model.__dict__.update(own.hooks)
         if own.forward is not None:
             model.__dict__["forward"] = own.forward
-        own.is_written = True
         for held, guard in found:
             if guard.before is not None:
                 held["forward"] = guard.before
         yield
     finally:
-        own.is_written = False
         model.__dict__.pop("forward", None)
         model.__dict__.update(hooks)
         model.__dict__[OWN] = own
@@ -215,7 +197,7 @@ class _Guard:
     def __init__(self, says: str, before: Callable[..., Any] | None) -> None:
         self.says, self.before = says, before
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise UnsupportedError(
             f"{self.says} is a part of a distributed model, and would see a block as if it were the whole tensor.\n"
             "  fix: call the model, or a method of it that was named: distribute(model, P_x, methods=('encode',))."
@@ -235,7 +217,12 @@ class DistributedFunction(DistributedModel):
     """A function of tensors on a grid, and the modules that it calls; made by `distribute`."""
 
     def __init__(
-        self, says: str, function: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Any, gather: Any
+        self,
+        says: str,
+        function: Callable[..., Any],
+        roots: Mapping[str, torch.nn.Module],
+        inputs: Inputs,
+        gather: Gather,
     ):
         super().__init__()
         self._modules.update(roots)

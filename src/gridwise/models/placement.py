@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import torch
 
@@ -61,19 +63,19 @@ class Workers:
     transport: Transport
     grid: Grid
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         return self.grid.ranks
 
-    @property
+    @cached_property
     def team(self) -> Team:
         return self.grid.members
 
-    @property
+    @cached_property
     def rank(self) -> int:
         return self.transport.rank
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.grid.size
 
@@ -111,10 +113,7 @@ class GlobalTensor:
 
     @property
     def volume(self) -> int:
-        volume = 1
-        for n in self.shape:
-            volume *= n
-        return volume
+        return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -129,22 +128,42 @@ def everything(layout: Layout) -> Needs:
     """Each worker of the layout's grid needs the whole tensor."""
     grid = layout.grid
     lines = tuple(((0, n),) * p for n, p in zip(layout.global_shape, grid.shape, strict=True))
-    return Needs(grid, lines, (False,) * grid.dim)
+    return Needs(grid, lines)
+
+
+def grid_along(grid: Grid, order: Sequence[int], shape: Sequence[int]) -> Grid:
+    """The workers with the axes `order` of their grid in that order, then the others, in a shape with as many places."""
+    import numpy as np
+
+    rest = [d for d in range(grid.dim) if d not in order]
+    ranks = np.array(grid.ranks).reshape(grid.shape).transpose([*order, *rest])
+    return Grid(tuple(int(rank) for rank in ranks.ravel()), tuple(shape))
 
 
 def permuted(layout: Layout, order: Sequence[int]) -> Layout:
     """The layout of the tensor with its dims in another order, on the same workers without a movement."""
-    import numpy as np
-
-    ranks = np.array(layout.grid.ranks).reshape(layout.grid.shape).transpose(tuple(order))
-    return Layout(
-        Grid(tuple(int(rank) for rank in ranks.ravel()), tuple(ranks.shape)), tuple(layout.cuts[d] for d in order)
-    )
+    grid = grid_along(layout.grid, order, [layout.grid.shape[d] for d in order])
+    return Layout(grid, tuple(layout.cuts[d] for d in order))
 
 
 def resized(layout: Layout, dims: Sequence[int], shape: Sequence[int]) -> Layout:
     """The blocks of a tensor of `shape` that differs along `dims` alone, which are whole."""
     return with_dims(layout, [(0, shape[d]) if d in dims else cuts for d, cuts in enumerate(layout.cuts)])
+
+
+def recut(layout: Layout, dim: int, cuts: Sequence[int]) -> Layout:
+    """The same blocks, but along one dim."""
+    return with_dims(layout, [*layout.cuts[:dim], tuple(cuts), *layout.cuts[dim + 1 :]])
+
+
+def with_dim(layout: Layout, dim: int, extent: int) -> Layout:
+    """The same blocks of a tensor with one dim more, which is whole."""
+    return with_dims(layout, [*layout.cuts[:dim], (0, extent), *layout.cuts[dim:]])
+
+
+def without_dims(layout: Layout, dims: Sequence[int]) -> Layout:
+    """The same blocks of a tensor that lacks some dims, which are whole."""
+    return with_dims(layout, [cuts for d, cuts in enumerate(layout.cuts) if d not in dims])
 
 
 def with_dims(layout: Layout, cuts: Sequence[tuple[int, ...]]) -> Layout:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -24,12 +25,22 @@ from torch.fx import Node
 from ..errors import UnsupportedError
 from ..grid import Grid, Layout
 from ..partition import Partition
-from .aliasing import Aliases, isolated, tensors_in, written_by
-from .functions import differentiated
+from .aliasing import Aliases, isolated
+from .functions import PlacedFunction, differentiated
 from .movement import enter, leave
 from .placement import SMALL, Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers
 from .program import Checkpoint, Program, Step, free_early
-from .recording.recording import GraphRegion, Recording, ValueSource, where
+from .recording.recording import (
+    GraphRegion,
+    Recording,
+    ValueSource,
+    arguments_of,
+    memory_of,
+    nodes_in,
+    tensors_in,
+    where,
+    written_by,
+)
 from .report import Gather, Report
 from .rules import Call, NoRule, Placed
 from .rules.answer import answer, functional, is_elementwise
@@ -194,33 +205,33 @@ class Placing:
 
     def _rebind(self, node: Node, item: Item) -> None:
         self.items[self.aliases.same(node)] = self.items[node] = item
-        memory = self.aliases.memory(node)
+        memory = memory_of(node)
         if memory is not None:
             self._slots.setdefault(memory, set()).add(item.slot)
 
-    def _refuse(self, node: Node, reason: str) -> None:
-        """Note a problem and go on, to find all of them."""
-        self.problems.append(f"{where(node)}: {reason}")
-        made = [Item(self.tape.new_slot(), value_of(x, Replicated())) for x in tensors_in(node.meta.get("val"))]
+    def _bind_results(self, node: Node, made: list[Item]) -> None:
         if isinstance(node.meta.get("val"), Tensor):
             self._rebind(node, made[0])
         else:
             self.items[node] = made
 
+    def _refuse(self, node: Node, reason: str) -> None:
+        """Note a problem and go on, to find all of them."""
+        self.problems.append(f"{where(node)}: {reason}")
+        made = [Item(self.tape.new_slot(), value_of(x, Replicated())) for x in tensors_in(node.meta.get("val"))]
+        self._bind_results(node, made)
+
     def _switch(self, node: Node) -> None:
         """Switch a mode for the steps that follow; here too, since rules ask for it."""
-        args = tuple(node.args)
         if node.target is _exit_autocast:
-            slot, mode = self._entered.pop(args[0])  # type: ignore[arg-type]
+            slot, mode = self._entered.pop(node.args[0])  # type: ignore[arg-type]
             _exit_autocast(mode)
             self.tape.steps.append(Step(_exit_autocast, (slot,), None))
-        elif node.target is _enter_autocast:
-            slot = self.tape.new_slot()
-            self._entered[node] = slot, _enter_autocast(*args)
-            self.tape.steps.append(Step(lambda: _enter_autocast(*args), (), slot))
         else:
-            torch._C._set_grad_enabled(*args)  # type: ignore[arg-type]
-            self.tape.steps.append(Step(lambda: torch._C._set_grad_enabled(*args), (), None))  # type: ignore[arg-type]
+            assert callable(node.target)
+            slot, switch = self.tape.new_slot(), partial(node.target, *node.args)
+            self._entered[node] = slot, switch()
+            self.tape.steps.append(Step(switch, (), slot))
 
     def _move_to_region(self, node: Node) -> None:
         """Begin the regions that the node is in, and end those that it is no longer in."""
@@ -239,7 +250,7 @@ class Placing:
         live = [item.slot for found in self.items.values() for item in ([found] if isinstance(found, Item) else found)]
         inner, inputs, outputs = self.tape.end(live)
         if region.kind == "checkpoint":
-            run: Any = Checkpoint(inner, inputs, outputs, region.keeps_random_state)
+            run: Checkpoint | PlacedFunction = Checkpoint(inner, inputs, outputs, region.keeps_random_state)
         else:
             assert region.backward is not None
             try:
@@ -256,16 +267,12 @@ class Placing:
         assert isinstance(op, OpOverload)
         written = written_by(node)
         if not written:
-            made = self._apply(node, self._call(node, op))
-            if isinstance(node.meta.get("val"), Tensor):
-                self._rebind(node, made[0])
-            else:
-                self.items[node] = made
+            self._bind_results(node, self._apply(node, self._call(node, op)))
         elif len(written) > 1 or written[0] is not node.args[0]:
             raise NoRule("it changes other arguments than its first")
         else:
             result = self._write(node, op, written[0])
-            memory = self.aliases.memory(written[0])
+            memory = memory_of(written[0])
             self.tape.forget(self._slots.get(memory, set()) if memory is not None else ())
             self._rebind(node, result)
 
@@ -276,8 +283,7 @@ class Placing:
             return [given(each) for each in argument] if isinstance(argument, list | tuple) else argument
 
         results = tuple(value_of(x, Replicated()) for x in tensors_in(node.meta.get("val")))
-        named = {key: given(value) for key, value in node.kwargs.items()}
-        args = [given(each) for each in node.args]
+        args, named = [given(each) for each in node.args], {key: given(value) for key, value in node.kwargs.items()}
         for argument in node.target._schema.arguments[len(args) :]:  # type: ignore[union-attr]
             if argument.has_default_value():  # another operator, asked instead, may have no default, or another
                 named.setdefault(argument.name, argument.default_value)
@@ -287,12 +293,13 @@ class Placing:
     def _apply(self, node: Node, call: Call, placed: Placed | None = None) -> list[Item]:
         """Add the steps of one call, placed as its rule says if that is left out; its outputs."""
         placed = placed or answer(call)
-        given = [self.item(each) for each in _nodes_of(node, call.op)]
+        given = [self.item(each) for each in nodes_in(list(arguments_of(node, call.op).values()))]
         wants = list(placed.inputs) or [None] * len(given)
         self._note_gathers(node, call, placed, wants)
         brought = [self.tape.brought(item, want, call.name) for item, want in zip(given, wants, strict=True)]
         run = isolated(placed.run) if node in self.aliases.isolates else placed.run
-        outputs = list(placed.outputs) if isinstance(placed.outputs, Sequence) else [placed.outputs]
+        count = len(call.results)
+        outputs = placed.outputs if isinstance(placed.outputs, Sequence) else [placed.outputs] * count
         values = [replace(value, placement=to) for value, to in zip(call.results, outputs, strict=True)]
         if not isinstance(node.meta.get("val"), Tensor):
             return self.tape.add(run, brought, values, placed.draws)
@@ -353,19 +360,3 @@ def _order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
             return ()
         step *= shape[d]
     return order if order != tuple(range(len(shape))) else ()
-
-
-def _nodes_of(node: Node, op: OpOverload) -> list[Node]:
-    """The nodes whose tensors a call takes, in the order of the operator's arguments."""
-    found: list[Node] = []
-
-    def look(argument: object) -> None:
-        if isinstance(argument, Node):
-            found.append(argument)
-        elif isinstance(argument, list | tuple):
-            for each in argument:
-                look(each)
-
-    for i, argument in enumerate(op._schema.arguments):
-        look(node.args[i] if i < len(node.args) else node.kwargs.get(argument.name))
-    return found

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -144,9 +145,14 @@ class RandomStream:
     def uniform(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Numbers in [0, 1)."""
         if self.sequential:
-            like = {"dtype": dtype, "device": device, "generator": self.generator}
-            return elements.drawn(lambda n: torch.rand(n, **like), AT_ONCE)  # type: ignore[call-overload]
+            return self._drawn(torch.rand, elements, dtype, device)
         return elements.of_indices(lambda shape, block: uniform_numbers(self.key, shape, block, device)).to(dtype)
+
+    def _drawn(
+        self, make: Callable[..., Tensor], elements: Elements, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        like = {"dtype": dtype, "device": device, "generator": self.generator}
+        return elements.drawn(lambda n: make((n,), **like), AT_ONCE)
 
     def normal(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Normally distributed numbers: by Box and Muller, of two uniform ones each."""
@@ -159,8 +165,7 @@ class RandomStream:
     def _normal(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Torch's, which makes others for a tensor whose dims lie in another order."""
         if not elements.order:
-            like = {"dtype": dtype, "device": device, "generator": self.generator}
-            return elements.drawn(lambda n: torch.randn(n, **like), AT_ONCE)  # type: ignore[call-overload]
+            return self._drawn(torch.randn, elements, dtype, device)
         memory = torch.empty([elements.shape[d] for d in elements.order], dtype=dtype, device=device)
         whole = memory.permute(_inverse(elements.order)).normal_(generator=self.generator)
         return whole if elements.block is None else whole[elements.block.slices].clone()
@@ -168,8 +173,7 @@ class RandomStream:
     def integers(self, low: int, high: int, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Whole numbers in [low, high)."""
         if self.sequential:
-            like = {"dtype": dtype, "device": device, "generator": self.generator}
-            return elements.drawn(lambda n: torch.randint(low, high, (n,), **like), AT_ONCE)  # type: ignore[call-overload]
+            return self._drawn(partial(torch.randint, low, high), elements, dtype, device)
         return (low + self.uniform(elements, torch.float64, device) * (high - low)).floor().to(dtype)
 
 

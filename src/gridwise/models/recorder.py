@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import PartitionError, UnsupportedError, describe
+from ..errors import PartitionError, UnsupportedError
 from ..grid import Grid, Layout
 from ..nn.engine.agreement import Ballot, Structure, agree_layout, agree_plan, agree_same, is_on, key_of, tell
 from ..nn.engine.mode import agree_mode
+from ..nn.windows.fetch import memory_format_of
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound
 from .placement import Cut, Placement
@@ -74,9 +75,9 @@ class FunctionRecorder:
         text = described(bound.tree)
         if not self._is_same(text):
             asked = "needs the same containers, and the same values in them, on all workers."
-            raise PartitionError(describe(f"{self.says} {asked}", tell(transport, team, text)))
+            raise PartitionError(f"{self.says} {asked}", tell(transport, team, text))
         layouts, structures = self._layouts(bound)
-        formats = [memory_format(x) for x in bound.tensors]
+        formats = [memory_format_of(x) for x in bound.tensors]
         if not self._is_same(str(formats)):
             formats = [torch.contiguous_format] * len(formats)
         run = self._recorded(bound, layouts, structures, formats)
@@ -125,7 +126,8 @@ class FunctionRecorder:
         self, bound: Bound, structures: Sequence[Structure], formats: Sequence[torch.memory_format]
     ) -> Recording:
         """What the function does with global inputs of these structures."""
-        from .recording.record import InputSpec, record
+        from .recording.record import record
+        from .recording.tracing import InputSpec
 
         likes = [
             InputSpec(s.shape, s.dtype, s.device, s.requires_grad, format)
@@ -151,13 +153,13 @@ class FunctionRecorder:
                 reports = tell(transport, team, None if error is None else str(error) or repr(error))
                 if len(reports) == 1 and error is not None:
                     raise kind(str(error)) from error.__cause__
-                raise kind(describe(f"{self.says} cannot be recorded on some workers.", reports))
+                raise kind(f"{self.says} cannot be recorded on some workers.", reports)
             if ballot.read(digest) is None:
                 reports = tell(
                     transport, team, f"the recording has the checksum {recording.digest if recording else 0:x}"
                 )
                 fix = "build the model alike on all workers; no ranks, times or random numbers in `forward`."
-                raise PartitionError(describe(f"{self.says} does not do the same on all workers.", reports, fix))
+                raise PartitionError(f"{self.says} does not do the same on all workers.", reports, fix)
         elif error is not None:
             raise error
         assert recording is not None
@@ -185,12 +187,3 @@ class _Several(torch.nn.Module):
     def __init__(self, roots: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()
         self._modules.update(roots)
-
-
-def memory_format(x: Tensor) -> torch.memory_format:
-    """In which order the dims of a block lie in memory, as far as a global tensor has it too."""
-    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    if x.dim() == 5 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d):
-        return torch.channels_last_3d
-    return torch.contiguous_format

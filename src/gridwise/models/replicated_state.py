@@ -58,7 +58,7 @@ def _replicated(value: Tensor, P: Partition) -> tuple[Tensor, Spread]:
     return kept, spread
 
 
-def _cut(spreads: dict[str, Spread], rank: int, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+def _cut(spreads: dict[str, Spread], rank: int, state: dict[str, Any], prefix: str, *rest: object) -> None:
     """Of a global value, this worker's part."""
     for name, spread in spreads.items():
         value = state.get(prefix + name)
@@ -77,7 +77,7 @@ def _labelled(
     module: torch.nn.Module,
     state: dict[str, Any],
     prefix: str,
-    *rest: Any,
+    *rest: object,
 ) -> None:
     """Label the values in a state with the blocks that they are."""
     for name, spread in spreads.items():

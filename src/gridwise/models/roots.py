@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from itertools import chain, count
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -91,10 +92,6 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _free(name: str, taken: dict[str, Any]) -> str:
+def _free(name: str, taken: Container[str]) -> str:
     plain = name.replace(".", "_")
-    return (
-        plain
-        if plain not in taken
-        else next(f"{plain}_{i}" for i in range(len(taken) + 1) if f"{plain}_{i}" not in taken)
-    )
+    return next(each for each in chain([plain], (f"{plain}_{i}" for i in count())) if each not in taken)

@@ -28,10 +28,11 @@ from ..nn.engine.plans import KEPT, LayerPlans
 from ..nn.parameters.blocks import Spread
 from ..nn.parameters.gradient_wire import current_wire
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
+from ..nn.windows.fetch import memory_format_of
 from ..nn.windows.windowed_layer import as_batch
 from ..partition import CartesianPartition
 from .inputs import Bound, Inputs
-from .recorder import FunctionRecorder, Gather, Run, memory_format
+from .recorder import FunctionRecorder, Gather, Run
 from .recording.indices import problem_with
 from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of
@@ -175,7 +176,7 @@ class Runner(FunctionRecorder):
 
     def _structure(self, bound: Bound, state: State) -> Hashable:
         """All that a recording depends on, as far as this worker can see."""
-        inputs = tuple([(Structure.of(x), memory_format(x)) for x in bound.tensors])
+        inputs = tuple([(Structure.of(x), memory_format_of(x)) for x in bound.tensors])
         return inputs, bound.tree, tuple(bound.partitions), state.number, _look_of(state), constants_of(self.call)
 
     def _state(self) -> State:

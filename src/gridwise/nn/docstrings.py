@@ -1,22 +1,28 @@
-"""Docstrings of classes and functions that differ in little: written once, for one of them, and adapted to the others.
+"""Docstrings and arguments of classes that differ in little: written once, and adapted to the others.
 
 A family of layers has its text on its base class, for two dims of space: axes ``(batch, channel, height, width)``, examples
-with square images. A layer of the family without a docstring of its own gets that text with its own name, axes and extents.
+with square images. A layer of the family gets that text with its own name, axes and extents, but for the sections that it
+writes itself. `arguments_of` gives a constructor the arguments of torch's layer.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from inspect import cleandoc
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+
+from ..partition import Partition
 
 AXES = {1: "length", 2: "height, width", 3: "depth, height, width"}
 HEADING = re.compile(r"\n\n(?=[A-Z]\w+\n---)")
 SQUARE = re.compile(r"\b(\d+), \1(?=[)\]])")
 T = TypeVar("T", bound=Callable[..., object])
+Template = TypeVar("Template", bound=torch.nn.Module)
+Arguments = ParamSpec("Arguments")
 
 
 def documented_like(source: Callable[..., object]) -> Callable[[T], T]:
@@ -31,14 +37,38 @@ def documented_like(source: Callable[..., object]) -> Callable[[T], T]:
 
 
 class LayerFamily:
-    """Base of layers whose docstring is that of their family; it names ``torch.nn.Xyz2d`` first."""
+    """Base of layers whose docstrings complete one another: the first of a family names ``torch.nn.Xyz2d`` first."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        text = next((base.__doc__ for base in cls.__mro__[1:] if base.__doc__), "")
-        named, own = re.search(r"`torch\.nn\.(\w+)`", text), cls.__name__.removeprefix("Distributed")
-        if cls.__doc__ is None and named and hasattr(torch.nn, own):
-            cls.__doc__ = adapted(text, named[1], own)
+        own, pattern = cls.__name__.removeprefix("Distributed"), re.compile(r"`torch\.nn\.(\w+)`")
+        named = ((base, pattern.search(base.__dict__.get("__doc__") or "")) for base in cls.__mro__[1:])
+        family = [(base, found[1]) for base, found in named if issubclass(base, LayerFamily) and found]
+        if not family or not hasattr(torch.nn, own):
+            return
+        base, source = family[0]
+        if cls.__doc__ is None or cls.__module__ == base.__module__:
+            text = adapted(base.__doc__ or "", source, own)
+            cls.__doc__ = "\n\n".join((_sections(text) | _sections(cls.__doc__)).values())
+
+
+def arguments_of(
+    layer: Callable[Arguments, Template],
+) -> Callable[[Callable[[Any, Partition, Template], None]], Callable[Concatenate[Any, Partition, Arguments], None]]:
+    """Let a constructor take `P_x` and then the arguments of torch's `layer`; it is handed `P_x` and that layer."""
+
+    def decorate(
+        construct: Callable[[Any, Partition, Template], None],
+    ) -> Callable[Concatenate[Any, Partition, Arguments], None]:
+        def __init__(self: Any, P_x: Partition, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+            construct(self, P_x, layer(*args, **kwargs))
+
+        (of_self, of_partition, *_), torchs = inspect.signature(construct).parameters.values(), inspect.signature(layer)
+        shown = torchs.replace(parameters=[of_self, of_partition, *torchs.parameters.values()])
+        __init__.__signature__ = shown  # type: ignore[attr-defined]
+        return __init__  # type: ignore[return-value]  # `P_x` may be given by its name too
+
+    return decorate
 
 
 def adapted(text: str, source: str, name: str) -> str:

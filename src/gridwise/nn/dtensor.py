@@ -124,11 +124,9 @@ def to_dtensor(
     wanted = _layout(_grid_of(target), how, layout.global_shape, "to_dtensor")
     if wanted.grid != layout.grid:
         raise PartitionError(
-            describe(
-                "to_dtensor: the mesh and its placements put blocks on other workers than `P_x` does.",
-                [f"P_x: {_words(layout.grid)}", f"the mesh, with {how}: {_words(wanted.grid)}"],
-                "mesh_from_partition(P_x), or a Repartition to the workers of the mesh before.",
-            )
+            "to_dtensor: the mesh and its placements put blocks on other workers than `P_x` does.",
+            [f"P_x: {_words(layout.grid)}", f"the mesh, with {how}: {_words(wanted.grid)}"],
+            "mesh_from_partition(P_x), or a Repartition to the workers of the mesh before.",
         )
     if wanted.cuts != layout.cuts:
         raise PartitionError(_uneven(layout, wanted))
@@ -152,10 +150,8 @@ def _layout(mesh: Grid, placements: tuple[Any, ...], shape: tuple[int, ...], wha
             axes[how.dim].append(axis)
         elif not how.is_replicate():
             raise PartitionError(
-                describe(
-                    f"{what}: {how} of axis {axis} is no block of a tensor of {len(shape)} dims.",
-                    fix="redistribute the DTensor to Shard or Replicate before.",
-                )
+                f"{what}: {how} of axis {axis} is no block of a tensor of {len(shape)} dims.",
+                fix="redistribute the DTensor to Shard or Replicate before.",
             )
     extents = [[mesh.shape[axis] for axis in line] for line in axes]
     ranks = []
@@ -203,10 +199,8 @@ def _world_of_torch(what: str, P: Partition | None = None) -> Partition:
     if torchs != mine:
         known = f"worker {torchs[0]} of {torchs[1]}" if torchs else "not started"
         raise PartitionError(
-            describe(
-                f"{what}: a DeviceMesh counts ranks of torch.distributed, which is {known} here, while Gridwise's world over "
-                f"{P_world.transport.name} has this as worker {mine[0]} of {mine[1]}.",
-                fix="start the job by torchrun, or `gridwise run --transport gloo`.",
-            )
+            f"{what}: a DeviceMesh counts ranks of torch.distributed, which is {known} here, while Gridwise's world over "
+            f"{P_world.transport.name} has this as worker {mine[0]} of {mine[1]}.",
+            fix="start the job by torchrun, or `gridwise run --transport gloo`.",
         )
     return P_world

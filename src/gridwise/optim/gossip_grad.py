@@ -16,7 +16,6 @@ import random
 from collections.abc import Iterator
 from enum import Enum, auto
 from itertools import cycle
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,7 +68,7 @@ class GossipGraDState(default.DefaultState):
         topology: Topology | None = None,
         local_process_group: dist.ProcessGroup | None = None,
         num_nodes: int | None = None,
-        master_process_group: Any = None,
+        master_process_group: dist.ProcessGroup | None = None,
         proc_per_node: int | None = None,
         random_seed: int = 2403,
     ) -> None:

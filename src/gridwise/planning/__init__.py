@@ -7,7 +7,7 @@ A plan
     roles           workers that do the same: one of each is run
     recorder        operators as they are called: work and memory, by layer (`current_layer`, `layer_names`)
     halos           what a worker fetches around its blocks
-    memory          allocations and releases: the curve, its peak and who holds it (`workspaces`: what kernels take)
+    memory          allocations and releases: the curve, its peak and who holds it (`convolutions`: what their kernels take)
     report          what comes out, as data and as tables (`tables`); `gridwise.show.planned` draws it
 Its time
     machine         a machine as a few numbers in a TOML file; `machines/` has some
@@ -15,9 +15,7 @@ Its time
     times           compute, communication and waiting of each layer
     search          grids in the order of their times (`checkpointed`: what recomputing would save)
 What happened
-    trace           what a real run sends, waits for and computes (`traced`: as data; `traced_script`: of a whole script)
-    perfetto        that as a file for ui.perfetto.dev
-    comparison      that beside the plan
+    tracing/        what a real run sends, waits for and computes, for ui.perfetto.dev, and beside the plan
     page            all of it as one HTML file
 """
 
@@ -28,6 +26,6 @@ from .plan import plan as plan
 from .report import Plan as Plan
 from .search import Ranking as Ranking
 from .tables import readable as readable
-from .trace import trace as trace
-from .traced import Traced as Traced
-from .traced import read_trace as read_trace
+from .tracing.trace import trace as trace
+from .tracing.traced import Traced as Traced
+from .tracing.traced import read_trace as read_trace

@@ -1,4 +1,4 @@
-"""The numbers of a `Machine`, measured here: all workers of this machine compute at the same time, and talk in pairs.
+"""The numbers of a `Machine`, measured here: all workers of this machine compute at once, and exchange messages in pairs.
 
     convolutions, products    forward and backward of middle-sized ones, in float32 and float64; the median of some repeats
     short rows                a convolution of as many operations, with rows of 8 columns
@@ -13,6 +13,7 @@ Only workers of one machine are measured: what is between nodes is taken to be a
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -185,11 +186,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 def _memory() -> int:
     """Bytes of this machine."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return 1024 * int(file.readline().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 16 << 30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def write_calibration(path: Path, machine: Machine) -> None:

@@ -1,7 +1,7 @@
 """Halos: the box of a layer's input that a worker fetches around its own block, caught while a plan runs the layer.
 
 Layers with a window bring what they need by a `Fetch`, whose route knows both boxes. While somebody listens, a method that
-tells of each call takes the place of its own, as a trace does with those of a transport.
+reports each call takes the place of its own, as a trace does with those of a transport.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from ..nn.windows.fetch import Fetch
 
 
 @dataclass(frozen=True)
-class Halo:
+class LayerHalo:
     """What a worker fetches for a layer."""
 
     layout: Layout
@@ -33,16 +34,13 @@ class Halo:
 
 
 @contextmanager
-def fetches_told_to(listener: Callable[[Route], None]) -> Iterator[None]:
-    """While the body runs, tell the route of every fetch."""
+def observed_fetches(listener: Callable[[Route], None]) -> Iterator[None]:
+    """While the body runs, report the route of every fetch."""
     plain = Fetch.__call__
 
-    def told(self: Fetch, x: Tensor) -> Tensor:
+    def observed(self: Fetch, x: Tensor) -> Tensor:
         listener(self.plan)
         return plain(self, x)
 
-    Fetch.__call__ = told  # type: ignore[method-assign]
-    try:
+    with patch.object(Fetch, "__call__", observed):
         yield
-    finally:
-        Fetch.__call__ = plain  # type: ignore[method-assign]

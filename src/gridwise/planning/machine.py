@@ -1,4 +1,4 @@
-"""A machine as a few numbers, from a small TOML file: how fast its workers compute, and how fast they talk.
+"""A machine as a few numbers, from a small TOML file: how fast its workers compute, and how fast they communicate.
 
     name = "..."                    source = "where the numbers are from"           measured = true
     memory = "40GiB"                of a worker
@@ -20,17 +20,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from math import ceil, log2
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..errors import PartitionError, describe
+from ..errors import PartitionError
 
+Kind = TypeVar("Kind")
 SHIPPED = Path(__file__).parent / "machines"
 KINDS = ("conv", "matmul")
 DEVICES = ("cpu", "cuda")
@@ -111,20 +113,12 @@ class Machine:
 
     def as_toml(self) -> str:
         """The file."""
-        words = {"name": self.name, "source": self.source}
-        lines = [f"{key} = {_quoted(value)}" for key, value in words.items()]
-        lines += [f"measured = {str(self.measured).lower()}", f"memory = {self.memory}"]
-        lines.append(f"device = {_quoted(self.device)}")
-        names = ("workers_per_node", "memory_bandwidth", "call_overhead", "overlap", "row_columns", "unroll_seconds")
-        lines += [f"{name} = {getattr(self, name)!r}" for name in names]
-        for kind, rates in self.flops.items():
-            lines += ["", f"[flops.{kind}]", *(f"{dtype} = {rate!r}" for dtype, rate in rates.items())]
-        for name, link in (("inside", self.inside), ("between", self.between)):
-            lines += [
-                "",
-                f"[{name}]",
-                *(f"{key} = {value!r}" for key, value in vars(link).items() if value is not None),
-            ]
+        tables = {f"flops.{kind}": rates for kind, rates in self.flops.items()}
+        tables |= {"inside": vars(self.inside), "between": vars(self.between)}
+        lines = [f"{key} = {_toml(value)}" for key, value in vars(self).items() if isinstance(value, str | int | float)]
+        for name, table in tables.items():
+            values = {key: value for key, value in table.items() if value is not None}
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -143,9 +137,7 @@ def find_machine(which: Machine | str | Path | None) -> Machine:
         return read_machine(shipped)
     names = sorted(each.stem for each in SHIPPED.glob("*.toml"))
     raise PartitionError(
-        describe(
-            f"plan: `machine` (={str(which)!r}) is no machine that is known.", names, "one of these, or a TOML file."
-        )
+        f"plan: `machine` (={str(which)!r}) is no machine that is known.", names, "one of these, or a TOML file."
     )
 
 
@@ -174,41 +166,13 @@ def read_machine(path: str | Path) -> Machine:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PartitionError(f"plan: the machine in {path} cannot be read: {error}.") from error
     try:
-        rates = {kind: {name: _positive(rate) for name, rate in of.items()} for kind, of in found["flops"].items()}
-        if not set(KINDS) <= rates.keys() or not all("float32" in rates[kind] for kind in KINDS):
-            raise ValueError(f"[flops] needs float32 of each of {', '.join(KINDS)}")
-        inside, between = (_link(found[name]) for name in LINKS)
-        overlap = float(found["overlap"])
-        if not 0 <= overlap <= 1:
-            raise ValueError(f"`overlap` (={overlap}) is a share, from 0 to 1")
-        device = str(found.get("device", "cpu"))
-        if device not in DEVICES:
-            raise ValueError(f"`device` (={device!r}) is none of {', '.join(DEVICES)}")
-        return Machine(
-            str(found["name"]),
-            str(found["source"]),
-            found["measured"] is True,
-            number_of_bytes(found["memory"]),
-            int(_positive(found["workers_per_node"])),
-            _positive(found["memory_bandwidth"]),
-            _positive(found["call_overhead"]),
-            overlap,
-            rates,
-            inside,
-            between,
-            device,
-            _not_negative(found.get("row_columns", 0.0)),
-            _not_negative(found.get("unroll_seconds", 0.0)),
-        )
+        return _read(Machine, found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise PartitionError(
             f"plan: the machine in {path} cannot be read: {what}.\n  fix: see gridwise.planning.machine, or measure one "
             "with `gridwise doctor --calibrate`."
         ) from error
-
-
-LINKS = ("inside", "between")
 
 
 def number_of_bytes(size: str | int) -> int:
@@ -221,14 +185,10 @@ def number_of_bytes(size: str | int) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def _link(found: Mapping[str, Any]) -> Link:
-    sums = [_positive(found[name]) if name in found else None for name in ("sum_latency", "sum_bandwidth")]
-    exchange = _not_negative(found.get("exchange", 0.0))
-    return Link(_positive(found["latency"]), _positive(found["bandwidth"]), exchange, *sums)
-
-
-def _not_negative(value: Any) -> float:
-    return 0.0 if float(value) == 0 else _positive(value)
+def _read(kind: type[Kind], found: Mapping[str, object]) -> Kind:
+    """A `Machine` or a `Link` from what the file says of it; what has a default may be left out."""
+    names = [field.name for field in fields(kind) if field.default is MISSING or field.name in found]  # type: ignore[arg-type]
+    return kind(**{name: READERS[name](found[name]) for name in names})
 
 
 def _positive(value: Any) -> float:
@@ -238,6 +198,48 @@ def _positive(value: Any) -> float:
     return number
 
 
-def _quoted(text: str) -> str:
-    inner = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else " " for c in inner) + '"'
+def _not_negative(value: Any) -> float:
+    return 0.0 if float(value) == 0 else _positive(value)
+
+
+def _share(value: Any) -> float:
+    if not 0 <= float(value) <= 1:
+        raise ValueError(f"`overlap` (={value}) is a share, from 0 to 1")
+    return float(value)
+
+
+def _device(value: Any) -> str:
+    if value not in DEVICES:
+        raise ValueError(f"`device` (={value!r}) is none of {', '.join(DEVICES)}")
+    return str(value)
+
+
+def _rates(found: Any) -> dict[str, dict[str, float]]:
+    rates = {kind: {name: _positive(rate) for name, rate in of.items()} for kind, of in found.items()}
+    if not set(KINDS) <= rates.keys() or not all("float32" in rates[kind] for kind in KINDS):
+        raise ValueError(f"[flops] needs float32 of each of {', '.join(KINDS)}")
+    return rates
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "name": str,
+    "source": str,
+    "measured": lambda value: value is True,
+    "memory": number_of_bytes,
+    "workers_per_node": lambda value: int(_positive(value)),
+    "overlap": _share,
+    "device": _device,
+    "flops": _rates,
+    **dict.fromkeys(("inside", "between"), lambda found: _read(Link, found)),
+    **dict.fromkeys(("row_columns", "unroll_seconds", "exchange"), _not_negative),
+    **dict.fromkeys(
+        ("memory_bandwidth", "call_overhead", "latency", "bandwidth", "sum_latency", "sum_bandwidth"), _positive
+    ),
+}
+"""What each value in a file has to be."""
+
+
+def _toml(value: str | float) -> str:
+    if isinstance(value, str):
+        value = "".join(c if c.isprintable() else " " for c in value)
+    return json.dumps(value, ensure_ascii=False)

@@ -10,9 +10,8 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 Place = tuple[str, str]
 """A layer and a phase."""
@@ -48,7 +47,7 @@ class Memory:
         self.held = 0
         self._log: list[tuple[int, Place, Place]] = []
         """Bytes allocated (or, negative, released), who has allocated them, and where that happens."""
-        self._followed: dict[int, Any] = {}
+        self._followed: dict[int, weakref.ref[UntypedStorage]] = {}
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Memory that is there before the step: it is counted apart."""
@@ -83,7 +82,7 @@ class Memory:
         if key in self._followed:
             return False
 
-        def released(_: Any) -> None:
+        def released(_: object) -> None:
             self._followed.pop(key, None)
             if what is not None:
                 self._note(-what[0], what[1])

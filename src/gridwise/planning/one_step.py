@@ -16,16 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm.transports.counting import Ledger
+from ..comm.transports.counting import CountingTransport, Ledger
 from ..errors import PartitionError
 from ..grid import Layout
 from ..models import DistributedModel, distribute
 from ..models.model import runner_of
+from ..models.recorder import Run
 from ..models.recording import Recording
 from ..models.recording.containers import flatten
 from ..partition import Partition
-from .halos import Halo
+from .halos import LayerHalo
 from .layer_names import OUTSIDE
+from .machine import Machine
 from .memory import Holder, Moment
 from .recorder import StepRecorder, Work
 from .report import BACKWARD, FORWARD, OPTIMISER, Worker
@@ -45,17 +47,17 @@ class OptimiserStep:
 
 
 @dataclass
-class Task:
+class PlannedStep:
     """What is planned, on whatever grid; what was recorded of the model stays for the next one."""
 
     model: torch.nn.Module
     """Without numbers."""
     shape: tuple[int, ...]
+    machine: Machine
+    """Decides whose allocator is followed: that of the CPU, or of CUDA."""
     dtype: torch.dtype = torch.float32
     loss: Loss | None = None
     optimizer: Optimizer | None = None
-    device: str = "cpu"
-    """Whose allocator is followed: "cpu" or "cuda"."""
     recordings: list[Recording] = field(default_factory=list)
     optimised: dict[Hashable, OptimiserStep] = field(default_factory=dict)
     """By the shapes of the parameters, which are mostly the same on all workers."""
@@ -74,15 +76,16 @@ class StepRecord:
     """Who holds that at the peak."""
     layouts: Mapping[str, Layout]
     """How the outputs of layers are cut, in the order of the layers."""
-    halos: Mapping[str, Halo]
+    halos: Mapping[str, LayerHalo]
     """What it fetches around its blocks, by layer."""
     names: tuple[str, ...]
     """All layers in order."""
 
 
-def step(task: Task, P_x: Partition) -> StepRecord:
+def step(task: PlannedStep, P_x: Partition) -> StepRecord:
     """Run it as the worker of `P_x`, whose transport counts."""
-    transport: Any = P_x.transport
+    transport = P_x.transport
+    assert isinstance(transport, CountingTransport)
     ledger, rank = transport.ledger, transport.rank
     placed = distribute(task.model, P_x)
     ledger.entries[rank].clear()
@@ -90,7 +93,7 @@ def step(task: Task, P_x: Partition) -> StepRecord:
     x = torch.empty(layout.block(rank).shape, dtype=task.dtype)
     ledger.expect(task.shape)
     held = [*placed.parameters(), *placed.buffers()]
-    record = StepRecorder([*held, x], task.device)
+    record = StepRecorder([*held, x], task.machine.device)
     record.layers.given = rank, layout
     _prepare_apart(placed, task.recordings, record)
     with record:
@@ -115,39 +118,44 @@ def step(task: Task, P_x: Partition) -> StepRecord:
         record.work[OUTSIDE, OPTIMISER] = optimised.work
         record.memory.at = OUTSIDE, OPTIMISER
         record.memory.add((), optimised.peak)
-    worker = Worker.of(
+    memory, entries, layers = record.memory, ledger.entries[rank], record.layers
+    moved = [entry for entry in entries if entry.kind != "control"]
+    worker = Worker(
         rank,
         P_x.index or (),
-        ledger.entries[rank],
-        parameters=record.memory.size_of(held),
-        gradients=record.memory.size_of(p for p in parameters if p.requires_grad),
-        states=optimised.states,
-        activations=kept,
-        input=record.memory.size_of([x]),
-        made=record.memory.peak,
+        memory.size_of(held),
+        memory.size_of(p for p in parameters if p.requires_grad),
+        optimised.states,
+        kept,
+        memory=memory.size_of([*held, x]) + optimised.states + memory.peak,
+        fetched=sum(entry.received for entry in moved if entry.phase == FORWARD),
+        sent=sum(entry.nbytes for entry in moved),
+        received=sum(entry.received for entry in moved),
+        messages=sum(entry.kind == "message" for entry in moved),
+        sums=sum(entry.kind in ("sum", "copy") for entry in moved),
+        control=sum(entry.nbytes for entry in entries if entry.kind == "control"),
     )
-    curve, holders = tuple(record.memory.curve()), tuple(record.memory.holders())
-    record.memory.close()
-    layers = record.layers
+    curve, holders = tuple(memory.curve()), tuple(memory.holders())
+    memory.close()
     return StepRecord(
         worker, dict(record.work), curve, holders, dict(layers.layouts), dict(layers.halos), tuple(layers.names)
     )
 
 
-def _optimised(task: Task, parameters: list[torch.nn.Parameter]) -> OptimiserStep:
+def _optimised(task: PlannedStep, parameters: list[torch.nn.Parameter]) -> OptimiserStep:
     """What a step of the optimiser takes; run once for parameters of the same shapes."""
     if task.optimizer is None or not parameters:
         return OptimiserStep()
     key = tuple([(p.shape, p.dtype, p.grad is not None) for p in parameters])
     if key not in task.optimised:
-        record = StepRecorder(device=task.device)
+        record = StepRecorder(device=task.machine.device)
         with torch.device("cpu"):  # how many steps it has made is a number
             optimizer = task.optimizer(parameters)
-            if task.device == "cuda":
+            if task.machine.device == "cuda":
                 _as_on_cuda(optimizer)
             optimizer.step()
             states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
-            if task.device != "cpu":
+            if task.machine.device != "cpu":
                 states = [x for x in states if x.device.type == "meta"]  # numbers stay on the host
             record.memory.ignore([*parameters, *states, *(p.grad for p in parameters if p.grad is not None)])
             record.phase = OPTIMISER
@@ -185,12 +193,12 @@ def _prepare_apart(placed: DistributedModel, recordings: list[Recording], record
     runner: Any = runner_of(placed)
     record_model, prepare = runner.record, runner._prepared
 
-    def recorded(*args: Any) -> Recording:
+    def recorded(*args: object) -> Recording:
         if not recordings:
             recordings.append(record_model(*args))
         return recordings[0]
 
-    def prepared(*args: Any) -> Any:
+    def prepared(*args: object) -> Run:
         record.paused = True
         try:
             return prepare(*args)

@@ -14,11 +14,12 @@ from typing import Any
 
 from ..comm.transports.counting import Entry
 from ..grid import Grid, Layout
-from .comparison import compare
 from .layer_names import layer_of
 from .report import Plan
+from .roles import grid_of, steps_between
 from .search import Ranking
-from .traced import Traced
+from .tracing.comparison import compare
+from .tracing.traced import Traced
 
 TEMPLATE = Path(__file__).parent / "page.html"
 MATRIX = 64
@@ -48,7 +49,7 @@ def page(what: Plan | Ranking, traced: Traced | None = None) -> str:
     return TEMPLATE.read_text(encoding="utf-8").replace("{{data}}", as_script(data))
 
 
-def as_script(data: Any) -> str:
+def as_script(data: object) -> str:
     """JSON that can stand in a script element, whatever is in it."""
     text = json.dumps(data, allow_nan=False)
     for character in "<>&\u2028\u2029":
@@ -63,10 +64,7 @@ def _first(ranking: Ranking) -> Plan:
 
 
 def _summary(plan: Plan) -> dict[str, Any]:
-    machine, names = (
-        plan.time.machine,
-        ("parameters", "gradients", "states", "activations", "memory", "sent", "messages"),
-    )
+    machine = plan.time.machine
     return {
         "model": plan.model,
         "grid": plan.grid,
@@ -76,55 +74,45 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "kinds": plan.roles.kinds if plan.roles else None,
         "machine": {"name": machine.name, "source": machine.source, "measured": machine.measured},
         "seconds": {name: getattr(plan.time, name) for name in ("seconds", "compute", "communication", "waiting")},
-        "workers": [
-            {"rank": worker.rank, "index": worker.index, "stands_for": weight, **{n: getattr(worker, n) for n in names}}
-            for worker, weight in zip(plan.workers, plan.weights, strict=True)
-        ],
+        "workers": [{**vars(w), "stands_for": n} for w, n in zip(plan.workers, plan.weights, strict=True)],
     }
 
 
 def _layers(plan: Plan) -> list[dict[str, Any]]:
     """Each layer: time by phase, what the busiest worker sends, how its output is cut, what it holds at the peak."""
-    times = {(row.layer, row.phase): row for row in plan.time.layers}
     busiest = max(plan.workers, key=lambda worker: worker.memory)
     record = plan.records[plan.workers.index(busiest)]
     held: dict[str, int] = defaultdict(int)
     for holder in record.holders:
         held[holder.layer] += holder.bytes
-    talker = max(plan.workers, key=lambda worker: worker.messages)
-    grid = Grid(tuple(range(plan.ledger.size)), plan.grid)
+    sender = max(plan.workers, key=lambda worker: worker.messages)
+    grid = grid_of(plan.grid)
     names = dict.fromkeys([*record.names, *(row.layer for row in plan.time.layers), *(row.name for row in plan.layers)])
     flops: dict[str, int] = defaultdict(int)
     for (layer, _), work in record.work.items():
         flops[layer] += sum(work.flops.values())
     found = []
     for name in names:
-        phases = {
-            phase: {"compute": row.compute, "communication": row.communication, "waiting": row.waiting}
-            for (layer, phase), row in times.items()
-            if layer == name
-        }
-        entries = [entry for entry in plan.ledger.entries[talker.rank] if layer_of(entry.what) == name]
+        entries = [entry for entry in plan.ledger.entries[sender.rank] if layer_of(entry.what) == name]
         layout = record.layouts.get(name)
         found.append(
             {
                 "name": name,
-                "phases": phases,
+                "phases": {row.phase: vars(row) for row in plan.time.layers if row.layer == name},
                 "held": held.get(name, 0),
                 "flops": flops.get(name, 0),
-                "of": talker.rank,
-                "sent": _sent(entries, grid, talker.rank),
-                "shape": layout.global_shape if layout else None,
-                "grid": layout.grid.shape if layout else None,
-                "cuts": _drawn_cuts(layout) if layout else None,
+                "of": sender.rank,
+                "sent": _sent(entries, grid, sender.rank),
                 "halo": _halo(plan, name),
+                **(_blocks(layout) if layout else {}),
             }
         )
     return found
 
 
-def _drawn_cuts(layout: Layout) -> list[list[int]]:
-    return [list(cuts[: DRAWN + 1]) for cuts in layout.cuts]
+def _blocks(layout: Layout) -> dict[str, Any]:
+    cuts = [list(cuts[: DRAWN + 1]) for cuts in layout.cuts]
+    return {"shape": layout.global_shape, "grid": layout.grid.shape, "cuts": cuts}
 
 
 def _halo(plan: Plan, name: str) -> dict[str, Any] | None:
@@ -136,23 +124,17 @@ def _halo(plan: Plan, name: str) -> dict[str, Any] | None:
     (layout,) = layouts
     if layout.grid.ranks != tuple(range(plan.ledger.size)):
         return None  # the page finds a worker by its place
-    return {
-        "shape": layout.global_shape,
-        "grid": layout.grid.shape,
-        "cuts": _drawn_cuts(layout),
-        "widths": {rank: halo.widths for rank, halo in found.items()},
-    }
+    return {**_blocks(layout), "widths": {rank: halo.widths for rank, halo in found.items()}}
 
 
 def _sent(entries: list[Entry], grid: Grid, rank: int) -> list[dict[str, Any]]:
     """What a worker sends for a layer, by where it goes."""
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    own = grid.index_of(rank)
     for entry in entries:
         if entry.kind in ("control", "receipt"):
             continue
         if entry.kind == "message":
-            away = tuple(there - here for there, here in zip(grid.index_of(entry.peers[0]), own, strict=True))
+            away = steps_between(grid, rank, entry.peers[0])
             where = "to " + ", ".join(f"{step:+d}" if step else "0" for step in away)
         else:
             where = f"{entry.kind} over {len(entry.peers)} workers"
@@ -176,14 +158,14 @@ def _curve(plan: Plan) -> dict[str, Any]:
 
 def _matrix(plan: Plan) -> dict[str, Any]:
     """Bytes in messages per step among the first workers; those that were not run do as those that stand for them."""
-    grid = Grid(tuple(range(plan.ledger.size)), plan.grid)
+    grid = grid_of(plan.grid)
     count = min(MATRIX, plan.ledger.size)
     run = {worker.rank for worker in plan.workers}
     rows = []
     for rank in range(count):
         stand_in = plan.roles.stand_in(rank) if plan.roles else rank
         row = [0] * count
-        shift = [a - b for a, b in zip(grid.index_of(rank), grid.index_of(stand_in), strict=True)]
+        shift = steps_between(grid, stand_in, rank)
         for entry in plan.ledger.entries[stand_in] if stand_in in run else ():
             if entry.kind == "message":
                 place = [i + s for i, s in zip(grid.index_of(entry.peers[0]), shift, strict=True)]
@@ -195,21 +177,13 @@ def _matrix(plan: Plan) -> dict[str, Any]:
 
 
 def _ranking(ranking: Ranking) -> dict[str, Any]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in ranking.rows:
-        time = row.plan.time if row.plan else None
-        rows.append(
-            {
-                "grid": row.grid,
-                "fits": row.fits,
-                "problem": row.problem,
-                "memory": row.memory,
-                "seconds": time.seconds if time else None,
-                "compute": time.compute if time else None,
-                "communication": time.communication if time else None,
-                "sent": max(worker.sent for worker in row.plan.workers) if row.plan else None,
-            }
-        )
+        spent = {
+            name: getattr(row.plan and row.plan.time, name, None) for name in ("seconds", "compute", "communication")
+        }
+        sent = max(worker.sent for worker in row.plan.workers) if row.plan else None
+        rows.append({**vars(row), **spent, "plan": None, "memory": row.memory, "sent": sent})
     return {"limit": ranking.limit, "rows": rows, "advice": ranking.advice, "left_out": ranking.left_out}
 
 

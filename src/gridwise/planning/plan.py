@@ -15,20 +15,22 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TypeVar, overload
 
 import torch
 
 from ..comm.transports.counting import Entry, Ledger
 from ..errors import PartitionError
 from ..partition import Partition, world
+from .layer_names import layer_of
 from .machine import Machine, find_machine, number_of_bytes
-from .one_step import Loss, Optimizer, StepRecord, Task, step, without_numbers
-from .report import Plan, layers_of
+from .one_step import Loss, Optimizer, PlannedStep, StepRecord, step, without_numbers
+from .report import LayerTraffic, Plan, busiest
 from .roles import Roles, find_roles
 from .search import Ranking, search
 from .times import step_time
 
+Result = TypeVar("Result")
 FEW = 16
 """Workers up to which all of them are run."""
 
@@ -113,10 +115,10 @@ def plan(
     if not isinstance(dtype, torch.dtype):
         raise PartitionError(f"plan: `dtype` (={dtype!r}) is no torch.dtype.")
     known = find_machine(machine)
-    task = Task(without_numbers(model), shape, dtype, loss, optimizer, known.device)
+    task = PlannedStep(without_numbers(model), shape, known, dtype, loss, optimizer)
     if grid is None and isinstance(workers, int):
         limit = known.memory if memory is None else number_of_bytes(memory)
-        return search(task, _numbers("workers", [workers], 1)[0], limit, known, planned)
+        return search(task, _numbers("workers", [workers], 1)[0], limit, planned)
     extents = _numbers("grid", grid, 1)
     if len(extents) != len(shape):
         raise PartitionError(f"plan: `grid` (={extents}) needs an axis for each dim of `input_shape` (={shape}).")
@@ -125,17 +127,22 @@ def plan(
     asked = None if workers is None else _numbers("workers", workers, 0)
     if asked == ():
         raise PartitionError("plan: `workers` names no worker to run.\n  fix: leave it out, or name one at least.")
-    return planned(task, extents, asked, known)
+    return planned(task, extents, asked)
 
 
-def planned(task: Task, grid: tuple[int, ...], workers: Sequence[int] | None, machine: Machine) -> Plan:
+def planned(task: PlannedStep, grid: tuple[int, ...], workers: Sequence[int] | None) -> Plan:
     """The plan of a grid; of these workers alone, or of one of each role."""
-    ledger, size = Ledger(math.prod(grid)), math.prod(grid)
+    size, on_cpu = math.prod(grid), task.machine.device == "cpu"
+    ledger = Ledger(size, workers_per_node=task.machine.workers_per_node if on_cpu else 1)  # nccl sums in place
     records: dict[int, StepRecord] = {}
+
+    def on_grid(P_world: Partition) -> StepRecord:
+        with torch.device("meta"):  # what the model's code makes has no numbers either
+            return step(task, P_world.create_cartesian_topology_partition(grid))
 
     def run(rank: int) -> tuple[StepRecord, Sequence[Entry]]:
         if rank not in records:
-            _run_as(rank, ledger, lambda P_world: records.__setitem__(rank, _on_grid(task, P_world, grid)))
+            records[rank] = _run_as(rank, ledger, on_grid)
         return records[rank], ledger.entries[rank]
 
     roles: Roles | None = None
@@ -146,28 +153,23 @@ def planned(task: Task, grid: tuple[int, ...], workers: Sequence[int] | None, ma
         run(rank)
     for rank in records.keys() - weights.keys():
         ledger.entries.pop(rank)
+    volumes = busiest(ledger, weights, lambda entry: layer_of(entry.what))
     chosen = [records[rank] for rank in weights]
-    entries = [ledger.entries[rank] for rank in weights]
     return Plan(
         type(task.model).__name__,
         grid,
         task.shape,
         tuple(record.worker for record in chosen),
-        layers_of(ledger, weights),
+        tuple(LayerTraffic(name, *sent) for name, sent in volumes.items()),
         ledger,
         tuple(weights.values()),
         roles,
         tuple(chosen),
-        step_time(chosen, entries, size, machine),
+        step_time(chosen, ledger, task.machine),
     )
 
 
-def _on_grid(task: Task, P_world: Partition, grid: tuple[int, ...]) -> StepRecord:
-    with torch.device("meta"):  # what the model's code makes has no numbers either
-        return step(task, P_world.create_cartesian_topology_partition(grid))
-
-
-def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int] | None = None) -> Ledger:
+def count(program: Callable[[Partition], object], size: int, workers: Iterable[int] | None = None) -> Ledger:
     """The ledger of a world of `size` in which each pretended worker has called ``program(P_world)``, one after the
     other.
 
@@ -197,18 +199,19 @@ def count(program: Callable[[Partition], Any], size: int, workers: Iterable[int]
     return ledger
 
 
-def _run_as(rank: int, ledger: Ledger, program: Callable[[Partition], Any]) -> None:
+def _run_as(rank: int, ledger: Ledger, program: Callable[[Partition], Result]) -> Result:
     transport = ledger.worker(rank)
     with torch.random.fork_rng(devices=[]):  # all workers start from the same state
         torch.default_generator.manual_seed(0)
-        program(world(transport))
+        result = program(world(transport))
     transport.close()
+    return result
 
 
-def _numbers(name: str, values: Any, least: int) -> tuple[int, ...]:
+def _numbers(name: str, values: object, least: int) -> tuple[int, ...]:
     """Whole numbers, as the user gave them: a fraction is no extent and no worker."""
     try:
-        found = tuple(map(operator.index, values))
+        found = tuple(map(operator.index, values))  # type: ignore[call-overload]
     except TypeError:
         found = None
     if found is None or min(found, default=least) < least:

@@ -13,24 +13,25 @@ It runs on tensors without numbers in a plan, and on real ones in a test.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..models.program import watched_steps
+from ..models.recording.recording import tensors_in
+from .convolutions import Convolution
 from .current_layer import CurrentLayer
-from .halos import fetches_told_to
+from .halos import observed_fetches
 from .memory import Memory
-from .workspaces import columns, unrolled_elements, wasted, workspace_of
 
 LINE = 64
 """Bytes that come from memory together."""
-CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
 
 
 @dataclass
@@ -74,15 +75,17 @@ class StepRecorder(TorchDispatchMode):
     def __enter__(self) -> StepRecorder:
         self._stack.enter_context(watched_steps(self.layers.watch))
         if self.layers.given is not None:
-            self._stack.enter_context(fetches_told_to(self.layers.fetched))
+            self._stack.enter_context(observed_fetches(self.layers.fetched))
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._stack.close()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         if func.is_view or self.paused:
@@ -92,37 +95,27 @@ class StepRecorder(TorchDispatchMode):
             return made
         place = self.layers.current(), self.phase
         self.memory.at = place
-        self.memory.add(outputs, workspace_of(func, args, outputs, self.device))
+        conv = Convolution.of(func, args, outputs)
+        self.memory.add(outputs, 0 if conv is None else conv.workspace(self.device))
         work = self.work[place]
         work.calls += 1
         touched = bytes_of(tensors_in(args), outputs)
         packet = func.overloadpacket
         if packet in flop_registry:
-            kind = "conv" if packet.__name__ in CONVOLUTIONS else "matmul"
-            dtype = str(outputs[0].dtype).removeprefix("torch.")
-            operations = flop_registry[packet](*args, **kwargs, out_val=made)
+            kind, dtype = "matmul" if conv is None else "conv", str(outputs[0].dtype).removeprefix("torch.")
+            operations, on_cpu = flop_registry[packet](*args, **kwargs, out_val=made), self.device == "cpu"
             work.flops[kind, dtype] += operations
-            windows = unrolled_elements(func, args, outputs) if kind == "conv" and self.device == "cpu" else 0
-            if kind != "conv" or windows:
+            if conv is None or (on_cpu and conv.unrolled_elements):
                 work.effort["matmul", dtype] += operations
-                work.unrolled += windows
+                work.unrolled += 0 if conv is None else conv.unrolled_elements
             else:
-                effort = operations * (wasted(func, args) if self.device == "cpu" else 1.0)
+                effort = operations * (conv.wasted if on_cpu else 1.0)
                 work.effort[kind, dtype] += effort
-                work.per_column[kind, dtype] += effort / max(1, columns(func, args, outputs))
+                work.per_column[kind, dtype] += effort / max(1, conv.columns)
             work.product_bytes += touched
         else:
             work.bytes += touched
         return made
-
-
-def tensors_in(values: Any) -> list[Tensor]:
-    """The tensors among the arguments or the results of an operator."""
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, tuple | list):
-        return [tensor for value in values for tensor in tensors_in(value)]
-    return []
 
 
 def bytes_of(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> int:

@@ -7,16 +7,13 @@ busiest worker, and as large as the one that needs most.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from ..comm.transports.counting import Entry, Ledger
 from ..errors import PartitionError
-from ..html import table as html_table
-from .layer_names import layer_of
-from .tables import printed, readable, seconds_text, table
-from .tables import unit_for as unit_for
+from .tables import PrintsAsTables, readable, seconds_text, spelt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from .roles import Roles
     from .times import StepTime
 
+Key = TypeVar("Key", bound=Hashable)
 FORWARD, BACKWARD, OPTIMISER = "forward", "backward", "optimiser"
 SHOWN = 12
 """How many layers the table of times has."""
@@ -57,37 +55,6 @@ class Worker:
     control: int
     """Of the agreement in the first step, which later ones leave out."""
 
-    @classmethod
-    def of(
-        cls,
-        rank: int,
-        index: tuple[int, ...],
-        entries: Sequence[Entry],
-        parameters: int,
-        gradients: int,
-        states: int,
-        activations: int,
-        input: int,
-        made: int,
-    ) -> Worker:
-        """From what was sent, and what is held: before the step, and at the most in it (`made`)."""
-        moved = [entry for entry in entries if entry.kind != "control"]
-        return cls(
-            rank,
-            index,
-            parameters,
-            gradients,
-            states,
-            activations,
-            memory=parameters + states + input + made,
-            fetched=sum(entry.received for entry in moved if entry.phase == FORWARD),
-            sent=sum(entry.nbytes for entry in moved),
-            received=sum(entry.received for entry in moved),
-            messages=sum(entry.kind == "message" for entry in moved),
-            sums=sum(entry.kind in ("sum", "copy") for entry in moved),
-            control=sum(entry.nbytes for entry in entries if entry.kind == "control"),
-        )
-
 
 @dataclass(frozen=True)
 class LayerTraffic:
@@ -100,7 +67,7 @@ class LayerTraffic:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PrintsAsTables):
     """A training step on a grid, counted. Prints as two tables; `gridwise.show.planned` draws it.
 
     Parameters
@@ -203,51 +170,39 @@ class Plan:
         rows.append(["the step", *map(seconds_text, spent)])
         return rows
 
-    def __rich__(self) -> Any:
-        from rich.console import Group
-
-        timed = self._machine()
-        tables = table(self._lines(), self._title()), table(self._layer_lines(), ""), table(self._time_lines(), timed)
-        return Group(*tables)
+    def _tables(self) -> list[tuple[list[list[str]], str]]:
+        machine = self.time.machine.name + ("" if self.time.machine.measured else ", which was not measured")
+        return [(self._lines(), self._title()), (self._layer_lines(), ""), (self._time_lines(), f"on {machine}")]
 
     def _title(self) -> str:
-        sizes = [" x ".join(map(str, shape)) for shape in (self.grid, self.input_shape)]
-        title = f"{self.model} on a grid of {sizes[0]} workers, input {sizes[1]}: one training step"
+        title = (
+            f"{self.model} on a grid of {spelt(self.grid)} workers, input {spelt(self.input_shape)}: one training step"
+        )
         if len(self.workers) < self.ledger.size:
             title += f" ({len(self.workers)} of {self.ledger.size} workers)"
         return title
 
-    def _machine(self) -> str:
-        return f"on {self.time.machine.name}" + ("" if self.time.machine.measured else ", which was not measured")
-
     def __repr__(self) -> str:
-        memory, sent = (max(map(of, self.workers)) for of in (lambda worker: worker.memory, lambda worker: worker.sent))
+        memory, sent = max(worker.memory for worker in self.workers), max(worker.sent for worker in self.workers)
         return (
-            f"<Plan of {self.model} on {' x '.join(map(str, self.grid))} workers: "
+            f"<Plan of {self.model} on {spelt(self.grid)} workers: "
             f"at most {readable(memory)} of memory and {readable(sent)} sent per step; print it for the tables>"
         )
 
-    def _repr_html_(self) -> str:
-        tables = (self._lines(), self._title()), (self._layer_lines(), ""), (self._time_lines(), self._machine())
-        return "".join(html_table(*each) for each in tables)
 
-    def __str__(self) -> str:
-        return printed(self)
-
-
-def layers_of(ledger: Ledger, ranks: Iterable[int]) -> tuple[LayerTraffic, ...]:
-    """What each layer sends, in the order in which they first do."""
-    sums: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0]))
+def busiest(ledger: Ledger, ranks: Iterable[int], key: Callable[[Entry], Key]) -> dict[Key, tuple[int, int, int]]:
+    """What is sent, by `key`, in order: the most messages of any worker, bytes forward and bytes backward, each by itself."""
+    sums: dict[Key, dict[int, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0]))
     for rank in ranks:
         for entry in ledger.entries[rank]:
             if entry.kind not in ("control", "receipt"):
-                of_worker = sums[layer_of(entry.what)][rank]
+                of_worker = sums[key(entry)][rank]
                 of_worker[0] += entry.kind == "message"
                 of_worker[2 if entry.phase == BACKWARD else 1] += entry.nbytes
-    return tuple(
-        LayerTraffic(name, *(max(counts[i] for counts in by_worker.values()) for i in range(3)))
-        for name, by_worker in sums.items()
-    )
+    columns = {name: zip(*by_worker.values(), strict=True) for name, by_worker in sums.items()}
+    return {
+        name: (max(messages), max(forward), max(backward)) for name, (messages, forward, backward) in columns.items()
+    }
 
 
 def _place(worker: Worker) -> str:

@@ -24,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
 
 import numpy as np
@@ -47,22 +48,30 @@ class Roles:
     @property
     def weights(self) -> dict[int, int]:
         """By rank of those that are run: for how many workers each stands."""
-        grid = Grid(tuple(range(math.prod(self.shape))), self.shape)
         counted = [sorted(Counter(line).items()) for line in self.kinds]
         return {
-            grid.rank_at([place for place, _ in chosen]): math.prod(n for _, n in chosen)
+            self._grid.rank_at([place for place, _ in chosen]): math.prod(n for _, n in chosen)
             for chosen in product(*counted)
         }
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(map(len, self.kinds))
-
     def stand_in(self, rank: int) -> int:
         """The worker that was run for this one."""
-        grid = Grid(tuple(range(math.prod(self.shape))), self.shape)
-        index = grid.index_of(rank)
-        return grid.rank_at([line[i] for line, i in zip(self.kinds, index, strict=True)])
+        index = self._grid.index_of(rank)
+        return self._grid.rank_at([line[i] for line, i in zip(self.kinds, index, strict=True)])
+
+    @cached_property
+    def _grid(self) -> Grid:
+        return grid_of(list(map(len, self.kinds)))
+
+
+def grid_of(shape: Sequence[int]) -> Grid:
+    """The grid of all workers, in order."""
+    return Grid(tuple(range(math.prod(shape))), tuple(shape))
+
+
+def steps_between(grid: Grid, rank: int, peer: int) -> tuple[int, ...]:
+    """How far it is from one worker to another, along each axis."""
+    return tuple(there - here for here, there in zip(grid.index_of(rank), grid.index_of(peer), strict=True))
 
 
 Run = Callable[[int], tuple[StepRecord, Sequence[Entry]]]
@@ -70,23 +79,25 @@ Run = Callable[[int], tuple[StepRecord, Sequence[Entry]]]
 
 def find_roles(shape: Sequence[int], run: Run, rows: Sequence[int]) -> Roles:
     """The roles on a grid of that shape; `run` runs a worker, `rows` is the shape of the input."""
-    grid = Grid(tuple(range(math.prod(shape))), tuple(shape))
+    grid = grid_of(shape)
     estimate = Roles(tuple(_nearest(_typical(*line), line[0]) for line in zip(shape, rows, strict=True)), exact=False)
     layouts = run(grid.rank_at([extent // 2 for extent in shape]))[0].layouts.values()
     lengths = _block_lengths(layouts, grid)
-    line = None if lengths is None else [_filled_place(*along) for along in zip(shape, lengths, strict=True)]
-    if lengths is None or line is None or None in line:
+    filled = [[place for place, each in enumerate(along) if 0 not in each] for along in lengths or ()]
+    if lengths is None or not all(filled):
         return estimate
-    base = [place for place in line if place is not None]
+    base = [
+        min(places, key=lambda place: abs(place - extent // 2)) for places, extent in zip(filled, shape, strict=True)
+    ]
     kinds: list[tuple[int, ...]] = []
-    for axis, extent in enumerate(shape):
+    for axis in range(len(shape)):
 
-        def seen(place: int, axis: int = axis) -> Hashable:
+        def observed(place: int, axis: int = axis) -> Hashable:
             rank = grid.rank_at([*base[:axis], place, *base[axis + 1 :]])
             return signature(rank, grid, *run(rank)), lengths[axis][place]
 
         even = [False, *(a == b for a, b in pairwise(lengths[axis]))]
-        kinds.append(_kinds_along(extent, seen, even, base[axis]))
+        kinds.append(_kinds_along(observed, even, base[axis]))
     if math.prod(len(set(line)) for line in kinds) > MOST:
         return estimate
     return Roles(tuple(kinds), exact=True)
@@ -94,16 +105,12 @@ def find_roles(shape: Sequence[int], run: Run, rows: Sequence[int]) -> Roles:
 
 def signature(rank: int, grid: Grid, record: StepRecord, entries: Iterable[Entry]) -> Hashable:
     """What a worker does, seen from where it stands."""
-    own, worker = grid.index_of(rank), record.worker
-
-    def away(peer: int) -> tuple[int, ...]:
-        return tuple(there - here for there, here in zip(grid.index_of(peer), own, strict=True))
-
-    sent = Counter(
-        (e.what, e.phase, e.kind, away(e.peers[0]) if len(e.peers) == 1 else len(e.peers), e.nbytes, e.received)
-        for e in entries
-        if e.kind != "control"
-    )
+    worker = record.worker
+    sent: Counter[Hashable] = Counter()
+    for entry in entries:
+        if entry.kind != "control":
+            where = steps_between(grid, rank, entry.peers[0]) if len(entry.peers) == 1 else len(entry.peers)
+            sent[entry.what, entry.phase, entry.kind, where, entry.nbytes, entry.received] += 1
     work = [(place, w.calls, w.bytes, w.product_bytes, sum(w.flops.values())) for place, w in record.work.items()]
     return frozenset(sent.items()), tuple(sorted(work)), worker.memory, worker.activations
 
@@ -141,21 +148,16 @@ def _axes_of(inner: Grid, grid: Grid) -> list[int | None] | None:
     return axes
 
 
-def _filled_place(extent: int, lengths: Sequence[tuple[int, ...]]) -> int | None:
-    """The place nearest to the middle whose blocks all have something in them; None if there is none."""
-    filled = [place for place in range(extent) if 0 not in lengths[place]]
-    return min(filled, key=lambda place: abs(place - extent // 2), default=None)
+def _kinds_along(observe: Callable[[int], Hashable], even: Sequence[bool], base: int) -> tuple[int, ...]:
+    """By place: one of its kind, the same for all of them; `base` for its own. Looks at few places where many are alike.
 
-
-def _kinds_along(
-    extent: int, seen: Callable[[int], Hashable], even: Sequence[bool], base: int | None = None
-) -> tuple[int, ...]:
-    """By place: one of its kind, the same for all of them. Looks at few places where many are alike."""
-    found: dict[int, Hashable] = {}
+    `even` says of each place whether its blocks are as long as those before it.
+    """
+    extent, found = len(even), dict[int, Hashable]()
 
     def look(place: int) -> Hashable:
         if place not in found:
-            found[place] = seen(place)
+            found[place] = observe(place)
         return found[place]
 
     todo = [(0, extent - 1)]
@@ -166,8 +168,7 @@ def _kinds_along(
         elif last - first > 1:
             middle = (first + last) // 2
             todo += [(first, middle), (middle, last)]
-    first = extent // 2 if base is None else base
-    names = {look(first): first}  # which was run for the other axes too
+    names = {look(base): base}  # which was run for the other axes too
     return tuple(names.setdefault(found[place], place) for place in range(extent))
 
 

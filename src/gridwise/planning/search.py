@@ -13,23 +13,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from ..errors import GridwiseError, PartitionError
-from ..grid import Grid
 from .checkpointed import checkpointed
 from .machine import Machine
-from .one_step import Task
+from .one_step import PlannedStep, without_numbers
 from .report import Plan
-from .tables import printed, readable, seconds_text, table
+from .roles import grid_of
+from .tables import PrintsAsTables, readable, seconds_text, spelt
 
 TRIED, FINALISTS = 64, 3
 """How many grids are tried, those with the smallest seams first; and how many are planned whole."""
 CLOSE = 0.02
 """Estimates that differ by less are taken for equal."""
-Planned = Callable[[Task, tuple[int, ...], Sequence[int] | None, Machine], Plan]
+Planned = Callable[[PlannedStep, tuple[int, ...], Sequence[int] | None], Plan]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class Ranking(PrintsAsTables):
     """Grids in order: those that fit first, the fastest in front. Prints as a table.
 
     Parameters
@@ -61,7 +60,7 @@ class Ranking:
     limit : bytes that a worker has
     machine : whose speeds the times are estimated for
     rows : the grids, the best first
-    left_out : grids that were not tried, for their number
+    left_out : how many grids were not tried, because there are so many
     advice : why the best is best, or what would make it fit
 
     Examples
@@ -79,7 +78,7 @@ class Ranking:
     machine: Machine
     rows: tuple[Candidate, ...]
     left_out: int
-    """Grids that were not tried, for their number."""
+    """How many grids were not tried, because there are so many."""
     advice: tuple[str, ...]
     """Why the best is best, or what would make it fit."""
 
@@ -90,10 +89,10 @@ class Ranking:
             raise PartitionError("plan: no grid fits.\n  " + "\n  ".join(self.advice))
         return self.rows[0].plan
 
-    def _lines(self) -> list[list[str]]:
+    def _tables(self) -> list[tuple[list[list[str]], str]]:
         lines = [["grid", "step", "compute", "communication", "waiting", "memory", "sent", "messages", "fits"]]
         for row in self.rows:
-            name = _spelt(row.grid)
+            name = spelt(row.grid)
             if row.plan is None:
                 lines.append([name, *[""] * 7, row.problem])
                 continue
@@ -103,49 +102,44 @@ class Ranking:
             lines.append(
                 [name, *seconds, readable(row.memory), readable(sent), str(messages), "yes" if row.fits else "no"]
             )
-        return lines
+        asked = f"{self.workers} workers of {readable(self.limit)} each"
+        return [(lines, f"{self.model} on {asked}, input {spelt(self.input_shape)}, on {self.machine.name}")]
 
-    def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.text import Text
-
-        shape = " x ".join(map(str, self.input_shape))
-        limit = f"{readable(self.limit)} each"
-        title = f"{self.model} on {self.workers} workers of {limit}, input {shape}, on {self.machine.name}"
+    def _notes(self) -> list[str]:
         words = list(self.advice)
         if self.left_out:
             words.append(f"{self.left_out} grids with longer seams were not tried.")
         if not self.machine.measured:
             words.append("The machine's numbers are not measured: trust the order more than the seconds.")
-        return Group(table(self._lines(), title), Text("\n".join(words)))
-
-    def __str__(self) -> str:
-        return printed(self)
+        return words
 
 
-def search(task: Task, workers: int, limit: int, machine: Machine, planned: Planned) -> Ranking:
+def search(task: PlannedStep, workers: int, limit: int, planned: Planned) -> Ranking:
     """Try the grids of so many workers with `limit` bytes each."""
-    grids = sorted(grids_of(workers, task.shape), key=lambda grid: _seams(grid, task.shape))
+
+    def tried(task: PlannedStep, grid: tuple[int, ...], whole: bool = False) -> Candidate:
+        try:
+            found = planned(task, grid, None if whole else _corners(grid))
+        except GridwiseError as error:
+            return Candidate(grid, None, False, str(error).splitlines()[0])
+        return Candidate(grid, found, max(worker.memory for worker in found.workers) <= limit)
+
+    grids = _promising(workers, task.shape)
     if not grids:
         raise PartitionError(
             f"plan: `workers` (={workers}) cannot be arranged on an input of shape {task.shape}: no product of extents, "
             "none longer than its dim, gives that number.\n  fix: another number of workers, or a larger input."
         )
-    rows = [_tried(task, grid, _corners(grid), limit, machine, planned) for grid in grids[:TRIED]]
-    rows.sort(key=_order)
-    rows[:FINALISTS] = [
-        _tried(task, row.grid, None, limit, machine, planned) if row.plan else row for row in rows[:FINALISTS]
-    ]
-    rows.sort(key=_order)
-    found = Ranking(
-        type(task.model).__name__, workers, task.shape, limit, machine, tuple(rows), max(0, len(grids) - TRIED), ()
+    rows = sorted((tried(task, grid) for grid in grids[:TRIED]), key=_order)
+    finalists = [tried(task, row.grid, whole=True) if row.plan else row for row in rows[:FINALISTS]]
+    rows = sorted([*finalists, *rows[FINALISTS:]], key=_order)
+    best, left_out = rows[0], max(0, len(grids) - TRIED)
+    if best.plan is None:
+        raise PartitionError(f"plan: no grid of {workers} workers can run the model.\n  {best.grid}: {best.problem}")
+    advice = _why(rows) if best.fits else _what_would_fit(task, workers, limit, best, tried)
+    return Ranking(
+        type(task.model).__name__, workers, task.shape, limit, task.machine, tuple(rows), left_out, tuple(advice)
     )
-    if rows[0].plan is None:
-        raise PartitionError(
-            f"plan: no grid of {workers} workers can run the model.\n  {rows[0].grid}: {rows[0].problem}"
-        )
-    advice = _why(rows) if rows[0].fits else list(_what_would_fit(task, found, planned))
-    return replace(found, advice=tuple(advice))
 
 
 def grids_of(workers: int, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -160,30 +154,24 @@ def grids_of(workers: int, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield (extent, *rest)
 
 
-def _seams(grid: Sequence[int], shape: Sequence[int]) -> tuple[float, tuple[int, ...]]:
-    """How long the seams between blocks are, for their size; cuts between samples have none.
+def _promising(workers: int, shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """The grids of so many workers, those with the shortest seams between blocks first; cuts between samples have none.
 
     Of equal ones, those across earlier dims come first: what is sent there lies together in memory.
     """
-    inner = sum((p > 1) * p / max(1, n) for p, n in zip(grid[1:], shape[1:], strict=True))
-    uneven = sum(n % p > 0 for p, n in zip(grid, shape, strict=True))
-    return inner + uneven, tuple(reversed(grid))
+
+    def seams(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        inner = sum((p > 1) * p / max(1, n) for p, n in zip(grid[1:], shape[1:], strict=True))
+        uneven = sum(n % p > 0 for p, n in zip(grid, shape, strict=True))
+        return inner + uneven, tuple(reversed(grid))
+
+    return sorted(grids_of(workers, shape), key=seams)
 
 
 def _corners(grid: tuple[int, ...]) -> list[int]:
     size = math.prod(grid)
-    middle = Grid(tuple(range(size)), grid).rank_at([extent // 2 for extent in grid])
+    middle = grid_of(grid).rank_at([extent // 2 for extent in grid])
     return sorted({0, middle, size - 1})
-
-
-def _tried(
-    task: Task, grid: tuple[int, ...], workers: Sequence[int] | None, limit: int, machine: Machine, planned: Planned
-) -> Candidate:
-    try:
-        found = planned(task, grid, workers, machine)
-    except GridwiseError as error:
-        return Candidate(grid, None, False, str(error).splitlines()[0])
-    return Candidate(grid, found, max(worker.memory for worker in found.workers) <= limit)
 
 
 def _order(row: Candidate) -> tuple[bool, bool, float, int]:
@@ -193,8 +181,8 @@ def _order(row: Candidate) -> tuple[bool, bool, float, int]:
 def _why(rows: Sequence[Candidate]) -> list[str]:
     """The best against the next."""
     best, *others = (row for row in rows if row.plan is not None)
-    name, time = _spelt(best.grid), best.plan.time if best.plan else None
-    assert time is not None
+    assert best.plan is not None
+    name, time = spelt(best.grid), best.plan.time
     longest = max(time.layers, key=lambda layer: layer.seconds)
     part = f"Its longest part is {longest.layer}, {longest.phase}: {seconds_text(longest.seconds)}."
     if not others:
@@ -202,47 +190,38 @@ def _why(rows: Sequence[Candidate]) -> list[str]:
     after = others[0]
     assert after.plan is not None
     if not after.fits:
-        return [f"{name} is best: of the others, {_spelt(after.grid)} needs least, {readable(after.memory)}.", part]
+        return [f"{name} is best: of the others, {spelt(after.grid)} needs least, {readable(after.memory)}.", part]
     more = {part: getattr(after.plan.time, part) - getattr(time, part) for part in ("compute", "communication")}
     if after.seconds - best.seconds < CLOSE * best.seconds:
-        return [f"{name} is best, and {_spelt(after.grid)} as good, as far as an estimate can tell.", part]
+        return [f"{name} is best, and {spelt(after.grid)} as good, as far as an estimate can tell.", part]
     where = max(more, key=lambda part: more[part])
     lost = f"{seconds_text(after.seconds - best.seconds)} longer, {seconds_text(more[where])} of {where}"
-    return [f"{name} is best: {_spelt(after.grid)}, the next, takes {lost}.", part]
+    return [f"{name} is best: {spelt(after.grid)}, the next, takes {lost}.", part]
 
 
-def _spelt(grid: Sequence[int]) -> str:
-    return " x ".join(map(str, grid))
-
-
-def _what_would_fit(task: Task, ranking: Ranking, planned: Planned) -> Iterator[str]:
+def _what_would_fit(
+    task: PlannedStep,
+    workers: int,
+    limit: int,
+    least: Candidate,
+    tried: Callable[[PlannedStep, tuple[int, ...]], Candidate],
+) -> Iterator[str]:
     """What was tried with the grid that needs least."""
-    least, limit, machine = ranking.rows[0], ranking.limit, ranking.machine
-    name = _spelt(least.grid)
-    yield f"No grid fits into {readable(limit)}; {name} needs least, {readable(least.memory)}."
+    yield f"No grid fits into {readable(limit)}; {spelt(least.grid)} needs least, {readable(least.memory)}."
     half = torch.bfloat16
     again = replace(task, model=checkpointed(task.model), recordings=[])
-    small = replace(task, model=_cast(task.model, half), dtype=half, recordings=[])
+    small = replace(task, model=without_numbers(task.model).to(half), dtype=half, recordings=[])
     for words, changed in (
         ("layers are computed again in backward (checkpointing)", again),
         ("it is in bfloat16", small),
     ):
-        row = _tried(changed, least.grid, _corners(least.grid), limit, machine, planned)
+        row = tried(changed, least.grid)
         if row.plan is not None:
             yield f"If {words}, it needs {readable(row.memory)} there: {'fits' if row.fits else 'does not fit'}."
-    for factor in (2, 4, 8):
-        grids = sorted(grids_of(ranking.workers * factor, task.shape), key=lambda grid: _seams(grid, task.shape))[:4]
-        rows = [_tried(task, grid, _corners(grid), limit, machine, planned) for grid in grids]
-        fitting = [row for row in rows if row.fits]
+    for more in (2 * workers, 4 * workers, 8 * workers):
+        fitting = [row for row in (tried(task, grid) for grid in _promising(more, task.shape)[:4]) if row.fits]
         if fitting:
             row = min(fitting, key=lambda row: row.seconds)
-            where = f"On {ranking.workers * factor} workers, {_spelt(row.grid)}"
-            yield f"{where}, it needs {readable(row.memory)}: fits."
+            yield f"On {more} workers, {spelt(row.grid)}, it needs {readable(row.memory)}: fits."
             return
-    yield f"Not on {ranking.workers * 8} workers either, as far as was tried."
-
-
-def _cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    from .one_step import without_numbers
-
-    return without_numbers(model).to(dtype)
+    yield f"Not on {8 * workers} workers either, as far as was tried."

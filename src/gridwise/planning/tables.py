@@ -1,32 +1,66 @@
-"""Tables of plans in a terminal: lines of cells, the first the heads of the columns."""
+"""Data that print as tables: in a terminal through rich, in a notebook as HTML. Every cell is text, whatever is in it."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+from ..html import escape as escape_html
+from ..html import table as html_table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+Lines = Sequence[Sequence[str]]
+"""The cells of a table; the first line is its header."""
 
 
-def table(lines: Sequence[Sequence[str]], title: str) -> Any:
-    """A table for rich; every cell is text, whatever is in it."""
-    from rich.markup import escape
-    from rich.table import Table
+class PrintsAsTables:
+    """A subclass says what its tables are; the last line of each may be a total."""
 
-    made = Table(title=escape(title), title_justify="left")
-    for at, name in enumerate(lines[0]):
-        made.add_column(name, justify="left" if at == 0 else "right", overflow="fold")
-    for cells in lines[1:]:
-        made.add_row(*map(escape, cells))
-    return made
+    _words = 1
+    """How many columns are words; the others are numbers."""
+    _has_total = False
 
+    def _tables(self) -> Sequence[tuple[Lines, str]]:
+        """Each table, and its title."""
+        raise NotImplementedError
 
-def printed(what: Any, width: int = 110) -> str:
-    """What rich would print."""
-    from rich.console import Console
+    def _notes(self) -> Sequence[str]:
+        """Lines of text below the tables."""
+        return ()
 
-    text = io.StringIO()
-    Console(file=text, width=width, force_jupyter=False).print(what)
-    return text.getvalue().rstrip()
+    def __rich__(self) -> Group:
+        from rich.console import Group
+        from rich.markup import escape
+        from rich.table import Table
+        from rich.text import Text
+
+        made: list[Table | Text] = []
+        for lines, title in self._tables():
+            header, *body = [[escape(cell) for cell in cells] for cells in lines]
+            footer = body.pop() if self._has_total else [""] * len(header)
+            table = Table(title=escape(title), title_justify="left", show_footer=self._has_total)
+            for at, (name, foot) in enumerate(zip(header, footer, strict=True)):
+                side = "left" if at < self._words else "right"
+                table.add_column(name, foot, justify=side, overflow="fold")  # type: ignore[arg-type]
+            for cells in body:
+                table.add_row(*cells)
+            made.append(table)
+        return Group(*made, *map(Text, self._notes()))
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text, columns = io.StringIO(), [zip(*lines, strict=True) for lines, _ in self._tables()]
+        widths = [4 + sum(max(map(len, cells)) + 3 for cells in table) for table in columns]
+        Console(file=text, width=max(110, *widths), force_jupyter=False).print(self)
+        return text.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        tables = [html_table(*table, left=self._words, has_total=self._has_total) for table in self._tables()]
+        return "".join([*tables, *(f"<p>{escape_html(line)}</p>" for line in self._notes())])
 
 
 def readable(size: int) -> str:
@@ -57,3 +91,8 @@ def seconds_text(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:,.1f} {unit}"
     return f"{seconds / 1e-6:,.1f} us"
+
+
+def spelt(extents: Sequence[int]) -> str:
+    """A shape, as in "2 x 3"."""
+    return " x ".join(map(str, extents))

@@ -4,8 +4,8 @@
                      bytes / bandwidth for everything else, and a little for every call. Convolutions are slower where
                      rows are short, where channels do not fill the vectors of a processor, and where torch unrolls windows
     communication    for each exchange a little, for each of its messages a latency and its bytes; a sum goes through a tree
-    waiting          a layer ends for everybody when the slowest worker has computed and the busiest has talked: halos and
-                     sums tie neighbours together at every layer, so nobody is far ahead
+    waiting          a layer ends for everybody when the slowest worker has computed and the busiest has communicated: halos
+                     and sums tie neighbours together at every layer, so nobody is far ahead
 
 The estimate of a step is the sum of these over the layers.
 """
@@ -16,27 +16,31 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..comm.transports.counting import Entry
+from ..comm.transports.counting import Entry, Ledger
 from .layer_names import layer_of
 from .machine import Machine
+from .memory import Place
 from .one_step import StepRecord
 from .recorder import Work
-from .report import BACKWARD, FORWARD
+from .report import BACKWARD, FORWARD, busiest
 
 AGREEMENT = "agreement"
 PHASES = {FORWARD: 0, BACKWARD: 1}
 
 
 @dataclass(frozen=True)
-class LayerTime:
-    """Seconds of one layer in one phase, of the worker that computes longest and of the one that talks longest."""
+class LayerRow:
+    """A layer in one phase, planned or traced: the most of any worker, of each by itself."""
 
     layer: str
     phase: str
-    compute: float
-    communication: float
-    waiting: float
-    """Of the average worker: for those who have more to do."""
+    compute: float = 0.0
+    """Seconds, as are the next two."""
+    communication: float = 0.0
+    waiting: float = 0.0
+    """For those who have more to do: planned, that of the average worker; traced, a part of the communication."""
+    sent: int = 0
+    messages: int = 0
 
     @property
     def seconds(self) -> float:
@@ -48,7 +52,7 @@ class StepTime:
     """The estimate of a step."""
 
     machine: Machine
-    layers: tuple[LayerTime, ...]
+    layers: tuple[LayerRow, ...]
 
     @property
     def seconds(self) -> float:
@@ -67,25 +71,26 @@ class StepTime:
         return sum(layer.waiting for layer in self.layers)
 
 
-def step_time(
-    records: Sequence[StepRecord], entries: Sequence[Sequence[Entry]], size: int, machine: Machine
-) -> StepTime:
-    """The estimate from what some workers do, one of each role, and what they send, in the same order."""
-    spent: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for record, sent in zip(records, entries, strict=True):
-        talked = _communication(record.worker.rank, sent, machine)
-        for place in dict.fromkeys([*record.work, *talked]):
+def step_time(records: Sequence[StepRecord], ledger: Ledger, machine: Machine) -> StepTime:
+    """The estimate from what some workers do, one of each role, and what they send."""
+    spent: dict[Place, list[tuple[float, float]]] = defaultdict(list)
+    for record in records:
+        sending = _communication(record.worker.rank, ledger.entries[record.worker.rank], machine)
+        for place in dict.fromkeys([*record.work, *sending]):
             compute = compute_seconds(record.work[place], machine) if place in record.work else 0.0
-            seconds = talked.get(place, 0.0)
+            seconds = sending.get(place, 0.0)
             spent[place].append((compute, max(0.0, seconds - machine.overlap * min(seconds, compute))))
+    ranks = [record.worker.rank for record in records]
+    volumes = busiest(ledger, ranks, lambda entry: (layer_of(entry.what), entry.phase))
     layers = []
-    for (layer, phase), pairs in spent.items():
-        compute, talk = max(c for c, _ in pairs), max(t for _, t in pairs)
+    for place, pairs in spent.items():
+        compute, communication = max(c for c, _ in pairs), max(t for _, t in pairs)
         mean = sum(c + t for c, t in pairs) / len(records)
-        layers.append(LayerTime(layer, phase, compute, talk, compute + talk - mean))
-    if size > 1:  # one all-reduce of a few numbers in forward, and one in backward
-        agreed = machine.collective_seconds(range(size), 40)
-        layers += [LayerTime(AGREEMENT, phase, 0.0, agreed, 0.0) for phase in (FORWARD, BACKWARD)]
+        messages, *sent = volumes.get(place, (0, 0, 0))
+        layers.append(LayerRow(*place, compute, communication, compute + communication - mean, sum(sent), messages))
+    if ledger.size > 1:  # one all-reduce of a few numbers in forward, and one in backward
+        agreed = machine.collective_seconds(range(ledger.size), 40)
+        layers += [LayerRow(AGREEMENT, phase, communication=agreed) for phase in (FORWARD, BACKWARD)]
     order = {place: i for i, place in enumerate(spent)}
     layers.sort(key=lambda row: (PHASES.get(row.phase, 2), order.get((row.layer, row.phase), -1)))
     return StepTime(machine, tuple(layers))
@@ -102,11 +107,11 @@ def compute_seconds(work: Work, machine: Machine) -> float:
     return products + work.bytes / machine.memory_bandwidth + work.calls * machine.call_overhead
 
 
-def _communication(rank: int, entries: Sequence[Entry], machine: Machine) -> dict[tuple[str, str], float]:
+def _communication(rank: int, entries: Sequence[Entry], machine: Machine) -> dict[Place, float]:
     """By layer and phase; messages of one exchange go out and come in at the same time."""
-    out: dict[tuple[str, str], float] = defaultdict(float)
-    into: dict[tuple[str, str], float] = defaultdict(float)
-    sums: dict[tuple[str, str], float] = defaultdict(float)
+    out: dict[Place, float] = defaultdict(float)
+    into: dict[Place, float] = defaultdict(float)
+    sums: dict[Place, float] = defaultdict(float)
     before: Entry | None = None
     for entry in entries:
         place = layer_of(entry.what), entry.phase

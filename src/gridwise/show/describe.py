@@ -5,18 +5,18 @@ The table is data (`Description.rows`); it prints in a terminal through rich and
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gridwise.fake import is_fake
-from gridwise.html import table
+from gridwise.grid import Box, Layout
+from gridwise.planning.tables import PrintsAsTables, readable
 
+Layouts = Callable[[str, torch.Size, int], Sequence[slice] | Box | None] | Mapping[str, Layout]
 COLUMNS = ("name", "kind", "shape", "dtype", "bytes")
 
 
@@ -34,10 +34,11 @@ class Row:
     tied: str | None = None
 
 
-@dataclass(frozen=True)
-class Description:
+@dataclass(frozen=True, repr=False)
+class Description(PrintsAsTables):
     """A model's tensors; prints as a table."""
 
+    _words, _has_total = 4, True
     title: str
     rows: tuple[Row, ...]
     workers: int | None = None
@@ -45,7 +46,7 @@ class Description:
     @property
     def parameters(self) -> int:
         """Number of parameters, tied ones once."""
-        return sum(_elements(row) for row in self._own() if row.kind == "parameter")
+        return sum((row.size or 0) // row.dtype.itemsize for row in self._own() if row.kind == "parameter")
 
     @property
     def bytes(self) -> int:
@@ -60,7 +61,7 @@ class Description:
     def _own(self) -> Iterator[Row]:
         return (row for row in self.rows if row.tied is None)
 
-    def _cells(self) -> list[list[str]]:
+    def _tables(self) -> list[tuple[list[list[str]], str]]:
         columns = list(COLUMNS) + (["per worker"] if self.workers else [])
         table = [columns]
         for row in self.rows:
@@ -69,42 +70,17 @@ class Description:
             size = f"= {row.tied}" if row.tied else _readable(row.size)
             cells = [row.name, kind, shape, str(row.dtype).removeprefix("torch."), size]
             table.append(cells + ([_readable(None if row.tied else row.worker_size)] if self.workers else []))
-        total = ["total", f"{self.parameters:,} parameters", "", "", _readable(self.bytes)]
-        table.append(total + ([_readable(self.bytes_per_worker)] if self.workers else []))
-        return table
+        total = ["total", f"{self.parameters:,} parameters", "", "", readable(self.bytes)]
+        table.append(total + ([readable(self.bytes_per_worker)] if self.workers else []))
+        return [(table, self.title)]
 
-    def __rich__(self) -> Any:
-        from rich.markup import escape
-        from rich.table import Table
-
-        header, *body, total = ([escape(cell) for cell in cells] for cells in self._cells())
-        table = Table(title=escape(self.title), title_justify="left", show_footer=True)
-        for at, (column, footer) in enumerate(zip(header, total, strict=True)):
-            table.add_column(column, footer=footer, justify="right" if at >= 4 else "left", overflow="fold")
-        for cells in body:
-            table.add_row(*cells)
-        return table
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        text = io.StringIO()
-        Console(
-            force_jupyter=False,
-            file=text,
-            width=max(80, 4 + sum(max(map(len, c)) + 3 for c in zip(*self._cells(), strict=True))),
-        ).print(self)
-        return text.getvalue().rstrip()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return table(self._cells(), self.title, left=4, has_total=True)
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def describe(
     module: nn.Module,
-    layout: Callable[[str, torch.Size], Any] | Mapping[str, Any] | None = None,
+    layout: Layouts | None = None,
     workers: int | None = None,
 ) -> Description:
     """A table of a module's parameters and buffers, also of a deferred one.
@@ -142,22 +118,25 @@ def describe(
     return Description(type(module).__qualname__, tuple(rows), workers)
 
 
-def _row(name: str, kind: str, tensor: Tensor, tied: str | None, layout: Any, workers: int) -> Row:
+def _row(name: str, kind: str, tensor: Tensor, tied: str | None, layout: Layouts | None, workers: int) -> Row:
     deferred = is_fake(tensor)
     if is_lazy(tensor):
         return Row(name, kind, None, tensor.dtype, None, None, deferred, tied)
     size = tensor.numel() * tensor.element_size()
-    blocks = [_block_elements(layout, rank, name, tensor.shape) for rank in range(workers)]
+    blocks = (
+        [_block_elements(layout, rank, name, tensor.shape) for rank in range(workers)] if layout is not None else []
+    )
     largest = max(blocks) * tensor.element_size() if blocks else None
     return Row(name, kind, tuple(tensor.shape), tensor.dtype, size, largest, deferred, tied)
 
 
-def _block_elements(layout: Any, rank: int, name: str, shape: torch.Size) -> int:
-    if callable(layout):
-        slices = layout(name, shape, rank)
-    else:
-        slices = layout[name].block(rank) if name in layout else None
-    slices = getattr(slices, "slices", slices)
+def _block_elements(layout: Layouts, rank: int, name: str, shape: torch.Size) -> int:
+    block = (
+        (layout[name].block(rank) if name in layout else None)
+        if isinstance(layout, Mapping)
+        else layout(name, shape, rank)
+    )
+    slices = block.slices if isinstance(block, Box) else block
     elements = 1
     for dim, size in enumerate(shape):
         chosen = slices[dim] if slices is not None and dim < len(slices) else slice(None)
@@ -165,15 +144,5 @@ def _block_elements(layout: Any, rank: int, name: str, shape: torch.Size) -> int
     return elements
 
 
-def _elements(row: Row) -> int:
-    return 0 if row.size is None else row.size // row.dtype.itemsize
-
-
 def _readable(size: int | None) -> str:
-    if size is None:
-        return ""
-    amount, units = float(size), iter(("B", "KiB", "MiB", "GiB"))
-    unit = next(units)
-    while amount >= 1024 and unit != "GiB":
-        amount, unit = amount / 1024, next(units)
-    return f"{size:,} B" if unit == "B" else f"{amount:,.1f} {unit}"
+    return "" if size is None else readable(size)

@@ -46,10 +46,6 @@ def owners(
     >>> layout = Layout.balanced(Grid((0, 1, 2, 3), (2, 2)), (5, 7))
     >>> figure = gridwise.show.owners({"a 5 x 7 tensor": layout})
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedError("pictures need matplotlib.\n  fix: pip install 'gridwise[viz]'.") from error
     named = {"": layouts} if isinstance(layouts, Layout) else dict(layouts)
     if not named:
         raise PartitionError("`layouts` is empty: there is nothing to draw.")
@@ -57,12 +53,26 @@ def owners(
         if name not in named:
             raise PartitionError(f"`needs` names {name!r}, which is none of `layouts`: {', '.join(map(repr, named))}.")
     drawn = {name: _dims_of(layout, dims) for name, layout in named.items()}
-    figure = Figure(figsize=(3.4 * len(named) + 0.4, 3.9), layout="constrained")
+    figure = new_figure(3.4 * len(named) + 0.4, 3.9)
     axes = figure.subplots(1, len(named), squeeze=False)[0]
     for ax, (name, layout) in zip(axes, named.items(), strict=True):
         _draw(ax, name, layout, drawn[name], image, (needs or {}).get(name, {}))
     if title:
         figure.suptitle(title)
+    return saved(figure, path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError("pictures need matplotlib.\n  fix: pip install 'gridwise[viz]'.") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def saved(figure: Figure, path: str | Path | None) -> Figure:
+    """The figure, written to `path` if there is one."""
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=160)

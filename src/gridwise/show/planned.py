@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import UnsupportedError
-from ..planning.report import Plan, Worker, unit_for
+from ..planning.report import Plan, Worker
+from ..planning.tables import spelt, unit_for
+from .owners import new_figure, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,21 +36,14 @@ def planned(plan: Plan, path: str | Path | None = None) -> Figure:
     >>> plan = gridwise.plan(torch.nn.Conv2d(1, 4, 3, padding=1), (1, 1, 4, 8), (1, 1, 64, 64))
     >>> figure = gridwise.show.planned(plan)
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedError("pictures need matplotlib.\n  fix: pip install 'gridwise[viz]'.") from error
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = new_figure(13, 4)
     sent, memory, layers = figure.subplots(1, 3, width_ratios=(1, 1, 1.3))
     _map(sent, plan, "sent per step", lambda worker: worker.sent)
     _map(memory, plan, "memory", lambda worker: worker.memory)
     _bars(layers, plan)
     run = f" ({len(plan.workers)} of them run)" if len(plan.workers) < plan.ledger.size else ""
-    figure.suptitle(f"{plan.model}, input {' x '.join(map(str, plan.input_shape))}, on {plan.ledger.size} workers{run}")
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160)
-    return figure
+    figure.suptitle(f"{plan.model}, input {spelt(plan.input_shape)}, on {plan.ledger.size} workers{run}")
+    return saved(figure, path)
 
 
 def _map(ax: Axes, plan: Plan, name: str, of: Callable[[Worker], int]) -> None:

@@ -28,9 +28,8 @@ from .nn.activation import Activation
 from .nn.base_layer import BaseLayer, ParametricLayer
 from .nn.batch_norm import BatchNorm2d
 from .nn.data_struct import as_tensor
-from .nn.layer_block import LayerBlock
+from .nn.layer_block import LayerBlock, ResNetBlock
 from .nn.layer_norm import LayerNorm
-from .nn.resnet_block import ResNetBlock
 
 _CSV = {"mu_w": "_1_mw.csv", "var_w": "_2_Sw.csv", "mu_b": "_3_mb.csv", "var_b": "_4_Sb.csv"}
 _FIELDS = tuple(_CSV)
@@ -209,7 +208,7 @@ def _described(data: bytes, at: int) -> str | None:
 def _description(data: bytes, at: int, filename: str) -> tuple[str, int]:
     if at + 8 > len(data):
         raise PartitionError(f"{filename}: the file ends where a layer was expected.")
-    (length,) = struct.unpack_from("<Q", data, at)
-    if length > 4096 or at + 8 + length > len(data):
+    text = _described(data, at)
+    if text is None:
         raise PartitionError(f"{filename}: no description of a layer at byte {at}: the file is of another network.")
-    return data[at + 8 : at + 8 + length].decode(), at + 8 + length
+    return text, at + 8 + len(text)

@@ -11,7 +11,7 @@ import torch
 from gridwise import checkpoint
 from gridwise.checkpoint.format.manifest_parser import read_manifest
 from gridwise.checkpoint.reading import open_file
-from gridwise.checkpoint.reading.open_file import DataFile, open_data_file
+from gridwise.checkpoint.reading.open_file import DataFile, open_checked
 
 
 def test_many_places_in_one_call(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_many_places_in_one_call(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "c", saved)
     manifest = read_manifest(tmp_path / "c")
     path = tmp_path / "c" / manifest.folder / "w0.safetensors"
-    file = DataFile(open_data_file(path, manifest.files[0], "t0", manifest.id), manifest.files[0])
+    file = DataFile(open_checked(path, manifest.files[0], "t0", manifest.id), manifest.files[0])
     places = [torch.zeros(i + 1) for i in range(100)]
     addresses, sizes = (np.array(column) for column in zip(*[(x.data_ptr(), x.nbytes) for x in places], strict=True))
     start = manifest.files[0].header

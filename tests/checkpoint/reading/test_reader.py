@@ -14,9 +14,8 @@ import gridwise
 from gridwise import checkpoint
 from gridwise.checkpoint.format.manifest_parser import read_manifest
 from gridwise.checkpoint.reading import open_file, reader
-from gridwise.checkpoint.reading.chunk_reads import ChunkReads
+from gridwise.checkpoint.reading.chunk_reads import ChunkReads, all_units
 from gridwise.checkpoint.reading.reader import MEMORY, MOST_THREADS, Reader
-from gridwise.checkpoint.reading.wanted_chunks import all_units
 from gridwise.errors import CheckpointDamaged
 
 COUNTS = [1, 2, 3, MOST_THREADS, 64]

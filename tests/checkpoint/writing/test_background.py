@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_the_memory_of_a_copy_that_is_not_saved_is_kept(tmp_path: Path) -> None:
     transport = world().transport
     checkpoint.async_save(tmp_path / "c", state).wait()
     first = staging._memory[transport].data_ptr()
-    with disk.writing_alone(tmp_path / "c"), pytest.raises(CheckpointBusy):
+    with closing(disk.Lock(tmp_path / "c")), pytest.raises(CheckpointBusy):
         checkpoint.async_save(tmp_path / "c", state)
     with pytest.raises(CheckpointMismatch):
         checkpoint.async_save(tmp_path / "c", {**state, "y": object()})
@@ -105,9 +106,10 @@ def test_the_next_call_waits_for_the_one_in_flight(tmp_path: Path) -> None:
 def test_a_failure_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(disk, "sync", lambda fd: (_ for _ in ()).throw(OSError(5, "Input/output error")))
-        checkpoint.async_save(tmp_path / "c", {"x": torch.ones(3)})
-        background.in_flight[world().transport, world().team]._written.wait()  # type: ignore[attr-defined]
-        background.in_flight[world().transport, world().team]._thread.join()  # type: ignore[attr-defined]
+        pending = checkpoint.async_save(tmp_path / "c", {"x": torch.ones(3)})
+        assert pending is not None
+        pending._written.wait()
+        pending._thread.join()
     with pytest.raises(CheckpointWriteFailed, match="Input/output error"):
         getattr(checkpoint, call)(tmp_path / "d", {"x": torch.ones(3)})
     checkpoint.save(tmp_path / "d", {"x": torch.ones(3)})  # raised once, then forgotten

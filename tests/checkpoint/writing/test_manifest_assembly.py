@@ -17,7 +17,7 @@ from gridwise.checkpoint import PerWorker
 from gridwise.checkpoint.format.manifest import StoredFile, to_bytes
 from gridwise.checkpoint.format.manifest_parser import read_manifest, read_manifest_bytes
 from gridwise.checkpoint.writing import saving
-from gridwise.checkpoint.writing.written_part import WrittenPart
+from gridwise.checkpoint.writing.manifest_assembly import WrittenPart
 from gridwise.errors import CheckpointError, CheckpointMismatch
 from gridwise.partition import Partition
 

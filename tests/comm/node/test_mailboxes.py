@@ -174,7 +174,7 @@ def test_a_message_is_in_its_place_before_it_is_counted(monkeypatch):
     x, y, seen = torch.full((3,), 7.0), torch.zeros(3), []
 
     def fence() -> None:
-        slot = out._slots_out[torch.uint8][0].view(torch.float32)[:3].tolist()
+        slot = out._slots_out.bytes(0).view(torch.float32)[:3].tolist()
         seen.append((slot, out._words[out._sent_at], y.tolist(), into._words[into._taken_at]))
 
     monkeypatch.setattr(futex, "NEEDS_FENCE", True)
@@ -207,6 +207,22 @@ def test_a_sender_that_fills_the_second_slot_meanwhile_is_woken(monkeypatch):
     two.post([], [(0, [torch.zeros(3)])], torch.float32).wait()
     assert knocks
     assert len(out.outgoing) == 1
+
+
+def test_only_a_sleeper_is_woken(monkeypatch):
+    """Waking is a call of the kernel for every message; who is awake sees its doorbell."""
+    one, two = pair()
+    (out,) = one._boxes.values()
+    woken = []
+    monkeypatch.setattr(futex, "NEEDS_FENCE", False)
+    monkeypatch.setattr(futex, "wake", woken.append)
+    before = two._words[two._door_at]
+    one.post([(1, [torch.ones(3)])], [], torch.float32)
+    assert two._words[two._door_at] != before
+    assert not woken
+    two._words[two._asleep_at] = 1
+    one.post([(1, [torch.ones(3)])], [], torch.float32)
+    assert woken == [out._door]
 
 
 def test_one_that_was_dead_from_the_beginning_is_told_too(monkeypatch):

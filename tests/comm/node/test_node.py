@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ import torch
 import gridwise
 from gridwise.comm.launching.pool import Pool
 from gridwise.comm.launching.start import mpi_missing
-from gridwise.comm.node import segment
+from gridwise.comm.node import futex, mailboxes, segment
+from gridwise.comm.node import node as node_module
 from gridwise.testing import workers
 
 from .crew import crew
@@ -63,6 +66,25 @@ def test_sums_are_bitwise_the_same_everywhere_and_every_time(n, count, dtype):
     first, *others = crew(n, body)
     assert all(torch.equal(first, other) for other in others)
     torch.testing.assert_close(first, torch.stack(parts).sum(0), rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_who_has_no_core_of_its_own_sleeps_at_once(cores, monkeypatch):
+    sleeps, wait = [], futex.wait
+    monkeypatch.setattr(futex, "wait", lambda *args: sleeps.append(args) or wait(*args))
+    monkeypatch.setattr(mailboxes, "SPIN_SECONDS", 60.0)
+    monkeypatch.setattr(node_module, "cores", lambda: cores)
+    is_waiting = threading.Event()
+
+    def body(node, rank):
+        if rank == 1:
+            is_waiting.wait()
+            time.sleep(0.2)
+        is_waiting.set()
+        node.all_max(np.array([rank], dtype=np.int64), (0, 1))
+
+    crew(2, body)
+    assert bool(sleeps) == (cores < 2)
 
 
 @workers(2, 3)
@@ -120,7 +142,7 @@ def test_the_memory_goes_with_the_world(kind):
 
 @pytest.mark.parametrize("n", [90, 91, 1000, 100_000])
 def test_very_many_workers_have_slots_that_are_large_enough_or_none_at_all(n):
-    chunk = segment.Layout(n).chunk
+    chunk = segment.SegmentLayout(n).chunk
     assert (chunk >= segment.LEAST) == (n <= 90)
     assert chunk % 4096 == 0
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from gridwise.comm.node.segment import Layout, Offer, accept
+from gridwise.comm.node.segment import Offer, SegmentLayout, accept
 
 
 def test_both_see_the_same_memory_after_the_file_is_closed():
@@ -16,8 +16,8 @@ def test_both_see_the_same_memory_after_the_file_is_closed():
     offer.close()
     offer.segment.words[100] = 12345
     assert other.words[100] == 12345
-    other.slot(1, 2, 1)[7] = 99
-    assert offer.segment.slot(1, 2, 1)[7] == 99
+    other.slots(1, 2)[7] = 99
+    assert offer.segment.slots(1, 2)[7] == 99
 
 
 def test_it_has_no_name_in_the_file_system():
@@ -39,14 +39,14 @@ def test_another_file_in_its_place_is_refused():
 
 @pytest.mark.parametrize("workers", [2, 3, 16, 64])
 def test_no_two_things_share_a_place(workers):
-    layout = Layout(workers)
+    layout = SegmentLayout(workers)
     pairs = [(a, b) for a in range(workers) for b in range(workers)]
     words = [layout.doorbell(w) for w in range(workers)] + [
         f(a, b) for a, b in pairs for f in (layout.sent, layout.taken)
     ]
     assert len(set(words)) == len(words)
     assert min(words) >= 64
-    slots = sorted(layout.slot(a, b, turn) for a, b in pairs for turn in (0, 1))
+    slots = sorted(layout.slots(a, b) for a, b in pairs)
     assert slots[0] > max(words)
-    assert all(b - a >= layout.chunk > 0 for a, b in pairwise(slots))
-    assert slots[-1] + layout.chunk <= layout.size
+    assert all(b - a >= 2 * layout.chunk > 0 for a, b in pairwise(slots))
+    assert slots[-1] + 2 * layout.chunk <= layout.board < layout.size

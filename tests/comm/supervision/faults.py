@@ -78,6 +78,29 @@ def large_sum(transport: Transport) -> None:
     transport.all_sum(torch.ones(200_000), transport.everyone, "AllSumReduce")
 
 
+def device_messages(transport: Transport) -> None:
+    """2 is killed while CUDA tensors go round in a circle, through memory of the device that workers share."""
+    x, y = torch.ones(2, 200_000, device="cuda")
+    ahead, behind = (transport.rank + 1) % 3, (transport.rank - 1) % 3
+    for step in range(1_000_000):
+        if transport.rank == 2 and step == 20:
+            die()
+        transport.exchange([(ahead, x)], [(behind, y)], "HaloExchange")
+
+
+def device_sums(transport: Transport, size: int = 200_000) -> None:
+    """2 is killed while CUDA tensors are summed."""
+    x = torch.ones(size, device="cuda")
+    for step in range(1_000_000):
+        if transport.rank == 2 and step == 20:
+            die()
+        transport.all_sum(x, transport.everyone, "AllSumReduce")
+
+
+def small_device_sums(transport: Transport) -> None:
+    device_sums(transport, 100)
+
+
 def stopped(transport: Transport) -> None:
     """2 is stopped for a while, as by a debugger, while the others wait for it."""
     if transport.rank == 2:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 
 from gridwise.comm.supervision import finished_workers
-from gridwise.comm.supervision.finished_workers import FinishedWorkers, Wait, counted, deserted, team_name
+from gridwise.comm.supervision.finished_workers import FinishedWorkers, Wait, deserted, team_name
+from gridwise.comm.supervision.waiting import Supervised
 
 TEAM = (0, 1, 2)
 
@@ -20,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def collective(number: int, seconds: float = 60.0) -> Wait:
-    return Wait("AllSumReduce", TEAM, dict.fromkeys(TEAM, (team_name(TEAM), number)), seconds)
+    return Wait("AllSumReduce", dict.fromkeys(TEAM, (team_name("", TEAM), number)), seconds)
 
 
 def test_a_collective_is_waited_for_in_vain_if_one_has_finished_without_it(clock: list[float]) -> None:
@@ -46,7 +45,7 @@ def test_who_did_its_part_and_left_is_not_waited_for(clock: list[float]) -> None
 def test_messages_are_waited_for_in_vain_if_one_has_finished_without_them(clock: list[float]) -> None:
     """Whatever the others do who were to send, too: they may wait for this one in turn."""
     gone = FinishedWorkers()
-    wait = Wait("HaloExchange", (1, 2), {1: ("1>0", 3), 2: ("2>0", 3)}, 60.0)
+    wait = Wait("HaloExchange", {1: ("1>0", 3), 2: ("2>0", 3)}, 60.0)
     gone.add(1, {"1>0": 3, "0>1": 2})
     clock[0] += 60.0
     assert gone.awaited(wait) is None  # it has sent them
@@ -56,39 +55,20 @@ def test_messages_are_waited_for_in_vain_if_one_has_finished_without_them(clock:
     assert gone.awaited(wait, settle=5.0) is None
 
 
-def test_who_has_finished_an_earlier_task_will_come_to_this_one(clock: list[float]) -> None:
-    gone = FinishedWorkers(task=7)
-    gone.add(1, {}, task=6)
-    clock[0] += 60.0
-    assert gone.awaited(collective(1)) is None
-    gone.add(1, {}, task=7)
-    clock[0] += 6.0
-    assert gone.awaited(collective(1), settle=5.0) == 1
-    gone.task = 8
-    assert gone.awaited(collective(1)) is None
-    gone.add(1, {})
-    clock[0] += 1.0
-    assert gone.awaited(collective(1)) == 1
-
-
-@dataclass
-class Counter:
-    rank: int = 0
-    collectives: dict[tuple[int, ...], int] = field(default_factory=dict)
-    sent: dict[int, int] = field(default_factory=dict)
-    received: dict[int, int] = field(default_factory=dict)
-
-
 def named(collectives: dict[tuple[int, ...], int]) -> dict[str, int]:
-    return counted(Counter(collectives=collectives))
+    transport = Supervised(0, 3)
+    transport.collectives.update(collectives)
+    return transport.counted()
 
 
 def test_both_ends_of_a_message_count_it_under_one_name() -> None:
-    assert counted(Counter(0, sent={2: 5})) == counted(Counter(2, received={0: 5}))
+    sender, receiver = Supervised(0, 3), Supervised(2, 3)
+    for _ in range(5):
+        sender.count([(2, None)], [])
+        receiver.count([], [(0, None)])
+    assert sender.counted() == receiver.counted() == {"0>2": 5}
 
 
 def test_the_error_names_both() -> None:
-    error = deserted(1, 3, 0, collective(4))
-    assert error.workers == (1,)
     text = "worker 1 of 3 has finished, but worker 0 has waited 60 s for AllSumReduce with workers (0, 1, 2)"
-    assert str(error).startswith(text)
+    assert deserted(1, 3, 0, collective(4)).startswith(text)

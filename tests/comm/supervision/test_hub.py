@@ -87,18 +87,18 @@ def test_a_late_worker_hears_what_happened_before(port: int) -> None:
 
 def test_the_verdict_on_an_overdue_wait_names_who_is_elsewhere(port: int) -> None:
     callers = [Caller(port, rank) for rank in range(3)]
-    wait = {"what": "AllSumReduce", "team": [0, 1, 2], "since": 8.0}
+    wait = {"what": "AllSumReduce", "team": [0, 1, 2], "text": "has waited 8 s for AllSumReduce"}
     callers[2].say("goodbye", counts={})
     for caller in callers[:2]:
         assert caller.hear()["say"] == "finished"
     callers[0].say("overdue", **wait)
     assert callers[0].hear()["say"] == "ask"
     callers[0].say("state", **wait)
-    callers[1].say("state", what="HaloExchange", team=[0, 1], since=6.0)
+    callers[1].say("state", what="HaloExchange", team=[0, 1], text="has waited 6 s for HaloExchange")
     news = callers[0].hear()
     assert (news["kind"], news["workers"]) == ("timeout", [1, 2])
-    assert "worker 0 of 3 has waited 8 s for AllSumReduce with workers (0, 1, 2)" in news["text"]
-    assert "worker 1 has waited 6 s for HaloExchange with workers (0, 1)" in news["text"]
+    assert "worker 0 of 3 has waited 8 s for AllSumReduce, longer than `GRIDWISE_TIMEOUT` (=7)" in news["text"]
+    assert "worker 1 has waited 6 s for HaloExchange" in news["text"]
     assert "worker 2 has finished" in news["text"]
     for caller in callers:
         caller.hang_up()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gridwise.comm.launching.start import clean, environment_for, mpi_missing, mpiexec_command
 
@@ -93,6 +94,12 @@ def test_survivors_of_a_kill_name_the_dead_within_seconds(
         assert raised["workers"] == [victim]
         assert f"worker {victim} of 3" in raised["text"]
         assert f"while worker {rank} of 3 waited for" in raised["text"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("name", ["device_messages", "device_sums", "small_device_sums"])
+def test_survivors_of_a_kill_on_a_device_name_the_dead(over_gloo: Callable[..., Events], name: str) -> None:
+    test_survivors_of_a_kill_name_the_dead_within_seconds(over_gloo, name, 2)
 
 
 @pytest.mark.parametrize("name", ["exception", "amid_sums", "amid_exchanges", "amid_large_exchanges"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from random_changes import attempt_all, random_trial
+from changed_layers import attempt_all
+from random_changes import random_trial
 
 import gridwise
 from gridwise.testing import workers

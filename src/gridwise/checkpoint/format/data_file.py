@@ -16,19 +16,28 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from ctypes import c_ubyte
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue
 from typing import NamedTuple
 
 from torch import Tensor
 
 from ...grid import Box, Shape
 from .. import disk
-from .chunks import CHUNK, Memory, checksum, chunks_of, chunks_of_memory, is_plain_memory, memory_at
+from .chunks import (
+    CHUNK,
+    Memory,
+    checksum,
+    chunks_of,
+    chunks_of_memory,
+    is_plain_memory,
+    memory_at,
+    number_of_chunks,
+)
 from .manifest import ITEMSIZE, StoredFile
 
 PACK_FROM = 1024
@@ -72,84 +81,82 @@ def write_data_file(path: Path, save_id: str, blocks: Sequence[Block]) -> Writte
     header = header_of(ordered, {"format": "pt", ID_KEY: save_id})
     fd = disk.create(path)
     try:
-        disk.write(fd, [memoryview(header)])
-        with Summing() as summing:
-            sums = _write_blocks(fd, ordered, summing)
-            with _syncing(fd, aside=len(blocks) >= PACK_FROM):
-                texts = [text if isinstance(text, str) else checksum(text) for text in sums]
-            later = summing.results()
+        with Checksums() as checksums:
+            disk.write(fd, [memoryview(header)])
+            _write_blocks(fd, ordered, checksums)
+            disk.sync(fd)
     finally:
         os.close(fd)
+    sums = iter(checksums.results())
     placed, offset = [], len(header)
-    for block, text in zip(ordered, texts, strict=True):
-        placed.append((block, offset, text or next(later)))
+    for block in ordered:
+        placed.append((block, offset, "".join(islice(sums, number_of_chunks(block.nbytes)))))
         offset += block.nbytes
     return Written(StoredFile(path.name, offset, len(header), checksum(header)), placed)
 
 
-def _write_blocks(fd: int, blocks: Sequence[Block], summing: Summing) -> list[str | Memory]:
-    """Write the blocks one after the other.
-
-    For each, the checksums of its chunks; or the memory of which one is still to be made; or nothing, if `summing` does.
-    """
-    sums: list[str | Memory] = []
+def _write_blocks(fd: int, blocks: Sequence[Block], checksums: Checksums) -> None:
+    """Write the blocks one after the other, while their chunks are summed."""
     waiting: list[memoryview | Memory] = []
     size = 0
     for block in blocks:
-        address = block.address or (block.data.data_ptr() if is_plain_memory(block.data) else 0)
-        if not address:
-            parts = []
-            for chunk in chunks_of(block.data):
-                parts.append(checksum(chunk))
-                waiting.append(chunk)
-                size += len(chunk)
-                if size >= FLUSH_AT:
-                    disk.write(fd, waiting)
-                    waiting, size = [], 0
-            sums.append("".join(parts))
-        elif block.nbytes <= CHUNK:
-            view = (c_ubyte * block.nbytes).from_address(address)
-            sums.append(view)
-            waiting.append(view)
-            size += block.nbytes
-        else:  # the memory stays as it is, so it is summed while it is written
-            sums.append("")
-            summing.add(memory_at(address, block.nbytes))
-            waiting.append(memory_at(address, block.nbytes))
-            size += FLUSH_AT
-        if size >= FLUSH_AT:
-            disk.write(fd, waiting)
-            waiting, size = [], 0
+        for chunk in _chunks(block):
+            waiting.append(chunk)
+            size += len(chunk)
+            if size >= FLUSH_AT:
+                checksums.add(waiting)
+                disk.write(fd, waiting)
+                waiting, size = [], 0
+    checksums.add(waiting)
     disk.write(fd, waiting)
-    return sums
 
 
-@contextmanager
-def _syncing(fd: int, aside: bool) -> Iterator[None]:
-    """Sync the file while the body runs (`aside`), or after it; raise what goes wrong with that."""
-    if not aside:
-        yield
-        disk.sync(fd)
-        return
-    errors: list[Exception] = []
+def _chunks(block: Block) -> Iterable[memoryview | Memory]:
+    address = block.address or (block.data.data_ptr() if is_plain_memory(block.data) else 0)
+    if address and 0 < block.nbytes <= CHUNK:
+        return ((c_ubyte * block.nbytes).from_address(address),)
+    return chunks_of_memory(memory_at(address, block.nbytes)) if address else chunks_of(block.data)
 
-    def sync() -> None:
-        try:
-            disk.sync(fd)
-        except Exception as error:
-            errors.append(error)
 
-    thread = threading.Thread(target=sync, name="gridwise-sync")
-    if not started(thread):
-        yield
-        disk.sync(fd)
-        return
-    try:
-        yield
-    finally:
-        thread.join()
-    if errors:
-        raise errors[0]
+class Checksums:
+    """The checksums of chunks, computed by a thread while they are written and synced.
+
+    Not an executor of concurrent.futures: these refuse work when the program ends, and a save in the background goes on.
+    """
+
+    def __init__(self) -> None:
+        self._sums: list[str] = []
+        self._error: Exception | None = None
+        self._batches: Queue[Sequence[memoryview | Memory]] = Queue(maxsize=2)  # copies of chunks are not piled up
+        self._thread = threading.Thread(target=self._run, name="gridwise-checksums")
+        self._is_running = started(self._thread)
+
+    def add(self, chunks: Sequence[memoryview | Memory]) -> None:
+        if not self._is_running:
+            self._sums += map(checksum, chunks)
+        elif chunks:
+            self._batches.put(chunks)
+
+    def _run(self) -> None:
+        while chunks := self._batches.get():
+            try:
+                self._sums += map(checksum, chunks)
+            except Exception as error:  # whoever adds must not wait for a thread that has ended
+                self._error = error
+
+    def results(self) -> list[str]:
+        """The checksums of all chunks that were added, in that order."""
+        if self._error is not None:
+            raise self._error
+        return self._sums
+
+    def __enter__(self) -> Checksums:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_running:
+            self._batches.put(())
+            self._thread.join()
 
 
 def started(thread: threading.Thread) -> bool:
@@ -161,84 +168,25 @@ def started(thread: threading.Thread) -> bool:
     return True
 
 
-class Summing:
-    """A thread that computes the checksums of memory while that is written.
-
-    Not an executor of concurrent.futures: these refuse work when the program ends, and a save in the background goes on.
-    """
-
-    def __init__(self) -> None:
-        self._memory: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._sums: list[str] = []
-        self._thread: threading.Thread | None = None
-
-    def add(self, memory: memoryview) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="gridwise-checksums")
-            if not started(thread):
-                self._sums.append("".join(map(checksum, chunks_of_memory(memory))))
-                return
-            self._thread = thread
-        self._memory.put(memory)
-
-    def _run(self) -> None:
-        while (memory := self._memory.get()) is not None:
-            self._sums.append("".join(map(checksum, chunks_of_memory(memory))))
-
-    def results(self) -> Iterator[str]:
-        """The checksums of all that was added, in that order."""
-        self._end()
-        return iter(self._sums)
-
-    def _end(self) -> None:
-        if self._thread is not None:
-            self._memory.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def __enter__(self) -> Summing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-
 def sums_of(block: Block) -> str:
     """The checksums of a block's chunks, one after the other."""
-    if block.address:
-        return "".join(map(checksum, chunks_of_memory(memory_at(block.address, block.nbytes))))
-    return "".join(map(checksum, chunks_of(block.data)))
+    return "".join(map(checksum, _chunks(block)))
 
 
 def header_of(blocks: Sequence[Block], metadata: dict[str, str], pack_from: int | None = PACK_FROM) -> bytes:
     """The first bytes of the file: the length, then the JSON that names the blocks."""
     entries: dict[str, str] = {"__metadata__": json.dumps(metadata, separators=(",", ":"))}
     packs = pack_from is not None and len(blocks) >= pack_from
-    offset = packed_from = packed = 0
-    packed_code = ""
-
-    def close_pack() -> None:
-        nonlocal packed
-        if packed:
-            code, shape = _as_stored(packed_code, (packed,))
-            entries[f"~packed.{len(entries) - 1}"] = _entry(code, shape, packed_from, offset)
-        packed = 0
-
-    for block in blocks:
-        size = block.nbytes
-        if packs and size < SMALL:
-            if packed_code != block.code:
-                close_pack()
-                packed_code = block.code
-            if not packed:
-                packed_from = offset
-            packed += size // ITEMSIZE[block.code]
-        else:
-            close_pack()
-            code, shape = _as_stored(block.code, block.shape)
-            entries[_entry_name(block, entries)] = _entry(code, shape, offset, offset + size)
-        offset += size
-    close_pack()
+    offset = 0
+    for (is_packed, code), group in groupby(blocks, lambda block: (packs and block.nbytes < SMALL, block.code)):
+        if is_packed:
+            size = sum(block.nbytes for block in group)
+            entries[f"~packed.{len(entries) - 1}"] = _entry(code, (size // ITEMSIZE[code],), offset, offset + size)
+            offset += size
+            continue
+        for block in group:
+            entries[_entry_name(block, entries)] = _entry(code, block.shape, offset, offset + block.nbytes)
+            offset += block.nbytes
     text = "{" + ",".join(f"{json.dumps(name)}:{entry}" for name, entry in entries.items()) + "}"
     data = text.encode("ascii")
     padded = -(-(8 + len(data)) // ALIGNMENT) * ALIGNMENT - 8
@@ -246,11 +194,9 @@ def header_of(blocks: Sequence[Block], metadata: dict[str, str], pack_from: int 
 
 
 def _entry(code: str, shape: Shape, start: int, stop: int) -> str:
+    if code == "C128":
+        code, shape = "F64", (*shape, 2)
     return f'{{"dtype":"{code}","shape":[{",".join(map(str, shape))}],"data_offsets":[{start},{stop}]}}'
-
-
-def _as_stored(code: str, shape: Shape) -> tuple[str, Shape]:
-    return ("F64", (*shape, 2)) if code == "C128" else (code, shape)
 
 
 def _entry_name(block: Block, taken: dict[str, str]) -> str:

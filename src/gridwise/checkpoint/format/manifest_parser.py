@@ -90,10 +90,19 @@ def from_bytes(data: bytes, name: Path) -> Manifest:
     check_sum(data, name)
     try:
         return _parsed(data)
-    except CheckpointDamaged as error:
-        raise CheckpointDamaged(f"{name} is damaged: {error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
-        raise CheckpointDamaged(f"{name} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+    except MALFORMED as error:
+        raise damaged(f"{name} is damaged", error) from None
+
+
+MALFORMED = (
+    CheckpointDamaged, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError,
+)  # fmt: skip
+"""What reading something that is not as it should be raises."""
+
+
+def damaged(what: str, error: Exception) -> CheckpointDamaged:
+    why = str(error) if isinstance(error, CheckpointDamaged) else f"{type(error).__name__}: {str(error)[:200]}"
+    return CheckpointDamaged(f"{what}: {why}")
 
 
 def id_of(data: bytes, name: Path) -> str:
@@ -135,23 +144,17 @@ def _check_ends(start: bytes, end: bytes, name: Path) -> re.Match[bytes]:
     return tail
 
 
-def _parsed(data: bytes) -> Manifest:
-    tree = _json(data)
-    files = _files(tree)
-    items = _dict(tree["tensors"], "tensors").items()
-    return _manifest(tree, files, {key: _stored_tensor(key, item, files) for key, item in items})
-
-
-def _json(data: bytes | str) -> dict[str, Any]:
-    return _dict(strict_json(data), "the manifest")
-
-
 def strict_json(data: bytes | str) -> Any:
     """JSON without names that stand twice, and without numbers that are none."""
     return json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant, parse_float=_finite)
 
 
-def _manifest(tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: dict[str, StoredTensor]) -> Manifest:
+def _parsed(data: bytes) -> Manifest:
+    tree = _dict(strict_json(data), "the manifest")
+    files = tuple(map(_stored_file, _list(tree["files"], "files")))
+    _must(len({file.name for file in files}) == len(files), "a data file is listed twice")
+    items = _dict(tree["tensors"], "tensors").items()
+    tensors = {key: _stored_tensor(key, item, files) for key, item in items}
     version = tree["format_version"]
     _must(type(version) is int and 1 <= version <= FORMAT_VERSION, f"format_version is {version!r}")
     identity = tree["id"]
@@ -170,12 +173,6 @@ def _manifest(tree: dict[str, Any], files: tuple[StoredFile, ...], tensors: dict
     return Manifest(
         identity, workers, files, tensors, values, per_worker, str(tree["written_by"]), str(tree["written_at"]), version
     )
-
-
-def _files(tree: dict[str, Any]) -> tuple[StoredFile, ...]:
-    files = tuple(_stored_file(item) for item in _list(tree["files"], "files"))
-    _must(len({file.name for file in files}) == len(files), "a data file is listed twice")
-    return files
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -201,22 +198,25 @@ def _must(holds: object, problem: str) -> None:
         raise CheckpointDamaged(f"{problem}.")
 
 
-def _natural(value: Any, what: str) -> int:
-    _must(type(value) is int and 0 <= value < 2**63, f"{what!r} must be a whole number, not {str(value)[:50]!r}")
-    return int(value)
-
-
-def _list(value: Any, what: str) -> list[Any]:
-    _must(isinstance(value, list), f"{what!r} must be a list")
+def _natural(value: object, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise CheckpointDamaged(f"{what!r} must be a whole number, not {str(value)[:50]!r}.")
     return value
 
 
-def _dict(value: Any, what: str) -> dict[str, Any]:
-    _must(isinstance(value, dict), f"{what!r} must be an object")
+def _list(value: object, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise CheckpointDamaged(f"{what!r} must be a list.")
     return value
 
 
-def _stored_file(item: Any) -> StoredFile:
+def _dict(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CheckpointDamaged(f"{what!r} must be an object.")
+    return value
+
+
+def _stored_file(item: object) -> StoredFile:
     name, size, header, header_sum = _list(item, "files")
     _must(isinstance(name, str) and _FILE.fullmatch(name), f"{str(name)[:100]!r} is no name of a data file")
     _must(_is_sums(header_sum, 1), f"{name}: the checksum of the header must be {DIGITS} hexadecimal digits")
@@ -226,7 +226,7 @@ def _stored_file(item: Any) -> StoredFile:
     return file
 
 
-def _is_sums(text: Any, count: int) -> bool:
+def _is_sums(text: object, count: int) -> bool:
     return isinstance(text, str) and len(text) == count * DIGITS and not text.strip(_HEXADECIMAL)
 
 
@@ -269,7 +269,7 @@ def _stored_block(key: str, item: Any, shape: Shape, itemsize: int, files: tuple
     return StoredBlock(file, offset, sums, box)
 
 
-def _box(key: str, start: Any, stop: Any, shape: Shape) -> Box:
+def _box(key: str, start: list[Any], stop: list[Any], shape: Shape) -> Box:
     ends = [*_list(start, key), *_list(stop, key)]
     fits = len(start) == len(stop) == len(shape) and all(type(end) is int for end in ends)
     fits = fits and all(0 <= a < b <= n for a, b, n in zip(start, stop, shape, strict=True))
@@ -278,17 +278,20 @@ def _box(key: str, start: Any, stop: Any, shape: Shape) -> Box:
 
 
 def _check_bytes(tensors: dict[str, StoredTensor], files: tuple[StoredFile, ...]) -> None:
-    """The blocks of a file follow one another from the end of its header to its end: no overlap, nothing hidden."""
-    ends = [file.header for file in files]
-    blocks = [
-        (block.file, block.offset, (block.box.volume if block.box else math.prod(shape)) * ITEMSIZE[code], key)
-        for key, (code, shape, stored) in tensors.items()
-        for block in stored
-    ]
-    for number, start, nbytes, key in sorted(blocks):
-        if start != ends[number]:
-            name, due = files[number].name, ends[number]
-            raise CheckpointDamaged(f"{key!r} starts at byte {start} of {name}, where byte {due} comes next.")
-        ends[number] += nbytes
-    for end, file in zip(ends, files, strict=True):
-        _must(end == file.size, f"{file.name} has {file.size} bytes, its tensors end at {end}")
+    ranges: list[list[tuple[int, int, str]]] = [[] for _ in files]
+    for key, (code, shape, stored) in tensors.items():
+        for block in stored:
+            nbytes = (block.box.volume if block.box else math.prod(shape)) * ITEMSIZE[code]
+            ranges[block.file].append((block.offset, block.offset + nbytes, key))
+    for file, of_file in zip(files, ranges, strict=True):
+        check_ranges(file.name, of_file, file.header, file.size)
+
+
+def check_ranges(file: str, ranges: list[tuple[int, int, str]], header: int, size: int) -> None:
+    """The tensors of a file follow one another from the end of its header to its end: no overlap, nothing hidden."""
+    end = header
+    for start, stop, key in sorted(ranges):
+        if start != end:
+            raise CheckpointDamaged(f"{key[:100]!r} starts at byte {start} of {file}, where byte {end} comes next.")
+        end = stop
+    _must(end == size, f"{file} has {size} bytes, its tensors end at {end}")

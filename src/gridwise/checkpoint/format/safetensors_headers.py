@@ -23,11 +23,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound, describe
+from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ...grid import Shape
 from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
-from .manifest_parser import MOST_DIMS, strict_json
+from .manifest_parser import MALFORMED, MOST_DIMS, check_ranges, damaged, strict_json
 from .values import check_keys, decoded, is_length, joined
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
@@ -45,7 +45,7 @@ MAGIC = b"safetensors headers\n"
 EXTRA = "gridwise"
 """The entry of a file's metadata in which an export of ours keeps what has no place among its tensors."""
 
-WRONG = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError)
+UNREADABLE = "cannot be read as safetensors"
 
 
 def is_safetensors(path: Path) -> bool:
@@ -72,7 +72,7 @@ def read_headers(path: Path) -> bytes:
     """What the index, if there is one, and the headers of the files at `path` say, unchecked but for their sizes."""
     where = _index_or_file(path)
     try:
-        weight_map = _weight_map(where) if where.name.endswith(INDEX) else None
+        weight_map = weight_map_of(where, SUFFIX) if where.name.endswith(INDEX) else None
         names = [where.name] if weight_map is None else sorted(set(weight_map.values()))
         files: list[Any] = []
         left = MOST_HEADERS
@@ -82,18 +82,13 @@ def read_headers(path: Path) -> bytes:
             if left < 0:
                 raise CheckpointDamaged(f"the headers of its shards have more than {MOST_HEADERS} bytes together.")
             files.append([name, size, header.decode()])
-    except (CheckpointDamaged, *WRONG) as error:
-        raise damaged(where, error) from None
+    except MALFORMED as error:
+        raise damaged(f"{where} {UNREADABLE}", error) from None
     except FileNotFoundError as error:
         raise CheckpointDamaged(f"{where}: the shard {error.filename} is missing.") from None
     except OSError as error:
         raise CheckpointError(f"{where} cannot be read: {error}.") from error
     return MAGIC + json.dumps([weight_map, files], separators=(",", ":")).encode()
-
-
-def damaged(path: Path, error: Exception) -> CheckpointDamaged:
-    what = str(error) if isinstance(error, CheckpointDamaged) else f"{type(error).__name__}: {str(error)[:200]}"
-    return CheckpointDamaged(f"{path} cannot be read as safetensors: {what}")
 
 
 def _index_or_file(path: Path) -> Path:
@@ -106,15 +101,14 @@ def _index_or_file(path: Path) -> Path:
         raise CheckpointNotFound(f"{path} has no safetensors file.")
     if len(found) > 1:
         raise CheckpointNotFound(
-            describe(
-                f"{path} has several safetensors files and no index: {', '.join(found[:8])}.",
-                fix=f"name one of them, {path / found[0]}.",
-            )
+            f"{path} has several safetensors files and no index: {', '.join(found[:8])}.",
+            fix=f"name one of them, {path / found[0]}.",
         )
     return path / found[0]
 
 
-def _weight_map(path: Path) -> dict[str, str]:
+def weight_map_of(path: Path, suffix: str) -> dict[str, str]:
+    """Which tensor is in which file, by an index whose files have this suffix."""
     if path.stat().st_size > LARGEST_INDEX:
         raise CheckpointDamaged(f"an index of {path.stat().st_size} bytes is too large.")
     tree = strict_json(path.read_bytes())
@@ -122,16 +116,16 @@ def _weight_map(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointDamaged("its index has no `weight_map`.")
     for name in set(map(str, weight_map.values())):
-        if not is_file_name(name):
+        if not is_file_name(name, suffix):
             raise CheckpointDamaged(
-                f"its index names the file {name[:100]!r}: only safetensors files of the same folder are read."
+                f"its index names the file {name[:100]!r}: only {suffix[1:]} files of the same folder are read."
             )
     return {name: str(file) for name, file in weight_map.items()}
 
 
-def is_file_name(name: str) -> bool:
-    """Whether this is the plain name of a safetensors file, which cannot lead out of its folder."""
-    return name.endswith(SUFFIX) and name.isprintable() and not name.startswith(".") and not set(name) & set("/\\\0:")
+def is_file_name(name: str, suffix: str = SUFFIX) -> bool:
+    """Whether this is the plain name of a file with this suffix, which cannot lead out of its folder."""
+    return name.endswith(suffix) and name.isprintable() and not name.startswith(".") and not set(name) & set("/\\\0:")
 
 
 def _header(path: Path) -> tuple[int, bytes]:
@@ -159,8 +153,8 @@ def from_headers(data: bytes, path: Path) -> Manifest:
     try:
         weight_map, files = strict_json(data[len(MAGIC) :])
         return _parsed(weight_map, files, where.parent)
-    except (CheckpointDamaged, *WRONG) as error:
-        raise damaged(where, error) from None
+    except MALFORMED as error:
+        raise damaged(f"{where} {UNREADABLE}", error) from None
 
 
 def _parsed(weight_map: dict[str, str] | None, headers: list[Any], folder: Path) -> Manifest:
@@ -182,13 +176,13 @@ def _parsed(weight_map: dict[str, str] | None, headers: list[Any], folder: Path)
             if weight_map is not None and weight_map.get(name) != file:
                 raise CheckpointDamaged(f"{file} holds {name[:100]!r}, which the index does not expect there.")
             code, shape, first, last = _entry(name, entry)
-            ranges.append((first, last, name))
+            ranges.append((start + first, start + last, name))
             if notes is not None and name in notes["complex"]:
                 code, shape = _as_complex(name, code, shape)
             sums = "0" * DIGITS * number_of_chunks(last - first)
             key = name if notes is not None else joined("", name)
             tensors[key] = StoredTensor(code, shape, (StoredBlock(number, start + first, sums, None),))
-        _check_bytes(ranges, size - start, file)
+        check_ranges(file, ranges, start, size)
     if weight_map is not None:
         missing = sorted(name for name in weight_map if joined("", name) not in tensors)
         if missing:
@@ -205,13 +199,13 @@ def _parsed(weight_map: dict[str, str] | None, headers: list[Any], folder: Path)
     )
 
 
-def _metadata(metadata: Any, file: str) -> dict[str, str]:
+def _metadata(metadata: object, file: str) -> dict[str, str]:
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise CheckpointDamaged(f"the metadata of {file} are not texts by name.")
     return metadata
 
 
-def _entry(name: str, entry: Any) -> tuple[str, Shape, int, int]:
+def _entry(name: str, entry: object) -> tuple[str, Shape, int, int]:
     """The dtype, the shape, and the first byte and that after the last of a tensor."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointDamaged(f"{name[:100]!r} must have a dtype, a shape and data_offsets.")
@@ -234,19 +228,6 @@ def _as_complex(name: str, code: str, shape: Shape) -> tuple[str, Shape]:
     if code != "F64" or shape[-1:] != (2,):
         raise CheckpointDamaged(f"{name[:100]!r} is noted as complex, but has the dtype {code} and the shape {shape}.")
     return "C128", shape[:-1]
-
-
-def _check_bytes(ranges: list[tuple[int, int, str]], size: int, file: str) -> None:
-    """The tensors of a file follow one another from its header to its end: no overlap, nothing hidden."""
-    end = 0
-    for first, last, name in sorted(ranges):
-        if first != end:
-            raise CheckpointDamaged(
-                f"{name[:100]!r} starts at byte {first} of the data of {file}, where {end} comes next."
-            )
-        end = last
-    if end != size:
-        raise CheckpointDamaged(f"{file} has {size} bytes of data, its tensors end at {end}.")
 
 
 def _notes(text: str) -> dict[str, Any]:

@@ -193,10 +193,10 @@ def decoded(value: Json, depth: int = 0) -> Any:
         return value
     if len(value) == 1:
         ((name, inner),) = value.items()
-        if name in DECODERS:
+        if name in DECODERS or name in CONTAINERS:
             try:
-                return DECODERS[name](inner, depth)
-            except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+                return CONTAINERS[name](inner, depth) if name in CONTAINERS else _decoded_scalar(name, inner)
+            except (ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
                 if isinstance(error, CheckpointDamaged):
                     raise
                 raise CheckpointDamaged(
@@ -214,46 +214,31 @@ def _decoded_dict(pairs: Json, depth: int) -> dict[str | int, Any]:
     return result
 
 
-def _decoded_float(text: Json) -> float:
-    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(text) or _wrong(text)
-
-
-def _decoded_complex(parts: Json) -> complex:
-    real, imaginary = map(float, _list(parts))
-    if [repr(real), repr(imaginary)] != parts:  # `float` takes more than it gives: 1e999, 1_0, digits of other scripts
-        _wrong(parts)
-    return complex(real, imaginary)
-
-
-def _decoded_bytes(text: Json) -> bytes:
-    data = base64.b64decode(text, validate=True)
-    return data if base64.b64encode(data).decode("ascii") == text else _wrong(text)
-
-
-def _decoded_dtype(name: Json) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    return dtype if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}" else _wrong(name)
-
-
-def _decoded_device(name: Json) -> torch.device:
-    device = torch.device(name)  # a number would be one of CUDA
-    return device if str(device) == name else _wrong(name)
-
-
 def _list(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else _wrong(value)
+    if not isinstance(value, list):
+        raise ValueError(f"unknown: {str(value)[:50]!r}")
+    return value
 
 
-def _wrong(value: Json) -> Any:
-    raise ValueError(f"unknown: {str(value)[:50]!r}")
+def _decoded_scalar(name: str, inner: Json) -> object:
+    """What is not saved like this is refused: `float` takes 1e999, 1_0 and the digits of other scripts as well."""
+    value = DECODERS[name](inner)
+    if not isinstance(value, SCALARS) or encoded(value, name) != {name: inner}:
+        raise ValueError(f"unknown: {str(inner)[:50]!r}")
+    return value
 
 
-DECODERS: dict[str, Callable[[Json, int], Any]] = {
-    "$float": lambda inner, _: _decoded_float(inner),
-    "$bytes": lambda inner, _: _decoded_bytes(inner),
-    "$complex": lambda inner, _: _decoded_complex(inner),
-    "$dtype": lambda inner, _: _decoded_dtype(inner),
-    "$device": lambda inner, _: _decoded_device(inner),
+SCALARS = (float, *ENCODERS)
+
+DECODERS: dict[str, Callable[[Any], object]] = {
+    "$float": float,
+    "$bytes": base64.b64decode,
+    "$complex": lambda parts: complex(*map(float, parts)),
+    "$dtype": lambda name: getattr(torch, name),
+    "$device": torch.device,
+}
+
+CONTAINERS: dict[str, Callable[[Json, int], object]] = {
     "$tuple": lambda inner, depth: tuple(decoded(item, depth + 1) for item in _list(inner)),
     "$dict": _decoded_dict,
 }

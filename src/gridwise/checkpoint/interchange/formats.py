@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...comm.transports.solo import SoloTransport
-from ...errors import CheckpointError, CheckpointMismatch, describe
+from ...errors import CheckpointError, CheckpointMismatch
 from ...partition import world
 from ..consensus import Consensus
 from ..format.manifest import MANIFEST
@@ -72,10 +72,8 @@ def convert(
         return
     if form == "gridwise" and is_checkpoint(origin):
         raise CheckpointError(
-            describe(
-                f"{origin} is a Gridwise checkpoint already, and {goal} is no .safetensors file.",
-                fix="copy the folder with cp -r; or name a target that ends in .safetensors, or another format (`to`).",
-            )
+            f"{origin} is a Gridwise checkpoint already, and {goal} is no .safetensors file.",
+            fix="copy the folder with cp -r; or name a target that ends in .safetensors, or another format (`to`).",
         )
     portable = portable_of(origin, trust).below(prefix, origin)
     if form == "safetensors":

@@ -13,9 +13,8 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ...errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed, describe
+from ...errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
 from ...partition import Partition
 from .. import disk
 from ..consensus import Consensus
@@ -35,7 +34,7 @@ Shard = dict[str, PortableTensor]
 
 
 def export(
-    path: str | os.PathLike[str], state: Any, P: Partition | None = None, *, shard_size: int = SHARD_SIZE
+    path: str | os.PathLike[str], state: object, P: Partition | None = None, *, shard_size: int = SHARD_SIZE
 ) -> None:
     """Write a model on a grid as a folder that Hugging Face's libraries read: whole tensors under torch's names.
 
@@ -87,10 +86,8 @@ def shards_of(portable: Portable, shard_size: int) -> list[Shard]:
     if portable.values or portable.per_worker:
         others = ", ".join(map(repr, [*portable.values, *portable.per_worker][:8]))
         raise CheckpointMismatch(
-            describe(
-                f"a Hugging Face folder holds tensors only, and here is also {others}.",
-                fix="export the model alone (`prefix`), or to one .safetensors file, which keeps values as notes.",
-            )
+            f"a Hugging Face folder holds tensors only, and here is also {others}.",
+            fix="export the model alone (`prefix`), or to one .safetensors file, which keeps values as notes.",
         )
     shards: list[Shard] = [{}]
     filled = 0
@@ -107,10 +104,8 @@ def _name_of(key: str, x: PortableTensor) -> str:
     name = unescaped(key) if "/" not in key else None
     if not isinstance(name, str) or name == "__metadata__":
         raise CheckpointMismatch(
-            describe(
-                f"{key!r} lies deeper than the names of one module, which is what a Hugging Face folder holds.",
-                fix="export what lies below one key (`prefix`), or a module by itself.",
-            )
+            f"{key!r} lies deeper than the names of one module, which is what a Hugging Face folder holds.",
+            fix="export what lies below one key (`prefix`), or a module by itself.",
         )
     if x.code == "C128":
         raise CheckpointMismatch(f"{key!r} is complex128, for which safetensors has no name.")
@@ -132,9 +127,7 @@ def _prepare(target: Path, blocks: Path | None, shard_size: int) -> None:
     there = sorted(item.name for item in target.iterdir() if item.name.endswith((SUFFIX, INDEX, ".bin")))
     if there:
         raise CheckpointError(
-            describe(
-                f"{target} has a model already: {', '.join(there[:8])}.", fix="another folder, or remove it first."
-            )
+            f"{target} has a model already: {', '.join(there[:8])}.", fix="another folder, or remove it first."
         )
     if blocks is not None:
         disk.remove(blocks)  # of an export that was killed
@@ -163,11 +156,6 @@ def _commit(target: Path, shards: Sequence[Shard]) -> None:
         text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
         draft = target / f"model{INDEX}.tmp"
         disk.remove(draft)
-        fd = disk.create(draft)
-        try:
-            disk.write(fd, [memoryview(text.encode())])
-            disk.sync(fd)
-        finally:
-            os.close(fd)
+        disk.write_file(draft, text.encode())
         disk.rename(draft, target / f"model{INDEX}")
     disk.sync_folder(target)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound, describe
-from ..format.manifest_parser import strict_json
+from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
+from ..format.manifest_parser import MALFORMED, damaged
+from ..format.safetensors_headers import weight_map_of
 from .torch_distributed import read_torch_distributed
 
 BIN, BIN_INDEX = ".bin", ".bin.index.json"
@@ -50,15 +51,16 @@ def _of_bin_folder(path: Path, trust: bool) -> dict[str, Tensor]:
         )
     if not trust:
         raise CheckpointError(
-            describe(
-                f"{path} has {', '.join(names[:4])}, which can only be read by unpickling, and no safetensors files.",
-                fix="the model's safetensors files, if there are any; if you know who wrote these, `trust=True`.",
-            )
+            f"{path} has {', '.join(names[:4])}, which can only be read by unpickling, and no safetensors files.",
+            fix="the model's safetensors files, if there are any; if you know who wrote these, `trust=True`.",
         )
     indices = [name for name in names if name.endswith(BIN_INDEX)]
     if len(indices or names) > 1:
         raise CheckpointNotFound(f"{path} has several models: {', '.join(indices or names)}.")
-    weight_map = _weight_map(path / indices[0]) if indices else None
+    try:
+        weight_map = weight_map_of(path / indices[0], BIN) if indices else None
+    except MALFORMED as error:
+        raise damaged(f"{path / indices[0]} cannot be read as an index", error) from None
     shards = sorted(set(weight_map.values())) if weight_map is not None else names
     state: dict[str, Tensor] = {}
     for name in shards:
@@ -68,14 +70,3 @@ def _of_bin_folder(path: Path, trust: bool) -> dict[str, Tensor]:
             raise CheckpointDamaged(f"{path / name} does not hold just the tensors that the index puts there.")
         state |= tensors
     return state
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    try:
-        weight_map = strict_json(path.read_bytes())["weight_map"]
-        names = set(weight_map.values())
-        if all(isinstance(name, str) and name.endswith(BIN) and not set(name) & set("/\\\0:") for name in names):
-            return dict(weight_map)
-    except (CheckpointDamaged, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        pass
-    raise CheckpointDamaged(f"{path} does not map names to files of the same folder.")

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from ...errors import CheckpointNotFound
 from ...grid import Shape
+from ..format.contents import read_contents
 from ..format.manifest import Manifest, StoredFile, StoredTensor
 from ..reading import available_memory
-from ..reading.contents import read_contents
-from ..reading.open_file import open_foreign_file
+from ..reading.chunk_reads import Want, units_of_all
+from ..reading.open_file import open_checked
 from ..reading.reader import Reader
-from ..reading.wanted_chunks import Want, units_of_all
 from ..state.flatten import Flat, flatten
 from ..state.local_blocks import LocalBlock, LocalTensor
 
@@ -74,10 +74,12 @@ class Portable:
 def portable_of_files(path: Path) -> Portable:
     """What a Gridwise checkpoint, or safetensors files, at `path` hold."""
     manifest = read_contents(path)
-    files = [_Mapped(manifest.files_of, file) for file in manifest.files] if manifest.files_of is not None else []
     tensors = {}
+    memory_of = None if manifest.files_of is None else cache(partial(_map, manifest.files_of))
     for key, stored in manifest.tensors.items():
-        make = partial(_mapped, files, stored) if files else partial(_read, path, manifest, key)
+        make = partial(_read, path, manifest, key)
+        if memory_of is not None:
+            make = partial(_mapped, memory_of, manifest.files, stored)
         tensors[key] = PortableTensor(stored.code, stored.shape, stored.nbytes, make)
     return Portable(tensors, manifest.values, list(manifest.per_worker), manifest.workers)
 
@@ -101,28 +103,20 @@ def _read(path: Path, manifest: Manifest, key: str) -> Tensor:
     return target
 
 
-class _Mapped:
-    """A file, mapped when it is first asked for; pages that are looked at are the system's, not this process's."""
-
-    def __init__(self, folder: Path, file: StoredFile) -> None:
-        self.folder, self.file = folder, file
-        self._memory: mmap.mmap | None = None
-
-    def memory(self) -> mmap.mmap:
-        if self._memory is None:
-            fd = open_foreign_file(self.folder / self.file.name, self.file, "", "")
-            try:
-                # Torch wants memory that may be written to. This may, and the file stays as it is.
-                self._memory = mmap.mmap(fd, self.file.size, access=mmap.ACCESS_COPY)
-            finally:
-                os.close(fd)
-        return self._memory
+def _map(folder: Path, file: StoredFile) -> mmap.mmap:
+    """A file in memory; pages that are looked at are the system's, not this process's."""
+    fd = open_checked(folder / file.name, file, "", None)
+    try:
+        # Torch wants memory that may be written to. This may, and the file stays as it is.
+        return mmap.mmap(fd, file.size, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(fd)
 
 
-def _mapped(files: list[_Mapped], stored: StoredTensor) -> Tensor:
+def _mapped(memory_of: Callable[[StoredFile], mmap.mmap], files: Sequence[StoredFile], stored: StoredTensor) -> Tensor:
     if not stored.nbytes:
         return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
     (block,) = stored.blocks
     count = stored.nbytes // stored.dtype.itemsize
-    memory = files[block.file].memory()
+    memory = memory_of(files[block.file])
     return torch.frombuffer(memory, dtype=stored.dtype, count=count, offset=block.offset).view(stored.shape)

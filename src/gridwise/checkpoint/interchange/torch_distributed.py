@@ -64,7 +64,7 @@ def from_torch(state: Any) -> Any:
     return {key: from_torch(item) for key, item in state.items()}
 
 
-def _names_parameters(group: Any) -> bool:
+def _names_parameters(group: object) -> bool:
     names = group.get("params") if isinstance(group, dict) else None
     return isinstance(names, list) and all(isinstance(name, str) for name in names)
 

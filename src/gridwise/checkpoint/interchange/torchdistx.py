@@ -20,7 +20,16 @@ from ..writing.saving import save
 
 
 @dataclass(frozen=True)
-class FileSystemWriter:
+class _Folder:
+    path: str | os.PathLike[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            raise CheckpointMismatch(f"`path` (={self.path!r}) must be the name of a folder.")
+
+
+@dataclass(frozen=True)
+class FileSystemWriter(_Folder):
     """Saves to the folder `path`.
 
     Parameters
@@ -32,14 +41,9 @@ class FileSystemWriter:
     >>> writer = checkpoint.FileSystemWriter('weights')
     """
 
-    path: str | os.PathLike[str]
-
-    def __post_init__(self) -> None:
-        _check_path(self.path)
-
 
 @dataclass(frozen=True)
-class FileSystemReader:
+class FileSystemReader(_Folder):
     """Loads from the folder `path`.
 
     Parameters
@@ -50,11 +54,6 @@ class FileSystemReader:
     --------
     >>> reader = checkpoint.FileSystemReader(path)
     """
-
-    path: str | os.PathLike[str]
-
-    def __post_init__(self) -> None:
-        _check_path(self.path)
 
 
 def save_state_dict(state_dict: dict[str, Any], storage_writer: FileSystemWriter, process_group: Any = None) -> None:
@@ -94,8 +93,3 @@ def load_state_dict(state_dict: dict[str, Any], storage_reader: FileSystemReader
     if not isinstance(storage_reader, FileSystemReader):
         raise CheckpointMismatch(f"`storage_reader` (={storage_reader!r}) must be a FileSystemReader.")
     load(Path(storage_reader.path), state_dict, None if process_group is None else world(process_group))
-
-
-def _check_path(path: Any) -> None:
-    if not isinstance(path, str | os.PathLike):
-        raise CheckpointMismatch(f"`path` (={path!r}) must be the name of a folder.")

@@ -1,8 +1,8 @@
 """From files to a state on any grid.
 
-loading, contents         load and verify; what stands at a path
+loading                    load and verify
 fit, restore, optimisers   which stored boxes go into which memory
-wanted_chunks, chunk_reads   which chunks hold them
+chunk_reads                which chunks hold them
 reader, open_file, read_ahead   check every byte, then put it into place; files; the disk, before it is asked
 shared_memory_targets     tensors of the state that share memory; available_memory: asked before any is allocated
 """

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointDamaged, CheckpointMismatch, describe
+from ...errors import CheckpointDamaged, CheckpointMismatch
 from ...grid import Box
 from ..format.manifest import Manifest, StoredTensor
 from ..format.values import decoded, unescaped
 from ..state.key_tree import KeyNode, find, tree_of
 from . import available_memory
+from .chunk_reads import Want
 from .shared_memory_targets import overlaps_itself
-from .wanted_chunks import Want
 
 MOST_NAMED = 8
 
@@ -30,16 +30,18 @@ class ReadPlan:
     """What is to be read, and what is to be done when that lies in place."""
 
     wants: list[Want] = field(default_factory=list)
-    finish: list[Callable[[], None]] = field(default_factory=list)
-    result: Any = None
+    finish: list[Callable[[], object]] = field(default_factory=list)
+    result: object = None
 
 
 class Fit:
-    """A checkpoint, asked by worker `rank`, which is number `place` of the `workers` that load."""
+    """A checkpoint, asked by worker `rank`, which is number `place` of the `workers` that load, for what fills `into`."""
 
-    def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
-        self.manifest, self.rank, self.place, self.workers, self.cast = manifest, rank, place, workers, cast
+    def __init__(self, manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool) -> None:
+        self.manifest, self.into, self.cast = manifest, into, cast
+        self.rank, self.place, self.workers = rank, place, workers
         self.plan = ReadPlan()
+        self._made: dict[int, Tensor] = {}
         self._new_bytes = 0
 
     # The checkpoint as a tree
@@ -75,8 +77,8 @@ class Fit:
 
     # What is wanted
 
-    def later(self, put: Callable[[Any], Any], value: Any) -> None:
-        self.plan.finish.append(lambda: put(value) and None)
+    def later(self, put: Callable[[Any], object], value: object) -> None:
+        self.plan.finish.append(partial(put, value))
 
     def stored(self, key: str) -> StoredTensor:
         stored = self.manifest.tensors.get(key)
@@ -88,9 +90,7 @@ class Fit:
 
     def missing(self, key: str) -> CheckpointMismatch:
         near = [name for name in (*self.manifest.tensors, *self.manifest.values) if _near(name, key)]
-        return CheckpointMismatch(
-            describe(f"{key!r} is not in the checkpoint.", fix=f"it has {listed(near)}." if near else "")
-        )
+        return CheckpointMismatch(f"{key!r} is not in the checkpoint.", fix=f"it has {listed(near)}." if near else "")
 
     def new_tensor(self, key: str) -> Tensor:
         stored = self.stored(key)

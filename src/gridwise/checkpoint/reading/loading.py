@@ -16,23 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from ...comm.supervision.matching_calls import key_of, raise_mismatch
 from ...errors import CheckpointError
 from ...partition import Partition
 from ..consensus import Consensus, collector_paused
 from ..format.chunks import checksum
+from ..format.contents import contents_of, read_contents_bytes
 from ..format.manifest import Manifest
 from ..format.manifest_parser import likely_id, read_manifest
-from .contents import contents_of, read_contents_bytes
+from .chunk_reads import all_units, units_of_all
 from .fit import ReadPlan
 from .open_file import MissingFile
 from .read_ahead import reading_ahead
 from .reader import Progress, Reader
 from .restore import plan_load
-from .wanted_chunks import all_units, units_of_all
 
 ATTEMPTS = 5
 """Times that a checkpoint is opened anew when a save replaces it at just that moment."""
@@ -45,7 +43,7 @@ CHECKED, UNCHECKED, FAILED, REPLACED = range(4)
 """How a worker has started; the largest of all workers says how they go on."""
 
 
-def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = None, *, cast: bool = False) -> Any:
+def load(path: str | os.PathLike[str], into: object = None, P: Partition | None = None, *, cast: bool = False) -> Any:
     """Fill `into` from the checkpoint at `path`, and return it.
 
     Parameters
@@ -82,7 +80,7 @@ def load(path: str | os.PathLike[str], into: Any = None, P: Partition | None = N
         return _load(consensus, Path(path), into, cast)
 
 
-def _load(consensus: Consensus, path: Path, into: Any, cast: bool) -> Any:
+def _load(consensus: Consensus, path: Path, into: object, cast: bool) -> Any:
     for attempt in range(1, ATTEMPTS + 1):
         started = _started(consensus, path, into, cast, attempt)
         if started is not None:
@@ -99,7 +97,7 @@ def _load(consensus: Consensus, path: Path, into: Any, cast: bool) -> Any:
 
 
 def _started(
-    consensus: Consensus, path: Path, into: Any, cast: bool, attempt: int
+    consensus: Consensus, path: Path, into: object, cast: bool, attempt: int
 ) -> tuple[ReadPlan, Reader, bool] | None:
     """What is to be done, the open data files, and whether all workers have checked them.
 
@@ -126,18 +124,13 @@ def _started(
     )
     unchecked = reader is None or not reader.is_checked
     state = REPLACED if replaced else FAILED if error is not None else UNCHECKED if unchecked else CHECKED
-    key = key_of("gridwise.checkpoint.load")
-    words = np.array([key, -key, number, -number, state], dtype=np.int64)  # in the form of `comm.rollcall`
     try:
-        consensus.transport.all_max(words, consensus.team, consensus.what)
-        if words[0] != -words[1]:
-            raise_mismatch(consensus.transport, consensus.team, consensus.what, key)
-        replaced = words[4] == REPLACED or words[2] != -words[3]
-        if words[4] == FAILED and not replaced:
+        alike, state = consensus.vote("gridwise.checkpoint.load", number, state)
+        if alike and state == FAILED:
             consensus.agree(error)
-        if not replaced:
+        if alike and state != REPLACED:
             assert reader is not None
-            return plan, reader, words[4] == CHECKED
+            return plan, reader, state == CHECKED
     except BaseException:
         if reader is not None:
             reader.close()

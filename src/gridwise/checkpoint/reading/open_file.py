@@ -14,7 +14,7 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ import numpy as np
 import xxhash
 
 from ...errors import CheckpointDamaged
-from ..format.chunks import CHUNK, Memory
+from ..disk import Buffers, after
+from ..format.chunks import CHUNK
 from ..format.data_file import ID_KEY
 from ..format.manifest import StoredFile
 from ..format.open_inside import open_inside
@@ -42,7 +43,7 @@ PAGE = mmap.PAGESIZE
 
 
 class DataFile:
-    """An open data file, which it closes; `open_data_file` has checked its kind, size and header."""
+    """An open data file, which it closes; `open_checked` has checked its kind, size and header."""
 
     def __init__(self, fd: int, stored: StoredFile, may_map: bool = True) -> None:
         self._fd = fd
@@ -74,7 +75,7 @@ class DataFile:
         places = np.stack((addresses, sizes), axis=1)  # an array of `struct iovec`
         return bool(preadv2(self._fd, places.ctypes.data, len(places), offset, NOWAIT) == sizes.sum())
 
-    def read(self, offset: int, places: Sequence[memoryview | Memory]) -> int:
+    def read(self, offset: int, places: Buffers) -> int:
         """Read from `offset` on into the places, one after the other; the number of bytes that are not there."""
         return _read(self._fd, offset, places)
 
@@ -121,38 +122,25 @@ def is_in_memory(fd: int, offset: int, size: int) -> bool:
 _own = threading.local()
 
 
-def _read(fd: int, offset: int, places: Sequence[memoryview | Memory]) -> int:
-    """Fill the places from `offset` on; the number of bytes that are not there."""
+def _read(fd: int, offset: int, places: Buffers) -> int:
     left = places
-    total = sum(map(len, places))
-    while total:
-        done = os.preadv(fd, left, offset)
-        if done == 0:
-            return total
-        total -= done
+    while left and (done := os.preadv(fd, left, offset)):
+        left = after(left, done)
         offset += done
-        if total:
-            left = list(left)
-            while done >= len(left[0]):
-                done -= len(left.pop(0))
-            left[0] = memoryview(left[0]).cast("B")[done:]
-    return 0
+    return sum(map(len, left))
 
 
-def open_data_file(path: Path, stored: StoredFile, key: str, save_id: str) -> int:
-    """A file of a checkpoint, after checking its kind, size and header; `key` is a tensor that it holds, for errors."""
-    return _opened(path, stored, key, lambda: open_inside(path.parent.parent, path.parent.name, path.name), save_id)
+def open_checked(path: Path, stored: StoredFile, key: str, save_id: str | None) -> int:
+    """A data file of the save `save_id`, after checking its kind, size and header; `key` is a tensor in it, for errors.
 
-
-def open_foreign_file(path: Path, stored: StoredFile, key: str, _: str) -> int:
-    """A file that another program has written, after the same checks; a link to it is followed."""
-    return _opened(path, stored, key, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), None)
-
-
-def _opened(path: Path, stored: StoredFile, key: str, opened: Callable[[], int], save_id: str | None) -> int:
+    Without an id it is a file that another program has written: there a link is followed.
+    """
     says = f"file {path.parent.name}/{path.name}, tensor {key!r}"
     try:
-        fd = opened()
+        if save_id is None:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        else:
+            fd = open_inside(path.parent.parent, path.parent.name, path.name)
     except FileNotFoundError:
         raise MissingFile(f"{says}: the file is missing from {path.parent}. Nothing was changed.") from None
     except OSError as error:

@@ -5,14 +5,15 @@ What is as large as a parameter (a momentum, say) lies as the parameter lies, bl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointMismatch, describe
-from ..format.manifest import Manifest, StoredTensor
+from ...errors import CheckpointMismatch
+from ..format.manifest import StoredTensor
 from ..format.values import joined
 from ..state.flatten import names_of_parameters, parameter_names
 from ..state.local_blocks import LocalTensor, is_deferred, is_tensor, layout_of, local_tensor
@@ -24,10 +25,6 @@ SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_m
 
 class OptimiserFit(Fit):
     """A checkpoint, asked for the optimisers in `into`."""
-
-    def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
-        super().__init__(manifest, rank, place, workers, cast)
-        self.into: Any = None
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -51,14 +48,12 @@ class OptimiserFit(Fit):
             if options.get("params") != group_names:
                 first, second = set(group_names), set(options.get("params") or ())
                 raise CheckpointMismatch(
-                    describe(
-                        f"{key!r}: group {place} of the {type(optimiser).__name__} has other parameters than were saved.",
-                        [
-                            f"only in `into`: {listed(sorted(first - second))}",
-                            f"only saved: {listed(sorted(second - first))}",
-                        ],
-                        "build the optimiser with the same groups, parameters in the same order.",
-                    )
+                    f"{key!r}: group {place} of the {type(optimiser).__name__} has other parameters than were saved.",
+                    [
+                        f"only in `into`: {listed(sorted(first - second))}",
+                        f"only saved: {listed(sorted(second - first))}",
+                    ],
+                    "build the optimiser with the same groups, parameters in the same order.",
                 )
             del options["params"]
             self.check_options(key, optimiser, options, group)
@@ -86,14 +81,12 @@ class OptimiserFit(Fit):
         unknown = sorted(map(str, saved.keys() - optimiser.defaults.keys() - group.keys() - SCHEDULED))
         if missing and unknown:
             raise CheckpointMismatch(
-                describe(
-                    f"{key!r}: what was saved has options that are none of a {type(optimiser).__name__}.",
-                    [f"only in `into`: {listed(missing)}", f"only saved: {listed(unknown)}"],
-                    "build the optimiser that was saved.",
-                )
+                f"{key!r}: what was saved has options that are none of a {type(optimiser).__name__}.",
+                [f"only in `into`: {listed(missing)}", f"only saved: {listed(unknown)}"],
+                "build the optimiser that was saved.",
             )
 
-    def state_of(self, key: str, parameter: Tensor, now: Any, group: dict[str, Any]) -> dict[Any, Any]:
+    def state_of(self, key: str, parameter: Tensor, now: Mapping[Any, Any], group: dict[str, Any]) -> dict[Any, Any]:
         """The state of one parameter: what is as large as the parameter lies where it lies, the rest is whole."""
         found = self.below(key)
         if found is None:
@@ -112,16 +105,18 @@ class OptimiserFit(Fit):
                 state[name] = self.like_parameter(child.key, stored, parameter, share, now.get(name))
             else:
                 value = self.built(child)
-                on_device = isinstance(value, Tensor) and (group.get("capturable") or group.get("fused"))
-                state[name] = _On(value, parameter.device) if on_device else value
+                state[name] = value
+                if isinstance(value, Tensor) and (group.get("capturable") or group.get("fused")):
+                    self.plan.finish.append(partial(_move, state, name, parameter.device))
         return state
 
     def like_parameter(
-        self, key: str, stored: StoredTensor, parameter: Tensor, share: LocalTensor, before: Any
+        self, key: str, stored: StoredTensor, parameter: Tensor, share: LocalTensor, before: object
     ) -> Tensor:
         """Memory that lies as the parameter lies, for the block of a stored tensor; that from before if it fits."""
-        usable = is_tensor(before) and before.shape == parameter.shape and before.dtype == stored.dtype
-        target = before if usable else torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
+        target, usable = before, is_tensor(before)
+        if not is_tensor(target) or target.shape != parameter.shape or target.dtype != stored.dtype:
+            target, usable = torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False), False
         # The state of a split parameter is a plain tensor, that of a DTensor is a DTensor.
         parts = share.parts if layout_of(parameter) is not None else local_tensor(target, key, self.rank).parts
         for part in parts:
@@ -130,17 +125,12 @@ class OptimiserFit(Fit):
         return target
 
 
-class _On:
-    """A tensor that is to be moved to a device when it has been read."""
-
-    def __init__(self, value: Tensor, device: torch.device) -> None:
-        self.value, self.device = value, device
+def _move(state: dict[Any, Any], name: str | int, device: torch.device) -> None:
+    state[name] = state[name].to(device)
 
 
 def _set_state(optimiser: torch.optim.Optimizer, parameter: Tensor, state: dict[Any, Any]) -> None:
     if not state:
         optimiser.state.pop(parameter, None)
         return
-    optimiser.state[parameter] = {
-        name: item.value.to(item.device) if isinstance(item, _On) else item for name, item in state.items()
-    }
+    optimiser.state[parameter] = state

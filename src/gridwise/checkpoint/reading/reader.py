@@ -20,16 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from ...comm.launching.cores import cores
-from ...errors import CheckpointDamaged, CheckpointMismatch, describe
-from ..disk import MOST_BUFFERS
+from ...errors import CheckpointDamaged, CheckpointMismatch
 from ..format.chunks import Memory, checksums
 from ..format.manifest import Manifest
 from .chunk_reads import TOGETHER, ChunkReads, Span
-from .open_file import DataFile, open_data_file, open_foreign_file
-from .shared_memory_targets import are_alike, pairs_that_share, shared_ranges
-
-AT_ONCE = 8 << 20
-"""Bytes that are read into place in one call."""
+from .open_file import DataFile, open_checked
+from .shared_memory_targets import shared_memory
 
 MOST_MAPPED = 64
 """Files up to which they are mapped: a mapping holds a second descriptor."""
@@ -80,10 +76,8 @@ class Reader:
             numbers, firsts = np.unique(self.units.files, return_index=True)
             for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
                 file, key, may_map = self.files[number], self.units.keys[first], len(numbers) <= MOST_MAPPED
-                opened = open_data_file if self.has_sums else open_foreign_file
-                self._open_files[number] = DataFile(
-                    opened(self.folder / file.name, file, key, self.save_id), file, may_map
-                )
+                fd = open_checked(self.folder / file.name, file, key, self.save_id if self.has_sums else None)
+                self._open_files[number] = DataFile(fd, file, may_map)
         except BaseException:
             self.close()
             raise
@@ -112,52 +106,36 @@ class Reader:
         self.is_checked = True
 
     def _check_shared(self) -> None:
-        for first, second in pairs_that_share(self.units):
-            if not are_alike(self.units, first, second):
-                *offsets, size = shared_ranges(self.units, first, second)
-                found = [bytearray(size), bytearray(size)]
-                for unit, offset, data in zip((first, second), offsets, found, strict=True):
-                    self._open_files[int(self.units.files[unit])].read(offset, [memoryview(data)])
-                if found[0] != found[1]:
-                    raise CheckpointMismatch(
-                        f"{self.units.keys[first]!r} and {self.units.keys[second]!r} share memory in `into`, and were saved "
-                        "with different values.\n  fix: give each of them memory of its own."
-                    )
+        units = self.units
+        for first, second, before, size in shared_memory(units):
+            if (
+                not before
+                and size == units.sizes[first] == units.sizes[second]
+                and units.sums[first] == units.sums[second]
+            ):
+                continue
+            found = []
+            for unit, offset in ((first, before), (second, 0)):
+                data = bytearray(size)
+                self._open_files[int(units.files[unit])].read(int(units.offsets[unit]) + offset, [memoryview(data)])
+                found.append(data)
+            if found[0] != found[1]:
+                raise CheckpointMismatch(
+                    f"{units.keys[first]!r} and {units.keys[second]!r} share memory in `into`, and were saved with different "
+                    "values.",
+                    fix="give each of them memory of its own.",
+                )
 
     def fill(self, progress: Progress | None = None) -> None:
         """Put the values into place."""
         left = self.units.have_to_be_put()
-        spans = self._wider([(start, stop) for start, stop in self.spans if left[start:stop].any()])
+        spans = [(start, stop) for start, stop in self.spans if left[start:stop].any()]
         tail = "It was whole when it was checked, and has changed since: what was to be filled now holds a mixture."
         self._run(self._fill_span, spans, progress, tail)
         changed = {number for number, file in self._open_files.items() if file.has_changed()}
         if changed:
             again = [(start, stop) for start, stop in spans if self.units.files[start] in changed]
             self._run(self._compare_in_place, again, None, tail)
-
-    def _wider(self, spans: Sequence[Span]) -> list[Span]:
-        """The spans, neighbours taken together where all their bytes go straight into place: fewer, larger reads."""
-        wider: list[Span] = []
-        straight = False
-        for start, stop in spans:
-            goes_on = straight
-            straight = bool(self.units.addresses[start:stop].all())
-            if goes_on and straight and self._adjoins(wider[-1], (start, stop)):
-                wider[-1] = wider[-1][0], stop
-            else:
-                wider.append((start, stop))
-        return wider
-
-    def _adjoins(self, before: Span, span: Span) -> bool:
-        """Whether a span follows another in the same file, and they are not too much together."""
-        if before[1] != span[0] or span[1] - before[0] > MOST_BUFFERS:
-            return False
-        together = self.units.cut((before[0], span[1]))
-        return bool(
-            together.files[0] == together.files[-1]
-            and together.extent == together.sizes.sum()
-            and together.offsets[-1] - together.offsets[0] < AT_ONCE
-        )
 
     def _run(
         self,
@@ -188,9 +166,7 @@ class Reader:
             shown = sorted(set(problems))
             more = [f"... and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
             more += ["the rest was not looked at"] if len(problems) >= ENOUGH else []
-            raise CheckpointDamaged(
-                describe(f"the checkpoint {self.path} is damaged. {tail}", [*shown[:MOST_NAMED], *more])
-            )
+            raise CheckpointDamaged(f"the checkpoint {self.path} is damaged. {tail}", [*shown[:MOST_NAMED], *more])
 
     def _check_span(self, span: ChunkReads) -> list[str]:
         if span.fresh.all() and span.go_straight:

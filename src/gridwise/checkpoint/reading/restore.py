@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointMismatch, describe
+from ...errors import CheckpointMismatch
 from ...log import logger
 from ..format.manifest import Manifest
 from ..format.values import DEEPEST, joined, joined_all
@@ -51,19 +51,18 @@ from ..state.local_blocks import (
     place_like,
 )
 from ..state.plain_tensors import plain_of
+from .chunk_reads import Want
 from .fit import ReadPlan, listed
 from .optimisers import OptimiserFit
-from .wanted_chunks import Want
 
 
-def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int, cast: bool) -> ReadPlan:
+def plan_load(manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool) -> ReadPlan:
     """How worker `rank`, number `place` of `workers`, fills `into` (None: a new nested dict of everything)."""
-    walk = _StateFitter(manifest, rank, place, workers, cast)
+    walk = _StateFitter(manifest, into, rank, place, workers, cast)
     if into is None:
         walk.plan.result = walk.everything("")
         return walk.plan
     check_state(into)
-    walk.into = into
     if isinstance(into, dict):
         walk.mapping("", into, 0)
     else:
@@ -77,13 +76,9 @@ def plan_load(manifest: Manifest, into: Any, rank: int, place: int, workers: int
 class _StateFitter(OptimiserFit):
     """One pass over the state that is to be filled."""
 
-    def __init__(self, manifest: Manifest, rank: int, place: int, workers: int, cast: bool) -> None:
-        super().__init__(manifest, rank, place, workers, cast)
-        self._made: dict[int, Tensor] = {}
-
     # What is asked for
 
-    def any(self, key: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
+    def any(self, key: str, value: object, put: Callable[[Any], None], depth: int) -> None:
         if depth > DEEPEST:
             raise CheckpointMismatch(f"{key!r} of `into` is nested deeper than {DEEPEST} levels, or holds itself.")
         if is_tensor(value):
@@ -165,7 +160,7 @@ class _StateFitter(OptimiserFit):
 
     # Tensors
 
-    def tensor(self, key: str, value: Any, put: Callable[[Any], None]) -> None:
+    def tensor(self, key: str, value: Tensor, put: Callable[[Any], None]) -> None:
         if is_deferred(value):
             if id(value) not in self._made:
                 self._made[id(value)] = self.deferred(key, value)
@@ -263,9 +258,7 @@ class _StateFitter(OptimiserFit):
             heads = sorted({name.partition("/")[0] for name in extra}) if not key else []
             below = next((head for head in heads if all(f"{head}/{name}" in stored for name in expected)), None)
             fix = f"it was saved below {below!r}: load(path, into={{{below!r}: ...}})." if below else ""
-            raise CheckpointMismatch(
-                describe(f"{what} at {key or 'the top'!r} does not fit the checkpoint.", lines, fix)
-            )
+            raise CheckpointMismatch(f"{what} at {key or 'the top'!r} does not fit the checkpoint.", lines, fix)
 
 
 def _like(value: Tensor, data: Tensor) -> Tensor:
@@ -279,7 +272,7 @@ def _like(value: Tensor, data: Tensor) -> Tensor:
     return new
 
 
-def _as_before(before: Any, saved: Any) -> Any:
+def _as_before(before: object, saved: object) -> Any:
     """`saved`, in dicts of the kinds that were there before: a Counter stays a Counter."""
     if isinstance(before, dict) and isinstance(saved, dict):
         inner = {name: _as_before(before.get(name), item) for name, item in saved.items()}

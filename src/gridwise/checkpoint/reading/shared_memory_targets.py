@@ -38,29 +38,18 @@ def overlaps_itself(x: Tensor) -> bool:
     return int(np.count_nonzero(places)) < x.numel()
 
 
-def pairs_that_share(units: ChunkReads) -> Iterator[tuple[int, int]]:
-    """Two units each, the second of which goes, in part or whole, to memory that the first one goes to.
+def shared_memory(units: ChunkReads) -> Iterator[tuple[int, int, int, int]]:
+    """Two units each that go, in part or whole, to the same memory; where in the first that begins, and how many bytes it is.
 
-    Units are walked through by address, and compared with the one before that reaches furthest. If all these pairs agree
-    about what they share, any two units do.
+    It begins where the second unit does. Units are walked through by address, and compared with the one before that reaches
+    furthest. If all these pairs agree about what they share, any two units do.
     """
     straight = np.flatnonzero(units.addresses)
     order = straight[np.argsort(units.addresses[straight], kind="stable")]
     starts = units.addresses[order]
-    reach = np.maximum.accumulate(starts + units.sizes[order])
+    stops = starts + units.sizes[order]
+    reach = np.maximum.accumulate(stops)
     for place in (np.flatnonzero(starts[1:] < reach[:-1]) + 1).tolist():
         furthest = np.searchsorted(reach, reach[place - 1])
-        yield int(order[furthest]), int(order[place])
-
-
-def are_alike(units: ChunkReads, first: int, second: int) -> bool:
-    """Whether two units go to the same place with the same bytes, by their checksums."""
-    columns = (units.addresses, units.sizes, units.sums)
-    return all(column[first] == column[second] for column in columns)
-
-
-def shared_ranges(units: ChunkReads, first: int, second: int) -> tuple[int, int, int]:
-    """Where in its file each of two such units has what they share, and how many bytes that is."""
-    starts, stops = units.addresses, units.addresses + units.sizes
-    size = min(stops[first], stops[second]) - starts[second]
-    return int(units.offsets[first] + starts[second] - starts[first]), int(units.offsets[second]), int(size)
+        size = min(stops[furthest], stops[place]) - starts[place]
+        yield int(order[furthest]), int(order[place]), int(starts[place] - starts[furthest]), int(size)

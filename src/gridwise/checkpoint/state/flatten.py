@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class Group(NamedTuple):
     alone: bool
 
 
-def flatten(state: Any, rank: int = 0, place: int = 0, in_groups: bool = False) -> Flat:
+def flatten(state: object, rank: int = 0, place: int = 0, in_groups: bool = False) -> Flat:
     """The state of the worker with rank `rank` in the world, which is number `place` of those that save.
 
     With `in_groups`, dicts of plain tensors only are left as groups: enough for a copy, and quickly done.
@@ -123,7 +123,7 @@ def _check_places(flat: Flat) -> None:
         )
 
 
-def check_state(state: Any) -> None:
+def check_state(state: object) -> None:
     if not isinstance(state, dict) and not has_state(state):
         raise CheckpointMismatch(
             f"`state` (a {type(state).__name__}) must be a dict, a module, an optimiser, or anything else with `state_dict` "
@@ -131,12 +131,20 @@ def check_state(state: Any) -> None:
         )
 
 
-def has_state(value: Any) -> bool:
+class Stateful(Protocol):
+    """What gives and takes its state by itself."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+
+
+def has_state(value: object) -> TypeGuard[Stateful]:
     """Whether a value gives and takes its state by itself: modules, optimisers, schedulers, scalers, loaders."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def names_of_parameters(state: Any) -> dict[int, str]:
+def names_of_parameters(state: object) -> dict[int, str]:
     """Parameter (by `id`) -> name in its module; with the module's key in front where two modules have the same name."""
     modules = list(_modules(state, "", 0))
     relative: dict[str, set[int]] = {}
@@ -151,7 +159,7 @@ def names_of_parameters(state: Any) -> dict[int, str]:
     }
 
 
-def _modules(value: Any, prefix: str, depth: int) -> Iterator[tuple[str, torch.nn.Module]]:
+def _modules(value: object, prefix: str, depth: int) -> Iterator[tuple[str, torch.nn.Module]]:
     if depth > DEEPEST:
         return
     if isinstance(value, torch.nn.Module):
@@ -189,7 +197,7 @@ def parameter_names(optimiser: torch.optim.Optimizer, names: Mapping[int, str], 
 class _StateFlattener:
     """One pass over a state."""
 
-    def __init__(self, rank: int, place: int, state: Any) -> None:
+    def __init__(self, rank: int, place: int, state: object) -> None:
         self.rank, self.place, self.state = rank, place, state
         self.flat = Flat()
         self.in_groups = False
@@ -202,7 +210,7 @@ class _StateFlattener:
     def names(self) -> dict[int, str]:
         return names_of_parameters(self.state)
 
-    def any(self, key: str, value: Any, depth: int) -> None:
+    def any(self, key: str, value: object, depth: int) -> None:
         if not self.asked_late and has_state(value):
             self.asked_late = bool(self.flat.groups or self.flat.tensors or self.flat.own_tensors)
         if is_tensor(value):
@@ -256,7 +264,7 @@ class _StateFlattener:
     def value(self, key: str, value: Json) -> None:
         (self.flat.own_values if self.alone else self.flat.values)[key] = value
 
-    def tensor(self, key: str, value: Any) -> None:
+    def tensor(self, key: str, value: Tensor) -> None:
         if is_deferred(value):
             raise CheckpointMismatch(
                 f"{key!r} has no values yet: it is deferred.\n  fix: materialise the module before saving."
@@ -323,12 +331,12 @@ def first_owner(layout: Layout) -> int:
     return next((rank for rank, box in layout.blocks() if box.volume), layout.grid.ranks[0])
 
 
-def lies_like(item: Any, parameter: Tensor) -> bool:
+def lies_like(item: object, parameter: Tensor) -> bool:
     """Whether a tensor of an optimiser has one value per element of the parameter, and so lies where it lies."""
     return is_tensor(item) and item.shape == parameter.shape
 
 
-def is_plain(value: Any, depth: int = 0) -> bool:
+def is_plain(value: object, depth: int = 0) -> bool:
     """Whether a value holds no tensor and nothing that has a state of its own."""
     if depth > DEEPEST:
         return True  # refused when it is encoded, with the key in the message

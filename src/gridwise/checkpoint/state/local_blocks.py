@@ -13,16 +13,17 @@ The one question behind saving ("which of this do I write?") and loading ("which
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointMismatch, describe
+from ... import deferred_init
+from ...deferred_init.materializing import put_in_place
+from ...errors import CheckpointMismatch
 from ...grid import Box, Layout, Shape
 from ..format.manifest import CODES
 from .plain_tensors import TYPES, Plain
@@ -67,7 +68,7 @@ def local_plain(plain: Plain, owned: bool) -> Iterator[LocalTensor]:
     return map(tuple.__new__, repeat(LocalTensor), zip(plain.codes, plain.shapes, alone, repeat(not owned)))
 
 
-def local_tensor(x: Any, key: str, rank: int) -> LocalTensor:
+def local_tensor(x: Tensor, key: str, rank: int) -> LocalTensor:
     """This worker's share of the tensor `x`, of which `key` is the name."""
     dtype = dtype_of(x)
     code = CODES.get(dtype)
@@ -90,7 +91,7 @@ def local_tensor(x: Any, key: str, rank: int) -> LocalTensor:
     return LocalTensor(code, layout.global_shape, _parts_of_layout(x, data, layout, key, rank))
 
 
-def layout_of(x: Any) -> Layout | None:
+def layout_of(x: object) -> Layout | None:
     """The layout that a split tensor carries as its `placement`, or as its `layout`, the name up to 0.1."""
     for name in (PLACEMENT, FORMER_PLACEMENT):
         layout = getattr(x, name, None)
@@ -119,16 +120,14 @@ def _parts_of_layout(x: Tensor, data: Tensor, layout: Layout, key: str, rank: in
         return []
     if tuple(data.shape) != box.shape:
         raise CheckpointMismatch(
-            describe(
-                f"{key!r} has a placement that does not fit it: its block here is {list(box.start)} to {list(box.stop)}.",
-                [f"worker {rank}: shape {tuple(data.shape)}, the block has {box.shape}"],
-                "set `.placement` again after changing a parameter's shape.",
-            )
+            f"{key!r} has a placement that does not fit it: its block here is {list(box.start)} to {list(box.stop)}.",
+            [f"worker {rank}: shape {tuple(data.shape)}, the block has {box.shape}"],
+            "set `.placement` again after changing a parameter's shape.",
         )
     return [LocalBlock(box, data, owned)]
 
 
-def _local_sharded(x: Any, code: str) -> LocalTensor:
+def _local_sharded(x: ShardedTensor, code: str) -> LocalTensor:
     parts = []
     for shard in x.local_shards():
         start = tuple(shard.metadata.shard_offsets)
@@ -138,31 +137,30 @@ def _local_sharded(x: Any, code: str) -> LocalTensor:
     return LocalTensor(code, tuple(x.metadata().size), parts)
 
 
-def _local_dtensor(x: Any, key: str, code: str) -> LocalTensor:
+def _local_dtensor(x: DTensor, key: str, code: str) -> LocalTensor:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(placement.is_partial() for placement in x.placements):
         raise CheckpointMismatch(f"{key!r} is a DTensor of partial sums: redistribute it to Shard or Replicate first.")
     shape, start = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
-    local = x.to_local().detach()
-    if not local.numel() or x.device_mesh.get_coordinate() is None:
+    local, at = x.to_local().detach(), x.device_mesh.get_coordinate()
+    if not local.numel() or at is None:
         return LocalTensor(code, tuple(x.shape), [])
-    replicated = [
-        place for place, how in zip(x.device_mesh.get_coordinate(), x.placements, strict=True) if how.is_replicate()
-    ]
+    replicated = [place for place, how in zip(at, x.placements, strict=True) if how.is_replicate()]
     box = Box(tuple(start), tuple(a + n for a, n in zip(start, shape, strict=True)))
     return LocalTensor(code, tuple(x.shape), [LocalBlock(box, local, not any(replicated))])
 
 
-def is_tensor(x: object) -> bool:
+def is_tensor(x: object) -> TypeGuard[Tensor]:
+    """Whether this is a tensor; a ShardedTensor of torch counts as one."""
     return isinstance(x, Tensor) or _is_sharded(x)
 
 
-def _is_sharded(x: object) -> bool:
+def _is_sharded(x: object) -> TypeGuard[ShardedTensor]:
     return ShardedTensor is not None and isinstance(x, ShardedTensor)
 
 
-def dtype_of(x: Any) -> torch.dtype:
+def dtype_of(x: Tensor) -> torch.dtype:
     """The dtype of a tensor; a ShardedTensor itself answers only if it has one local shard."""
     return x.metadata().tensor_properties.dtype if _is_sharded(x) else x.dtype
 
@@ -187,26 +185,15 @@ def _torch_layout(x: Tensor) -> torch.layout:
 
 def is_deferred(x: object) -> bool:
     """Whether a tensor has no memory yet: on the meta device, or deferred by `gridwise.deferred_init`."""
-    return isinstance(x, Tensor) and not _is_sharded(x) and (x.is_meta or _is_pending(x))
-
-
-def _is_pending(x: Tensor) -> bool:
-    """Whether `gridwise.deferred_init` has deferred this tensor; if nobody has imported it, it has deferred none."""
-    deferring = sys.modules.get("gridwise.deferred_init")
-    return deferring is not None and bool(deferring.is_deferred(x))
+    return isinstance(x, Tensor) and not _is_sharded(x) and (x.is_meta or deferred_init.is_deferred(x))
 
 
 def in_place_of(x: Tensor, made: Tensor) -> Tensor:
     """What a deferred tensor is when `made` has taken its place: itself, wherever it is held, if it can be."""
-    if x.is_meta:
-        return made
-    from ...deferred_init.materializing import put_in_place
-
-    return put_in_place(x, made)
+    return made if x.is_meta else put_in_place(x, made)
 
 
 def materialize_rest(module: torch.nn.Module) -> None:
     """Make what is still deferred when the state of a module is loaded: what its state does not hold."""
-    deferring = sys.modules.get("gridwise.deferred_init")
-    if deferring is not None and not isinstance(module, torch.jit.ScriptModule):
-        deferring.materialize_module(module, progress=False)
+    if not isinstance(module, torch.jit.ScriptModule):
+        deferred_init.materialize_module(module, progress=False)

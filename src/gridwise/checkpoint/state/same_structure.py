@@ -7,19 +7,15 @@ worker spell out what it holds, and all of them the first differences.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from ...errors import CheckpointMismatch, describe
-from ...grid import Shape
 from ..consensus import Consensus
 from ..format.chunks import checksum
-from ..format.values import joined_all
 from .flatten import Flat
 
 MOST_NAMED = 8
@@ -33,9 +29,7 @@ def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
         lines = [f"worker {rank}: {given}" for rank, (given, _) in zip(consensus.team, said, strict=True)]
         more = [f"... and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
         fix = "give all of them one path, on a file system that they share: each writes its own part there."
-        raise CheckpointMismatch(
-            describe("saving: the workers gave different paths.", [*lines[:MOST_NAMED], *more], fix)
-        )
+        raise CheckpointMismatch("saving: the workers gave different paths.", [*lines[:MOST_NAMED], *more], fix)
     everyone = [listing for _, listing in said]
     if any(list(listing.items()) != list(everyone[0].items()) for listing in everyone):
         raise CheckpointMismatch(_disagreement(consensus.what, dict(zip(consensus.team, everyone, strict=True))))
@@ -43,22 +37,14 @@ def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
 
 def number_of(flat: Flat, path: Path) -> int:
     """63 bits of a checksum of all that must be the same; of the path its name, for it may be reached in other ways."""
-    hasher = xxhash.xxh3_64(json.dumps([flat.values, flat.per_worker, path.name]).encode())
-    tensors = flat.tensors.values()
-    hasher.update(bytes(x.everywhere for x in tensors))
-    _add(hasher, flat.tensors, [x.code for x in tensors], [x.shape for x in tensors])
-    for prefix, plain, alone in flat.groups:
-        if not alone:
-            _add(hasher, joined_all(prefix, plain.names), plain.codes, plain.shapes)
-    return int(hasher.intdigest() >> 1)
-
-
-def _add(hasher: xxhash.xxh3_64, keys: Collection[str], codes: Sequence[str], shapes: Sequence[Shape]) -> None:
-    lengths = np.fromiter(chain(map(len, keys), map(len, shapes)), dtype=np.int64)
-    extents = np.fromiter(chain.from_iterable(shapes), dtype=np.int64)
-    texts = "".join(keys).encode(errors="surrogatepass"), ",".join(codes).encode()
-    for part in (*texts, lengths.tobytes(), extents.tobytes()):
-        hasher.update(part)
+    all_tensors = flat.tensors.values()
+    tensors = [
+        list(flat.tensors),
+        *([getattr(x, name) for x in all_tensors] for name in ("code", "shape", "everywhere")),
+    ]
+    groups = [(prefix, plain.names, plain.numbers, plain.kinds) for prefix, plain, alone in flat.groups if not alone]
+    said = json.dumps([flat.values, flat.per_worker, path.name, tensors, groups])
+    return int(xxhash.xxh3_64_intdigest(said.encode()) >> 1)
 
 
 def _listing(flat: Flat) -> dict[str, Any]:
@@ -74,29 +60,29 @@ def _listing(flat: Flat) -> dict[str, Any]:
 
 
 def _disagreement(what: str, everyone: dict[int, dict[str, str]]) -> str:
-    keys = dict.fromkeys(key for listing in everyone.values() for key in listing)
-    wrong = [key for key in keys if len({listing.get(key) for listing in everyone.values()}) > 1]
-    if not wrong:
+    first, lines = differences(everyone)
+    if first is None:
         return f"{what}: the workers hold the same, but in different orders: build the state alike on all of them."
-    lines = []
-    for key in wrong[:MOST_NAMED]:
-        lines += [f"{key!r} on {who(ranks)}: {text or 'is missing'}" for text, ranks in _grouped(everyone, key).items()]
-    if len(wrong) > MOST_NAMED:
-        lines.append(f"... and {len(wrong) - MOST_NAMED} more keys")
     return describe(
-        f"{what}: the workers hold different states, the first difference is {wrong[0]!r}.",
+        f"{what}: the workers hold different states, the first difference is {first!r}.",
         lines,
         "what lies on one worker only goes into `checkpoint.PerWorker(value)`; a block of a global tensor needs its "
         "`.placement`: save the module itself, or `module.state_dict(keep_vars=True)`.",
     )
 
 
-def _grouped(everyone: dict[int, dict[str, str]], key: str) -> dict[str | None, list[int]]:
-    groups: dict[str | None, list[int]] = {}
-    for rank, listing in everyone.items():
-        groups.setdefault(listing.get(key), []).append(rank)
-    return groups
-
-
-def who(ranks: list[int]) -> str:
-    return f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
+def differences(everyone: Mapping[int, Mapping[str, str]]) -> tuple[str | None, list[str]]:
+    """The first key of which workers (by rank) say different things, and lines that tell who says what of the first few."""
+    keys = dict.fromkeys(key for listing in everyone.values() for key in listing)
+    wrong = [key for key in keys if len({listing.get(key) for listing in everyone.values()}) > 1]
+    lines = []
+    for key in wrong[:MOST_NAMED]:
+        groups: dict[str | None, list[int]] = {}
+        for rank, listing in everyone.items():
+            groups.setdefault(listing.get(key), []).append(rank)
+        for text, ranks in groups.items():
+            who = f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
+            lines.append(f"{key!r} on {who}: {text or 'is missing'}")
+    if len(wrong) > MOST_NAMED:
+        lines.append(f"... and {len(wrong) - MOST_NAMED} more keys")
+    return next(iter(wrong), None), lines

@@ -1,7 +1,7 @@
 """From a state to files.
 
 saving, background   save now, or while training goes on; staging: the copy that it writes from
-write_shares         who writes what; coalesce: small tensors copied together
-written_part, manifest_assembly   what each worker has written, and the manifest of all of it
+write_shares         who writes what
+manifest_assembly    what each worker has written, and the manifest of all of it
 folder               how a save starts, commits, and leaves nothing behind
 """

@@ -12,12 +12,12 @@ for it, and raises what went wrong, on all of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from ...comm.settings import timeout
 from ...errors import CheckpointError, CheckpointWriteFailed
@@ -27,10 +27,10 @@ from .. import disk
 from ..consensus import Consensus, collector_paused, in_flight
 from ..state.flatten import Flat, flatten
 from .folder import Saving
+from .manifest_assembly import WrittenPart
 from .saving import NOTHING_COMMITTED, commit, start, write_part
 from .staging import Staged
 from .write_shares import Shares, shares_of
-from .written_part import WrittenPart
 
 POLL = 0.01
 """Seconds between two looks for the other workers' notes."""
@@ -42,7 +42,7 @@ AT_THE_END = 60.0
 """Seconds for which a program that is over waits for the other workers' notes."""
 
 
-def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -> Pending | None:
+def async_save(path: str | os.PathLike[str], state: object, P: Partition | None = None) -> Pending | None:
     """Save like `save`, but return as soon as the state is copied; training may go on and change it.
 
     Returns an object whose `wait()` returns when the checkpoint is committed, or raises; None on workers outside of `P`.
@@ -68,12 +68,12 @@ def async_save(path: str | os.PathLike[str], state: Any, P: Partition | None = N
     consensus.settle()
     with collector_paused():
         pending = _started(consensus, Path(path), state)
-    in_flight[consensus.transport, consensus.team] = pending
+    in_flight[consensus.transport, consensus.team] = pending.wait
     pending.start()
     return pending
 
 
-def _started(consensus: Consensus, path: Path, state: Any) -> Pending:
+def _started(consensus: Consensus, path: Path, state: object) -> Pending:
     copies: list[Staged] = []
 
     def copied(in_groups: bool) -> tuple[Flat, Staged]:
@@ -155,7 +155,7 @@ class Pending:
             raise
         finally:
             self._settled = True
-            if in_flight.get((self.consensus.transport, self.consensus.team)) is self:
+            if in_flight.get((self.consensus.transport, self.consensus.team)) == self.wait:
                 del in_flight[self.consensus.transport, self.consensus.team]
 
     # In the thread
@@ -190,7 +190,8 @@ class Pending:
             self._write_error = error
             part = None
             if place:
-                _leave_failure(self._folder, place)
+                with contextlib.suppress(OSError):  # if not even that can be written, `wait` tells the first worker
+                    (self._folder / f"w{place}.failed").touch()
         finally:
             if staged is not None:
                 staged.give_back()
@@ -226,11 +227,3 @@ def _leave_note(folder: Path, place: int, part: WrittenPart) -> None:
     draft = folder / f"w{place}.part.tmp"
     draft.write_bytes(part.to_bytes())
     disk.rename(draft, folder / f"w{place}.part")
-
-
-def _leave_failure(folder: Path, place: int) -> None:
-    """Tell the first worker not to wait. If not even that can be written, `wait` tells it."""
-    try:
-        (folder / f"w{place}.failed").touch()
-    except OSError:
-        return

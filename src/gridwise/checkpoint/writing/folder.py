@@ -17,7 +17,6 @@ checkpoint, a crash after it the new one, whole. Committed files are never modif
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -70,12 +69,7 @@ class Saving:
         """Make this manifest the checkpoint at the path. When this returns it survives a loss of power."""
         draft = self.path / f"manifest-{self.id}.tmp"
         disk.sync_folder(self.data)
-        fd = disk.create(draft)
-        try:
-            disk.write(fd, [memoryview(manifest)])
-            disk.sync(fd)
-        finally:
-            os.close(fd)
+        disk.write_file(draft, manifest)
         disk.sync_folder(self.path)  # the data folder and the draft have names that last
         disk.rename(draft, self.path / MANIFEST)
         self.renamed = True
@@ -83,14 +77,14 @@ class Saving:
         if self._made:
             disk.sync_folder(self.path.parent)
         remove_leftovers(self.path, keep=self.data.name)
-        self._lock.release()
+        self._lock.close()
 
     def abandon(self) -> None:
         """Take back what was written, unless it was committed; the previous checkpoint stands."""
         if not self.renamed:
             disk.remove(self.data)
             disk.remove(self.path / f"manifest-{self.id}.tmp")
-        self._lock.release()
+        self._lock.close()
         if self._made:
             with contextlib.suppress(OSError):
                 (self.path / ".lock").unlink()
@@ -128,7 +122,7 @@ def remove_leftovers(path: Path, keep: str | None = None) -> int:
 
 def remove_checkpoint(path: Path) -> None:
     """Remove a whole checkpoint: first it stops being one, then its data goes."""
-    with disk.writing_alone(path):
+    with contextlib.closing(Lock(path)):
         disk.remove(path / MANIFEST)
         disk.sync_folder(path)
         remove_leftovers(path, keep="")

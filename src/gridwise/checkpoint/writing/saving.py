@@ -14,22 +14,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
 
-from ...comm.supervision.matching_calls import key_of, raise_mismatch
 from ...errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
 from ...partition import Partition
-from ..consensus import Consensus, collector_paused
+from ..consensus import Consensus, attempt, collector_paused
 from ..format.data_file import write_data_file
 from ..state.flatten import Flat, flatten
 from ..state.same_structure import check_alike, number_of
 from .folder import NUMBERS, Saving, id_of_save
-from .manifest_assembly import assembled
+from .manifest_assembly import WrittenPart, assembled, written_part
 from .write_shares import Shares, blocks_to_write, check_same, shares_of
-from .written_part import WrittenPart, written_part
 
 Copy = TypeVar("Copy")
 
@@ -42,7 +39,7 @@ FAILED = NUMBERS
 """What a worker that cannot save has in the place where the first one has the save's number."""
 
 
-def save(path: str | os.PathLike[str], state: Any, P: Partition | None = None) -> None:
+def save(path: str | os.PathLike[str], state: object, P: Partition | None = None) -> None:
     """Write the state as one checkpoint at `path`, in place of the one that is there.
 
     Parameters
@@ -96,40 +93,32 @@ def start(
     With `in_groups`, plain tensors are left in groups if they are on all workers. One meeting tells whether anybody has
     failed, whether all hold the same, and the id.
     """
-    ready, saving = None, None
-    failed: Exception | None = None
-    not_started: Exception | None = None
-    key = key_of("gridwise.checkpoint.save")
-    # in the form of `comm.rollcall`; the last says which save it is, or FAILED
-    words = np.array([key, -key, 0, 0, 0], dtype=np.int64)
-    try:
+    number, saving, not_started = 0, None, None
+
+    def prepare() -> tuple[Flat, Copy]:
+        nonlocal number
         ready = prepared(in_groups)
         number = number_of(ready[0], path) if consensus.size > 1 else 0
-        words[2:4] = number, -number
-    except Exception as caught:
-        failed, words[4] = caught, FAILED
+        return ready
+
+    ready, failed = attempt(prepare)
     if consensus.is_root and failed is None:
-        try:
-            saving = Saving(path)
-            words[4] = saving.number
-        except Exception as caught:
-            not_started = caught
+        saving, not_started = attempt(lambda: Saving(path))
+    which = FAILED if failed is not None else saving.number if saving is not None else 0
     try:
-        consensus.transport.all_max(words, consensus.team, consensus.what)
-        if words[0] != -words[1]:
-            raise_mismatch(consensus.transport, consensus.team, consensus.what, key)
-        if words[4] == FAILED:
+        alike, which = consensus.vote("gridwise.checkpoint.save", number, which)
+        if which == FAILED:
             consensus.agree(failed, CheckpointMismatch, NOTHING_COMMITTED)
-        if words[2] != -words[3]:
+        if not alike:
             if in_groups:
                 # A tensor may be plain on one worker only, and yet be stored alike: nobody leaves any in a group.
                 ready = consensus.together(lambda: prepared(False), CheckpointMismatch, NOTHING_COMMITTED)
             assert ready is not None
             check_alike(consensus, path, ready[0])
-        if not words[4]:
+        if not which:
             consensus.agree(not_started, CheckpointWriteFailed, NOTHING_COMMITTED)
         assert ready is not None
-        return *ready, saving, id_of_save(int(words[4]))
+        return *ready, saving, id_of_save(which)
     except BaseException:
         if saving is not None:
             saving.abandon()

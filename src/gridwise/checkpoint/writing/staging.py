@@ -1,8 +1,11 @@
 """The copy that a save in the background writes from: in memory of our own, which the next save uses again.
 
 What lies in host memory as it is stored is copied by address, without a tensor being made for it, and what lies close
-together in one go (`runs`): of ten thousand small tensors the copy takes as long as their bytes take. The rest goes
-through torch; from a device, into pinned memory, all copies at once, and they are waited for before anybody looks at them.
+together in one go: of ten thousand small tensors the copy takes as long as their bytes take. Small tensors that were made
+one after the other lie one after the other, a few hundred bytes apart: between them is what the allocator and torch note
+about each. One copy of a whole run, with what lies between, takes half the time of a copy of each tensor; what lies between
+them in the copy is never looked at. The rest goes through torch; from a device, into pinned memory, all copies at once, and
+they are waited for before anybody looks at them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from ctypes import PyDLL, c_size_t, c_void_p
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +26,9 @@ from ..format.chunks import CHUNK
 from ..format.data_file import ALIGNMENT
 from ..state.flatten import Flat, Group
 from ..state.local_blocks import LocalBlock, LocalTensor
-from .coalesce import coalesced
+
+GAP = 1024
+"""Bytes between two tensors of a run, at most. Less than a page: they lie in pages that hold bytes of the two."""
 
 _memory: dict[Transport, Tensor | None] = {}
 """None: a save is using it."""
@@ -106,6 +112,32 @@ class Staged:
             size = part.size or part.data.nbytes
             copies.append(LocalBlock(part.box, self._memory, part.owned, address, size) if size else part)
         return copies
+
+
+class MemoryRanges(NamedTuple):
+    """Runs of memory, and which tensors are in them."""
+
+    starts: np.ndarray
+    sizes: np.ndarray
+    firsts: np.ndarray
+    """Of each run, the number of its first tensor."""
+    which: np.ndarray
+    """Of each tensor, the number of its run."""
+    before: np.ndarray
+    """Of each tensor, the bytes of its run that lie before it."""
+
+
+def coalesced(addresses: np.ndarray, sizes: np.ndarray, may_join: np.ndarray) -> MemoryRanges:
+    """The runs of so many bytes at these addresses, in this order; those that may not join are runs by themselves."""
+    ends = addresses + sizes
+    gaps = addresses[1:] - ends[:-1]
+    is_first = np.ones(len(sizes), dtype=np.bool_)
+    is_first[1:] = (gaps < 0) | (gaps > GAP) | ~(may_join[1:] & may_join[:-1])
+    firsts = np.flatnonzero(is_first)
+    which = np.cumsum(is_first) - 1
+    starts = addresses[firsts]
+    stops = ends[np.append(firsts, len(sizes))[1:] - 1]
+    return MemoryRanges(starts, stops - starts, firsts, which, addresses - starts[which])
 
 
 def _column(*numbers: Iterable[int]) -> np.ndarray:

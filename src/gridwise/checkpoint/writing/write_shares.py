@@ -11,14 +11,14 @@ from __future__ import annotations
 import heapq
 import math
 
-from ...errors import CheckpointMismatch, describe
+from ...errors import CheckpointMismatch
 from ...grid import Box, Grid, Layout, flat_span
-from ..format.chunks import DIGITS, checksum
+from ..format.chunks import DIGITS, checksum, sum_at
 from ..format.data_file import Block, sums_of
 from ..format.manifest import ITEMSIZE
 from ..state.flatten import Flat
 from ..state.local_blocks import LocalBlock, LocalTensor
-from ..state.same_structure import MOST_NAMED, who
+from ..state.same_structure import differences
 
 CUT_FROM = 8 << 20
 """Bytes from which on a tensor that everybody holds is cut between the workers."""
@@ -93,20 +93,13 @@ def check_same(shares: Shares, everyone: list[str], ranks: tuple[int, ...]) -> N
     """Raise unless the tensors that everybody holds are equal on all workers: unless they say the same `same_sums`."""
     if len(set(everyone)) == 1:
         return
-    places = {key: slice(DIGITS * place, DIGITS * (place + 1)) for place, key in enumerate(shares)}
-    wrong = [key for key, place in places.items() if len({sums[place] for sums in everyone}) > 1]
-    lines = []
-    for key in wrong[:MOST_NAMED]:
-        groups: dict[str, list[int]] = {}
-        for rank, sums in zip(ranks, everyone, strict=True):
-            groups.setdefault(sums[places[key]], []).append(rank)
-        lines += [f"{key!r}, checksum {text}: {who(members)}" for text, members in groups.items()]
-    if len(wrong) > MOST_NAMED:
-        lines.append(f"... and {len(wrong) - MOST_NAMED} more tensors")
+    said = {
+        rank: {key: f"checksum {sum_at(sums, place):0{DIGITS}x}" for place, key in enumerate(shares)}
+        for rank, sums in zip(ranks, everyone, strict=True)
+    }
+    first, lines = differences(said)
     raise CheckpointMismatch(
-        describe(
-            f"{wrong[0]!r} is taken to be the same on all workers, but it is not.",
-            lines,
-            "`checkpoint.PerWorker(value)` keeps one for each worker; `gridwise.nn.Broadcast` makes them equal.",
-        )
+        f"{first!r} is taken to be the same on all workers, but it is not.",
+        lines,
+        "`checkpoint.PerWorker(value)` keeps one for each worker; `gridwise.nn.Broadcast` makes them equal.",
     )

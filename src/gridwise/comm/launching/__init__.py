@@ -5,7 +5,6 @@ start, launch          processes on this machine; a function on local workers
 cluster                command lines for several machines, as text
 pool, pool_task        workers that are started once and run tasks; one task on its way
 worker, pool_messages  the other end, and what the two say
-message_socket         whole messages over one connection
 packed_calls           a call as bytes, for workers to make
 cores, malloc          how many cores a worker may count on; freed memory stays in the process
 """

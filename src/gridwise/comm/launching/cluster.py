@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 from .start import mpi_family, mpi_missing, mpiexec, spelt_family
 
 PORT = 29500
@@ -59,16 +59,12 @@ def cluster_of(nodes: str, workers: int) -> Cluster:
         or any(set(name) & set(" []'\"$;|&:") for name in names)
     ):
         raise PartitionError(
-            describe(
-                f"`--nodes` (={nodes!r}) must be a number of machines, or their names.", fix="--nodes 4, --nodes a,b"
-            )
+            f"`--nodes` (={nodes!r}) must be a number of machines, or their names.", fix="--nodes 4, --nodes a,b"
         )
     if workers % count:
         raise PartitionError(
-            describe(
-                f"{workers} workers cannot be shared out evenly over {count} machines.",
-                fix=f"-n {max(1, workers // count) * count}, or another number of machines.",
-            )
+            f"{workers} workers cannot be shared out evenly over {count} machines.",
+            fix=f"-n {max(1, workers // count) * count}, or another number of machines.",
         )
     return Cluster(count, workers // count, names)
 

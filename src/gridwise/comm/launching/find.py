@@ -16,19 +16,20 @@ its place for each task (`use`).
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import sys
 from importlib.util import find_spec
 
 import torch.distributed as dist
 
-from ...errors import TransportError, describe
+from ...errors import TransportError
 from ...log import logger, set_worker
 from .. import settings
 from ..supervision import original_stderr
 from ..supervision.excepthook import end_all_on_exception, end_mpi_job_on_exception
 from ..supervision.start_timeout import waiting_for_all
-from ..supervision.waiting import Waiting
 from ..supervision.watch import watch
 from ..transports.base import Transport
 from ..transports.solo import SoloTransport
@@ -37,6 +38,8 @@ from .start import family
 
 IN_POOL = "GRIDWISE_POOL" in os.environ
 """Whether a pool has started this process: it looks after its workers itself."""
+pool_rank = 0
+"""Which worker of the pool this process is."""
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 """Variables by which the launchers of MPI tell the number of processes."""
@@ -60,20 +63,25 @@ def use(transport: Transport | None) -> None:
     _current = transport
 
 
-def begin(transport: Transport, watched: bool = True) -> Transport:
-    """Prepare this process for work over a new transport: its name in the log, its allocator, and the watch."""
+def begin(transport: Transport) -> Transport:
+    """Prepare this process for work over a new transport: its name in the log, its allocator, and who watches over it."""
     set_worker(transport.rank, transport.size)
     if transport.size > 1:
         keep_freed_memory()
-        if watched:
+        if IN_POOL:
+            _tell_places(transport)
+        else:
             watch(transport)
             end_all_on_exception(transport)
     return transport
 
 
-def waiting() -> Waiting | None:
-    """What this process waits for at this moment, if it has a transport and waits."""
-    return _current.waiting if _current is not None else None
+def _tell_places(transport: Transport) -> None:
+    """Let the workers of a new world know which of the pool they are, and how to name the world to the pool."""
+    mine = json.dumps([pool_rank, secrets.token_hex(4)]).encode()
+    said = transport.gather_bytes(mine, transport.everyone, "the start of a world")
+    transport.places, names = zip(*map(json.loads, said), strict=True)
+    transport.world = names[0]
 
 
 def find() -> Transport:
@@ -148,30 +156,24 @@ def _mpi() -> Transport:
             transport = MPITransport()
     except Exception as error:
         raise TransportError(
-            describe(
-                f"this process was started as one of {expected or 'several'} MPI processes, but MPI does not work: "
-                f"{error!r}",
-                fix="pip install 'gridwise[mpi]' (mpi4py with MPICH), or mpi4py built for the MPI whose mpiexec you "
-                "use; `gridwise doctor` shows what is found.",
-            )
+            f"this process was started as one of {expected or 'several'} MPI processes, but MPI does not work: "
+            f"{error!r}",
+            fix="pip install 'gridwise[mpi]' (mpi4py with MPICH), or mpi4py built for the MPI whose mpiexec you "
+            "use; `gridwise doctor` shows what is found.",
         ) from error
     if expected is not None and transport.size != expected and _is_bare_srun():
         raise TransportError(
-            describe(
-                f"srun started {expected} processes, but MPI in this process sees {transport.size}: srun has not told MPI "
-                "of the others (`MpiDefault=none` in slurm.conf, or --mpi=none).",
-                [_library()],
-                "srun --mpi=pmi2 ... (for Open MPI, --mpi=pmix); `srun --mpi=list` shows what this Slurm offers.",
-            )
+            f"srun started {expected} processes, but MPI in this process sees {transport.size}: srun has not told MPI "
+            "of the others (`MpiDefault=none` in slurm.conf, or --mpi=none).",
+            [_library()],
+            "srun --mpi=pmi2 ... (for Open MPI, --mpi=pmix); `srun --mpi=list` shows what this Slurm offers.",
         )
     if expected is not None and transport.size != expected:
         raise TransportError(
-            describe(
-                f"the launcher started {expected} processes, but MPI in this process sees {transport.size}: "
-                "mpiexec belongs to another MPI than mpi4py.",
-                [_library()],
-                "use that library's own mpiexec (`gridwise run -n N` finds it), or rebuild mpi4py for this one.",
-            )
+            f"the launcher started {expected} processes, but MPI in this process sees {transport.size}: "
+            "mpiexec belongs to another MPI than mpi4py.",
+            [_library()],
+            "use that library's own mpiexec (`gridwise run -n N` finds it), or rebuild mpi4py for this one.",
         )
     return transport
 
@@ -195,12 +197,10 @@ def _check_family() -> None:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     if family(MPI.Get_library_version()) != "openmpi":
         raise TransportError(
-            describe(
-                "this process was started by Open MPI's mpiexec, but mpi4py belongs to another MPI, which cannot start under "
-                "it.",
-                [_library()],
-                "use that library's own mpiexec (`gridwise run -n N` finds it), or install mpi4py for Open MPI.",
-            )
+            "this process was started by Open MPI's mpiexec, but mpi4py belongs to another MPI, which cannot start under "
+            "it.",
+            [_library()],
+            "use that library's own mpiexec (`gridwise run -n N` finds it), or install mpi4py for Open MPI.",
         )
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
 

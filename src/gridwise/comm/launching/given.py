@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -11,12 +12,8 @@ from ..transports.base import Transport
 from .find import begin
 
 _of_group: dict[dist.ProcessGroup, Transport] = {}
-_begun: set[Transport] = set()
-
-
-def is_given(transport: Transport) -> bool:
-    """Whether the transport was made here, over what a user gave, and is open."""
-    return transport in _begun
+given: set[Transport] = set()
+"""Those that were made here and are open."""
 
 
 def transport_over(comm: Any) -> Transport:
@@ -28,7 +25,7 @@ def transport_over(comm: Any) -> Transport:
 
         if comm not in _of_group:
             _of_group[comm] = _begin(TorchTransport(comm))
-            _of_group[comm].on_close.append(lambda: _forget(comm))
+            _of_group[comm].on_close.append(partial(_of_group.__delitem__, comm))
         return _of_group[comm]
     if hasattr(comm, "Get_rank"):
         from ..transports.mpi import MPITransport, keep_with, kept_with
@@ -45,10 +42,6 @@ def transport_over(comm: Any) -> Transport:
 
 
 def _begin(transport: Transport) -> Transport:
-    _begun.add(transport)
-    transport.on_close.append(lambda: _begun.discard(transport))
+    given.add(transport)
+    transport.on_close.append(lambda: given.discard(transport))
     return begin(transport)
-
-
-def _forget(group: dist.ProcessGroup) -> None:
-    del _of_group[group]

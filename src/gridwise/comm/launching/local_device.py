@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from ...errors import TransportError, describe
+from ...errors import TransportError
 from .find import launched_size
 
 LOCAL_RANKS = (
@@ -41,11 +41,9 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int:
             return int(text)
     if "RANK" in environment or (launched_size() or 1) > 1 or (dist.is_available() and dist.is_initialized()):
         raise TransportError(
-            describe(
-                "this process is one of several, but no variable tells its place among those of this machine.",
-                [f"looked for {', '.join(LOCAL_RANKS)}"],
-                "set LOCAL_RANK for each process, from 0 on each machine; torchrun, mpiexec and srun set theirs.",
-            )
+            "this process is one of several, but no variable tells its place among those of this machine.",
+            [f"looked for {', '.join(LOCAL_RANKS)}"],
+            "set LOCAL_RANK for each process, from 0 on each machine; torchrun, mpiexec and srun set theirs.",
         )
     return 0
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import cloudpickle
 
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 
 
-def count_of(workers: Any) -> int:
+def count_of(workers: SupportsIndex) -> int:
     """The number of workers that was asked for."""
     try:
         if isinstance(workers, bool):
@@ -31,27 +31,19 @@ def packed_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     """``fn(*args, **kwargs)``, to be made elsewhere."""
     if not callable(fn):
         raise PartitionError(
-            describe(
-                f"`fn` (={_short(fn)}) must be a function that every worker calls; it is a {type(fn).__name__}.",
-                fix="name the function without calling it, and its arguments after it: launch(train, 0.1, workers=4), not "
-                "launch(train(0.1), workers=4).",
-            )
+            f"`fn` (={_short(fn)}) must be a function that every worker calls; it is a {type(fn).__name__}.",
+            fix="name the function without calling it, and its arguments after it: launch(train, 0.1, workers=4), not "
+            "launch(train(0.1), workers=4).",
         )
     try:
         return cloudpickle.dumps((fn, args, kwargs))
     except Exception as error:
         name = getattr(fn, "__name__", type(fn).__name__)
         raise PartitionError(
-            describe(
-                f"{name} cannot be sent to the workers: {type(error).__name__}: {error}",
-                [
-                    f"{what} is a {type(value).__name__}"
-                    for what, value in _parts(fn, args, kwargs)
-                    if not _travels(value)
-                ],
-                "make what cannot be pickled (locks, open files, generators, partitions, layers on a grid) inside the "
-                "function, on each worker.",
-            )
+            f"{name} cannot be sent to the workers: {type(error).__name__}: {error}",
+            [f"{what} is a {type(value).__name__}" for what, value in _parts(fn, args, kwargs) if not _travels(value)],
+            "make what cannot be pickled (locks, open files, generators, partitions, layers on a grid) inside the "
+            "function, on each worker.",
         ) from error
 
 
@@ -71,7 +63,7 @@ def _parts(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         yield "the object whose method it is", fn.__self__
 
 
-def _travels(value: Any) -> bool:
+def _travels(value: object) -> bool:
     try:
         cloudpickle.dumps(value)
     except Exception:
@@ -79,6 +71,6 @@ def _travels(value: Any) -> bool:
     return True
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,7 +4,7 @@
         ranks = pool.run(lambda: gridwise.world().rank)             # [0, 1, 2, 3]
         sums = pool.run(train, model, batch, workers=2, timeout=60)  # on the first two, in a world of two
 
-The pool holds one line to each worker. A closed line is a dead worker. The error that a user gets is the cause, not its
+The pool holds one connection to each worker. A closed one is a dead worker. The error that a user gets is the cause, not its
 consequences: a death or an exception comes before what the survivors made of it. After a fault that leaves a worker
 dead or stuck all workers are ended, and the next `run` starts fresh ones.
 """
@@ -12,7 +12,6 @@ dead or stuck all workers are ended, and the next `run` starts fresh ones.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import selectors
 import socket
 import sys
@@ -20,17 +19,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from ...errors import PartitionError, TransportError, describe
+from ...errors import PartitionError, TransportError
 from ...log import logger
 from .. import settings
 from ..supervision.authenticated_listener import AuthenticatedListener, new_secret
 from ..supervision.network_addresses import LOOPBACK
-from .message_socket import MessageSocket, SocketClosed
 from .packed_calls import count_of, packed_call
-from .pool_messages import Hello, Renew, Stop, Task
+from .pool_messages import GONE, Command, Hello, Task
 from .pool_task import PoolTask, Settled
 from .start import Crew, choose, environment_for, start
 
@@ -55,7 +54,7 @@ class Pool:
         self.workers = count_of(workers)
         self.transport = choose(transport, self.workers)
         self._env = dict(env or {})
-        self._lines: list[MessageSocket] = []
+        self._lines: list[Connection] = []
         self._crew: Crew | None = None
         self._finalizer: Callable[[], Any] | None = None
         self._task = 0
@@ -114,24 +113,23 @@ class Pool:
         logger.debug("pool of %d workers started over %s", self.workers, self.transport)
         return crew
 
-    def _greet(self, door: AuthenticatedListener, crew: Crew) -> list[MessageSocket]:
-        """The lines to all workers, once each has said hello; whoever else calls does not hold them up."""
-        lines: dict[int, MessageSocket] = {}
+    def _greet(self, door: AuthenticatedListener, crew: Crew) -> list[Connection]:
+        """The connections to all workers, once each has said hello; whoever else calls does not hold them up."""
+        lines: dict[int, Connection] = {}
         deadline = time.monotonic() + START_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(door, selectors.EVENT_READ)
             while len(lines) < self.workers:
                 for key, _ in selector.select(timeout=0.2):
                     if key.fileobj is not door:
-                        assert isinstance(key.fileobj, MessageSocket)
+                        assert isinstance(key.fileobj, Connection)
                         selector.unregister(key.fileobj)
-                        with contextlib.suppress(SocketClosed):  # its process has ended: see below
-                            hello: Hello = pickle.loads(key.fileobj.receive())
+                        with contextlib.suppress(*GONE):  # its process has ended: see below
+                            hello: Hello = key.fileobj.recv()
                             lines[hello.rank] = key.fileobj
-                            crew.pids.append(hello.pid)
                             crew.litter.update(hello.litter)
                 for connection in door.admitted():
-                    selector.register(MessageSocket(connection), selectors.EVENT_READ)
+                    selector.register(Connection(connection.detach()), selectors.EVENT_READ)
                 if len(lines) < self.workers:
                     self._check_starting(crew, len(lines), deadline)
         return [lines[rank] for rank in range(self.workers)]
@@ -142,15 +140,13 @@ class Pool:
             return
         why = ended or f"only {arrived} were there after {START_SECONDS:.0f} s"
         raise TransportError(
-            describe(
-                f"{self.workers} workers over {self.transport} could not be started: {why}.",
-                fix="what they printed above tells more; `gridwise doctor` tries each transport by itself.",
-            )
+            f"{self.workers} workers over {self.transport} could not be started: {why}.",
+            fix="what they printed above tells more; `gridwise doctor` tries each transport by itself.",
         )
 
     def close(self) -> None:
         """End the workers in good order. The next `run` starts new ones."""
-        self._tell_all(Stop())
+        self._tell_all(Command.STOP)
         if self._lines and self._crew is not None:
             self._crew.wait(STOP_SECONDS)
         self.kill()
@@ -161,12 +157,12 @@ class Pool:
         if self.transport == "mpi" and self._failures == FAILURES:
             self.close()
         else:
-            self._tell_all(Renew())
+            self._tell_all(Command.RENEW)
 
-    def _tell_all(self, message: object) -> None:
+    def _tell_all(self, command: Command) -> None:
         for line in self._lines:
-            with contextlib.suppress(SocketClosed):
-                line.send(pickle.dumps(message))
+            with contextlib.suppress(*GONE):
+                line.send(command)
 
     def kill(self) -> None:
         """End the workers now."""

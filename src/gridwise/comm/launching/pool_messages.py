@@ -1,26 +1,37 @@
-"""What a pool and its workers say to one another, over the line between them.
+"""What a pool and its workers say to one another, over the connection between them.
 
     worker                 pool
     Hello            ->
                      <-    Task
     Result | Failure ->
-                     <-    AskWait       when others have finished, and this one has not
-    Waits            ->
-                     <-    AskStacks     when time has run out
-    Stacks           ->
-    Overdue          ->                  when it has waited for another worker longer than GRIDWISE_TIMEOUT
-                     <-    Renew         when a task has failed and all have answered
-                     <-    Stop
+                     <-    ASK         when others have finished, and this one has not; and when time has run out
+    Whereabouts      ->
+    Overdue          ->                when it has waited for another worker longer than GRIDWISE_TIMEOUT
+                     <-    RENEW       when a task has failed and all have answered
+                     <-    STOP
 
-They are pickled, which is safe because both ends of a line have proved that they know a secret (see
-`authenticated_listener`), and it never leaves the machine.
+They are pickled, which is safe because both ends of a connection have proved that they know a secret (see
+`authenticated_listener`), and it never leaves the machine. A closed connection is news, not an error of its own: whoever
+holds the other end is gone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ..supervision.finished_workers import Wait
+
+GONE = (EOFError, OSError)
+"""What sending and receiving raise when nobody is at the other end."""
+
+
+class Command(Enum):
+    """What a pool says without further words."""
+
+    ASK = "where does the task stand?"
+    RENEW = "free the worlds of the tasks so far: messages of a failed one may still be under way there"
+    STOP = "no more tasks"
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task returned on a worker, and in how many collectives and messages of its world it took part."""
+    """What a task returned on a worker, and in how many collectives and messages of its worlds it took part."""
 
     task: int
     value: bytes
@@ -44,14 +55,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a task raised on a worker, or would have. `exception` is None if it cannot be pickled."""
+    """What a task raised on a worker. `exception` is None if it cannot be pickled."""
 
     task: int
     summary: str
     stack: str
     exception: bytes | None
-    is_stuck: bool = False
-    """Whether the task still waits, in a library that cannot be left: the worker can only be ended."""
 
 
 @dataclass(frozen=True)
@@ -59,32 +68,15 @@ class Hello:
     """A worker that has started. `litter` are files that it cannot remove when it is killed."""
 
     rank: int
-    pid: int
     litter: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class AskWait:
-    """What does this worker wait for?"""
-
-
-@dataclass(frozen=True)
-class Waits:
-    """What a worker waits for; None if it computes."""
+class Whereabouts:
+    """What a worker waits for, None if it computes, and what every thread of it is doing."""
 
     wait: Wait | None
-
-
-@dataclass(frozen=True)
-class AskStacks:
-    """Where does the task stand?"""
-
-
-@dataclass(frozen=True)
-class Stacks:
-    """What every thread is doing."""
-
-    text: str
+    stacks: str
 
 
 @dataclass(frozen=True)
@@ -92,13 +84,3 @@ class Overdue:
     """A worker has waited for others longer than `limit` seconds, the GRIDWISE_TIMEOUT."""
 
     limit: float
-
-
-@dataclass(frozen=True)
-class Renew:
-    """Free the worlds of the tasks so far: messages of a failed one may still be under way there."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """No more tasks."""

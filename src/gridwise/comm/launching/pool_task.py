@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import selectors
 import subprocess
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 from ...errors import CommTimeout, FaultError, WorkerDied, WorkerFailed, describe
 from ..supervision.finished_workers import FinishedWorkers, deserted
-from .message_socket import MessageSocket, SocketClosed
-from .pool_messages import AskStacks, AskWait, Failure, Overdue, Result, Stacks, Task, Waits
+from .pool_messages import GONE, Command, Failure, Overdue, Result, Task, Whereabouts
 from .start import Crew, spelt_exit
 
 GRACE_SECONDS = 3.0
@@ -33,18 +34,17 @@ class Settled(Exception):
 class PoolTask:
     """A task that is handed to the first workers of a pool, and their answers."""
 
-    def __init__(self, task: Task, lines: list[MessageSocket], crew: Crew, timeout: float | None) -> None:
+    def __init__(self, task: Task, lines: list[Connection], crew: Crew, timeout: float | None) -> None:
         self._task = task
         self._lines = lines
         self._crew = crew
         self._limit = f"{timeout:g} s" if timeout is not None else ""
-        self._end = None if timeout is None else time.monotonic() + timeout
+        self._end = math.inf if timeout is None else time.monotonic() + timeout
         self._values: dict[int, Any] = {}
         self._errors: dict[int, BaseException] = {}  # in order of arrival
         self._stacks: dict[int, str] = {}
         self._finished = FinishedWorkers()
         self._deserted: WorkerDied | None = None
-        self._is_stuck = False
 
     def results(self) -> list[Any]:
         """Every worker's result, in order. Raises `Settled` if the pool can go on, another error if it cannot."""
@@ -53,15 +53,14 @@ class PoolTask:
             for rank, line in enumerate(self._lines):
                 selector.register(line, selectors.EVENT_READ, rank)
             while self._missing():
-                ask = time.monotonic() + ASK_SECONDS if self._values else None
-                if self._hear(selector, ask):
+                if self._hear(selector, min(self._end, time.monotonic() + ASK_SECONDS if self._values else math.inf)):
                     continue
-                if self._end is not None and time.monotonic() >= self._end:
+                if time.monotonic() >= self._end:
                     raise self._cause() or self._given_up(selector)
-                self._tell(self._missing(), AskWait())
+                self._tell(self._missing(), Command.ASK)
         cause = self._cause()
         if cause is not None:
-            raise cause if self._is_stuck else Settled(cause)
+            raise Settled(cause)
         return [self._values[rank] for rank in range(self._task.workers)]
 
     def _missing(self) -> list[int]:
@@ -69,19 +68,19 @@ class PoolTask:
 
     def _tell(self, ranks: list[int], message: object) -> None:
         for rank in ranks:
-            with contextlib.suppress(SocketClosed):  # a death is found when it is heard from
-                self._lines[rank].send(pickle.dumps(message))
+            with contextlib.suppress(*GONE):  # a death is found when it is heard from
+                self._lines[rank].send(message)
 
-    def _hear(self, selector: selectors.BaseSelector, until: float | None = None) -> bool:
-        """Take in what the workers say; False when nothing came `until` then, or the end of the time."""
-        ends = [end for end in (self._end, until) if end is not None]
-        events = selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None)
+    def _hear(self, selector: selectors.BaseSelector, until: float) -> bool:
+        """Take in what the workers say; False when nothing came `until` then."""
+        events = selector.select(max(0.0, until - time.monotonic()) if until < math.inf else None)
         for key, _ in events:
             try:
-                self._take(key.data, pickle.loads(self._lines[key.data].receive()))
-            except SocketClosed:
+                message = self._lines[key.data].recv()
+            except GONE:
                 # epoll and kqueue report in the order of arrival: the first to close is the one that died by itself
                 raise self._cause(consequences=False) or self._death(key.data) from None
+            self._take(key.data, message)
         return bool(events)
 
     def _take(self, rank: int, message: object) -> None:
@@ -90,16 +89,13 @@ class PoolTask:
             self._finished.add(rank, message.counts)
         elif isinstance(message, Failure) and message.task == self._task.number:
             if not self._errors:
-                grace = time.monotonic() + GRACE_SECONDS
-                self._end = grace if self._end is None else min(self._end, grace)
+                self._end = min(self._end, time.monotonic() + GRACE_SECONDS)
             self._errors[rank] = self._restored(rank, message)
-            self._is_stuck |= message.is_stuck
-        elif isinstance(message, Stacks):
-            self._stacks[rank] = message.text
-        elif isinstance(message, Waits) and message.wait is not None and rank in self._missing():
-            by = self._finished.awaited(message.wait)
-            if by is not None and self._deserted is None:
-                self._deserted = deserted(by, self._task.workers, rank, message.wait)
+        elif isinstance(message, Whereabouts):
+            self._stacks[rank], wait = message.stacks, message.wait
+            by = self._finished.awaited(wait) if wait is not None and rank in self._missing() else None
+            if wait is not None and by is not None and self._deserted is None:
+                self._deserted = WorkerDied(deserted(by, self._task.workers, rank, wait), (by,))
                 self._end = 0.0
         elif isinstance(message, Overdue):
             self._limit = f"`GRIDWISE_TIMEOUT` (={message.limit:g}) s of waiting"
@@ -135,15 +131,14 @@ class PoolTask:
     def _given_up(self, selector: selectors.BaseSelector) -> FaultError:
         """The error of a task that does not come to its end, with what every worker is doing."""
         stuck, deserted, limit = self._missing(), self._deserted, self._limit
-        self._tell(stuck, AskStacks())
-        self._end = time.monotonic() + STACK_SECONDS
-        while len(self._stacks) < len(stuck) and self._hear(selector):
+        self._stacks.clear()
+        self._tell(stuck, Command.ASK)
+        end = time.monotonic() + STACK_SECONDS
+        while len(self._stacks) < len(stuck) and self._hear(selector, end):
             pass
         done = [f"worker {rank} has finished" for rank in self._values]
         text = [f"worker {rank} {self._stacks.get(rank, 'does not answer')}" for rank in stuck]
         if deserted is not None:
             deserted.add_note(describe("", [*done, *text]))
             return deserted
-        return CommTimeout(
-            describe(f"a task of {self._task.workers} workers was not done after {limit}.", [*done, *text])
-        )
+        return CommTimeout(f"a task of {self._task.workers} workers was not done after {limit}.", [*done, *text])

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import PartitionError, TransportError, describe
+from ...errors import PartitionError, TransportError
 from ...progress import NOTEBOOK, in_notebook
 from ..supervision import guardian
 from .cores import cores
@@ -106,22 +106,15 @@ def mpiexec_command(workers: int) -> list[str]:
     path = mpiexec()
     if path is None or mpi_missing():
         raise TransportError(
-            describe(
-                f"{workers} MPI workers were asked for, but {mpi_missing()}.",
-                fix="pip install 'gridwise[mpi]' (mpi4py with MPICH), or transport='gloo'.",
-            )
+            f"{workers} MPI workers were asked for, but {mpi_missing()}.",
+            fix="pip install 'gridwise[mpi]' (mpi4py with MPICH), or transport='gloo'.",
         )
     command = [path, "-n", str(workers)]
-    if _is_open_mpi(path):
+    if family(_output(path, "--version")) == "openmpi":
         command.append("--oversubscribe")
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
     return command
-
-
-@functools.cache
-def _is_open_mpi(path: str) -> bool:
-    return family(_output(path, "--version")) == "openmpi"
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
@@ -156,7 +149,7 @@ def environment_for(workers: int, transport: str, extra: Mapping[str, str] | Non
 class Crew:
     """Processes that were started together.
 
-    `direct` says that they are the workers, in order; else a launcher stands between. `pids` are those of the workers.
+    `direct` says that they are the workers, in order; else a launcher stands between.
     `litter` are files to remove when they have been killed, `folder` is one to remove in any case.
     """
 
@@ -165,7 +158,6 @@ class Crew:
     guardian: subprocess.Popen[bytes]
     direct: bool
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    pids: list[int] = field(default_factory=list)
     litter: set[str] = field(default_factory=set)
     owner: int = field(default_factory=os.getpid)
 
@@ -195,10 +187,6 @@ class Crew:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
-        for pid in self.pids:
-            if pid not in [process.pid for process in self.processes]:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
         if not ended_well:
             guardian.end(self.job)
         for process in self.processes:

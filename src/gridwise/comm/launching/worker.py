@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
@@ -25,13 +25,13 @@ from ...errors import GridwiseError, PartitionError
 from ...log import logger
 from ..settings import timeout
 from ..supervision.authenticated_listener import connect_authenticated
-from ..supervision.finished_workers import counted
 from ..supervision.network_addresses import LOOPBACK
-from ..supervision.watch import leave_all, pool_tasks, tick
+from ..supervision.waiting import Waiting
+from ..supervision.watch import tick
 from ..transports.base import Transport
 from . import find
-from .message_socket import MessageSocket, SocketClosed
-from .pool_messages import AskStacks, AskWait, Failure, Hello, Overdue, Renew, Result, Stacks, Stop, Task, Waits
+from .given import given
+from .pool_messages import GONE, Command, Failure, Hello, Overdue, Result, Task, Whereabouts
 from .start import FOLDER, shared_memory_files
 
 CONNECT_SECONDS = 30.0
@@ -42,21 +42,17 @@ OWN_THREADS = "gridwise "
 class PoolWorker:
     """This process, as the pool sees it."""
 
-    def __init__(self, line: MessageSocket) -> None:
-        self._line = line
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._inbox: queue.SimpleQueue[Task | Command] = queue.SimpleQueue()
         self._worlds: dict[int, Transport] = {}
         self._litter: list[str] = []
         self._uses_mpi = os.environ["GRIDWISE_TRANSPORT"] == "mpi"
 
     def tell(self, message: object) -> None:
-        self._line.send(pickle.dumps(message))
-
-    def report(self, error: GridwiseError) -> None:
-        """Tell the pool, in place of the task, which waits in a library that cannot be left."""
-        stack = "".join(traceback.format_exception(error))
-        data = cloudpickle.dumps(error)
-        self.tell(Failure(pool_tasks.number, str(error), f"{stack}\n{stacks()}", data, is_stuck=True))
+        with self._sending:
+            self._connection.send(message)
 
     def join(self) -> None:
         """Meet the other workers, and listen to the pool meanwhile."""
@@ -65,30 +61,29 @@ class PoolWorker:
             from mpi4py import MPI
 
             self._litter = shared_memory_files()
-            self.tell(Hello(MPI.COMM_WORLD.Get_rank(), os.getpid(), litter=self._litter))
+            find.pool_rank = MPI.COMM_WORLD.Get_rank()
         else:
             from torch.distributed import FileStore, init_process_group  # type: ignore[attr-defined]
 
             from ..transports.torch_distributed import TIMEOUT
 
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            find.pool_rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             # a file that no other user can reach: torch's store on a port lets everybody in
             store = FileStore(str(Path(os.environ[FOLDER]) / "store"), size)
             store.set_timeout(TIMEOUT)
-            init_process_group("gloo", store=store, rank=rank, world_size=size)
-            self.tell(Hello(rank, os.getpid()))
+            init_process_group("gloo", store=store, rank=find.pool_rank, world_size=size)
+        self.tell(Hello(find.pool_rank, self._litter))
 
     def serve(self) -> None:
         """Run tasks until the pool says stop."""
-        while not isinstance(message := self._inbox.get(), Stop):
+        while (message := self._inbox.get()) is not Command.STOP:
             if isinstance(message, Task):
                 answer = self._run(message)
                 sys.stdout.flush()
                 sys.stderr.flush()
                 self.tell(answer)
-            elif isinstance(message, Renew):
+            else:
                 self._free_worlds()
-        leave_all()  # the end below runs no exit functions, and a world that a task left open would report a death
         if self._uses_mpi:
             from mpi4py import MPI
 
@@ -99,29 +94,22 @@ class PoolWorker:
         limit = timeout()
         try:
             while True:
-                try:
-                    message = pickle.loads(self._line.receive(tick(limit)))
-                except TimeoutError:
-                    waiting = find.waiting()
+                if not self._connection.poll(tick(limit)):
+                    waiting = self._waiting()
                     if waiting is not None and time.monotonic() - waiting.since > limit:
                         self.tell(Overdue(limit))
-                    continue
-                if isinstance(message, AskStacks):
-                    self.tell(Stacks(stacks()))
-                elif isinstance(message, AskWait):
-                    waiting = find.waiting()
-                    self.tell(Waits(waiting.described() if waiting else None))
+                elif (message := self._connection.recv()) is Command.ASK:
+                    waiting = self._waiting()
+                    self.tell(Whereabouts(waiting.described() if waiting else None, stacks(waiting)))
                 else:
                     self._inbox.put(message)
-        except SocketClosed:
-            leave_all()
+        except GONE:
             for path in self._litter:
                 Path(path).unlink(missing_ok=True)
             os._exit(1)
 
     def _run(self, task: Task) -> Result | Failure:
         sys.path.extend(entry for entry in task.path if entry not in sys.path)
-        pool_tasks.begin(task.number)
         try:
             world = self._world(task.workers)
             find.use(world)
@@ -129,7 +117,7 @@ class PoolWorker:
             function, args, kwargs = cloudpickle.loads(task.call)
             value = function(*args, **kwargs)
             try:
-                return Result(task.number, cloudpickle.dumps(value), counted(world))
+                return Result(task.number, cloudpickle.dumps(value), self._counted())
             except Exception as error:
                 raise PartitionError(
                     f"the result of {getattr(function, '__name__', function)!s} is a {type(value).__name__}, which "
@@ -139,7 +127,16 @@ class PoolWorker:
             return _failure(task, error)
         finally:
             find.use(None)
-            pool_tasks.end()
+
+    def _open_worlds(self) -> list[Transport]:
+        """The worlds that tasks were given, and those that they have made themselves."""
+        return [*self._worlds.values(), *given]
+
+    def _waiting(self) -> Waiting | None:
+        return next((waiting for world in self._open_worlds() if (waiting := world.waiting)), None)
+
+    def _counted(self) -> dict[str, int]:
+        return {name: count for world in self._open_worlds() for name, count in world.counted().items()}
 
     def _free_worlds(self) -> None:
         """Free the worlds, the small ones first: all workers of each do so at this moment, in the same order."""
@@ -152,7 +149,7 @@ class PoolWorker:
 
     def _world(self, workers: int) -> Transport:
         if workers not in self._worlds:
-            self._worlds[workers] = find.begin(self._new_world(workers), watched=False)
+            self._worlds[workers] = find.begin(self._new_world(workers))
         return self._worlds[workers]
 
     def _new_world(self, workers: int) -> Transport:
@@ -185,10 +182,9 @@ def _failure(task: Task, error: BaseException) -> Failure:
     return Failure(task.number, "".join(traceback.format_exception_only(error)).strip(), stack, data)
 
 
-def stacks() -> str:
+def stacks(waiting: Waiting | None) -> str:
     """What every thread of the user is doing at this moment, and what the worker waits for."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    waiting = find.waiting()
     parts = [f"waits for {waiting.what} with workers {tuple(waiting.team)}" if waiting else "waits for no other worker"]
     for ident, frame in sys._current_frames().items():
         name = names.get(ident, "a thread of a library")
@@ -203,8 +199,9 @@ def stacks() -> str:
 def main() -> None:
     """Serve the pool whose address is in `GRIDWISE_POOL`."""
     port, secret = os.environ.pop("GRIDWISE_POOL").split(":")
-    worker = PoolWorker(MessageSocket(connect_authenticated([LOOPBACK], int(port), secret, CONNECT_SECONDS)))
-    pool_tasks.report = worker.report
+    connection = Connection(connect_authenticated([LOOPBACK], int(port), secret, CONNECT_SECONDS).detach())
+    os.register_at_fork(after_in_child=connection.close)  # a child must not hide this worker's death
+    worker = PoolWorker(connection)
     worker.join()
     worker.serve()
 

@@ -30,14 +30,17 @@ def all_max(values: np.ndarray, team: Sequence[int], me: int, swap: Swap) -> Non
         np.maximum(values, theirs, out=values)
 
 
-def all_gather(row: Tensor, team: Sequence[int], me: int, swap: Swap) -> Tensor:
-    """The flat rows of all workers of the team, of one length, in its order."""
-    rows, place = row.new_empty((len(team), row.numel())), team.index(me)
+def all_gather(row: Tensor, team: Sequence[int], me: int, swap: Swap, table: Tensor | None = None) -> Tensor:
+    """The flat rows of all workers of the team, of one length, in its order; in `table`, if `row` is in its place there."""
+    place = team.index(me)
     if len(team) == 2:
         other = 1 - place
-        rows[place] = row
-        swap(team[other], rows[place], team[other], rows[other])
-        return rows
+        if table is None:
+            table = row.new_empty((2, row.numel()))
+            table[place] = row
+        swap(team[other], row, team[other], table[other])
+        return table
+    rows = row.new_empty((len(team), row.numel()))
     rows[0] = row
     for ahead, behind, far in _steps(team, me):
         count = min(far, len(team) - far)

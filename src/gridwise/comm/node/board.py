@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
 from torch import Tensor
 
-from ...errors import MismatchError, describe
+from ...errors import MismatchError
 from . import futex
 from .mailbox import KIND_BITS, KINDS, MASK, spelt
 from .mailboxes import Mailboxes
 from .segment import Segment
+
+AGREEMENT = KINDS.index("an agreement") << KIND_BITS
 
 
 class Board:
@@ -27,6 +30,7 @@ class Board:
     def __init__(self, segment: Segment, places: dict[int, int], me: int, boxes: Mailboxes) -> None:
         layout = segment.layout
         self._boxes, self._words, self._rows = boxes, segment.words, segment.board
+        self._numbers = segment.board.numpy().view(np.int64)
         self._mine = places[me]
         self._at = layout.written(self._mine) // 4
         self._others = [(rank, layout.written(place) // 4) for rank, place in places.items() if rank != me]
@@ -34,11 +38,24 @@ class Board:
 
     def all_gather(self, row: Tensor, kind: str) -> Tensor:
         """The flat rows of all workers, at most `segment.BOARD` bytes each, of one length and dtype, by rank."""
-        boxes, words, turn, size = self._boxes, self._words, self._count & 1, row.nbytes
-        boxes.check_usable()
-        label = KINDS.index(kind) << KIND_BITS | size
+        turn, size = self._count & 1, row.nbytes
+        self._boxes.check_usable()
         if size:
             self._rows[self._mine, turn, :size].view(row.dtype).copy_(row)
+        self._meet(KINDS.index(kind) << KIND_BITS | size, turn)
+        return self._rows[:, turn, :size].clone().view(row.dtype)
+
+    def all_max(self, values: np.ndarray) -> None:
+        """Replace the flat int64 array, of at most `segment.BOARD` bytes, by its maximum over all workers."""
+        turn, count = self._count & 1, len(values)
+        self._boxes.check_usable()
+        self._numbers[self._mine, turn, :count] = values
+        self._meet(AGREEMENT | values.nbytes, turn)
+        np.maximum.reduce(self._numbers[:, turn, :count], 0, out=values)
+
+    def _meet(self, label: int, turn: int) -> None:
+        """Say that this worker's row is written, and wait until those of all are."""
+        boxes, words = self._boxes, self._words
         words[self._at + 1 + turn] = label
         if futex.NEEDS_FENCE:
             futex.fence()
@@ -51,7 +68,6 @@ class Board:
         for rank, at in self._others:
             if words[at + 1 + turn] != label:
                 self._refuse(rank, words[at + 1 + turn], label)
-        return self._rows[:, turn, :size].clone().view(row.dtype)
 
     def _missing(self) -> list[int]:
         """The workers that have not written yet."""
@@ -60,8 +76,6 @@ class Board:
 
     def _refuse(self, rank: int, came: int, expected: int) -> NoReturn:
         raise MismatchError(
-            describe(
-                f"worker {rank} takes part in {spelt(came)}, where this worker takes part in {spelt(expected)}.",
-                fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
-            )
+            f"worker {rank} takes part in {spelt(came)}, where this worker takes part in {spelt(expected)}.",
+            fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
         )

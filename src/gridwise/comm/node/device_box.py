@@ -23,16 +23,15 @@ import torch
 from torch import Tensor
 
 from ...log import logger
-from ..messages.packing import Views, parts, put
+from ..messages.packing import Views, put
 from . import futex
 from .segment import LINE, Segment
+from .slots import Slots
 
 SLOT = 1 << 26
 """Bytes of a slot of an outbox, at most: longer messages go in pieces."""
 SMALL_SLOT = 1 << 20
 """Bytes of a slot of an outbox, at least."""
-MOST_PARTS = 256
-"""How many messages of different shapes a box remembers the places of."""
 UUID = 16
 NOT_SHARED = b"\1" + bytes(UUID - 1)
 """What a worker tells whose device cannot be opened by others."""
@@ -87,26 +86,6 @@ def _identity(device: torch.device) -> bytes:
         logger.info("%s cannot be shared with other workers, tensors go through the host: %s", device, error)
         return NOT_SHARED
     return uuid.UUID(str(torch.cuda.get_device_properties(device).uuid)).bytes
-
-
-class Slots:
-    """The two slots of an outbox, and the tensors that lie in them: the same in every step of a program."""
-
-    def __init__(self, memory: Tensor, size: int) -> None:
-        self._memory, self._size = memory, size
-        self._parts: dict[tuple[object, ...], list[Tensor]] = {}
-
-    def parts(self, turn: int, dtype: torch.dtype, views: Views) -> list[Tensor]:
-        """Where the views lie in a slot, one after the other, each in its shape."""
-        key = turn, dtype, *[view.shape for view in views]
-        found = self._parts.get(key)
-        if found is None:
-            if len(self._parts) >= MOST_PARTS:
-                self._parts.clear()
-            volume = sum([view.numel() for view in views])
-            slot = self._memory[turn * self._size :].view(dtype)[:volume]
-            found = self._parts[key] = parts(slot, views)
-        return found
 
 
 class Outbox:

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import torch
-from torch import Tensor
 
-from ...errors import MismatchError, describe
-from ..messages.packing import Views, chunks, parts, put
+from ...errors import MismatchError
+from ..messages.packing import Views, chunks, put
 from . import futex
 from .device_box import SLOT, DeviceBox, Devices
 from .segment import Segment
+from .slots import Slots
 
 MASK = 0xFFFFFFFF
 KINDS = ("a message", "an agreement", "a gathering", "a sum", "a copy")
@@ -53,7 +53,8 @@ class Job:
 
     def __init__(self, views: Views, dtype: torch.dtype, add: bool, kind: int, delivery: Delivery) -> None:
         self.views, self.dtype, self.add, self.kind, self.delivery = views, dtype, add, kind, delivery
-        self.pieces: deque[Views] | None = None
+        self.pieces: deque[tuple[Views, int]] | None = None
+        """What is still to go, and of how many elements."""
         self.is_direct = False
         """Whether it stays on the device, and only a note goes through the mailbox."""
 
@@ -66,8 +67,9 @@ class Job:
                 return False
             self.is_direct, limit = is_direct, SLOT if is_direct else limit
         limit //= self.dtype.itemsize
-        small = len(views) == 1 and views[0].numel() <= limit
-        self.pieces = deque((views,) if small else chunks(views, limit)) or deque(((),))
+        volume = _volume(views)
+        fits = volume <= limit
+        self.pieces = deque([(views, volume)] if fits else [(part, _volume(part)) for part in chunks(views, limit)])
         return True
 
     def label(self, volume: int) -> int:
@@ -86,8 +88,8 @@ class Mailbox:
         self._sent_at, self._taken_at = layout.sent(me, other) // 4, layout.taken(other, me) // 4
         self._their_taken_at, self._their_sent_at = layout.taken(me, other) // 4, layout.sent(other, me) // 4
         self._sent, self._taken = self._words[self._sent_at], self._words[self._taken_at]
-        self._slots_out = {torch.uint8: [segment.slot(me, other, turn) for turn in (0, 1)]}
-        self._slots_in = {torch.uint8: [segment.slot(other, me, turn) for turn in (0, 1)]}
+        self._slots_out = Slots(segment.slots(me, other), layout.chunk)
+        self._slots_in = Slots(segment.slots(other, me), layout.chunk)
         self.outgoing: deque[Job] = deque()
         self.incoming: deque[Job] = deque()
         self._asleep_at = layout.written(other) // 4 + ASLEEP
@@ -122,45 +124,39 @@ class Mailbox:
 
     def _pack(self, job: Job) -> None:
         assert job.pieces
-        views, turn = job.pieces[0], self._sent & 1
-        volume = _volume(views)
+        (views, volume), turn = job.pieces.popleft(), self._sent & 1
         label = job.label(volume)
         if job.is_direct:
-            if self.device.pack(views, job.dtype, self._slots_out[torch.uint8][turn], turn):
+            if self.device.pack(views, job.dtype, self._slots_out.bytes(turn), turn):
                 label |= NOTE_BIT
         else:
-            slot = _typed(self._slots_out, job.dtype)[turn]
-            for view, part in zip(views, parts(slot[:volume], views), strict=True):
+            for view, part in zip(views, self._slots_out.parts(turn, job.dtype, views), strict=True):
                 part.copy_(view)
         self._words[self._sent_at + 1 + turn] = label
         if futex.NEEDS_FENCE:
             futex.fence()
         self._sent = (self._sent + 1) & MASK
         self._words[self._sent_at] = self._sent
-        job.pieces.popleft()
         self.knock()
 
     def _unpack(self, job: Job) -> None:
         assert job.pieces
         if futex.NEEDS_FENCE:
             futex.fence()
-        views, turn, before = job.pieces[0], self._taken & 1, self._taken
-        volume = _volume(views)
+        (views, volume), turn, before = job.pieces.popleft(), self._taken & 1, self._taken
         label = self._words[self._their_sent_at + 1 + turn]
         if label & ~NOTE_BIT != job.label(volume):
             self._refuse(label, job.label(volume))
         if job.is_direct:
-            note = self._slots_in[torch.uint8][turn] if label & NOTE_BIT else None
+            note = self._slots_in.bytes(turn) if label & NOTE_BIT else None
             self.device.unpack(views, job.dtype, note, turn, job.add)
         else:
-            slot = _typed(self._slots_in, job.dtype)[turn]
-            for view, part in zip(views, parts(slot[:volume], views), strict=True):
+            for view, part in zip(views, self._slots_in.parts(turn, job.dtype, views), strict=True):
                 put(view, part if view.device == part.device else part.to(view.device), job.add)
         if futex.NEEDS_FENCE:
             futex.fence()
         self._taken = (before + 1) & MASK
         self._words[self._taken_at] = self._taken
-        job.pieces.popleft()
         # looked at after the slot is free: who fills the other one meanwhile has seen either that, or a knock
         if (self._words[self._their_sent_at] - before) & MASK >= 2:
             self.knock()  # it may wait for the slot
@@ -173,16 +169,14 @@ class Mailbox:
 
     def _refuse(self, came: int, expected: int) -> NoReturn:
         raise MismatchError(
-            describe(
-                f"worker {self._rank} sent {spelt(came)}, where this worker waits for {spelt(expected)}.",
-                fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
-            )
+            f"worker {self._rank} sent {spelt(came)}, where this worker waits for {spelt(expected)}.",
+            fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
         )
 
     def knock(self) -> None:
-        """Wake the other worker, if it sleeps."""
+        """Let the other worker look again; wake it, if it sleeps."""
         self.ring()
-        futex.wake(self._door)
+        self.wake_if_asleep()
 
     def ring(self) -> None:
         """Change the other's doorbell: it does not fall asleep now."""
@@ -190,16 +184,9 @@ class Mailbox:
         self._words[self._door_at] = self._ring
 
     def wake_if_asleep(self) -> None:
-        """Wake the other worker, whose doorbell was rung, if it says that it sleeps."""
-        if self._words[self._asleep_at]:
+        """Wake the other worker, whose doorbell was rung, if it says that it sleeps; where that may be read early, always."""
+        if futex.NEEDS_FENCE or self._words[self._asleep_at]:
             futex.wake(self._door)
-
-
-def _typed(slots: dict[torch.dtype, list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
-    found = slots.get(dtype)
-    if found is None:
-        found = slots[dtype] = [slot.view(dtype) for slot in slots[torch.uint8]]
-    return found
 
 
 def spelt(label: int) -> str:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-from ...errors import MismatchError, describe
+from ...errors import MismatchError
 from ..messages.packing import Views
 from . import futex
 from .device_box import Devices
@@ -28,8 +29,12 @@ SLICE = 0.05
 """Seconds that a worker sleeps before it looks whether its connections were cut."""
 LIFE_SECONDS = 1.0
 """Seconds of waiting after which, and how often, a worker looks whether the others live."""
-SPIN_SECONDS = 1e-4
-"""How long a worker looks before it sleeps, if it has a core of its own."""
+SPIN_SECONDS = 3e-3
+"""How long a worker looks before it sleeps, if it has a core of its own: waking takes longer than most waits. Less than other
+threads of its process wait for the interpreter anyway (`sys.getswitchinterval`)."""
+
+CALL_SECONDS = 1e-4
+"""How often, at the most, a worker that waits calls `meanwhile`."""
 
 
 class NodeError(RuntimeError):
@@ -37,13 +42,13 @@ class NodeError(RuntimeError):
 
 
 def _outside_of_graphs(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that torch.compile does not look into; its compiler is not imported for that."""
+    """A method that torch.compile does not look into, where it is at work; its compiler is not imported for that."""
     disabled: list[Callable[..., Any]] = []
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         compiler = sys.modules.get("torch._dynamo")
-        if compiler is None:
+        if compiler is None or not (torch.compiler.is_compiling() or get_eval_frame_callback() is not None):
             return method(*args, **kwargs)
         if not disabled:
             disabled.append(compiler.disable(method))
@@ -131,7 +136,8 @@ class Mailboxes:
         self._busy = {box for box in self._busy if box.outgoing or box.incoming}
 
     def _move_until(self, is_done: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-        words, door, asleep, spin_until, look_at = self._words, self._door_at, self._asleep_at, 0.0, 0.0
+        words, door, asleep = self._words, self._door_at, self._asleep_at
+        since = called = look_at = 0.0
         while True:
             seen = words[door]
             moved = False
@@ -140,12 +146,14 @@ class Mailboxes:
             if is_done():
                 return
             if moved:
-                spin_until = 0.0
+                since = 0.0
                 continue
             now = time.perf_counter()
-            if not spin_until:
-                spin_until = now + self._spin
-            if now < spin_until:
+            since = since or now
+            if self.meanwhile is not None and now - (called or since) > CALL_SECONDS:
+                called = now
+                self.meanwhile()
+            if now - since < self._spin:
                 continue
             look_at = look_at or now + LIFE_SECONDS
             words[asleep] = 1
@@ -154,8 +162,6 @@ class Mailboxes:
             words[asleep] = 0
             if self.is_cut:
                 raise NodeError("the connections of this worker were cut")
-            if self.meanwhile is not None:
-                self.meanwhile()
             if now > look_at:
                 look_at = now + LIFE_SECONDS
                 self._look_for_mismatches(missing)
@@ -175,11 +181,9 @@ class Mailboxes:
                 futex.fence()
             if came and rank in missing():  # it writes before it sends what comes after
                 raise MismatchError(
-                    describe(
-                        f"worker {rank} sent {came}, where this worker waits for it in an agreement or a sum of all.",
-                        fix="make every worker of an operator call it, in the same order, forward and backward; inactive "
-                        "ones too.",
-                    )
+                    f"worker {rank} sent {came}, where this worker waits for it in an agreement or a sum of all.",
+                    fix="make every worker of an operator call it, in the same order, forward and backward; inactive "
+                    "ones too.",
                 )
 
     def _look_for_the_dead(self, missing: Callable[[], list[int]]) -> None:

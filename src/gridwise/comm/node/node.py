@@ -26,7 +26,7 @@ from .board import Board
 from .device_box import SLOT
 from .mailbox import KINDS, Delivery
 from .mailboxes import Mailboxes, Moves
-from .segment import BOARD, LEAST, Layout, Offer, Segment, accept, machine
+from .segment import BOARD, LEAST, Offer, Segment, SegmentLayout, accept, machine
 
 FEW = 1 << 13
 """Bytes up to which everyone gets everyone's numbers and adds them up; above, everyone adds up a share."""
@@ -87,16 +87,15 @@ class Node:
     def all_max(self, values: np.ndarray, team: Team) -> None:
         """Replace the int64 array by its maximum over the team."""
         if self._is_for_board(team, values.nbytes):
-            flat = values.reshape(-1)
-            np.max(self._board.all_gather(torch.from_numpy(flat), "an agreement").numpy(), 0, out=flat)
+            self._board.all_max(values.reshape(-1))
             return
         dissemination.all_max(values, team, self._me, partial(self._swap_two, "an agreement"))
 
-    def all_gather(self, row: Tensor, team: Team) -> Tensor:
-        """The flat rows of all workers of the team, of one length, in its order."""
+    def all_gather(self, row: Tensor, team: Team, table: Tensor | None = None) -> Tensor:
+        """The flat rows of all workers of the team, of one length, in its order; perhaps in `table`, where `row` lies."""
         if not row.is_cuda and self._is_for_board(team, row.nbytes):
             return self._board.all_gather(row, "a gathering")
-        return dissemination.all_gather(row, team, self._me, partial(self._swap_two, "a gathering"))
+        return dissemination.all_gather(row, team, self._me, partial(self._swap_two, "a gathering"), table)
 
     def _is_for_board(self, team: Team, nbytes: int) -> bool:
         return nbytes <= BOARD and len(team) == len(self._places)
@@ -108,7 +107,12 @@ class Node:
         """Write the sum of the contiguous `x` over the team into the contiguous `total`, which may be `x` itself."""
         flat, out = x.view(-1), total.view(-1)
         if x.nbytes <= FEW:
-            torch.sum(self.all_gather(flat, team), 0, dtype=x.dtype, out=out)
+            if x.is_cuda and len(team) == 2:
+                other, theirs = team[1 - team.index(self._me)], torch.empty_like(flat)
+                self._swap_two("a gathering", other, flat, other, theirs)
+                torch.add(flat, theirs, out=out)
+            else:
+                torch.sum(self.all_gather(flat, team), 0, dtype=x.dtype, out=out)
             return
         size = min(x.numel(), len(team) * (SLOT if x.is_cuda else self._chunk) // x.element_size())
         room = x.new_empty((len(team) - 1, -(-size // len(team))))
@@ -158,7 +162,7 @@ def find_node(transport: Meets, least: int) -> Node | None:
     if not any(said):
         return None
     here = [rank for rank in everyone if said[rank].partition(b" ")[2] == mine.partition(b" ")[2] and mine]
-    is_first, is_near = here[:1] == [transport.rank], len(here) > 1 and Layout(len(here)).chunk >= LEAST
+    is_first, is_near = here[:1] == [transport.rank], len(here) > 1 and SegmentLayout(len(here)).chunk >= LEAST
     offer = _offer(len(here)) if is_first and is_near else None
     tickets = transport.gather_bytes(offer.ticket if offer else b"", everyone, what)
     segment = offer.segment if offer else None

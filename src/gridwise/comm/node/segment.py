@@ -34,7 +34,7 @@ SECRET = 16
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentLayout:
     """Where things are in the memory of `workers` workers."""
 
     workers: int
@@ -57,16 +57,14 @@ class Layout:
         """Where a worker's count of rows on the board is, beside it what the last two are, and whether it sleeps."""
         return self.sent(0, 0) + LINE * (2 * self.workers**2 + worker)
 
-    def slot(self, source: int, target: int, turn: int) -> int:
-        return self._slots + ((source * self.workers + target) * 2 + turn) * self.chunk
-
-    @property
-    def _slots(self) -> int:
-        return -(-LINE * (1 + 2 * self.workers + 2 * self.workers**2) // 4096) * 4096
+    def slots(self, source: int, target: int) -> int:
+        """Where the two slots for messages from one worker to another are, one after the other."""
+        words = -(-LINE * (1 + 2 * self.workers + 2 * self.workers**2) // 4096) * 4096
+        return words + (source * self.workers + target) * 2 * self.chunk
 
     @property
     def board(self) -> int:
-        return self.slot(self.workers - 1, self.workers - 1, 1) + self.chunk
+        return self.slots(self.workers, 0)
 
     @property
     def size(self) -> int:
@@ -77,16 +75,16 @@ class Segment:
     """The memory, mapped into this process."""
 
     def __init__(self, file: int, workers: int) -> None:
-        self.layout = Layout(workers)
+        self.layout = SegmentLayout(workers)
         self._map = mmap.mmap(file, self.layout.size)
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self.words = memoryview(self._map).cast("I")
         self.address = self.bytes.data_ptr()
 
-    def slot(self, source: int, target: int, turn: int) -> Tensor:
-        """One of the two slots for messages from one worker to another, as bytes."""
-        start = self.layout.slot(source, target, turn)
-        return self.bytes[start : start + self.layout.chunk]
+    def slots(self, source: int, target: int) -> Tensor:
+        """The two slots for messages from one worker to another, as bytes."""
+        start = self.layout.slots(source, target)
+        return self.bytes[start : start + 2 * self.layout.chunk]
 
     @property
     def board(self) -> Tensor:
@@ -109,7 +107,7 @@ class Offer:
     def make(cls, workers: int) -> Offer:
         file = os.memfd_create("gridwise")
         try:
-            os.ftruncate(file, Layout(workers).size)
+            os.ftruncate(file, SegmentLayout(workers).size)
             segment = Segment(file, workers)
         except OSError:
             os.close(file)
@@ -131,7 +129,7 @@ def accept(ticket: bytes, workers: int) -> Segment:
     process, file, secret = ticket.decode().split()
     found = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        if os.fstat(found).st_size != Layout(workers).size:
+        if os.fstat(found).st_size != SegmentLayout(workers).size:
             raise OSError("the file of another worker is not the one that it offered")
         segment = Segment(found, workers)
     finally:

@@ -14,6 +14,7 @@ worker that leaves quietly before `gridwise.world()` is for those who wait to no
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 import sys
@@ -29,8 +30,6 @@ PASSED_ON = 0.3
 
 _installed: list[Transport] = []
 """The transports whose workers end with this one."""
-_hooked: list[bool] = []
-"""Whether the hook is in place: it stays, whatever transports come and go."""
 _is_mpi_job: list[bool] = []
 """Whether the launcher of MPI has started this process and others."""
 
@@ -44,15 +43,13 @@ def end_all_on_exception(transport: Transport) -> None:
 
 def end_mpi_job_on_exception() -> None:
     """Let an exception that nobody catches in this process end the MPI job, though no transport has been made yet."""
-    if not _is_mpi_job:
-        _is_mpi_job.append(True)
-        _hook()
+    _is_mpi_job.append(True)
+    _hook()
 
 
+@functools.cache
 def _hook() -> None:
-    if _hooked:
-        return
-    _hooked.append(True)
+    """Put the hook in place, once: it stays, whatever transports come and go."""
     before, process = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:

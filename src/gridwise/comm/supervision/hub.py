@@ -3,20 +3,20 @@
 It is a process of its own because a launcher that sees one worker die kills the others within a millisecond: a thread
 in one of them lost that race in 3 of 10 trials, and nobody said who had died. The hub is in no launcher's list, says it
 when all are gone, and ends when the last connection closes. Worker 0 starts it (see `watch`) without Gridwise (see
-`bare_process`), so it is there in 0.1 s and needs 17 MB. Only workers come in: they know the job's secret (see `door`).
+`bare_process`), so it is there in 0.1 s and needs 17 MB. Only workers come in: they know the job's secret (see
+`authenticated_listener`).
 
 Both sides say one JSON object per line, of at most `LONGEST` bytes.
 
     worker -> hub   hello    rank, process, host, litter
                     failed   text               an exception that nobody caught
-                    overdue  what, team, since  it has waited longer than GRIDWISE_TIMEOUT
+                    overdue  what, team, text   it has waited longer than GRIDWISE_TIMEOUT; `text` says so in words
                     deserted by, text           it waits for a worker that has finished
-                    state    what, team, since  (the answer to ask; no `what` if it does not wait)
+                    state    what, team, text   (the answer to ask; no `what` if it does not wait)
                     goodbye  counts             it ends in good order, after so many collectives and messages
-                    finished counts, task       a task of its pool has ended there
     hub -> worker   welcome                     from here on its death is noticed
                     ask
-                    finished counts, task       per worker; no `task` if it ends
+                    finished counts             of the workers that have said goodbye
                     news     kind, text, workers   kind = died | failed | timeout; the first one is the cause
 """
 
@@ -141,8 +141,6 @@ class Hub:
             caller.has_left = True
             self.finished[caller.rank] = message["counts"]
             self._tell_all({"say": "finished", "counts": {caller.rank: message["counts"]}})
-        elif say == "finished":
-            self._tell_all({"say": "finished", "counts": {caller.rank: message["counts"]}, "task": message["task"]})
         elif say == "state":
             self.states[caller.rank] = message
         elif say == "overdue" and not self.asked and not self.verdict:
@@ -175,7 +173,7 @@ class Hub:
     def _judge_timeout(self, overdue: Message) -> None:
         self.asked = None
         limit = f"longer than `GRIDWISE_TIMEOUT` (={self.timeout:g})"
-        text = [f"worker {overdue['rank']} of {self.size} {waits(overdue)}, {limit}"]
+        text = [f"worker {overdue['rank']} of {self.size} {overdue['text']}, {limit}"]
         missing = []
         for rank in overdue["team"]:
             state = self.states.get(rank, {})
@@ -192,18 +190,11 @@ class Hub:
             return "has finished"
         if rank not in self.states:
             return "does not answer"
-        if "what" not in state:
-            return "is not there: it waits for nobody, so it computes or went another way"
-        return waits(state)
+        return str(state.get("text", "is not there: it waits for nobody, so it computes or went another way"))
 
     def _tell_all(self, message: Message) -> None:
         for worker in list(self.workers.values()):
             worker.send(message)
-
-
-def waits(message: Message) -> str:
-    """What a worker waits for, in words."""
-    return f"has waited {message['since']:.0f} s for {message['what']} with workers {tuple(message['team'])}"
 
 
 def main(descriptors: list[str]) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 import xxhash
 
-from ...errors import DataError, MismatchError, describe
+from ...errors import DataError, MismatchError
 from ..transports.base import Team, Transport
 
 SHOWN = 8
@@ -50,18 +50,14 @@ def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoR
         lines = tell(transport, team, transport.drawn.says(team))
         transport.drawn.forget_of(team)
         raise MismatchError(
-            describe(
-                f"the workers called {what} with different batches.",
-                lines,
-                "draw every batch on every worker: all of them skip it or none does.",
-            )
+            f"the workers called {what} with different batches.",
+            lines,
+            "draw every batch on every worker: all of them skip it or none does.",
         )
     raise MismatchError(
-        describe(
-            "the workers called different operators, or the same ones in another order.",
-            _who_called(transport, team, what, key, keys),
-            "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
-        )
+        "the workers called different operators, or the same ones in another order.",
+        _who_called(transport, team, what, key, keys),
+        "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
     )
 
 
@@ -69,7 +65,7 @@ def raise_unread(transport: Transport, team: Team, what: str, problem: str | Non
     """The error of workers of which some could not read their part of a batch; all of them come here."""
     lines = tell(transport, team, problem)
     transport.drawn.forget_of(team)
-    raise DataError(describe(f"{what}: a batch could not be read.", lines))
+    raise DataError(f"{what}: a batch could not be read.", lines)
 
 
 def _who_called(transport: Transport, team: Team, what: str, key: int, keys: Sequence[int]) -> list[str]:

@@ -1,41 +1,121 @@
 """What a worker waits for, with whom, since when: said before every call of a library, and read by the watch.
 
-The same context translates the library's failures, and refuses calls that would mix up messages: from a forked child (see
-`forks`), and from one thread while another waits. Threads may take turns, as autograd's do in a backward on a device.
+The same context translates the library's failures, and refuses calls that would mix up messages: from one thread while
+another waits (threads may take turns, as autograd's do in a backward on a device), and from a forked child. A child of a
+worker, of a DataLoader say, has copies of its transports, and shares the worker's connections: what it sends would be taken
+for the worker's, and what it receives would be missed there. Ranks and local slices it may ask for.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
-from ...errors import GridwiseError, TransportError, describe
+from ...errors import FaultError, GridwiseError, TransportError
 from ..messages.requests import Request
-from .finished_workers import Counts, Wait, message_name, team_name
+from .finished_workers import Wait, message_name, team_name
+
+if TYPE_CHECKING:
+    from .watch import Watch
 
 
-class Watching(Protocol):
-    """What a transport wants to know from the watch over the other workers (see `watch`)."""
-
-    def explain(self, error: Exception) -> GridwiseError | None:
-        """The error that names the worker that died or failed, if that is why `error` was raised."""
+_living: WeakSet[Supervised] = WeakSet()
 
 
-class Waits(Counts, Protocol):
-    """A transport, as far as a wait goes."""
+class Supervised:
+    """A transport that says what its worker waits for, counts what it took part in, and knows when it may not be used."""
 
-    size: int
-    refuses: bool
-    waiting: Waiting | None
+    name: str
+    survives_forks = False
+    """Whether a forked child of the worker may use it too."""
+    is_closed = False
+    refuses = False
+    """Whether calls are refused: it is closed, or the copy in a child, which would steal the worker's messages."""
 
-    def refuse(self, what: str) -> NoReturn: ...
+    def __init__(self, rank: int, size: int) -> None:
+        _living.add(self)
+        self.rank = rank
+        self.size = size
+        self.world = ""
+        """Tells this world from others of a pool, alike on all of its workers."""
+        self.places: Sequence[int] = range(size)
+        """The ranks of its workers in the pool."""
+        self.watch: Watch | None = None
+        self.waiting: Waiting | None = None
+        self.collectives: dict[tuple[int, ...], int] = {}
+        """How many collectives of each team this worker has come to: tells who waits in vain (see
+        `finished_workers`)."""
+        self.sent: dict[int, int] = defaultdict(int)
+        self.received: dict[int, int] = defaultdict(int)
+        """How many messages to and from each worker this one has started, for the same purpose."""
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise, since `what` was called where it must not be."""
+        if self.is_closed:
+            raise TransportError(
+                f"{what} was called on worker {self.rank} of {self.size} in a world that was closed.",
+                fix="call deactivate() of a world when nothing of it is used any more: layers and partitions made "
+                "from it end with it.",
+            )
+        raise TransportError(
+            f"{what} was called in a process that worker {self.rank} of {self.size} has forked: the connections to the "
+            "other workers are the worker's own.",
+            fix="let the worker itself talk to the others; its children (of a DataLoader, say) may ask for ranks and "
+            "local slices.",
+        )
+
+    def waiting_for(self, what: str, team: tuple[int, ...]) -> Waiting:
+        """Say which collective is waited for while the body runs, and raise its failures as errors that name a worker."""
+        self.collectives[team] = number = self.collectives.get(team, 0) + 1
+        return Waiting(self, what, team, number)
+
+    def waiting_for_messages(
+        self, what: str, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
+    ) -> Waiting:
+        """The same for messages; who only sends waits for those who take them."""
+        return Waiting(self, what, [peer for peer, _ in receives or sends], is_sending=not receives)
+
+    def count(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
+        """Note that these messages are started."""
+        for peer, _ in sends:
+            self.sent[peer] += 1
+        for peer, _ in receives:
+            self.received[peer] += 1
 
     def explained(self, error: Exception, what: str) -> Exception:
         """An exception of the library, or the error that says what it means."""
+        if not self._is_fault(error):
+            return error
+        named = self.watch.explain(error) if self.watch else None
+        return named or FaultError(f"{what} failed on worker {self.rank} of {self.size} over {self.name}: {error}")
+
+    def _is_fault(self, error: Exception) -> bool:
+        """Whether an exception of the library means that the network or a peer failed."""
+        return isinstance(error, RuntimeError)
+
+    def counted(self) -> dict[str, int]:
+        """Collectives and messages of this worker so far, under short names, the same on every worker."""
+        me, world = self.rank, self.world
+        return {
+            **{team_name(world, team): count for team, count in list(self.collectives.items())},
+            **{message_name(world, me, peer): count for peer, count in list(self.sent.items())},
+            **{message_name(world, peer, me): count for peer, count in list(self.received.items())},
+        }
+
+
+def _mark_forked() -> None:
+    for each in _living:
+        each.refuses = each.refuses or not each.survives_forks
+
+
+os.register_at_fork(after_in_child=_mark_forked)
 
 
 @dataclass(slots=True)
@@ -45,7 +125,7 @@ class Waiting:
     Also the context in which a library is called: its failures come out as errors that name a worker.
     """
 
-    transport: Waits
+    transport: Supervised
     what: str
     team: Sequence[int]
     number: int = 0
@@ -77,25 +157,24 @@ class Waiting:
 
     def described(self) -> Wait:
         """What others are told of it."""
-        return Wait(self.what, tuple(self.team), self._needs(), time.monotonic() - self.since)
+        places = self.transport.places
+        return Wait(self.what, {places[peer]: self._need(peer) for peer in self.team}, time.monotonic() - self.since)
 
-    def _needs(self) -> dict[int, tuple[str, int]]:
+    def _need(self, peer: int) -> tuple[str, int]:
         transport, me = self.transport, self.transport.rank
         if self.number:
-            return dict.fromkeys(self.team, (team_name(self.team), self.number))
+            return team_name(transport.world, self.team), self.number
         if self.is_sending:
-            return {peer: (message_name(me, peer), transport.sent[peer]) for peer in self.team}
-        return {peer: (message_name(peer, me), transport.received[peer]) for peer in self.team}
+            return message_name(transport.world, me, peer), transport.sent[peer]
+        return message_name(transport.world, peer, me), transport.received[peer]
 
     def _refuse_thread(self, thread: int, other: Waiting) -> NoReturn:
         names = {each.ident: each.name for each in threading.enumerate()}
         raise TransportError(
-            describe(
-                f"{self.what} was called in thread {names.get(thread, '?')!r} of worker {self.transport.rank} of "
-                f"{self.transport.size} while thread {names.get(other.thread, '?')!r} waits for {other.what}: the messages "
-                "of the two would be mixed up.",
-                fix="let one thread of each worker call layers, or let threads take turns, in the same order on all workers.",
-            )
+            f"{self.what} was called in thread {names.get(thread, '?')!r} of worker {self.transport.rank} of "
+            f"{self.transport.size} while thread {names.get(other.thread, '?')!r} waits for {other.what}: the messages "
+            "of the two would be mixed up.",
+            fix="let one thread of each worker call layers, or let threads take turns, in the same order on all workers.",
         )
 
 

@@ -13,9 +13,9 @@ but for messages that it has lost sight of: a worker that still waits `STUCK_SEC
 A worker that has waited longer than `GRIDWISE_TIMEOUT` seconds (1800) says so; the hub asks everyone what they wait
 for, and all who wait raise `CommTimeout` with the names of those who are missing.
 
-Only workers of the job come in (see `door`): the secret goes from worker 0 to the others over the transport. The hub
-listens at the address that the job uses. Should it die, every worker says so, and looks after its own waits from then on:
-those that last longer than `GRIDWISE_TIMEOUT` still end, without a name.
+Only workers of the job come in (see `authenticated_listener`): the secret goes from worker 0 to the others over the
+transport. The hub listens at the address that the job uses. Should it die, every worker says so, and looks after its own
+waits from then on: those that last longer than `GRIDWISE_TIMEOUT` still end, without a name.
 
 On the way of a tensor there is nothing of this: a thread sleeps until the hub speaks, and looks at the clock now and
 then.
@@ -35,9 +35,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from ...errors import CommTimeout, GridwiseError, WorkerDied
 from ...log import logger
@@ -47,7 +44,7 @@ from ..settings import is_on, timeout
 from ..transports.base import Transport
 from . import bare_process, hub, network_addresses, original_stderr
 from .authenticated_listener import connect_authenticated, new_secret
-from .finished_workers import FOR_GOOD, SAME_CALLS, FinishedWorkers, Wait, counted, deserted
+from .finished_workers import SAME_CALLS, FinishedWorkers, Wait, deserted
 from .waiting import Waiting
 
 NEWS_SECONDS = 3.0
@@ -73,36 +70,6 @@ def _hang_up() -> None:
 
 
 os.register_at_fork(after_in_child=_hang_up)
-
-
-@dataclass
-class PoolTasks:
-    """What the watches of worlds that a pool's tasks have made must know of the pool; none, in other processes."""
-
-    number: int = 0
-    """Of the task that runs here, or ran here last."""
-    report: Callable[[GridwiseError], None] | None = None
-    """Takes the error of a wait that cannot be broken. Without it, the job is ended."""
-
-    def begin(self, number: int) -> None:
-        """A task begins on this worker."""
-        self.number = number
-        for each in list(_open):
-            each._finished.task = number
-
-    def end(self) -> None:
-        """It has ended on this worker: whoever waits for it, in any of its worlds, is told."""
-        for each in list(_open):
-            each._say("finished", counts=counted(each._transport), task=self.number)
-
-
-pool_tasks = PoolTasks()
-
-
-def leave_all() -> None:
-    """Say goodbye in every world of this process: for a process that ends without running exit functions."""
-    for each in list(_open):
-        each.leave()
 
 
 def tick(limit: float) -> float:
@@ -170,7 +137,7 @@ class Watch:
         self._process = os.getpid()
         self._told = threading.Condition()
         self._verdict: hub.Message | None = None
-        self._finished = FinishedWorkers(pool_tasks.number)
+        self._finished = FinishedWorkers()
         self._complained: Waiting | None = None
         self._left = False
         self.welcomed = threading.Event()
@@ -210,11 +177,11 @@ class Watch:
             self._left = True
             _open.discard(self)
             atexit.unregister(self.leave)
-            self._say("goodbye", counts=counted(self._transport))
+            self._say("goodbye", counts=self._transport.counted())
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
-    def _say(self, say: str, **message: Any) -> None:
+    def _say(self, say: str, **message: object) -> None:
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps({"say": say, **message}).encode() + b"\n")
 
@@ -251,7 +218,7 @@ class Watch:
         elif message["say"] == "finished":
             with self._told:
                 for rank, counts in message["counts"].items():
-                    self._finished.add(int(rank), counts, message.get("task", FOR_GOOD))
+                    self._finished.add(int(rank), counts)
                 self._told.notify_all()
         elif message["say"] == "news":
             with self._told:
@@ -264,12 +231,7 @@ class Watch:
                 self._end_all(message["workers"] if message["kind"] == "died" else [])
 
     def _end_all(self, gone: list[int]) -> None:
-        """Abort the job, if none of the workers before this one has done so. A pool ends its workers itself."""
-        if pool_tasks.report is not None:
-            error = self.explain(RuntimeError()) if self._transport.waiting is not None else None
-            if error is not None:
-                pool_tasks.report(error)
-            return
+        """Abort the job, if none of the workers before this one has done so."""
         time.sleep(1.0 * len(set(range(self._transport.rank)) - set(gone)))
         self._transport.abort()
 
@@ -304,8 +266,7 @@ class Watch:
             self._say("overdue", **_spelt(wait))
         elif by is not None:
             self._complained = waiting
-            text = str(deserted(by, self._transport.size, self._transport.rank, wait))
-            self._say("deserted", by=by, text=text)
+            self._say("deserted", by=by, text=deserted(by, self._transport.size, self._transport.rank, wait))
 
     def _go_on_alone(self) -> None:
         """The hub is gone. If that is no part of an ordinary end, say so, and end waits that last too long from here."""
@@ -327,5 +288,5 @@ class Watch:
                 self._take({"say": "news", "kind": "timeout", "text": text, "workers": []})
 
 
-def _spelt(wait: Wait) -> dict[str, Any]:
-    return {"what": wait.what, "team": wait.team, "since": wait.seconds}
+def _spelt(wait: Wait) -> dict[str, object]:
+    return {"what": wait.what, "team": wait.team, "text": str(wait)}

@@ -6,14 +6,14 @@ inside it is made at the first collective use, kept, shared by all who name the 
 
 The public methods here take tensors of any dtype on any device. They turn them into what the wire can carry
 (`wire_dtypes`), remember what the worker waits for (`waiting_for`, read by the watch), and translate the library's
-errors. A new transport writes the methods with a leading underscore and nothing else; CONTRIBUTING.md walks through
-one.
+errors. Which way the data go, and the methods that a new transport writes, are in `data_path`; docs/extending.md walks
+through one.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -21,25 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import FaultError
 from ...grid import Grid, Layout
 from ..graph_breaks import movement
 from ..launching.cores import cores
 from ..messages import wire_dtypes
 from ..messages.packing import Landing, Views, packed
-from ..messages.requests import NOTHING, Arriving, Both, Request, Unstaging
-from ..messages.share_sum import Begun, LateSum, ShareSum
-from ..node import FEW, Node
+from ..messages.requests import NOTHING, Arriving, Both, Request
 from ..supervision.drawn_batches import DrawnBatches
-from ..supervision.forks import Refuses
-from ..supervision.waiting import Guarded, Waiting, Watching
-
-Team = tuple[int, ...]
-Parcel = tuple[int, Tensor]
-"""A peer and the contiguous tensor that goes to it or comes from it."""
+from ..supervision.waiting import Guarded, Supervised
+from .data_path import DataPath
+from .data_path import Parcel as Parcel
+from .data_path import Team as Team
 
 
-class Transport(Refuses, ABC):
+class Transport(Supervised, DataPath):
     """The way to the other workers.
 
     Parameters
@@ -53,40 +48,22 @@ class Transport(Refuses, ABC):
     ('solo', 0, 1)
     """
 
-    name: str
-    rank: int
-    size: int
-    carries_cuda = False
-    """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
     carries_meta = False
     """Whether tensors without numbers can be sent: where nothing is."""
     can_be_cut = False
     """Whether `cut` frees those who wait. If not, only `abort` does."""
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__()
-        self.rank = rank
-        self.size = size
-        self.watch: Watching | None = None
-        self.waiting: Waiting | None = None
+        Supervised.__init__(self, rank, size)
+        DataPath.__init__(self)
         self.on_close: list[Callable[[], None]] = []
         self.kept: dict[Any, Any] = {}
         """Layers that functions have made, for their next call."""
-        self.node: Node | None = None
-        """The way to the workers of the same machine, where it is better than the library's own."""
         self.cores = max(1, cores() // size)
         """Processor cores that this worker may count on: as if all workers were on this machine, until the watch knows."""
-        self.collectives: dict[Team, int] = {}
-        """How many collectives of each team this worker has come to: tells who waits in vain (see
-        `finished_workers`)."""
-        self.sent: dict[int, int] = defaultdict(int)
-        self.received: dict[int, int] = defaultdict(int)
-        """How many messages to and from each worker this one has started, for the same purpose."""
         self.drawn = DrawnBatches()
         """The batches that data loaders have given to this worker."""
         self._ordinals: Counter[str] = Counter()
-        self._begun: list[ShareSum | LateSum] = []
-        """Sums that were begun since somebody waited for one, in their order."""
 
     @property
     def everyone(self) -> Team:
@@ -122,7 +99,7 @@ class Transport(Refuses, ABC):
         wait = self.waiting_for_messages(what, sends, receives)
         self.count(sends, receives)
         with wait:
-            return Guarded(self._post_by_road(sends, receives), wait)
+            return Guarded(self._post_by_path(sends, receives), wait)
 
     @movement
     def move(
@@ -143,72 +120,21 @@ class Transport(Refuses, ABC):
             self.count(near_out, near_in)
             with wait:
                 near = Guarded(self.node.post(near_out, near_in, dtype, add), wait)
-            if not sends and not receives:
-                return near
+        if not sends and not receives:
+            return near
         landings = [(peer, Landing.of(views, dtype, add)) for peer, views in receives]
-        pending = self.post(
-            [(peer, packed(views)) for peer, views in sends],
-            [(peer, landing.buffer) for peer, landing in landings],
-            what,
-        )
-        far = Arriving(pending, [landing for _, landing in landings])
+        out = [(peer, packed(views)) for peer, views in sends]
+        into = [(peer, landing.buffer) for peer, landing in landings]
+        wait = self.waiting_for_messages(what, out, into)
+        self.count(out, into)
+        with wait:
+            pending = self._post_staged(out, into)
+        far = Arriving(Guarded(pending, wait), [landing for _, landing in landings])
         return far if near is NOTHING else Both(far, near)
 
     def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Request]:
         """A function that posts these parcels, on the host, each time that it is called; the caller keeps them."""
-        return lambda: self._post_by_road(sends, receives)
-
-    def _post_by_road(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
-        """Post parcels: those to workers of the same machine through its memory, others by the library."""
-        if self.node is None:
-            return self._post_staged(sends, receives)
-        near_out, far_out = self._near([(peer, (wire_dtypes.as_bytes(x),)) for peer, x in sends], torch.uint8)
-        near_in, far_in = self._near([(peer, (wire_dtypes.as_bytes(x),)) for peer, x in receives], torch.uint8)
-        if not near_out and not near_in:
-            return self._post_staged(sends, receives)
-        near = self.node.post(near_out, near_in, torch.uint8)
-        if not far_out and not far_in:
-            return near
-        return Both(self._post_staged([(p, x) for p, (x,) in far_out], [(p, x) for p, (x,) in far_in]), near)
-
-    def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
-        """Post parcels by the library, by way of the host where it does not carry CUDA tensors."""
-        if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
-            return self._post(sends, receives)
-        hosts = [(peer, wire_dtypes.host_buffer(tensor)) for peer, tensor in receives]
-        staged = [(peer, wire_dtypes.to_host(tensor)) for peer, tensor in sends]
-        return Unstaging(self._post(staged, hosts), [(t, h) for (_, t), (_, h) in zip(receives, hosts, strict=True)])
-
-    def _near(
-        self, parcels: Sequence[tuple[int, Views]], dtype: torch.dtype
-    ) -> tuple[Sequence[tuple[int, Views]], Sequence[tuple[int, Views]]]:
-        """Those that go through the memory of this machine, and the others: sender and receiver decide alike."""
-        node = self.node
-        if node is None or not parcels or not self._is_for_node(parcels[0][1][0]):
-            return (), parcels
-        near: list[tuple[int, Views]] = []
-        far: list[tuple[int, Views]] = []
-        is_cuda = parcels[0][1][0].is_cuda
-        for peer, views in parcels:
-            size = sum([view.numel() for view in views]) * dtype.itemsize
-            (near if node.reaches(peer, size, is_cuda) else far).append((peer, views))
-        return near, far
-
-    def _node_of(self, team: Team, x: Tensor | np.ndarray | bytes) -> Node | None:
-        """The machine that carries out a collective of `x`, if one does; all of the team decide alike."""
-        node = self.node
-        if node is None or (isinstance(x, Tensor) and not self._is_for_node(x)):
-            return None
-        size = len(x) if isinstance(x, bytes) else x.nbytes
-        return node if node.covers(team, size, isinstance(x, Tensor) and x.is_cuda) else None
-
-    def _is_for_node(self, x: Tensor) -> bool:
-        """Whether workers of one machine may share the tensor's memory, and the library has no better way."""
-        return x.device.type == "cpu" or (x.is_cuda and not self.carries_cuda)
-
-    def _carries(self, x: Tensor, team: Team) -> bool:
-        """Whether a collective of `x` needs no copy of it on the host."""
-        return self.carries_cuda or self._node_of(team, x) is not None
+        return lambda: self._post_by_path(sends, receives)
 
     # Collectives
 
@@ -232,42 +158,17 @@ class Transport(Refuses, ABC):
         with waiting:
             return Guarded(self._begin_sum(torch.view_as_real(x) if x.is_complex() else x, team, wire), waiting)
 
-    def _begin_sum(self, x: Tensor, team: Team, wire: torch.dtype | None) -> Request:
-        carrier = wire_dtypes.summed_as(x, wire, len(team))
-        if carrier.itemsize < x.element_size():
-            return self._post_narrow_sum(x, team, carrier)
-        is_staged = x.is_cuda and not self._carries(x, team)
-        if is_staged or carrier != x.dtype:
-            carried = x.to(carrier) if carrier != x.dtype else x
-            carried = wire_dtypes.to_host(carried) if is_staged else carried
-            return Unstaging(self._begin_sum(carried, team, None), [(x, carried)])
-        node = self._node_of(team, x)
-        if node is None:
-            return self._post_sum(x, team)
-        few = x.nbytes <= FEW
-        return Begun(LateSum(lambda: node.all_sum(x, x, team)) if few else node.begin_sum(x, team), self._begun)
-
-    def _post_narrow_sum(self, x: Tensor, team: Team, wire: torch.dtype) -> Request:
-        """Start the sum of a float `x` of some size whose numbers travel as `wire`."""
-        flat = x.view(-1)
-        return Begun(ShareSum(flat, flat, team, self.rank, self._post_by_road, wire), self._begun)
-
-    def _sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
-        """Write the sum of `x`, which may have any strides, into the contiguous `total`."""
-        node = self._node_of(team, total)
-        if node is None or not total.numel():
-            self._all_sum_into(total, x, team)
-        else:
-            node.all_sum(total, x if x.dtype == total.dtype and x.is_contiguous() else total.copy_(x), team)
-
     @movement
-    def all_gather(self, row: Tensor, team: Team, what: str = "a gathering") -> Tensor:
-        """The flat contiguous rows of all workers of the team, of one length and dtype, in its order."""
+    def all_gather(self, row: Tensor, team: Team, what: str = "a gathering", table: Tensor | None = None) -> Tensor:
+        """The flat contiguous rows of all workers of the team, of one length and dtype, in its order.
+
+        They may be in `table`, where `row` lies in its place already.
+        """
         if len(team) == 1:
             return row[None]
         if (node := self._node_of(team, row)) is not None:
             with self.waiting_for(what, team):
-                return node.all_gather(row, team)
+                return node.all_gather(row, team, table)
         rows = row.new_zeros((len(team), row.numel()))
         rows[team.index(self.rank)] = row
         return self.all_sum(rows, team, what)
@@ -280,12 +181,6 @@ class Transport(Refuses, ABC):
                 x, lambda total, part: self._sum_at(total, part, root, team), self._carries(x, team)
             )
             return total if self.rank == root else None
-
-    def _sum_at(self, total: Tensor, x: Tensor, root: int, team: Team) -> None:
-        if self._node_of(team, total) is not None:
-            self._sum_into(total, x, team)
-        else:
-            self._sum_to(total.copy_(x), root, team)
 
     @movement
     def copy_from(self, x: Tensor, root: int, team: Team, what: str = "a broadcast") -> None:
@@ -327,31 +222,6 @@ class Transport(Refuses, ABC):
 
     # Life and death
 
-    def waiting_for(self, what: str, team: Team) -> Waiting:
-        """Say which collective is waited for while the body runs, and raise its failures as errors that name a worker."""
-        self.collectives[team] = number = self.collectives.get(team, 0) + 1
-        return Waiting(self, what, team, number)
-
-    def waiting_for_messages(
-        self, what: str, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
-    ) -> Waiting:
-        """The same for messages; who only sends waits for those who take them."""
-        return Waiting(self, what, [peer for peer, _ in receives or sends], is_sending=not receives)
-
-    def count(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
-        """Note that these messages are started."""
-        for peer, _ in sends:
-            self.sent[peer] += 1
-        for peer, _ in receives:
-            self.received[peer] += 1
-
-    def explained(self, error: Exception, what: str) -> Exception:
-        """An exception of the library, or the error that says what it means."""
-        if not self._is_fault(error):
-            return error
-        named = self.watch.explain(error) if self.watch else None
-        return named or FaultError(f"{what} failed on worker {self.rank} of {self.size} over {self.name}: {error}")
-
     def addresses(self) -> list[str]:
         """Addresses of this machine at which it talks to the others, as far as the transport knows."""
         return []
@@ -380,39 +250,6 @@ class Transport(Refuses, ABC):
     @abstractmethod
     def abort(self, code: int = 1) -> None:
         """End the whole job from here, without waiting for anyone."""
-
-    # What a transport writes: contiguous tensors, on the host unless `carries_cuda`
-
-    @abstractmethod
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request: ...
-
-    def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
-        """`_all_sum` of `x`, which may have any strides, into the contiguous `total`."""
-        self._all_sum(total.copy_(x), team)
-
-    @abstractmethod
-    def _all_sum(self, x: Tensor, team: Team) -> None: ...
-
-    def _post_sum(self, x: Tensor, team: Team) -> Request:
-        """Start `_all_sum`; a transport whose library sums in the background overrides this."""
-        self._all_sum_into(x, x, team)
-        return NOTHING
-
-    @abstractmethod
-    def _sum_to(self, x: Tensor, root: int, team: Team) -> None: ...
-
-    @abstractmethod
-    def _copy_from(self, x: Tensor, root: int, team: Team) -> None: ...
-
-    @abstractmethod
-    def _all_max(self, values: np.ndarray, team: Team) -> None: ...
-
-    @abstractmethod
-    def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]: ...
-
-    def _is_fault(self, error: Exception) -> bool:
-        """Whether an exception of the library means that the network or a peer failed."""
-        return isinstance(error, RuntimeError)
 
     def _close(self) -> None:
         return None

@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 from ...grid import Grid, Layout
-from ..messages.requests import Request
+from ..messages.requests import NOTHING, Request
+from ..node import FEW
 from .base import Parcel, Team, Transport
 
-NOTHING = np.iinfo(np.int64).min
+ABSTAINS = np.iinfo(np.int64).min
 """What a worker writes where it has nothing to say: the least of all numbers, and the maximum is taken."""
 
 
@@ -66,6 +67,8 @@ class Ledger:
     """Written into every entry: whoever runs the workers may say what they are doing, "backward" say."""
     answers: dict[Any, Any] = field(default_factory=dict)
     """What workers were told, and have said, so far: by call."""
+    workers_per_node: int = 1
+    """How many workers with consecutive ranks share a machine, and add up sums through its memory."""
 
     def worker(self, rank: int) -> CountingTransport:
         """The transport of pretended worker `rank`."""
@@ -97,9 +100,14 @@ class Ledger:
         return sum(entry.kind == "message" for entry in self.entries[rank])
 
 
-class _Sent:
+class _UnderWay:
+    """A sum on one machine: until it is waited for, it takes room for the shares of the others (`messages.share_sum`)."""
+
+    def __init__(self, x: Tensor, workers: int) -> None:
+        self._room: Tensor | None = x.new_empty((workers - 1, -(-x.numel() // workers)))
+
     def wait(self) -> None:
-        return None
+        self._room = None
 
 
 class CountingTransport(Transport):
@@ -131,7 +139,7 @@ class CountingTransport(Transport):
             shapes = [f"a tensor of shape {layout.global_shape}, cut at {layout.cuts}" for layout in found]
             holds = f"a block of shape {block}" if self.rank in grid else "no block"
             asked = f"{what}: several layouts were declared in which worker {self.rank} has {holds}."
-            raise PartitionError(describe(asked, shapes, "let another worker, for which only one fits, run first."))
+            raise PartitionError(asked, shapes, "let another worker, for which only one fits, run first.")
         return self.ledger.answers.setdefault(question, found[0])
 
     def _candidates(self, question: Any, grid: Grid) -> list[Layout]:
@@ -171,14 +179,19 @@ class CountingTransport(Transport):
             self._note("message", (peer,), x.nbytes)
         for peer, x in receives:
             self._note("receipt", (peer,), 0, x.nbytes)
-        return _Sent()
+        return NOTHING
 
     def _all_sum(self, x: Tensor, team: Team) -> None:
         self._note("sum", team, 2 * x.nbytes * (len(team) - 1) // len(team))
 
+    def _post_sum(self, x: Tensor, team: Team) -> Request:
+        self._all_sum(x, team)
+        nodes = {rank // self.ledger.workers_per_node for rank in team}
+        return _UnderWay(x, len(team)) if len(nodes) == 1 and x.nbytes > FEW else NOTHING
+
     def _post_narrow_sum(self, x: Tensor, team: Team, wire: torch.dtype) -> Request:
         self._note("sum", team, 2 * x.numel() * wire.itemsize * (len(team) - 1) // len(team))
-        return _Sent()
+        return NOTHING
 
     def _sum_to(self, x: Tensor, root: int, team: Team) -> None:
         self._note("sum", team, 0 if self.rank == root else x.nbytes)
@@ -188,7 +201,7 @@ class CountingTransport(Transport):
 
     def _all_max(self, values: np.ndarray, team: Team) -> None:
         self._note("control", team, values.nbytes)
-        if (values == NOTHING).any():  # a ballot, in which not everybody has a say on everything
+        if (values == ABSTAINS).any():  # a ballot, in which not everybody has a say on everything
             question = self._question("votes", self._what, team)
             before = self.ledger.answers.get(question, values)
             if before.shape == values.shape:

@@ -178,7 +178,7 @@ class TorchTransport(Transport):
         return [part.numpy().tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def _swap(self, to: int, x: Tensor, source: int, into: Tensor) -> None:
-        self._post_by_road([(to, x)], [(source, into)]).wait()
+        self._post_by_path([(to, x)], [(source, into)]).wait()
 
     def _finish(self, work: dist.Work | None) -> None:
         """Wait for a collective of gloo; None is one of nccl, in its place among what the device has to do."""

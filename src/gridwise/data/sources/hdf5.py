@@ -3,56 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import DataError, describe
-from .source import Place, Source, copy_checked, native, reading
+from ...errors import DataError
+from .source import OpenedSource, Place, reading
+
+if TYPE_CHECKING:
+    import h5py
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 LINKS = 16
 """How many soft links may follow one another."""
 
 
-class HDF5Source(Source):
-    """A dataset of an HDF5 file, which is opened in each process that reads."""
+class HDF5Source(OpenedSource):
+    """A dataset of an HDF5 file."""
 
     def __init__(self, path: Path, name: str | None) -> None:
         self.path, self.name = path, name
         self.says = f"{path}:{name}" if name else str(path)
-        self._dataset: Any = None
-        self._type: Any = None
-        """The dtype, as HDF5 has it."""
         with reading(self.says):
-            dataset = self._opened()
-            self.shape, self.dtype = tuple(dataset.shape), native(dataset.dtype, self.says)
+            self._look()
 
-    def _opened(self) -> Any:
-        if self._dataset is None:
-            import h5py
+    def _open(self) -> h5py.Dataset:
+        import h5py
 
-            file = h5py.File(self.path, "r", locking="best-effort")
-            self._dataset = checked(found(file, self.name or only_name(file)), self.says)
-        return self._dataset
+        file = h5py.File(self.path, "r", locking="best-effort")
+        return checked(found(file, self.name or only_name(file)), self.says)
 
     def _read(self, place: Place, out: np.ndarray) -> None:
         import h5py
 
-        dataset = self._opened()
         if not out.flags.c_contiguous:
-            copy_checked(dataset[place], out)
+            super()._read(place, out)
             return
-        self._type = self._type or h5py.h5t.py_create(self.dtype)
-        there = dataset.id.get_space()  # as `read_direct` does, with less around it
+        there = self.opened.id.get_space()  # as `read_direct` does, with less around it
         there.select_hyperslab(tuple(rows.start for rows in place), out.shape)
-        dataset.id.read(h5py.h5s.create_simple(out.shape), there, out, self._type)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dataset": None, "_type": None}
+        self.opened.id.read(h5py.h5s.create_simple(out.shape), there, out, h5py.h5t.py_create(self.dtype))
 
 
-def found(file: Any, name: str) -> Any:
+def found(file: h5py.File, name: str) -> object:
     """The object of that name; soft links inside of the file are followed, one by one, so that none leads out of it."""
     import h5py
 
@@ -75,7 +67,7 @@ def found(file: Any, name: str) -> Any:
     return here
 
 
-def checked(dataset: Any, says: str) -> Any:
+def checked(dataset: object, says: str) -> h5py.Dataset:
     """A dataset of h5py, if its numbers lie in its own file."""
     import h5py
 
@@ -88,20 +80,18 @@ def checked(dataset: Any, says: str) -> Any:
     return dataset
 
 
-def only_name(file: Any) -> str:
+def only_name(file: h5py.File) -> str:
     """The name of the only dataset at the top of a file."""
     names = _names(file)
     if len(names) != 1:
         raise DataError(
-            describe(
-                f"it holds {len(names)} datasets at its top: {', '.join(names)}.",
-                fix="say which one: gridwise.data.open_array(path, name).",
-            )
+            f"it holds {len(names)} datasets at its top: {', '.join(names)}.",
+            fix="say which one: gridwise.data.open_array(path, name).",
         )
     return names[0]
 
 
-def _names(file: Any) -> list[str]:
+def _names(file: h5py.File) -> list[str]:
     import h5py
 
     links = {name: file.get(name, getlink=True) for name in file}

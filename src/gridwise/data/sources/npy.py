@@ -6,23 +6,23 @@ import math
 import mmap
 import os
 from pathlib import Path
-from typing import Any
+from typing import Literal, cast
 
 import numpy as np
 
 from ...errors import DataError
-from .source import Place, Source, native, reading
+from .source import OpenedSource, Place, native, reading
 
 
-class MappedSource(Source):
+class MappedSource(OpenedSource):
     """An array in a file, as it lies in memory."""
 
-    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: Any) -> None:
+    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, is_fortran: bool) -> None:
         self.path, self.says, self.shape = path, str(path), shape
-        self.stored, self.offset, self.order = dtype, offset, order
+        self.stored, self.offset = dtype, offset
+        self.order: Literal["C", "F"] = "F" if is_fortran else "C"
         self.dtype = native(dtype, self.says)
         self.end = offset + math.prod(shape) * dtype.itemsize
-        self._map: np.ndarray | None = None
         self._check_length()
 
     def _check_length(self) -> None:
@@ -31,15 +31,13 @@ class MappedSource(Source):
         if length < self.end:
             raise DataError(f"{self.says} ends too early: it has {length} bytes, its array takes {self.end}.")
 
+    def _open(self) -> np.ndarray:
+        mapped = np.memmap(self.path, self.stored, "r", self.offset, self.shape, self.order)
+        return mapped.view(np.ndarray)  # slicing a memmap takes three times as long
+
     def _read(self, place: Place, out: np.ndarray) -> None:
         self._check_length()
-        if self._map is None:
-            mapped = np.memmap(self.path, self.stored, "r", self.offset, self.shape, self.order)
-            self._map = mapped.view(np.ndarray)  # slicing a memmap takes three times as long
-        np.copyto(out, self._map[place])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_map": None}
+        super()._read(place, out)
 
 
 def open_npy(path: Path) -> MappedSource:
@@ -50,13 +48,12 @@ def open_npy(path: Path) -> MappedSource:
         if version not in headers:
             raise DataError(f"the version {version} of its format is not known.")
         shape, fortran, dtype = headers[version](file)
-        return MappedSource(path, dtype, shape, file.tell(), "F" if fortran else "C")
+        return MappedSource(path, dtype, shape, file.tell(), fortran)
 
 
 def of_memmap(array: np.memmap) -> MappedSource | None:
     """The file behind a memory map, None for a view of one, whose place in the file NumPy does not know."""
-    flags, name = array.flags, array.filename
-    under: Any = array.base
+    flags, name, under = array.flags, array.filename, cast(object, array.base)
     if not isinstance(under, mmap.mmap) or not (flags.c_contiguous or flags.f_contiguous) or name is None:
         return None
-    return MappedSource(Path(name), array.dtype, array.shape, array.offset, "C" if flags.c_contiguous else "F")
+    return MappedSource(Path(name), array.dtype, array.shape, array.offset, not flags.c_contiguous)

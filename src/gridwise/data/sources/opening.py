@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError, describe
+from ...errors import DataError
 from .hdf5 import MAGIC, HDF5Source
 from .hdf5 import checked as checked_hdf5
 from .nifti import NiftiSource
@@ -36,11 +36,9 @@ def open_array(path: str | os.PathLike[str], name: str | None = None, level: int
     """
     if "://" in str(path):
         raise DataError(
-            describe(
-                f"{path} is no local path.",
-                fix="open it with its own library (zarr, xarray, fsspec), and give the array: anything with shape, dtype and "
-                "slicing will do.",
-            )
+            f"{path} is no local path.",
+            fix="open it with its own library (zarr, xarray, fsspec), and give the array: anything with shape, dtype and "
+            "slicing will do.",
         )
     place = Path(path)
     if place.is_dir():
@@ -56,10 +54,8 @@ def open_array(path: str | os.PathLike[str], name: str | None = None, level: int
     if place.name.endswith((".nii", ".nii.gz")):
         return NiftiSource(place)
     raise DataError(
-        describe(
-            f"{place} is no file that can be read block by block.",
-            fix=".npy, HDF5, NIfTI (.nii, .nii.gz) or a folder of Zarr; or open it, and give the array.",
-        )
+        f"{place} is no file that can be read block by block.",
+        fix=".npy, HDF5, NIfTI (.nii, .nii.gz) or a folder of Zarr; or open it, and give the array.",
     )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ...errors import DataError, GridwiseError, describe
+from ...errors import DataError, GridwiseError
 from ...grid import Shape
 
 Place = tuple[slice, ...]
@@ -49,6 +51,27 @@ class Source(ABC):
     def _read(self, place: Place, out: np.ndarray) -> None: ...
 
 
+class OpenedSource(Source):
+    """What a library opens, in each process that reads."""
+
+    @abstractmethod
+    def _open(self) -> Any:
+        """The library's array."""
+
+    @cached_property
+    def opened(self) -> Any:
+        return self._open()
+
+    def _look(self) -> None:
+        self.shape, self.dtype = tuple(self.opened.shape), native(self.opened.dtype, self.says)
+
+    def _read(self, place: Place, out: np.ndarray) -> None:
+        copy_checked(np.asarray(self.opened[place]), out)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "opened"}
+
+
 class ArraySource(Source):
     """An object with shape, dtype and slicing."""
 
@@ -59,10 +82,8 @@ class ArraySource(Source):
         for name in ("shape", "dtype", "__getitem__"):
             if not hasattr(array, name):
                 raise DataError(
-                    describe(
-                        f"{self.says} cannot be read as samples: it has no `{name}`.",
-                        fix="a path, or an object with shape, dtype and slicing.",
-                    )
+                    f"{self.says} cannot be read as samples: it has no `{name}`.",
+                    fix="a path, or an object with shape, dtype and slicing.",
                 )
         self.array = array
         self.shape = tuple(int(n) for n in array.shape)
@@ -71,13 +92,11 @@ class ArraySource(Source):
     def _read(self, place: Place, out: np.ndarray) -> None:
         copy_checked(np.asarray(self.array[place]), out)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         if not isinstance(self.array, np.ndarray) or isinstance(self.array, np.memmap):
             raise DataError(
-                describe(
-                    f"{self.says} cannot be sent to a process that reads ahead.",
-                    fix="give its path, or read ahead in threads: BlockLoader(..., processes=False).",
-                )
+                f"{self.says} cannot be sent to a process that reads ahead.",
+                fix="give its path, or read ahead in threads: BlockLoader(..., processes=False).",
             )
         return self.__dict__
 
@@ -89,7 +108,7 @@ def copy_checked(found: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, found)
 
 
-def native(dtype: Any, says: str) -> np.dtype:
+def native(dtype: npt.DTypeLike, says: str) -> np.dtype:
     """A dtype in this machine's byte order, if its values are numbers that torch knows."""
     try:
         found = np.dtype(dtype)
@@ -97,10 +116,8 @@ def native(dtype: Any, says: str) -> np.dtype:
         found = None
     if found is None or found.char not in NUMBERS:
         raise DataError(
-            describe(
-                f"{says} holds values of {dtype}, which are no numbers of torch.",
-                fix="real, complex, integer or boolean numbers that torch has; Python objects are never read.",
-            )
+            f"{says} holds values of {dtype}, which are no numbers of torch.",
+            fix="real, complex, integer or boolean numbers that torch has; Python objects are never read.",
         )
     return found.newbyteorder("=")
 
@@ -122,6 +139,6 @@ def named(error: Exception, says: str, doing: str = "read") -> GridwiseError:
         return error
     if isinstance(error, ImportError):
         fix = "pip install 'gridwise[data]' (h5py, zarr, nibabel)."
-        return DataError(describe(f"{says} cannot be {doing}: {error}", fix=fix))
+        return DataError(f"{says} cannot be {doing}: {error}", fix=fix)
     words = str(error) or type(error).__name__
     return DataError(f"{says} cannot be {doing}: {type(error).__name__}: {words}")

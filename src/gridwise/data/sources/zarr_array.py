@@ -6,45 +6,40 @@ A chunk that is not there holds the array's fill value: so Zarr means it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import DataError, describe
-from .source import Place, Source, copy_checked, native, reading
+from ...errors import DataError
+from .source import OpenedSource, reading
+
+if TYPE_CHECKING:
+    import zarr
 
 
-class ZarrSource(Source):
-    """An array of a local Zarr store, which is opened in each process that reads."""
+class ZarrSource(OpenedSource):
+    """An array of a local Zarr store."""
 
     def __init__(self, path: Path, name: str | None, level: int = 0) -> None:
         self.path, self.name, self.level = path, name, level
         self.says = f"{path}/{name}" if name else str(path)
-        self._array: Any = None
         with reading(self.says):
-            array = self._opened()
-            self.shape, self.dtype = tuple(array.shape), native(array.dtype, self.says)
+            self._look()
 
-    def _opened(self) -> Any:
-        if self._array is None:
-            import zarr
+    def _open(self) -> zarr.Array:
+        import zarr
 
-            store: Any = zarr.open(
-                zarr.storage.LocalStore(self.path, read_only=True), mode="r", path=_inside(self.name)
-            )
-            if not isinstance(store, zarr.Array):
-                store = _inner(store, store[_inside(_image(store, self.level))])
-            self._array = checked(store, self.says)
-        return self._array
-
-    def _read(self, place: Place, out: np.ndarray) -> None:
-        copy_checked(np.asarray(self._opened()[place]), out)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_array": None}
+        store = zarr.storage.LocalStore(self.path, read_only=True)
+        found = zarr.open(store, mode="r", path=_inside(self.name))
+        if isinstance(found, zarr.Group):
+            name = _inside(_image(found, self.level))
+            found, group = found[name], found
+            if not isinstance(found, zarr.Array):
+                raise DataError(f"{found.name} in {group} is no array.")
+        return checked(found, self.says)
 
 
-def checked(array: Any, says: str) -> Any:
+def checked(array: zarr.Array, says: str) -> zarr.Array:
     """An array of zarr, if no part of it is made by unpickling."""
     metadata = array.metadata.to_dict()
     codecs = str([metadata.get(key) for key in ("codecs", "filters", "compressor")]).lower()
@@ -53,29 +48,19 @@ def checked(array: Any, says: str) -> Any:
     return array
 
 
-def _image(group: Any, level: int) -> str:
+def _image(group: zarr.Group, level: int) -> str:
     """The name of an image's array at a level of resolution, 0 the finest, by the metadata of OME-Zarr 0.4 or 0.5."""
-    attributes = dict(group.attrs)
+    attributes: dict[str, Any] = dict(group.attrs)
     scales = attributes.get("ome", attributes).get("multiscales")
     if not scales:
         raise DataError(
-            describe(
-                f"it is a group of {', '.join(sorted(group)) or 'nothing'}, and no image of OME-Zarr.",
-                fix="say which array: gridwise.data.open_array(path, name).",
-            )
+            f"it is a group of {', '.join(sorted(group)) or 'nothing'}, and no image of OME-Zarr.",
+            fix="say which array: gridwise.data.open_array(path, name).",
         )
     levels = scales[0]["datasets"]
     if not 0 <= level < len(levels):
         raise DataError(f"`level` (={level}) must be one of the image's {len(levels)}.")
     return str(levels[level]["path"])
-
-
-def _inner(group: Any, found: Any) -> Any:
-    import zarr
-
-    if not isinstance(found, zarr.Array):
-        raise DataError(f"{found.name} in {group} is no array.")
-    return found
 
 
 def _inside(name: str | None) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,7 +128,8 @@ class _Cut:
             if count == 1:
                 self.make(d + 1, begin, part[0])
             else:
-                scratch = torch.empty((count - 1) * stride + inner, dtype=self.fill.dtype, device="cpu")
+                span = min(count * stride, self.fill.n - begin)  # with the last gap: the next part goes on from there
+                scratch = torch.empty(span, dtype=self.fill.dtype, device="cpu")
                 self.fill.run(scratch, begin)
                 part.copy_(scratch.as_strided(part.shape, self.strides[d:]))
         return None
@@ -147,7 +148,7 @@ def fills_are_known() -> bool:
     )
 
 
-def _fill_holds(kind: Any, n: int, dtype: torch.dtype) -> bool:
+def _fill_holds(kind: Kind, n: int, dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(n)
     stream = Stream(generator.get_state())
     whole = torch.empty(n, dtype=dtype, device="cpu")

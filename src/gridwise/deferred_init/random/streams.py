@@ -27,7 +27,7 @@ from gridwise.deferred_init.random.generator import (
     with_sample_of,
     without_sample,
 )
-from gridwise.errors import DeferredInitError, describe
+from gridwise.errors import DeferredInitError
 
 DEFAULT: torch.Generator = (
     torch._C.default_generator
@@ -126,12 +126,10 @@ class DrawCounter:
         self._open(state)
         if lost and not is_seeded(state):
             raise DeferredInitError(
-                describe(
-                    f"deferred_init: another thread, or code with its own reference to the default generator, moved it "
-                    f"while {lost} draws of this thread were counted and not yet drawn: the values would not be those of "
-                    "eager construction.",
-                    fix="build the model in one thread; ask torch.default_generator for the generator where it is used.",
-                )
+                f"deferred_init: another thread, or code with its own reference to the default generator, moved it "
+                f"while {lost} draws of this thread were counted and not yet drawn: the values would not be those of "
+                "eager construction.",
+                fix="build the model in one thread; ask torch.default_generator for the generator where it is used.",
             )
 
     def settle(self) -> None:

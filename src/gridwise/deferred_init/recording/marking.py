@@ -16,7 +16,7 @@ from gridwise.deferred_init.random.draws import Kind
 from gridwise.deferred_init.random.streams import DEFAULT, DrawCounter, Mark, Stream, generator_for
 from gridwise.deferred_init.recording.replaying import replay, replaying, run_at
 from gridwise.deferred_init.recording.tape import TapeNode
-from gridwise.fake.dispatch import tensors_in
+from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
 from gridwise.fake.tensor import FakeTensor
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ OVERWRITES = {
 
 
 def mark_for(
-    node: TapeNode, args: Any, kwargs: dict[str, Any], drawn: Any, device: torch.device, ledger: DrawCounter | None
+    node: TapeNode, args: Args, kwargs: Kwargs, drawn: Tensor, device: torch.device, ledger: DrawCounter | None
 ) -> Mark:
     """The mark of a random operator that gives, or fills, the meta tensor `drawn`."""
     source = generator_for(kwargs.get("generator"), device)
@@ -71,23 +71,21 @@ def mark_for(
     return _mark_by_drawing(node, args, kwargs, source, device)
 
 
-def _mark_by_drawing(node: TapeNode, args: Any, kwargs: dict[str, Any], source: torch.Generator, device: Any) -> Mark:
+def _mark_by_drawing(node: TapeNode, args: Args, kwargs: Kwargs, source: torch.Generator, device: torch.device) -> Mark:
     stream = Stream(source.get_state())
     on_cpu = source.device.type == "cpu"
     mark = Mark(stream, 0, stream.first_sample() if on_cpu else None, None, None if on_cpu else source.device)
     filled = args[0] if node.func in OVERWRITES else kwargs.get("out")  # only its geometry matters
     read = [t for t in tensors_in(args) if isinstance(t, FakeTensor) and t is not filled]
-    reals = replay([t.value for t in read])
-    given = {name: _stand_in(item, filled, [], device) for name, item in kwargs.items() if name != "generator"}
+    reals = iter(replay([t.value for t in read]))
+
+    def stand_in(item: object) -> object:
+        if item is filled and isinstance(item, FakeTensor):
+            return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
+        return next(reals) if isinstance(item, FakeTensor) else item
+
+    given = mapped(stand_in, {name: item for name, item in kwargs.items() if name != "generator"})
     with replaying():
-        after = run_at(mark, node.func, [_stand_in(a, filled, reals, device) for a in args], given)[1]
+        after = run_at(mark, node.func, mapped(stand_in, args), given)[1]
     source.set_state(after)
     return mark
-
-
-def _stand_in(item: Any, filled: Any, reals: list[Tensor], device: torch.device) -> Any:
-    if isinstance(item, FakeTensor):
-        if item is filled:
-            return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
-        return reals.pop(0)
-    return type(item)(_stand_in(i, filled, reals, device) for i in item) if isinstance(item, list | tuple) else item

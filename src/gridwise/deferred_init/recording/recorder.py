@@ -8,29 +8,30 @@ are replayed at once and the operator runs for real.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from gridwise.deferred_init.random.streams import DrawCounter, generator_for
 from gridwise.deferred_init.recording.marking import FILLS, OVERWRITES, mark_for
 from gridwise.deferred_init.recording.replaying import replay
 from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Value
-from gridwise.errors import DeferredInitError, describe
+from gridwise.errors import DeferredInitError
 from gridwise.fake.dispatch import (
     SETS,
     Keeper,
     OperatorSchema,
-    check_fill,
     needs_data,
     operator,
     returned,
-    tensors_in,
     written_by,
 )
 from gridwise.fake.geometry import Geometry, geometry, storage_copy, with_geometry, without_data
+from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
 from gridwise.fake.tensor import FakeTensor, make_fake
 
 aten = torch.ops.aten
@@ -56,15 +57,10 @@ class Recorder(Keeper):
         if ledger is not None:
             ledger.settle()
 
-    def new(self, meta: Tensor, device: torch.device, func: Any, args: Any, kwargs: Any) -> FakeTensor:
+    def new(self, meta: Tensor, device: torch.device, func: OpOverload, args: Args, kwargs: Kwargs) -> FakeTensor:
         return self.new_cell(func, args, meta, device, {"dtype": meta.dtype, "device": device})
 
-    def fill(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`run` for the fills: nothing to learn from the meta kernel, and most of what constructors do."""
-        fake = args[0]
-        if not isinstance(fake, FakeTensor) or fake.keeper is not self or not fake.meta.is_floating_point():
-            return NotImplemented
-        check_fill(func, args)
+    def filled(self, fake: FakeTensor, func: OpOverload, args: Args, kwargs: Kwargs) -> None:
         value: Value = fake.value
         self.check_unmade(value.cell, func)
         node = TapeNode(func, (value, *args[1:]), {})
@@ -72,9 +68,8 @@ class Recorder(Keeper):
             node.mark = mark_for(node, args, kwargs, fake.meta, fake.device, self.ledger)
         node.overwrites = not value.cell.resized and (value.is_whole or _fills_storage(fake.meta))
         value.cell.writes.append(node)
-        return fake
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         op = operator(func)
         if func in SETS:
             return self.set_storage(op, *args)
@@ -89,8 +84,7 @@ class Recorder(Keeper):
             if op.written:
                 self.refuse(op, "writes in place and has no meta kernel in this torch, so it cannot be recorded", error)
             return self.run_for_real(func, op, args, kwargs)
-        node_args = tuple([record(a) if isinstance(a, Tensor | list | tuple) else a for a in args])
-        node_kwargs = {k: record(v) for k, v in kwargs.items()} if kwargs else kwargs
+        node_args, node_kwargs = mapped(record, args), mapped(record, kwargs)
         if op.has_device:
             node_kwargs = self.pinned(node_kwargs, args, result, device)
         node = TapeNode(func, node_args, node_kwargs)
@@ -108,14 +102,14 @@ class Recorder(Keeper):
                 return returned(op, args, kwargs)
         return self.remember(result, device, args, kwargs, node)
 
-    def run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_real(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if operator(func).random and self.ledger is not None:
             self.ledger.settle()
             if kwargs.get("generator") is not None:
                 kwargs = {**kwargs, "generator": generator_for(kwargs["generator"], torch.device("cpu"))}
         return func(*args, **kwargs)
 
-    def pinned(self, kwargs: dict[str, Any], args: Any, result: Any, device: torch.device) -> dict[str, Any]:
+    def pinned(self, kwargs: Kwargs, args: Args, result: object, device: torch.device) -> Kwargs:
         """Arguments with the defaults of this moment written out: a replay must not depend on when it happens."""
         if isinstance(result, Tensor) and not (args and isinstance(args[0], Tensor)):
             return {**kwargs, "dtype": result.dtype, "device": device}
@@ -123,7 +117,7 @@ class Recorder(Keeper):
 
     # -- the record
 
-    def remember(self, result: Any, device: torch.device, args: Any, kwargs: Any, node: TapeNode) -> Any:
+    def remember(self, result: object, device: torch.device, args: Args, kwargs: Kwargs, node: TapeNode) -> Any:
         """Fakes for what an operator gave, each with its value."""
         if not isinstance(result, Tensor | list | tuple):
             return result
@@ -131,9 +125,7 @@ class Recorder(Keeper):
             t.meta.untyped_storage()._cdata: t.value.cell for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)
         }
 
-        def one(item: Any) -> Any:
-            if isinstance(item, list | tuple):
-                return type(item)([one(i) for i in item])
+        def one(item: object) -> object:
             if not isinstance(item, Tensor):
                 node.outputs.append(None)
                 return item
@@ -142,13 +134,11 @@ class Recorder(Keeper):
             if cell is None:
                 cell = cells[storage] = Cell()
                 cell.writes.append(node)
-            value = Value(cell, node, item)
-            node.outputs.append(value)
-            return make_fake(self, item, device, value)
+            return make_fake(self, item, device, node.output(cell, item))
 
-        return one(result)
+        return mapped(one, result)
 
-    def note_writes(self, func: Any, op: OperatorSchema, args: Any, kwargs: Any, node: TapeNode) -> None:
+    def note_writes(self, func: OpOverload, op: OperatorSchema, args: Args, kwargs: Kwargs, node: TapeNode) -> None:
         for fake in tensors_in(written_by(op, args, kwargs)):
             assert isinstance(fake, FakeTensor)  # `on_meta` refuses real ones
             self.check_unmade(fake.value.cell, func)
@@ -158,23 +148,13 @@ class Recorder(Keeper):
 
     # -- data
 
-    def run_for_real(self, func: Any, op: OperatorSchema, args: Any, kwargs: Any) -> Any:
+    def run_for_real(self, func: OpOverload, op: OperatorSchema, args: Args, kwargs: Kwargs) -> Any:
         self.check_company(op, args, kwargs)
-        reals = replay([t.value for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)])
-
-        def real(item: Any) -> Any:
-            if isinstance(item, FakeTensor):
-                return reals.pop(0)
-            return type(item)(real(i) for i in item) if isinstance(item, list | tuple) else item
-
+        reals = iter(replay([t.value for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)]))
+        real_args, real_kwargs = mapped(lambda x: next(reals) if isinstance(x, FakeTensor) else x, (args, kwargs))
         with torch.no_grad():
-            result = self.run_real(func, tuple(real(a) for a in args), {k: real(v) for k, v in kwargs.items()})
-        return self.constants(result)
-
-    def constants(self, result: Any) -> Any:
-        if isinstance(result, Tensor):
-            return self.constant(result) if result.layout == torch.strided else result
-        return type(result)(self.constants(r) for r in result) if isinstance(result, list | tuple) else result
+            result = self.run_real(func, real_args, real_kwargs)
+        return mapped(lambda x: self.constant(x) if isinstance(x, Tensor) and x.layout == torch.strided else x, result)
 
     def constant(self, real: Tensor) -> FakeTensor:
         return self.new_cell(literal, (External.of(real),), without_data(real), real.device)
@@ -194,14 +174,12 @@ class Recorder(Keeper):
     # -- storages
 
     def new_cell(
-        self, func: Any, args: tuple[Any, ...], meta: Tensor, device: torch.device, kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], args: Args, meta: Tensor, device: torch.device, kwargs: Kwargs | None = None
     ) -> FakeTensor:
         node = TapeNode(func, args, kwargs or {})
         cell = Cell()
         cell.writes.append(node)
-        value = Value(cell, node, meta, is_whole=func is aten.empty.memory_format)
-        node.outputs.append(value)
-        return make_fake(self, meta, device, value)
+        return make_fake(self, meta, device, node.output(cell, meta, is_whole=func is aten.empty.memory_format))
 
     def copy_storage(self, fake: FakeTensor) -> FakeTensor:
         return self.new_cell(storage_copy, (fake.value,), storage_copy(fake.meta), fake.given_device)
@@ -209,77 +187,59 @@ class Recorder(Keeper):
     def restride(self, whole: FakeTensor, target: Geometry) -> FakeTensor:
         meta = with_geometry(whole.meta, target)
         node = TapeNode(with_geometry, (whole.value, target), {})
-        value = Value(whole.value.cell, node, meta)
-        node.outputs.append(value)
-        return make_fake(self, meta, whole.given_device, value)
+        return make_fake(self, meta, whole.given_device, node.output(whole.value.cell, meta))
 
     def part_from_aliases(self, fake: FakeTensor) -> None:
         super().part_from_aliases(fake)
-        node = TapeNode(aten.detach.default, (fake.value,), {})
-        fake.value = Value(fake.value.cell, node, fake.meta)
-        node.outputs.append(fake.value)
+        fake.value = TapeNode(aten.detach.default, (fake.value,), {}).output(fake.value.cell, fake.meta)
 
     # -- errors
 
-    def check_unmade(self, cell: Cell, func: Any) -> None:
+    def check_unmade(self, cell: Cell, func: OpOverload) -> None:
         if cell.made is not None:
             raise DeferredInitError(
-                describe(
-                    f"{func}{self.place()} would write to a deferred tensor whose storage is real already.",
-                    fix="materialise this view of it too, then write.",
-                )
+                f"{func}{self.place()} would write to a deferred tensor whose storage is real already.",
+                fix="materialise this view of it too, then write.",
             )
 
-    def check_company(self, op: OperatorSchema, args: Any, kwargs: Any) -> None:
+    def check_company(self, op: OperatorSchema, args: Args, kwargs: Kwargs) -> None:
         """Refuse what cannot be replayed: other people's fakes, and real tensors once construction is over."""
         for tensor in tensors_in(args, kwargs):
             if isinstance(tensor, FakeTensor):
                 if tensor.keeper is not self:
                     raise DeferredInitError(
-                        describe(
-                            f"{op.name}{self.place()} got a fake tensor of size {tuple(tensor.shape)} that was not "
-                            f"constructed in a deferred-init context.",
-                            fix="make it inside the function that deferred_init runs.",
-                        )
+                        f"{op.name}{self.place()} got a fake tensor of size {tuple(tensor.shape)} that was not "
+                        f"constructed in a deferred-init context.",
+                        fix="make it inside the function that deferred_init runs.",
                     )
             elif self.ledger is None and tensor.dim() > 0:  # a number is no data: `weight[0] = 1` fills with a tensor
                 raise DeferredInitError(
-                    describe(
-                        f"{op.name}{self.place()} got a deferred tensor together with a real one of size "
-                        f"{tuple(tensor.shape)}: a deferred tensor has no data yet.",
-                        fix="call gridwise.deferred_init.materialize_module (or materialize_tensor) first; "
-                        "load_state_dict(state, assign=True) needs no values and may come before.",
-                    )
+                    f"{op.name}{self.place()} got a deferred tensor together with a real one of size "
+                    f"{tuple(tensor.shape)}: a deferred tensor has no data yet.",
+                    fix="call gridwise.deferred_init.materialize_module (or materialize_tensor) first; "
+                    "load_state_dict(state, assign=True) needs no values and may come before.",
                 )
             elif tensor.is_inference():
                 raise DeferredInitError(
-                    describe(
-                        f"{op.name}{self.place()} got an inference-mode tensor: whether it changes cannot be followed.",
-                        fix="clone it outside torch.inference_mode().",
-                    )
+                    f"{op.name}{self.place()} got an inference-mode tensor: whether it changes cannot be followed.",
+                    fix="clone it outside torch.inference_mode().",
                 )
 
     def refuse(self, op: OperatorSchema, why: str, cause: BaseException | None = None) -> NoReturn:
         raise DeferredInitError(
-            describe(
-                f"deferred_init: {op.name}{self.place()} {why}.",
-                fix="build this part outside deferred_init, or with operators that torch knows on the meta device.",
-            )
+            f"deferred_init: {op.name}{self.place()} {why}.",
+            fix="build this part outside deferred_init, or with operators that torch knows on the meta device.",
         ) from cause
 
 
 RECORDER = Recorder()  # tapes need no owner, so one recorder serves all
 
 
-def record(arg: Any) -> Any:
+def record(arg: object) -> object:
     """What stands for an argument on the tape."""
     if isinstance(arg, FakeTensor):
         return arg.value
-    if isinstance(arg, Tensor):
-        return External.of(arg)
-    if isinstance(arg, list | tuple):
-        return [record(item) for item in arg]
-    return arg
+    return External.of(arg) if isinstance(arg, Tensor) else arg
 
 
 def literal(tensor: Tensor) -> Tensor:
@@ -287,16 +247,15 @@ def literal(tensor: Tensor) -> Tensor:
     return storage_copy(tensor)
 
 
-def _storage_sizes(op: OperatorSchema, args: Any, kwargs: Any) -> list[tuple[FakeTensor, int]]:
+def _storage_sizes(op: OperatorSchema, args: Args, kwargs: Kwargs) -> list[tuple[FakeTensor, int]]:
     """What an operator writes to, each with the bytes of its storage."""
     written = [fake for fake in tensors_in(written_by(op, args, kwargs)) if isinstance(fake, FakeTensor)]
     return [(fake, fake.meta.untyped_storage().nbytes()) for fake in written]
 
 
 def _fills_storage(meta: Tensor) -> bool:
-    return (
-        meta.is_contiguous() or _is_dense(meta.stride(), meta.shape)
-    ) and meta.numel() * meta.element_size() == meta.untyped_storage().nbytes()
+    dense = meta.is_contiguous() or _is_dense(meta.stride(), meta.shape)
+    return dense and meta.nbytes == meta.untyped_storage().nbytes()
 
 
 @cache

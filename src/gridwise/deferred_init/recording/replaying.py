@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.random.generator import generator_at
 from gridwise.deferred_init.random.streams import ALONE, DEFAULT, Mark
-from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Value, values_in
+from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Value
 from gridwise.fake.geometry import geometry, on_storage
+from gridwise.fake.nested import Args, Kwargs, leaves, mapped
+from gridwise.progress import ProgressBar
 
 
 def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[TapeNode]:
@@ -42,9 +45,8 @@ def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: fl
     while waiting or nodes:
         if nodes:
             node = nodes.pop()
-            arguments = values_in(node.args) + values_in(node.kwargs.values())
             made_here = {output.cell for output in node.outputs if output is not None}
-            for position, value in enumerate(arguments):
+            for position, value in enumerate(node.inputs()):
                 # a view looks at no data, and an overwrite not at what it overwrites
                 blind = value.cell in made_here or (node.overwrites and position == 0)
                 if value not in given:
@@ -73,34 +75,35 @@ def replay(
     values: Sequence[Value],
     given: dict[Value, Tensor] | None = None,
     before: float = math.inf,
-    progress: Callable[[int, int], None] | None = None,
+    bar: ProgressBar | None = None,
 ) -> list[Tensor]:
     """The real tensors of these values. `given` holds those that exist already."""
     env: dict[Value, Tensor] = dict(given or {})
     nodes = nodes_for(values, env, before)
-    uses = Counter(v for node in nodes for v in values_in(node.args) + values_in(node.kwargs.values()))
+    uses = Counter(value for node in nodes for value in node.inputs())
     uses.update(values)
     with replaying():
-        for done, node in enumerate(nodes):
+        for done, node in enumerate(nodes, 1):
             _run(node, env)
-            for value in values_in(node.args) + values_in(node.kwargs.values()):
+            for value in node.inputs():
                 uses[value] -= 1
                 if not uses[value]:
                     env.pop(value, None)
-            if progress is not None:
-                progress(done + 1, len(nodes))
+            if bar is not None:
+                bar.total = len(nodes)
+                bar.report(done)
     return [env[value] for value in values]
 
 
 def _run(node: TapeNode, env: dict[Value, Tensor]) -> None:
-    args = real(node.args, env)
-    kwargs = {k: real(v, env) for k, v in node.kwargs.items()} if node.kwargs else {}
+    args, kwargs = real(node.args, env), real(node.kwargs, env)
     with torch.set_grad_enabled(node.grad_enabled), _default_dtype(node.default_dtype):
         result = node.func(*args, **kwargs) if node.mark is None else run_at(node.mark, node.func, args, kwargs)[0]
-        results = iter(_flat(result))
+        results = leaves(result)
         for output in node.outputs:
             made = next(results)
             if output is not None:
+                assert isinstance(made, Tensor)
                 env[output] = _as_recorded(made, output) if output.cell.writes[0] is node else made
 
 
@@ -124,7 +127,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def run_at(mark: Mark, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
+def run_at(mark: Mark, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> tuple[Any, Tensor]:
     """The result of a random operator run from its mark, and the generator's state after it. Torch's own generators are
     left as they were; where the operator takes another one they are not even touched."""
     if mark.device is None and _takes_generator(func):
@@ -146,21 +149,16 @@ def _noted(mark: Mark, after: Tensor) -> Tensor:
 
 
 @cache
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
+def _takes_generator(func: Callable[..., Any]) -> bool:
+    return isinstance(func, OpOverload) and any(argument.name == "generator" for argument in func._schema.arguments)
 
 
-def real(arg: Any, env: dict[Value, Tensor]) -> Any:
-    if type(arg) is Value:
-        return env[arg]
-    if type(arg) is External:
-        return arg.checked()
-    if isinstance(arg, tuple | list):
-        return type(arg)([real(item, env) for item in arg]) if type(arg) in (tuple, list) else arg
-    return arg
+def real(recorded: Any, env: Mapping[Value, Tensor]) -> Any:
+    """Recorded arguments with real tensors in the places of values."""
 
+    def one(item: object) -> object:
+        if isinstance(item, Value):
+            return env[item]
+        return item.checked() if isinstance(item, External) else item
 
-def _flat(result: Any) -> list[Any]:
-    if isinstance(result, list | tuple):
-        return [leaf for item in result for leaf in _flat(item)]
-    return [result]
+    return mapped(one, recorded)

@@ -11,15 +11,18 @@ what no tensor needs any more is garbage like anything else.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gridwise.deferred_init.random.streams import Mark
-from gridwise.errors import DeferredInitError, describe
+from gridwise.errors import DeferredInitError
+from gridwise.fake.nested import Args, Kwargs, leaves
 
 _clock = itertools.count(1)
 
@@ -34,7 +37,7 @@ class Cell:
         self.resized = (
             False  # the size that it was made with is not the one that it has: no write replaces those before
         )
-        self.made: Any = None  # a weak reference to the real storage, once there is one
+        self.made: StorageWeakRef | None = None  # the real storage, once there is one
 
 
 class Value:
@@ -70,11 +73,9 @@ class External:
         else:
             return self.tensor
         raise DeferredInitError(
-            describe(
-                f"A tensor of size {tuple(self.tensor.shape)} that the constructor used was {how}. "
-                "Materialization cannot be performed.",
-                fix="give the constructor a copy of it (`tensor.clone()`, `torch.tensor(array)`), or materialise before.",
-            )
+            f"A tensor of size {tuple(self.tensor.shape)} that the constructor used was {how}. "
+            "Materialization cannot be performed.",
+            fix="give the constructor a copy of it (`tensor.clone()`, `torch.tensor(array)`), or materialise before.",
         )
 
 
@@ -93,7 +94,7 @@ class TapeNode:
 
     __slots__ = ("args", "default_dtype", "func", "grad_enabled", "kwargs", "mark", "outputs", "overwrites", "time")
 
-    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mark: Mark | None = None) -> None:
+    def __init__(self, func: Callable[..., Any], args: Args, kwargs: Kwargs, mark: Mark | None = None) -> None:
         self.time = next(_clock)
         self.func = func
         self.args = args
@@ -104,13 +105,12 @@ class TapeNode:
         self.grad_enabled = torch.is_grad_enabled()
         self.default_dtype = torch.get_default_dtype()
 
+    def inputs(self) -> list[Value]:
+        """The values among its arguments."""
+        return [item for item in leaves(self.args, self.kwargs) if isinstance(item, Value)]
 
-def values_in(nested: Any) -> list[Value]:
-    """The values among the arguments of a node."""
-    found: list[Value] = []
-    for item in nested:
-        if type(item) is Value:
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            found += values_in(item)
-    return found
+    def output(self, cell: Cell, meta: Tensor, is_whole: bool = False) -> Value:
+        """One more value that it made."""
+        value = Value(cell, self, meta, is_whole)
+        self.outputs.append(value)
+        return value

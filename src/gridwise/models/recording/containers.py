@@ -48,6 +48,11 @@ class Branch:
     parts: tuple[Tree, ...]
     attributes: tuple[tuple[str, Tree], ...] = ()
 
+    @property
+    def inside(self) -> tuple[Tree, ...]:
+        """All that it holds."""
+        return (*self.parts, *(part for _, part in self.attributes))
+
 
 Tree = Leaf | Constant | Branch
 
@@ -98,9 +103,14 @@ class _Leaves:
 
 def _has_leaf(tree: Tree) -> bool:
     """Whether a tensor is inside, perhaps one that was met before."""
+    return any(map(_has_leaf, tree.inside)) if isinstance(tree, Branch) else isinstance(tree, Leaf)
+
+
+def constants_in(tree: Tree) -> list[Any]:
+    """All that is no tensor."""
     if isinstance(tree, Branch):
-        return any(map(_has_leaf, tree.parts)) or any(_has_leaf(part) for _, part in tree.attributes)
-    return isinstance(tree, Leaf)
+        return [value for part in tree.inside for value in constants_in(part)]
+    return [tree.value] if isinstance(tree, Constant) else []
 
 
 def _attributes(value: object) -> Iterator[tuple[str, Any]]:
@@ -142,12 +152,6 @@ def without_values(tree: Tree) -> Tree:
         attributes = tuple([(name, without_values(part)) for name, part in tree.attributes])
         return replace(tree, parts=tuple(map(without_values, tree.parts)), attributes=attributes)
     return tree if isinstance(tree, Leaf) else Constant(None)
-
-
-def mapped(value: object, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
-    """`value` with everything that `is_leaf` changed."""
-    leaves, tree = flatten(value, is_leaf)
-    return unflatten(tree, [change(leaf) for leaf in leaves])
 
 
 def same(one: object, other: object) -> bool:

@@ -11,10 +11,11 @@ random numbers of Python and NumPy      refused
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import FunctionType
-from typing import Any
+from functools import partial
+from types import FunctionType, SimpleNamespace
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import numpy as np
@@ -54,7 +55,7 @@ class Calls:
         ):  # a model may ask
             yield
 
-    def _call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
         """Like `Module.__call__`, but never compiled; the name stays on the stack if the call fails."""
         if isinstance(module, DistributedLayer):
             raise UnsupportedError(
@@ -75,7 +76,9 @@ class _AsEager(TorchFunctionMode):
         super().__init__()
         self.calls = calls
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         if getattr(function, "__self__", None) is Tensor.data:
             if function.__name__ == "__get__":
                 return args[0].detach()
@@ -104,15 +107,13 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
     for path, module in modules.items():
         if module._backward_hooks or module._backward_pre_hooks:
             raise refusal("a backward hook", path or type(module).__name__)
-    hooks: Any = torch.autograd.graph.saved_tensors_hooks
-    inference: Any = torch.autograd.grad_mode.inference_mode
-    context: Any = torch.autograd.function.FunctionCtx
-    replaced = [
+    inference, context = torch.autograd.grad_mode.inference_mode, torch.autograd.function.FunctionCtx
+    replaced: list[tuple[Any, str, object]] = [
         *((Tensor, name, _refusing(f"{name} of a tensor", calls)) for name in TENSOR_HOOKS),
-        (hooks, "__enter__", _refusing("saved_tensors_hooks", calls)),
+        (torch.autograd.graph.saved_tensors_hooks, "__enter__", _refusing("saved_tensors_hooks", calls)),
         (inference, "__enter__", _without_grad),
         (inference, "__exit__", _as_before),
-        (torch.utils.checkpoint, "CheckpointFunction", _Reentrant(regions)),
+        (torch.utils.checkpoint, "CheckpointFunction", _reentrant(regions)),
         (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", regions.checkpointed),
         (context, "save_for_backward", lambda *args: regions.save(*args)),
         (context, "mark_dirty", _refusing("an autograd.Function that changes its input (mark_dirty)", calls)),
@@ -139,8 +140,8 @@ def refusal(what: str, path: str, line: str = "") -> UnsupportedError:
     )
 
 
-def _refusing(what: str, calls: Calls) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+def _refusing(what: str, calls: Calls) -> Callable[..., NoReturn]:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise refusal(what, calls.path, current_line())
 
     return refuse
@@ -150,27 +151,20 @@ def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:
     """Let hooks that return nothing be refused: all that they can be there for is what a recording does not do again."""
 
     def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             result = hook(*args, **kwargs)
             if result is None:
-                raise refusal(f"a forward hook that returns nothing ({_name(hook)})", path or type(module).__name__)
+                name = getattr(hook, "__qualname__", type(hook).__qualname__)
+                raise refusal(f"a forward hook that returns nothing ({name})", path or type(module).__name__)
             return result
 
         return call
 
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for key, hook in list(hooks.items()):
-            if not _of_torch(hook):
+            package = str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0]
+            if package != "torch":  # whose older weight_norm and spectral_norm are hooks
                 hooks[key] = watched(hook)
-
-
-def _of_torch(hook: Any) -> bool:
-    """Whether torch has put it there: torch's older weight_norm and spectral_norm."""
-    return str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] == "torch"
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _without_grad(self: Any) -> None:
@@ -178,36 +172,35 @@ def _without_grad(self: Any) -> None:
     torch.set_grad_enabled(not self.mode and self._gridwise_before)
 
 
-def _as_before(self: Any, *error: Any) -> None:
+def _as_before(self: Any, *error: object) -> None:
     torch.set_grad_enabled(self._gridwise_before)
 
 
-class _Reentrant:
+def _reentrant(regions: Regions) -> SimpleNamespace:
     """Stands for `CheckpointFunction`: the same gradients, by the other way of computing again."""
 
-    def __init__(self, regions: Regions) -> None:
-        self.regions = regions
-
-    def apply(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
         needed = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-        with torch.set_grad_enabled(needed and torch.is_grad_enabled()), self.regions.inside("checkpoint", preserve):
+        with torch.set_grad_enabled(needed and torch.is_grad_enabled()), regions.inside("checkpoint", preserve):
             return function(*args)
+
+    return SimpleNamespace(apply=apply)
 
 
 @contextmanager
 def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
     """Let every `Function.apply` be noted, also one that was bound long before: by the code of that one function."""
-    function: Any = torch.autograd.Function.apply
-    function = function.__func__
+    function = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
     code = function.__code__
     plain = FunctionType(code, function.__globals__, "apply", function.__defaults__, function.__closure__)
     noted = [False]
 
-    def applied(cls: Any, args: Any, kwargs: Any) -> Any:
+    def applied(cls: type[torch.autograd.Function], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         noted[0] = True
+        apply = partial(plain, cls, *args, **kwargs)
         if get_proxy_mode() is None:  # below an operator that is recorded: it is that operator's own gradient
-            return plain(cls, *args, **kwargs)
-        return regions.applied(plain, cls, args, kwargs)
+            return apply()
+        return regions.applied(cls, args, apply)
 
     def unwrapped(args: tuple[Any, ...]) -> Any:
         """What `apply` asks first; a copy of it, which a function that was sent to a worker may have, comes here only."""
@@ -231,7 +224,7 @@ _applied: list[Callable[..., Any]] = []
 
 
 class _Apply:
-    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls, *args: object, **kwargs: object) -> Any:
         from gridwise.models.recording.interception import _applied
 
         __class__  # type: ignore[name-defined]  # noqa: B018  which the code that it replaces has a cell for

@@ -11,8 +11,9 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
+
+from .recording import memory_of, written_by
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints)
@@ -20,10 +21,10 @@ VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, ate
 
 def keep_rows_apart(graph: Graph) -> None:
     """Move views that merge leading dims from before a `linear` to after it, and join consecutive views."""
-    written = _written(graph)
+    written = {memory_of(each) for node in graph.nodes for each in written_by(node)}
     for node in [node for node in graph.nodes if node.target is aten.linear.default]:
         view = node.args[0]
-        if view.target in VIEWS and not written & {_memory(view), _memory(node)}:
+        if view.target in VIEWS and not written & {memory_of(view), memory_of(node)}:
             _exchange(graph, node, view)
 
 
@@ -65,17 +66,3 @@ def leading(shape: torch.Size, merged: torch.Size) -> list[int] | None:
         rows.append(min(n, left))
         left //= rows[-1]
     return rows if left == 1 and len(rows) > 1 else None
-
-
-def _memory(node: Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
-
-
-def _written(graph: Graph) -> set[int | None]:
-    """The memory that some operator changes."""
-    found: set[int | None] = set()
-    for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            found |= {_memory(each) for each in node.all_input_nodes}
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,12 +15,13 @@ from ...errors import PartitionError, UnsupportedError, describe
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .interception import Calls, intercepting
 from .merged_rows import keep_rows_apart
-from .recording import Recording, ValueSource
+from .recording import Recording, ValueSource, tensors_in
 from .regions import Regions
 from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
 from .tracing import (
     NEEDS_NUMBERS,
     Fakes,
+    InputSpec,
     current_line,
     is_fake,
     kept_fakes,
@@ -32,20 +32,6 @@ from .tracing import (
     undisturbed,
     without_collection,
 )
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """The structure of a global input."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool = False
-    format: torch.memory_format = torch.contiguous_format
-
-    def __str__(self) -> str:
-        return f"{self.shape}, {self.dtype}"
 
 
 def record(
@@ -105,10 +91,7 @@ class _Attempt:
     def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
         holdings, before, fakes = tensors_of(self.modules), Snapshot(self.modules), Fakes()
         try:
-            given = [
-                fakes.empty(x.shape, x.dtype, x.device, memory_format=x.format).requires_grad_(x.requires_grad)
-                for x in self.inputs
-            ]
+            given = [fakes.empty(x).requires_grad_(x.requires_grad) for x in self.inputs]
             values = [fakes.like(holding.value, holding.shape) for holding in holdings]
             swap(holdings, values)
             with intercepting(self.modules, self.calls, self.regions):
@@ -205,9 +188,7 @@ class _Attempt:
             details = [f"of shape {tuple(x.shape)}, in {owner_of(x, kept)}" for x in kept[:3]]
             fix = "return what is to be kept from `forward`."
             raise UnsupportedError(
-                describe(
-                    f"{self.says}: the code of the model keeps tensors of a call, which has no numbers.", details, fix
-                )
+                f"{self.says}: the code of the model keeps tensors of a call, which has no numbers.", details, fix
             )
 
 
@@ -306,7 +287,8 @@ def _returning(op: OpOverload, out: str) -> OpOverload | None:
 
 def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], returned: str, regions: Regions) -> int:
     """A number that differs where recordings do."""
-    lines = [f"{node.format_node()} {_shapes(node.meta.get('val'))}" for node in module.graph.nodes]
+    made = [(node, tensors_in(node.meta.get("val"))) for node in module.graph.nodes]
+    lines = [f"{node.format_node()} {[(tuple(x.shape), x.dtype) for x in tensors]}" for node, tensors in made]
     lines += [returned, *(f"{n} {r.kind} {r.within}" for n, r in regions.found.items())]
     lines += [str(region.backward.module.graph) for region in regions.found.values() if region.backward]
     hashed = xxhash.xxh3_64("\n".join(lines).encode())
@@ -316,7 +298,3 @@ def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], retur
             data = value.detach().as_subclass(Tensor).cpu().contiguous().view(-1)
             hashed.update(data.view(torch.uint8).numpy().data)
     return hashed.intdigest() >> 2
-
-
-def _shapes(value: object) -> str:
-    return " ".join(f"{tuple(x.shape)} {x.dtype}" for x in flatten(value)[0])

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from .containers import Tree, unflatten
 
@@ -94,15 +95,50 @@ class Recording:
         return any(map(draws, self.module.graph.nodes))
 
 
+def tensors_in(value: object) -> list[Tensor]:
+    """The tensors of a node's "val"."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [x for part in value for x in tensors_in(part)] if isinstance(value, list | tuple) else []
+
+
+def memory_of(node: torch.fx.Node) -> int | None:
+    """An identifier of the memory that a tensor lies in; None for what is no tensor."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def arguments_of(node: torch.fx.Node, op: OpOverload) -> dict[str, Any]:
+    """What a node gives to an operator, by the names of its arguments, in their order; None where it gives nothing."""
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return {name: given.get(name) for name in names}
+
+
+def nodes_in(value: Any) -> list[torch.fx.Node]:
+    """The nodes in an argument, or in several."""
+    found: list[torch.fx.Node] = []
+    torch.fx.map_arg(value, found.append)
+    return found
+
+
+def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes whose tensors an operator changes, as its schema says."""
+    op = node.target
+    if not isinstance(op, OpOverload) or not op._schema.is_mutable:
+        return []
+    given = arguments_of(node, op)
+    return nodes_in([given[a.name] for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write])
+
+
 def draws(node: torch.fx.Node) -> bool:
     """Whether an operator takes random numbers: a dropout that is off does not."""
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    is_on = given.get("train", given.get("training", True))
+    given = arguments_of(node, node.target)
+    is_on = given.get("train", given.get("training"))
     shares = [given[key] for key in ("p", "dropout_p", "dropout") if isinstance(given.get(key), float | int)]
-    return bool(is_on) and (not shares or any(shares)) and not (node.target is _ATTENTION and not shares)
+    return is_on is not False and (not shares or any(shares)) and not (node.target is _ATTENTION and not shares)
 
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default

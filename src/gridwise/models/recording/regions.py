@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -39,7 +40,6 @@ class Regions:
         self.found: dict[int, GraphRegion] = {}
         self._functions: dict[int, _FunctionCall] = {}
         self._stack: list[int] = []
-        self._count = 0
         self._parents: dict[int, int | None] = {}
 
     @property
@@ -54,39 +54,38 @@ class Regions:
 
     @contextmanager
     def inside(self, kind: Literal["checkpoint", "function"], keeps_random_state: bool = True) -> Iterator[int]:
-        self._count += 1
-        number, self._parents[self._count] = self._count, self.current
+        number = len(self._parents) + 1
+        self._parents[number] = self.current
         if kind == "checkpoint" and torch.is_grad_enabled():
             self.found[number] = GraphRegion(number, kind, self.enclosing(self.current), keeps_random_state)
         self._stack.append(number)
         yield number
         self._stack.pop()
 
-    def checkpointed(self, function: object, preserve: bool, *rest: Any, **named: Any) -> Iterator[None]:
+    def checkpointed(self, function: object, preserve: bool, *rest: object, **named: object) -> Iterator[None]:
         """Stands for the generator of `torch.utils.checkpoint`, which runs up to its `yield` before the function."""
         with self.inside("checkpoint", preserve):
             yield
 
-    def save(self, context: Any, *tensors: Any) -> None:
+    def save(self, context: torch.autograd.function.FunctionCtx, *tensors: Tensor) -> None:
         """Replaces `save_for_backward` while a call is recorded."""
         context.to_save = tensors
         if self._stack and self._stack[-1] in self._functions:
             self._functions[self._stack[-1]].saved = list(tensors)
 
-    def applied(self, plain: Callable[..., Any], kind: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """``plain(kind, ...)``, which is what `apply` was; noted, if it is differentiated."""
+    def applied(self, kind: type[torch.autograd.Function], args: Sequence[Any], apply: Callable[[], Any]) -> Any:
+        """``apply()``, which is ``kind.apply(*args)``; noted, if it is differentiated."""
         with self.inside("function") as number:
             call = self._functions[number] = _FunctionCall(kind, current_line())
-            result = plain(kind, *args, **kwargs)
+            result = apply()
         outputs = [y for y in flatten(result)[0] if y.requires_grad]
         if not outputs:
             return result
         context: Any = next(y.grad_fn for y in outputs)
         call.needed = tuple(context.needs_input_grad)
         inputs = [x for x, needed in zip(args, call.needed, strict=False) if needed]
-        attributes, call.attributes = flatten((tuple(call.saved), dict(vars(context))))
-        call.tensors = attributes
-        call.nodes = tuple(node_of(x).name for x in attributes)
+        call.tensors, call.attributes = flatten((tuple(call.saved), dict(vars(context))))
+        call.nodes = tuple(node_of(x).name for x in call.tensors)
         call.inputs = tuple(node_of(x).name for x in inputs)
         call.outputs = [y for y in (result if isinstance(result, tuple) else (result,)) if isinstance(y, Tensor)]
         call.output_nodes = tuple(node_of(y).name for y in call.outputs)
@@ -102,25 +101,15 @@ class Regions:
         self._functions.clear()
 
 
-class _Context:
-    """What a Function's backward gets in place of its own context."""
-
-    def __init__(self, saved: tuple[Any, ...], attributes: dict[str, Any], needed: tuple[bool, ...]) -> None:
-        self.__dict__.update(attributes)
-        self.saved_tensors, self.needs_input_grad = saved, needed
-
-
 def _recorded(call: _FunctionCall, fakes: Fakes) -> Backward:
-    held = [fakes.empty(x.shape, x.dtype, x.device) for x in call.tensors]
-    gradients = [fakes.empty(y.shape, y.dtype, y.device) for y in call.outputs]
-
+    held, gradients = [fakes.empty(x) for x in call.tensors], [fakes.empty(y) for y in call.outputs]
     inputs: list[str] = []
 
     def backward(*tensors: Tensor) -> list[Tensor]:
         assert call.attributes is not None
         saved, attributes = unflatten(call.attributes, tensors[: len(held)])
-        kind: Any = call.kind
-        result = kind.backward(_Context(saved, attributes, call.needed), *tensors[len(held) :])
+        context = SimpleNamespace(**{**attributes, "saved_tensors": saved, "needs_input_grad": call.needed})
+        result = call.kind.backward(context, *tensors[len(held) :])
         given = result if isinstance(result, tuple) else (result,)
         wanted = [g for g, needed in zip(given, call.needed, strict=False) if needed]
         found = [(name, g) for name, g in zip(call.inputs, wanted, strict=True) if g is not None]

@@ -111,7 +111,7 @@ class Snapshot:
             now.update({key: _refilled(value, was[key]) for key, value in objects.items()})
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(value: object) -> bool:
     """Whether a value is an instance of a user's class, whose attributes the model's code may read."""
     kind = type(value)
     if isinstance(value, Tensor | torch.nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
@@ -119,7 +119,7 @@ def _is_own(value: Any) -> bool:
     return kind.__module__.partition(".")[0] not in FOREIGN
 
 
-def _find_objects(path: str, value: Any, found: dict[int, tuple[str, dict[str, Any]]]) -> None:
+def _find_objects(path: str, value: object, found: dict[int, tuple[str, dict[str, Any]]]) -> None:
     """Add the attributes of a configuration, say, and of those in it, by the dict that holds them."""
     if isinstance(value, list | tuple):
         for i, part in enumerate(value):
@@ -198,12 +198,12 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _comparable(value: Any) -> Any:
+def _comparable(value: object) -> object:
     """An equal value that is compared sooner: ordered dicts, of which each module has ten, compare their order too."""
     return {} if type(value) is OrderedDict and not value else value
 
 
-def _refilled(value: Any, was: Any) -> Any:
+def _refilled(value: object, was: object) -> object:
     """A container with the contents of its copy `was`; anything else as it is."""
     if not isinstance(value, np.ndarray | list | dict | set | deque) or _same(was, value):
         return value
@@ -218,7 +218,7 @@ def _refilled(value: Any, was: Any) -> Any:
     return value
 
 
-def _uncopied(was: Any) -> Any:
+def _uncopied(was: object) -> Any:
     """A copy as what it is a copy of, in containers of its own."""
     if isinstance(was, _Numbers):
         return was.array.copy()

@@ -12,8 +12,9 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from types import FrameType
 from typing import Any
@@ -42,6 +43,20 @@ _TORCH = os.path.dirname(torch.__file__)
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
+@dataclass(frozen=True)
+class InputSpec:
+    """The structure of a global input."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+    format: torch.memory_format = torch.contiguous_format
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.dtype}"
+
+
 class Fakes:
     """Makes fake tensors that can be used together."""
 
@@ -59,9 +74,11 @@ class Fakes:
             return torch.nn.Parameter(fake, x.requires_grad)
         return fake.requires_grad_(x.requires_grad)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, **rest: Any) -> Tensor:
+    def empty(self, x: Tensor | InputSpec) -> Tensor:
+        """A fake of the shape, dtype and device of a tensor, dense."""
+        format = x.format if isinstance(x, InputSpec) else torch.contiguous_format
         with self.mode:
-            return torch.empty(tuple(shape), dtype=dtype, device=device, **rest)
+            return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
 
 
 def trace(
@@ -73,10 +90,10 @@ def trace(
     """The graph of ``function(*inputs)``; `note` adds to the meta of every node, as it is made."""
 
     def annotated(*inputs: Tensor) -> Sequence[Tensor]:
-        tracer: Any = tracer_of()
+        tracer = tracer_of()
         make = tracer.create_node
 
-        def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
+        def create_node(*args: object, **kwargs: object) -> torch.fx.Node:
             node = make(*args, **kwargs)
             note(node.meta)
             return node
@@ -108,7 +125,7 @@ def _composites() -> list[OpOverload]:
     return found
 
 
-def _apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _apart(op: OpOverload, *args: object, **kwargs: object) -> Any:
     """What a composite operator consists of; under autocast those that it knows as they are stay whole."""
     for kind in ("cpu", "cuda"):
         known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{kind.upper()}")
@@ -152,7 +169,7 @@ def numbers_needed() -> Iterator[list[Exception]]:
         for kind in NEEDS_NUMBERS:
             init = kind.__init__
 
-            def noted(self: Exception, *args: Any, init: Any = init) -> None:
+            def noted(self: Exception, *args: object, init: Callable[..., None] = init) -> None:
                 init(self, *args)
                 found.append(self)
 
@@ -166,27 +183,21 @@ def is_fake(x: object) -> bool:
 
 def current_line() -> str:
     """The innermost line of the user's code that is being run."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _HERE)) and not name.startswith("<"):
-            return _source_line(name, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
-    return ""
+    return _first_own(traceback.walk_stack(sys._getframe(1)))
 
 
 def line_of(error: BaseException) -> str:
     """The innermost line of the user's code that an error went through."""
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_TORCH, _HERE, "<"))
-    ]
-    return _source_line(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else ""
+    return _first_own(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
-def _source_line(file: str, number: int, function: str) -> str:
-    return f"{os.path.basename(file)}:{number}, in {function}:  {linecache.getline(file, number).strip()}"
+def _first_own(frames: Iterable[tuple[FrameType, int]]) -> str:
+    for frame, number in frames:
+        code = frame.f_code
+        if not code.co_filename.startswith((_TORCH, _HERE, "<")):
+            line = linecache.getline(code.co_filename, number).strip()
+            return f"{os.path.basename(code.co_filename)}:{number}, in {code.co_name}:  {line}"
+    return ""
 
 
 @contextmanager

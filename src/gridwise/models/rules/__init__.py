@@ -1,29 +1,24 @@
-"""Rules, by kind of operator: how the tensors of a call have to lie, where its outputs lie then, and what makes them."""
+"""Rules, by kind of operator: how the tensors of a call have to lie, where its outputs lie then, and what makes them.
 
-from . import (
-    creation,
-    indexing,
-    joining,
-    losses,
-    norms,
-    padding,
-    products,
-    random,
-    reductions,
-    reshaping,
-    transforms,
-    unfolding,
-    windowed,
-)
+Importing a file of rules enters them into the table.
+"""
+
+from . import creation as creation
+from . import indexing as indexing
+from . import joining as joining
+from . import losses as losses
+from . import norms as norms
+from . import padding as padding
+from . import products as products
+from . import random as random
+from . import reductions as reductions
+from . import reshaping as reshaping
+from . import transforms as transforms
+from . import unfolding as unfolding
+from . import windowed as windowed
 from .call import Call as Call
 from .call import NoRule as NoRule
 from .call import Placed as Placed
 from .pointwise import pointwise as pointwise
 from .table import register_rule as register_rule
 from .table import rule_for as rule_for
-
-KINDS = (
-    creation, indexing, joining, losses, norms, padding, products,
-    random, reductions, reshaping, transforms, unfolding, windowed,
-)  # fmt: skip
-"""The files of the table; importing one enters its rules."""

@@ -22,7 +22,8 @@ from torch._ops import OpOverload
 from ...errors import UnsupportedError
 from ...grid import Box, Layout
 from ...nn.engine.operator import noted
-from ..placement import Cut, GlobalTensor, Placement, Replicated, Want, Workers
+from ..placement import SMALL, Cut, GlobalTensor, Placement, Replicated, Want, Workers, resized
+from .functions import function_of
 
 Run = Callable[..., Any]
 
@@ -40,7 +41,7 @@ class Placed:
     """A rule's answer."""
 
     outputs: Placement | Sequence[Placement]
-    """Of the output, or of each of several."""
+    """Of all outputs, or of each of them."""
     run: Run
     inputs: Sequence[Want] = ()
     """The placement that each tensor argument needs; if left out, all stay as they are."""
@@ -102,13 +103,13 @@ class Call:
             return tuple(range(of))
         return tuple(d % max(1, of) for d in (given if isinstance(given, Sequence) else (given,)))
 
-    def locally(self, op: OpOverload | None = None, **changed: Any) -> Run:
+    def locally(self, op: OpOverload | None = None, **changed: object) -> Run:
         """The operator on this worker's tensors, with some arguments changed."""
         schema = self.op._schema
         given = {**self.given, **changed}
         positional = [given[a.name] for a in schema.arguments if not a.kwarg_only]
         named = {a.name: given[a.name] for a in schema.arguments if a.kwarg_only}
-        call = op or self.op
+        call = function_of(op or self.op)
         spots = [i for i, each in enumerate(positional) if _holds_values(each)]
         first = spots == list(range(len(spots))) and all(isinstance(positional[i], GlobalTensor) for i in spots)
         if first and not any(map(_holds_values, named.values())):  # all tensors come first: the usual case
@@ -156,9 +157,31 @@ class Call:
             raise NothingCut
         return placed.layout
 
+    def first_alone(self, want: Want) -> list[Want]:
+        """The first tensor as wanted, all others as they are."""
+        return [want, *[None] * (len(self.tensors) - 1)]
+
+    def others_whole(self, want: Want) -> list[Want]:
+        """The first tensor as wanted, all others whole on every worker."""
+        return [want, *[Replicated()] * (len(self.tensors) - 1)]
+
     def everywhere(self) -> Placed:
         """All tensors whole on every worker, which then compute the same."""
-        return Placed(tuple(Replicated() for _ in self.results), self.locally(), [Replicated()] * len(self.tensors))
+        return Placed(Replicated(), self.locally(), [Replicated()] * len(self.tensors))
+
+    def along_whole(self, dims: Sequence[int]) -> Placed:
+        """The operator itself, on blocks of its first tensor that are whole along `dims`, the only ones that it changes."""
+        layout = self.whole(self.tensors[0], dims)
+        targets = [resized(layout, dims, result.shape) for result in self.results]
+        run = self.unless_empty(self.locally(), *targets)
+        return Placed([Cut(target) for target in targets], run, self.others_whole(layout))
+
+    def made_of_a_size(self) -> Placement:
+        """Where a new tensor lies: everywhere if it is small, else cut as the model's input is, if it has as many dims."""
+        grid, shape = self.workers.grid, self.result.shape
+        if self.result.volume <= SMALL or grid.dim != len(shape) or grid.size == 1:
+            return Replicated()
+        return Cut(Layout.balanced(grid, shape))
 
     @property
     def cut(self) -> list[GlobalTensor]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ...grid import Layout
-from ..placement import SMALL, Cut, Replicated
+from ..placement import Cut, Replicated
 from .call import Call, Placed
 from .table import rule
 
@@ -21,9 +20,7 @@ def everywhere(call: Call) -> Placed:
     "zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty", "empty_strided", "new_empty_strided",
 )  # fmt: skip
 def filled(call: Call) -> Placed:
-    result, grid = call.result, call.workers.grid
-    if result.volume <= SMALL or grid.dim != len(result.shape) or call.kind.endswith("strided"):
-        return Placed(Replicated(), call.locally(), [None] * len(call.tensors))
-    layout = Layout.balanced(grid, result.shape)
-    run = call.locally(size=list(call.block(layout).shape))
-    return Placed(Cut(layout), run, [None] * len(call.tensors))
+    placement = call.made_of_a_size()
+    if not isinstance(placement, Cut) or call.kind.endswith("strided"):
+        return Placed(Replicated(), call.locally())
+    return Placed(placement, call.locally(size=list(call.block(placement.layout).shape)))

@@ -34,10 +34,7 @@ def embedding_renorm(call: Call) -> Placed:
 
 @rule("index_select")
 def index_select(call: Call) -> Placed:
-    x = call.tensors[0]
-    dim = call["dim"] % x.dim
-    layout = call.whole(x, [dim])
-    return Placed(Cut(resized(layout, [dim], call.result.shape)), call.locally(), [layout, Replicated()])
+    return call.along_whole(call.dims("dim", call.tensors[0].dim))
 
 
 @rule("index")
@@ -53,7 +50,7 @@ def index(call: Call) -> Placed:
     at, count = given[0], len(call.result.shape) - (x.dim - len(given))
     made = [(0, n) for n in call.result.shape[at : at + count]]
     target = with_dims(layout, [*layout.cuts[:at], *made, *layout.cuts[given[-1] + 1 :]])
-    return Placed(Cut(target), call.locally(), [layout, *[Replicated()] * (len(call.tensors) - 1)])
+    return Placed(Cut(target), call.locally(), call.others_whole(layout))
 
 
 @rule("gather", "take_along_dim")
@@ -74,6 +71,5 @@ def gather(call: Call) -> Placed:
 @rule("tril", "triu")
 def triangle(call: Call) -> Placed:
     """Below or above a diagonal: the last two dims are whole."""
-    x = call.tensors[0]
-    layout = call.whole(x, [x.dim - 2, x.dim - 1])
-    return Placed(Cut(layout), call.locally(), [layout])
+    dim = call.tensors[0].dim
+    return call.along_whole([dim - 2, dim - 1])

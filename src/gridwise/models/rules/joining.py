@@ -13,7 +13,8 @@ from itertools import pairwise
 import torch
 
 from ...grid import Grid, Layout, Needs, balanced_cuts, sliced_need
-from ..placement import SMALL, Cut, Placement, Replicated, Want, resized, with_dims
+from ...grid.cuts import scaled
+from ..placement import SMALL, Cut, Replicated, Want, everything, recut, resized, with_dim, with_dims, without_dims
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -41,42 +42,31 @@ def cat(call: Call) -> Placed:
         if value.shape == (0,):  # which torch passes over
             wants.append(None)
             continue
-        lines = list(Needs.of_layout(target).intervals)
-        ends = offset, offset + value.shape[dim]
-        lines[dim] = tuple(
-            (max(a, ends[0]) - offset, min(b, ends[1]) - offset) if max(a, ends[0]) < min(b, ends[1]) else (0, 0)
-            for a, b in lines[dim]
-        )
-        wants.append(Needs(target.grid, tuple(lines), (False,) * target.grid.dim))
-        offset = ends[1]
+        extent = value.shape[dim]
+        own = [(max(a - offset, 0), min(b - offset, extent)) for a, b in pairwise(target.cuts[dim])]
+        wants.append(Needs.of_layout(target).along(dim, [(a, b) if a < b else (0, 0) for a, b in own]))
+        offset += extent
     return Placed(Cut(target), lambda *parts: torch.cat(parts, dim), wants)
 
 
 def _joined_layout(call: Call, dim: int) -> Layout:
     """The blocks of the joined tensor: those of the largest part, to which the rows of the others come."""
     (largest, layout), shape = call.largest_cut(), call.result.shape
-    cuts = list(layout.cuts)
-    if layout.grid.shape[dim] == 1:
-        cuts[dim] = (0, shape[dim])
-    else:
-        before = 0
-        for value in call.tensors:
-            if value is largest:
-                break
-            before += value.shape[dim] if value.shape != (0,) else 0
-        inner = [cut + before for cut in layout.cuts[dim][1:-1]]
-        cuts[dim] = (0, *inner, shape[dim])
-        if not _is_even(cuts[dim]):
-            cuts[dim] = balanced_cuts(shape[dim], layout.grid.shape[dim])
-    return Layout(layout.grid, tuple(cuts))
+    before = 0
+    for value in call.tensors:
+        if value is largest:
+            break
+        before += value.shape[dim] if value.shape != (0,) else 0
+    cuts = (0, *(cut + before for cut in layout.cuts[dim][1:-1]), shape[dim])
+    return recut(layout, dim, cuts if _is_even(cuts) else balanced_cuts(shape[dim], len(cuts) - 1))
 
 
 @rule("stack")
 def stack(call: Call) -> Placed:
     _, layout = call.largest_cut()
     dim = call["dim"] % len(call.result.shape)
-    cuts = [*layout.cuts[:dim], (0, len(call.tensors)), *layout.cuts[dim:]]
-    return Placed(Cut(with_dims(layout, cuts)), call.locally(), [layout] * len(call.tensors))
+    target = with_dim(layout, dim, len(call.tensors))
+    return Placed(Cut(target), call.locally(), [layout] * len(call.tensors))
 
 
 def rows_of(call: Call, kind: str, extent: int) -> range:
@@ -106,7 +96,7 @@ def sliced(call: Call) -> Placed:
 
 def _in_place(call: Call, layout: Layout, dim: int, own: tuple[int, ...], rows: range) -> Placed:
     """Each worker slices its own block."""
-    target = Layout(layout.grid, tuple(own if d == dim else each for d, each in enumerate(layout.cuts)))
+    target = recut(layout, dim, own)
     here, block = call.block(layout), call.block(target)
     count = block.shape[dim]
     first = rows[block.start[dim]] - here.start[dim] if count else 0
@@ -117,13 +107,10 @@ def _in_place(call: Call, layout: Layout, dim: int, own: tuple[int, ...], rows: 
 
 def _fetched(layout: Layout, dim: int, rows: range) -> Placed:
     """Even blocks of the slice, from wherever their rows lie."""
-    grid = layout.grid
-    cuts = balanced_cuts(len(rows), grid.shape[dim])
-    target = Layout(grid, tuple(cuts if d == dim else each for d, each in enumerate(layout.cuts)))
-    lines = list(Needs.of_layout(target).intervals)
-    lines[dim] = tuple(sliced_need(rows, outputs) for outputs in pairwise(cuts))
-    needs, step = Needs(grid, tuple(lines), (False,) * grid.dim), rows.step
-    op = torch.ops.aten.slice.Tensor
+    cuts = balanced_cuts(len(rows), layout.grid.shape[dim])
+    target = recut(layout, dim, cuts)
+    needs = Needs.of_layout(target).along(dim, [sliced_need(rows, outputs) for outputs in pairwise(cuts)])
+    op, step = torch.ops.aten.slice.Tensor, rows.step
     return Placed(Cut(target), lambda x: op(x, dim, 0, None, step) if step > 1 else x, [needs])
 
 
@@ -133,24 +120,15 @@ def select(call: Call) -> Placed:
     dim = call["dim"] % x.dim
     index = call["index"] % x.shape[dim]
     if not x.is_cut_along([dim]):
-        cuts = [each for d, each in enumerate(layout.cuts) if d != dim]
-        return Placed(Cut(with_dims(layout, cuts)), lambda x: x.select(dim, index))
+        return Placed(Cut(without_dims(layout, [dim])), lambda x: x.select(dim, index))
     if call.keeps_alias:
         raise NoRule("a row that one worker has, which is written to")
     target = call.workers.spread(call.result.shape) if call.result.volume > SMALL else Replicated()
-    if not isinstance(target, Cut):
-        grid = layout.grid
-        lines = [
-            ((index, index + 1) if d == dim else (0, n),) * p
-            for d, (n, p) in enumerate(zip(x.shape, grid.shape, strict=True))
-        ]
-        needs = Needs(grid, tuple(lines), (False,) * grid.dim)
-        return Placed(Replicated(), lambda x: x.select(dim, 0), [needs])
-    cuts = list(target.layout.cuts)
-    lifted = with_dims(target.layout, [*cuts[:dim], (0, 1), *cuts[dim:]])
-    lines = list(Needs.of_layout(lifted).intervals)
-    lines[dim] = ((index, index + 1),)
-    needs = Needs(lifted.grid, tuple(lines), (False,) * lifted.grid.dim)
+    row = index, index + 1
+    if isinstance(target, Cut):
+        needs = Needs.of_layout(with_dim(target.layout, dim, 1)).along(dim, [row])
+    else:
+        needs = everything(layout).along(dim, [row] * layout.grid.shape[dim])
     return Placed(target, lambda x: x.select(dim, 0), [needs])
 
 
@@ -168,14 +146,9 @@ def split(call: Call) -> Placed:
         if call.keeps_alias:
             raise NoRule("parts that are written to, along a dim that is cut")
         layout = call.whole(x, [dim])
-    targets: list[Placement] = []
-    for result in call.results:
-        if call.kind.startswith("unbind"):
-            cuts = [each for d, each in enumerate(layout.cuts) if d != dim]
-        else:
-            cuts = list(resized(layout, [dim], result.shape).cuts)
-        targets.append(Cut(with_dims(layout, cuts)))
-    return Placed(targets, call.locally(), [layout])
+    if call.kind.startswith("unbind"):
+        return Placed(Cut(without_dims(layout, [dim])), call.locally(), [layout])
+    return Placed([Cut(resized(layout, [dim], part.shape)) for part in call.results], call.locally(), [layout])
 
 
 @rule("repeat", "tile", "repeat_interleave")
@@ -189,8 +162,8 @@ def repeat(call: Call) -> Placed:
         if call["dim"] is None or not isinstance(call["repeats"], int):
             raise NoRule("repeat_interleave without a dim, or with numbers that are not known")
         dim, times = call["dim"] % x.dim, call["repeats"]
-        cuts = [tuple(times * cut for cut in each) if d == dim else each for d, each in enumerate(layout.cuts)]
-        return Placed(Cut(Layout(layout.grid, tuple(cuts))), lambda x: x.repeat_interleave(times, dim))
+        target = recut(layout, dim, scaled(layout.cuts[dim], times))
+        return Placed(Cut(target), lambda x: x.repeat_interleave(times, dim))
     grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
     layout = call.whole(x, grown)
     cuts = [*((0, n) for n in shape[:lacking]), *resized(layout, grown, shape[lacking:]).cuts]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...nn.engine.copy_and_sum import AllSum
-from ..placement import Cut, Partial, Replicated, Want, with_dims
-from .call import Call, NoRule, Placed
+from ..placement import Cut, Partial, Replicated, Want, with_dim, without_dims
+from .call import Call, NoRule, NothingCut, Placed
 from .pointwise import common_layout, needed_by
 from .table import rule
 
@@ -38,30 +37,31 @@ def elementwise(call: Call) -> Placed:
 def cross_entropy(call: Call) -> Placed:
     """Classes are whole; samples and space may be cut. The mean is over all terms that are not ignored."""
     x, target = call.tensors[:2]
-    _, layout = call.largest_cut()
     if x.dim < 2:
         raise NoRule("the loss of one sample")
-    if x.layout is not None:
-        of_x = call.whole(x, [1])
-    else:
-        layout = target.layout or layout
-        of_x = with_dims(layout, (layout.cuts[0], (0, x.shape[1]), *layout.cuts[1:]))
-    of_terms = with_dims(of_x, (of_x.cuts[0], *of_x.cuts[2:]))
     by_probability = target.shape == x.shape
-    wants: list[Want] = [of_x, of_x if by_probability else of_terms]
-    weighted = call["weight"] is not None
-    if weighted:
-        wants.append(Replicated())
-    ignored = call["ignore_index"]
-    run = _terms(call)
-    reduction, samples = call["reduction"], math.prod(n for d, n in enumerate(x.shape) if d != 1)
+    if x.layout is not None or by_probability:
+        of_x = call.whole(x if x.layout is not None else target, [1])
+    elif target.layout is not None:
+        of_x = with_dim(target.layout, 1, x.shape[1])
+    else:
+        raise NothingCut
+    of_terms = without_dims(of_x, [1])
+    wants: list[Want] = [of_x, of_x if by_probability else of_terms, Replicated()]
+    del wants[len(call.tensors) :]
+    reduction, weighted = call["reduction"], call["weight"] is not None
+    run = call.locally(reduction=NONE)
     if reduction == NONE:
         return Placed(Cut(of_terms), run, wants)
     if reduction != MEAN:
         return Placed(Partial(), lambda *tensors: run(*tensors).sum(), wants)
+    if weighted and call.given.get("label_smoothing"):
+        raise NoRule("a mean of smoothed and weighted losses")
     if by_probability:
+        samples = math.prod(n for d, n in enumerate(x.shape) if d != 1)
         return Placed(Partial(), lambda *tensors: run(*tensors).sum() / samples, wants)
-    total = AllSum(call.workers.transport, call.workers.team, f"the number of terms of {call.name}", call.workers.team)
+    ignored, workers = call["ignore_index"], call.workers
+    total = AllSum(workers.transport, workers.team, f"the number of terms of {call.name}", workers.team)
 
     def mean(x: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
         counted = target != ignored
@@ -69,25 +69,3 @@ def cross_entropy(call: Call) -> Placed:
         return run(x, target, *weight).sum() / total(count.detach())
 
     return Placed(Partial(), mean, wants)
-
-
-def _terms(call: Call) -> Any:
-    """The loss of each term."""
-    ignored = call["ignore_index"]
-    smoothing = call.given.get("label_smoothing", 0.0)
-    functional = torch.nn.functional
-    if call.kind == "cross_entropy_loss":
-        if smoothing and call["weight"] is not None and call["reduction"] == MEAN:
-            raise NoRule("a mean of smoothed and weighted losses")
-
-        def entropy(x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-            return functional.cross_entropy(
-                x, target, weight, ignore_index=ignored, reduction="none", label_smoothing=smoothing
-            )
-
-        return entropy
-
-    def likelihood(x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        return functional.nll_loss(x, target, weight, ignore_index=ignored, reduction="none")
-
-    return likelihood

@@ -1,71 +1,73 @@
-"""Norms: statistics over cut dims are few numbers, summed over the workers that share a set (`nn.standardise`)."""
+"""Norms: where their tensors lie, and the sets over which `nn.layers.norm_functions` takes statistics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
 from ...grid import Layout
 from ...nn.engine.agreement import key_of
-from ...nn.engine.autocast import dtype_after
-from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
 from ...nn.engine.operator import Ticket
-from ...nn.layers.standardise import Sets, standardise
-from ...nn.layers.sync_batchnorm import Running, sync_batch_norm
-from ..movement import Movement
-from ..placement import Cut, Replicated, Want
+from ...nn.layers import norm_functions
+from ...nn.layers.standardise import Normalisation, Running, Sets
+from ..placement import Cut
 from .call import Call, Placed
 from .table import rule
-
-RUNNING = ("running_mean", "running_var")
 
 
 class ChannelTensors:
     """What a norm is given besides its input: whole on every worker, of which each uses its own channels."""
 
     def __init__(self, call: Call, layout: Layout, *names: str) -> None:
-        self.names = [name for name in names if call[name] is not None]
-        self.wants: list[Want] = [None, *[Replicated()] * len(self.names)]
-        self.channels = call.block(layout).start[1], call.block(layout).stop[1]
+        self.is_given = [call[name] is not None for name in names]
+        self.wants = call.others_whole(None)
+        block, self.channels, self.is_cut = call.block(layout), layout.global_shape[1], layout.grid.shape[1] > 1
+        self.start, self.count = block.start[1], block.shape[1]
+        team = tuple(sorted(layout.grid.team_along(call.workers.rank, [1])))
+        name = f"the running statistics of {call.name}"
+        self._total = AllSum(call.workers.transport, call.workers.team, name, team)
 
-    def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(zip(self.names, tensors, strict=True))
+    def own(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+        """This worker's channels of each of those named, views of them; None for what is not given."""
+        left = iter(tensors)
+        return [self._own(next(left)) if given else None for given in self.is_given]
 
-    def own(self, tensors: Sequence[Tensor], *names: str) -> list[Tensor | None]:
-        """This worker's channels of those named; None for what is not given."""
-        given, (start, stop) = self.named(tensors), self.channels
-        found = [given.get(name) for name in names]
-        return [x if x is None or len(x) == stop - start else x.narrow(0, start, stop - start) for x in found]
+    def _own(self, x: Tensor) -> Tensor:
+        return x.narrow(0, self.start, self.count) if self.is_cut else x
 
-    def affine(self, tensors: Sequence[Tensor], dtype: torch.dtype, samples: int = 1) -> list[Tensor | None]:
-        """Weight and bias of this worker's channels, repeated for each of the `samples`."""
-        found = [None if x is None else x.to(dtype) for x in self.own(tensors, "weight", "bias")]
-        return [None if x is None else x.repeat(samples) for x in found] if samples != 1 else found
+    @torch.no_grad()
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Let every worker have all channels of tensors that each has changed in its own, where channels are cut."""
+        if self.is_cut:
+            whole = tensors[0].new_zeros(len(tensors), self.channels)
+            whole.narrow(1, self.start, self.count).copy_(torch.stack([self._own(x) for x in tensors]))
+            for x, value in zip(tensors, self._total(whole), strict=True):
+                x.copy_(value)
 
 
-def _sets(call: Call, layout: Layout, axes: Sequence[int], count: int) -> Sets:
+def _sets(call: Call, layout: Layout, axes: Iterable[int], count: int) -> Sets:
+    """Sets of `count` elements, spread along `axes`."""
     members = tuple(sorted(layout.grid.team_along(call.workers.rank, axes)))
     return Sets(call.workers.transport, call.workers.team, call.name, members, count)
 
 
-def _standardised(
-    x: Tensor, affine: Sequence[Tensor | None], statistics: tuple[Tensor, Tensor], eps: float, sets: Sets
-) -> Tensor:
-    """By the given statistics; recorded if any of the tensors needs a gradient, which is alike on all workers."""
-    records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *affine))
-    weight, bias = affine
-    return standardise(x, weight, bias, statistics, eps, sets, Ticket(key_of(sets.name), 0), records)
+def _normalising(call: Call, sets: Sets) -> Callable[..., Normalisation]:
+    """How the norm is taken over the sets; asked with the tensors that it is taken of.
 
+    It is recorded if any of these needs a gradient, which is alike on all workers.
+    """
+    eps, ticket = call["eps"], Ticket(key_of(call.name), 0)
 
-def _values(x: Tensor) -> Tensor:
-    """In a precision fit for statistics."""
-    return x.float() if x.dtype in HALVES else x
+    def how(*tensors: Tensor | None) -> Normalisation:
+        records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+        return Normalisation(sets, eps, ticket, records)
+
+    return how
 
 
 def _by_running(call: Call, layout: Layout, given: ChannelTensors) -> Placed:
@@ -73,110 +75,55 @@ def _by_running(call: Call, layout: Layout, given: ChannelTensors) -> Placed:
     eps = call["eps"]
 
     def run(x: Tensor, *tensors: Tensor) -> Tensor:
-        weight, bias, mean, var = given.own(tensors, "weight", "bias", *RUNNING)
-        if x.numel():
-            return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
-        # torch's backward of nothing divides by it; the parameters still take part in theirs
-        along = (-1, *(1,) * (x.dim() - 2))
-        y = x.clone() if weight is None else x * weight.view(along)
-        return (y if bias is None else y + bias.view(along)).to(x.dtype)
+        weight, bias, mean, var = given.own(tensors)
+        return norm_functions.by_running(x, weight, bias, mean, var, eps)
+
+    return Placed(Cut(layout), run, given.wants)
+
+
+def _tracking(
+    call: Call, layout: Layout, given: ChannelTensors, sets: Sets, norm: Callable[..., Tensor], *rest: object
+) -> Placed:
+    """Normalised by `norm` over the sets; running statistics, if there are any, follow alike on all workers."""
+    how, tracks, momentum = _normalising(call, sets), call["running_mean"] is not None, call["momentum"]
+
+    def run(x: Tensor, *tensors: Tensor) -> Tensor:
+        weight, bias, mean, var = given.own(tensors)
+        running = Running(mean, var, momentum) if tracks else Running()
+        y = norm(x, weight, bias, running, how(x, weight, bias), *rest)
+        if tracks:
+            given.share(tensors[-2:])
+        return y
 
     return Placed(Cut(layout), run, given.wants)
 
 
 @rule("batch_norm")
 def batch_norm(call: Call) -> Placed:
-    """Statistics of the batch over all workers; running ones are updated alike on all of them."""
+    """Statistics of the batch over all workers."""
     x, layout = call.first_cut()
-    given = ChannelTensors(call, layout, "weight", "bias", *RUNNING)
+    given = ChannelTensors(call, layout, "weight", "bias", "running_mean", "running_var")
     if not call["training"] and call["running_mean"] is not None:
         return _by_running(call, layout, given)
     count = math.prod(n for d, n in enumerate(x.shape) if d != 1)
     if count <= 1 and call["training"]:
         raise PartitionError(f"{call.name}: expected more than 1 value per channel when training, got {x.shape}.")
-    sets = _sets(call, layout, [d for d in range(x.dim) if d != 1], count)
-    everyone, momentum, eps = _gathered_channels(call, layout), call["momentum"], call["eps"]
-    tracks, is_filled = "running_mean" in given.names and call["training"], layout.is_filled
-
-    def on_device(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """By torch's fused kernels, which also let running statistics follow where this worker has all channels."""
-        whole, (weight, bias) = given.named(tensors), given.own(tensors, "weight", "bias")
-        fused = tracks and layout.grid.shape[1] == 1
-        follow: Running = (whole["running_mean"], whole["running_var"], momentum) if fused else (None, None, 0.0)
-        if len(sets.members) == 1 and (fused or not tracks):
-            return F.batch_norm(x, follow[0], follow[1], weight, bias, True, follow[2], eps)
-        records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-        ticket = Ticket(key_of(sets.name), 0)
-        y, of_mean, inverse = sync_batch_norm(x, weight, bias, follow, eps, sets, ticket, records)
-        if tracks and not fused:
-            track(whole["running_mean"], whole["running_var"], of_mean, inverse**-2 - eps)
-        return y
-
-    @torch.no_grad()
-    def track(mean: Tensor, var: Tensor, of_mean: Tensor, of_var: Tensor) -> None:
-        new = everyone(torch.stack([of_mean, of_var * (count / max(1, count - 1))]))
-        mean.lerp_(new[0].to(mean.dtype), momentum)
-        var.lerp_(new[1].to(var.dtype), momentum)
-
-    def run(x: Tensor, *tensors: Tensor) -> Tensor:
-        if x.is_cuda and is_filled:
-            return on_device(x, tensors)
-        values, whole = _values(x), given.named(tensors)
-        statistics = sets.moments(values)
-        if tracks:
-            track(whole["running_mean"], whole["running_var"], *statistics)
-        return _standardised(values, given.affine(tensors, values.dtype), statistics, eps, sets).to(x.dtype)
-
-    return Placed(Cut(layout), run, given.wants)
-
-
-def _gathered_channels(call: Call, layout: Layout) -> Movement:
-    """From statistics of this worker's channels to those of all channels, where channels are cut."""
-    if layout.grid.shape[1] == 1:
-        return lambda own: own
-    block, team = call.block(layout), tuple(sorted(layout.grid.team_along(call.workers.rank, [1])))
-    total = AllSum(call.workers.transport, call.workers.team, f"the running statistics of {call.name}", team)
-
-    def gathered(own: Tensor) -> Tensor:
-        whole = own.new_zeros(own.shape[0], layout.global_shape[1])
-        whole[:, block.start[1] : block.stop[1]] = own
-        return total(whole)
-
-    return gathered
+    sets = _sets(call, layout, [d for d in range(x.dim) if d != 1], count).of_channels(layout)
+    return _tracking(call, layout, given, sets, norm_functions.batch_norm, layout.is_filled)
 
 
 @rule("instance_norm")
 def instance_norm(call: Call) -> Placed:
-    """A set is one channel of one sample; running statistics follow the mean over the samples."""
+    """Statistics of each channel of each sample; running ones follow their mean over the samples."""
     x, layout = call.first_cut()
-    given = ChannelTensors(call, layout, "weight", "bias", *RUNNING)
+    given = ChannelTensors(call, layout, "weight", "bias", "running_mean", "running_var")
     if not call["use_input_stats"]:
         return _by_running(call, layout, given)
-    elements, samples = math.prod(x.shape[2:]), x.shape[0]
-    sets = _sets(call, layout, range(2, x.dim), elements)
-    name = f"the running statistics of {call.name}"
+    sets = _sets(call, layout, range(2, x.dim), math.prod(x.shape[2:]))
     along_batch = tuple(sorted(layout.grid.team_along(call.workers.rank, (0,))))
-    mean_over = AllSum(call.workers.transport, call.workers.team, name, along_batch)
-    everyone, momentum, eps = _gathered_channels(call, layout), call["momentum"], call["eps"]
-
-    @torch.no_grad()
-    def track(mean: Tensor, var: Tensor, of_mean: Tensor, of_var: Tensor) -> None:
-        corrected = elements / max(1, elements - 1)
-        new = everyone(mean_over(torch.stack([of_mean.sum(0), of_var.sum(0) * corrected]) / samples))
-        mean.mul_(1 - momentum).add_(new[0], alpha=momentum)
-        var.mul_(1 - momentum).add_(new[1], alpha=momentum)
-
-    def run(x: Tensor, *tensors: Tensor) -> Tensor:
-        values, whole = _values(x), given.named(tensors)
-        rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
-        statistics = sets.moments(rows)
-        if "running_mean" in whole:
-            mean, var = (s.view(x.shape[:2]) for s in statistics)
-            track(whole["running_mean"], whole["running_var"], mean, var)
-        affine = given.affine(tensors, values.dtype, len(x))
-        return _standardised(rows, affine, statistics, eps, sets).view(x.shape).to(x.dtype)
-
-    return Placed(Cut(layout), run, given.wants)
+    name = f"the running statistics of {call.name}"
+    over_samples = AllSum(call.workers.transport, call.workers.team, name, along_batch)
+    return _tracking(call, layout, given, sets, norm_functions.instance_norm, over_samples, x.shape[0])
 
 
 @rule("group_norm")
@@ -184,19 +131,16 @@ def group_norm(call: Call) -> Placed:
     """A set is one group of channels of one sample; it may lie on several workers."""
     x, layout = call.first_cut()
     given = ChannelTensors(call, layout, "weight", "bias")
-    groups, eps, block = call["num_groups"], call["eps"], call.block(layout)
+    block, in_group = call.block(layout), x.shape[1] // call["num_groups"]
     if not x.is_cut_along(range(1, x.dim)) and block.volume:
         return Placed(Cut(layout), call.locally(), given.wants)
-    in_group = x.shape[1] // groups
     sets = _sets(call, layout, range(1, x.dim), in_group * math.prod(x.shape[2:]))
     sets.in_groups(block, in_group, x.shape[1], x.device)
+    how = _normalising(call, sets)
 
     def run(x: Tensor, *tensors: Tensor) -> Tensor:
-        values = _values(x)
-        rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
-        affine = given.affine(tensors, values.dtype, len(x))
-        y = _standardised(rows, affine, sets.moments(rows), eps, sets).view(x.shape)
-        return y.to(dtype_after(lambda one: torch.group_norm(one, 1), x))
+        weight, bias = given.own(tensors)
+        return norm_functions.group_norm(x, weight, bias, how(x, weight, bias))
 
     return Placed(Cut(layout), run, given.wants)
 
@@ -206,23 +150,14 @@ def layer_norm(call: Call) -> Placed:
     """Over the last dims: on blocks as they are where these are whole, else by statistics over the workers."""
     x, layout = call.first_cut()
     lead = x.dim - len(call["normalized_shape"])
-    wants: list[Want] = [Replicated()] * (len(call.tensors) - 1)
-    if not x.is_cut_along(range(lead, x.dim)):
-        return Placed(Cut(layout), call.locally(), [None, *wants])
-    if call.kind == "rms_norm":
-        whole = call.whole(x, range(lead, x.dim))
-        return Placed(Cut(whole), call.locally(), [whole, *wants])
-    names = [name for name in ("weight", "bias") if call[name] is not None]
-    sets = _sets(call, layout, range(lead, x.dim), math.prod(x.shape[lead:]))
-    slices, eps = call.block(layout).slices[lead:], call["eps"]
+    if not x.is_cut_along(range(lead, x.dim)) or call.kind == "rms_norm":
+        return call.along_whole(range(lead, x.dim))
+    how = _normalising(call, _sets(call, layout, range(lead, x.dim), math.prod(x.shape[lead:])))
+    slices, is_given = call.block(layout).slices[lead:], [call[name] is not None for name in ("weight", "bias")]
 
     def run(x: Tensor, *tensors: Tensor) -> Tensor:
-        values = _values(x)
-        given = {name: value[slices].to(values.dtype) for name, value in zip(names, tensors, strict=True)}
-        rows = values.reshape(1, math.prod(x.shape[:lead]), math.prod(x.shape[lead:]))
-        y = _standardised(rows, (None, None), sets.moments(rows), eps, sets).view(x.shape)
-        y = y * given["weight"] if "weight" in given else y
-        y = y + given["bias"] if "bias" in given else y
-        return y.to(dtype_after(lambda one: F.layer_norm(one, (1,)), x))
+        left = iter(tensors)
+        weight, bias = (next(left)[slices] if each else None for each in is_given)
+        return norm_functions.layer_norm(x, lead, weight, bias, how(x))
 
-    return Placed(Cut(layout), run, [None, *wants])
+    return Placed(Cut(layout), run, call.others_whole(None))

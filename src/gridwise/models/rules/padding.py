@@ -43,11 +43,8 @@ def pad(call: Call) -> Placed:
         for each, n, (before, after) in zip(cuts, x.shape, around, strict=True)
     ]
     wraps = mode == "circular"
-    needs = Needs(
-        grid,
-        tuple(tuple(rows.hull for rows in line) for line in lines),
-        tuple(wraps and pair != (0, 0) for pair in around),
-    )
+    hulls = tuple(tuple(rows.hull for rows in line) for line in lines)
+    needs = Needs(grid, hulls, tuple(wraps and pair != (0, 0) for pair in around))
     mine = [line[i] for line, i in zip(lines, grid.index_of(call.workers.rank), strict=True)]
     block = call.block(target).shape
     return Placed(Cut(target), lambda x: _padded(x, mine, mode, value, block), [needs])

@@ -42,7 +42,7 @@ def pointwise(call: Call) -> Placed:
     if target is None:
         return call.everywhere()
     wants = [needed_by(target, value) for value in call.tensors]
-    return Placed([Cut(target)] * len(call.results), call.locally(), wants)
+    return Placed(Cut(target), call.locally(), wants)
 
 
 def common_layout(call: Call, shape: tuple[int, ...]) -> Layout:
@@ -69,7 +69,7 @@ def needed_by(target: Layout, value: GlobalTensor) -> Want:
     lines: list[tuple[Interval, ...]] = [((0, 1),) * p for p in target.grid.shape[:lacking]]
     for n, cuts in zip(value.shape, target.cuts[lacking:], strict=True):
         lines.append(tuple(pairwise(cuts)) if n == cuts[-1] else ((0, n),) * (len(cuts) - 1))
-    return Needs(target.grid, tuple(lines), (False,) * target.grid.dim)
+    return Needs(target.grid, tuple(lines))
 
 
 @rule("prelu")
@@ -81,7 +81,7 @@ def prelu(call: Call) -> Placed:
         order = [*(d for d in range(x.dim) if d != 1), 1]
         last = permuted(layout, order)
         lines = [*(((0, 1),) * p for p in last.grid.shape[:-1]), tuple(pairwise(last.cuts[-1]))]
-        want = Needs(last.grid, tuple(lines), (False,) * x.dim)
+        want = Needs(last.grid, tuple(lines))
     run = call.locally()
     return Placed(Cut(layout), lambda x, slope: run(x, slope.reshape(-1)), [layout, want])
 
@@ -89,6 +89,6 @@ def prelu(call: Call) -> Placed:
 @rule("to", "type_as", "_to_copy")
 def converted(call: Call) -> Placed:
     """Another dtype or device; a second tensor says which."""
-    x, run = call.tensors[0], call.locally()
-    placement = Replicated() if x.layout is None else Cut(x.layout)
-    return Placed(placement, run, [x.layout or Replicated(), *[None] * (len(call.tensors) - 1)])
+    layout = call.tensors[0].layout
+    placement = Replicated() if layout is None else Cut(layout)
+    return Placed(placement, call.locally(), call.first_alone(layout or Replicated()))

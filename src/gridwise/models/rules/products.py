@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...grid import Box, Grid, Interval, Layout, Needs
-from ..placement import Cut, GlobalTensor, Partial, Replicated, Want
+from ..placement import Cut, GlobalTensor, Partial, Replicated, Want, grid_along
 from ..random import Elements, RandomStream
 from .call import Call, NoRule, Placed, Run
 from .pointwise import common_layout, needed_by
@@ -80,16 +80,7 @@ def needed_of(target: Layout, value: GlobalTensor, labels: Labels, result: Label
         own = tuple(pairwise(target.cuts[d])) if n == target.cuts[d][-1] else ((0, n),) * grid.shape[d]
         lines.append(own)
         order.append(d)
-    return Needs(_grid_along(grid, order, [len(line) for line in lines]), tuple(lines), (False,) * len(lines))
-
-
-def _grid_along(grid: Grid, order: Sequence[int], shape: Sequence[int]) -> Grid:
-    """The workers with the axes `order` of their grid in that order, in another shape with as many places."""
-    import numpy as np
-
-    rest = [d for d in range(grid.dim) if d not in order]
-    ranks = np.array(grid.ranks).reshape(grid.shape).transpose([*order, *rest])
-    return Grid(tuple(int(rank) for rank in ranks.ravel()), tuple(shape))
+    return Needs(grid_along(grid, order, [len(line) for line in lines]), tuple(lines))
 
 
 def product(

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...grid import Box, Layout
-from ..placement import SMALL, Cut, Placement, Replicated, Want
+from ...grid import Box
+from ..placement import Cut, Placement, Replicated, Want
 from ..random import Elements, RandomStream
 from .call import Call, NoRule, Placed
 from .table import rule
@@ -20,13 +20,16 @@ def _own(call: Call) -> tuple[Placement, Box | None, list[Want]]:
     return (Replicated(), None, [Replicated()]) if layout is None else (Cut(layout), call.block(layout), [None])
 
 
-@rule("dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "feature_alpha_dropout")
+@rule(
+    "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "feature_alpha_dropout", "native_dropout",
+)  # fmt: skip
 def dropout(call: Call) -> Placed:
     """Elements, or whole channels, set to zero; what the mode of recording lets pass is passed on."""
-    x, p = call.tensors[0], call["p"]
+    x, p, with_mask = call.tensors[0], call["p"], call.kind == "native_dropout"
     placement, block, wants = _own(call)
     if not call["train"] or p == 0 or not x.volume:
-        return Placed(placement, lambda x: x, wants)
+        off = (lambda x: (x, torch.ones_like(x, dtype=torch.bool))) if with_mask else (lambda x: x)
+        return Placed(placement, off, wants)
     if "alpha" in call.kind:
         raise NoRule("alpha dropout draws in an order of its own")
     inplace, dims = call.kind.endswith("_"), 2 if "feature" in call.kind else x.dim
@@ -35,27 +38,12 @@ def dropout(call: Call) -> Placed:
     elements = Elements(shape, own, x.order if dims == x.dim else ())
     rest = (1,) * (x.dim - dims)
 
-    def run(stream: RandomStream, x: Tensor) -> Tensor:
-        kept = stream.kept(x, p, elements)
-        return stream.scaled(x, kept.view(*kept.shape, *rest), p, inplace)
-
-    return Placed(placement, run, wants, draws=True)
-
-
-@rule("native_dropout")
-def native_dropout(call: Call) -> Placed:
-    """Dropout with its mask."""
-    p = call["p"]
-    placement, block, wants = _own(call)
-    if not call["train"]:
-        return Placed([placement] * 2, lambda x: (x, torch.ones_like(x, dtype=torch.bool)), wants)
-    elements = Elements(call.tensors[0].shape, block, call.tensors[0].order)
-
     def run(stream: RandomStream, x: Tensor) -> Any:
         kept = stream.kept(x, p, elements)
-        return stream.scaled(x, kept, p, False), kept.bool()
+        y = stream.scaled(x, kept.view(*kept.shape, *rest), p, inplace)
+        return (y, kept.bool()) if with_mask else y
 
-    return Placed([placement] * 2, run, wants, draws=True)
+    return Placed(placement, run, wants, draws=True)
 
 
 @rule(
@@ -98,12 +86,8 @@ def like_a_tensor(call: Call) -> Placed:
 @rule("rand", "randn", "randint")
 def of_a_size(call: Call) -> Placed:
     """Numbers of a shape: replicated where they are few, else cut as the model's input is."""
-    result, grid = call.result, call.workers.grid
-    placement: Placement = Replicated()
-    block: Box | None = None
-    if result.volume > SMALL and grid.dim == len(result.shape) and call.workers.size > 1:
-        layout = Layout.balanced(grid, result.shape)
-        placement, block = Cut(layout), call.block(layout)
+    result, placement = call.result, call.made_of_a_size()
+    block = call.block(placement.layout) if isinstance(placement, Cut) else None
     where = Elements(result.shape, block), result.dtype, result.device
 
     def run(stream: RandomStream) -> Tensor:

@@ -13,65 +13,51 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...grid import Layout, Needs
+from ...grid import Grid, Layout, Needs
 from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
 from ..movement import Movement, applied, move_along
-from ..placement import Cut, GlobalTensor, Partial, Placement, Replicated, resized, with_dims
+from ..placement import Cut, GlobalTensor, Partial, Placement, Replicated, resized, with_dims, without_dims
 from .call import Call, Placed
 from .table import rule
 
 
 def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
     """The blocks of the result of a reduction over dims that are whole."""
-    if keepdim:
-        return with_dims(layout, [(0, 1) if d in dims else cuts for d, cuts in enumerate(layout.cuts)])
-    return with_dims(layout, [cuts for d, cuts in enumerate(layout.cuts) if d not in dims])
+    return resized(layout, dims, [1] * layout.grid.dim) if keepdim else without_dims(layout, dims)
 
 
 def reduce_whole(call: Call, dims: Sequence[int], keepdim: bool) -> Placed:
     """Make the dims whole, then reduce each block."""
     layout = call.whole(call.tensors[0], dims)
-    return Placed([Cut(kept_layout(layout, dims, keepdim))] * len(call.results), call.locally(), [layout])
+    return Placed(Cut(kept_layout(layout, dims, keepdim)), call.locally(), [layout])
 
 
 @rule("sum", "mean", "nansum")
 def sums(call: Call) -> Placed:
     x = call.tensors[0]
     dims = call.dims("dim", x.dim) if "dim" in call.given else tuple(range(x.dim))
-    keepdim = bool(call.given.get("keepdim", False))
-    if not x.is_cut_along(dims) or call.kind == "nansum":
+    return summed(call, dims, bool(call.given.get("keepdim", False)), call.kind == "mean")
+
+
+def summed(call: Call, dims: Sequence[int], keepdim: bool, is_mean: bool) -> Placed:
+    """The sum over dims, or the mean: of blocks, then over the workers, where some of the dims are cut."""
+    x, dtype = call.tensors[0], call.result.dtype
+    if x.layout is None or not x.is_cut_along(dims) or call.kind == "nansum":
         return reduce_whole(call, dims, keepdim)
-    count = math.prod(x.shape[d] for d in dims) if call.kind == "mean" else 1
-    return summed(call, dims, keepdim, count, call.result.dtype)
-
-
-def averaged(call: Call, dims: tuple[int, ...], keepdim: bool) -> Placed:
-    """The mean over dims, for operators that do not name them."""
-    x = call.tensors[0]
-    if not x.is_cut_along(dims):
-        return reduce_whole(call, dims, keepdim)
-    return summed(call, dims, keepdim, math.prod(x.shape[d] for d in dims), x.dtype)
-
-
-def summed(call: Call, dims: Sequence[int], keepdim: bool, count: int, dtype: torch.dtype) -> Placed:
-    """The sum over dims of which some are cut, divided by `count`."""
-    x = call.tensors[0]
-    assert x.layout is not None
-    total = torch.float32 if dtype in HALVES else dtype
-    target, finish = sum_of_blocks(
-        call, x.layout, dims, keepdim, GlobalTensor(call.result.shape, total, x.device, Replicated())
-    )
-    over = tuple(dims)
+    count = math.prod(x.shape[d] for d in dims) if is_mean else 1
+    total, over = torch.float32 if dtype in HALVES else dtype, tuple(dims)
+    result = GlobalTensor(call.result.shape, total, x.device, Replicated())
+    target, finish = sum_of_blocks(call, x.layout, dims, keepdim, result)
+    if dtype in HALVES and finish is None:  # summed before it is rounded
+        all_sum = AllSum(call.workers.transport, call.workers.team, call.name, call.workers.team)
+        target, finish = Replicated(), applied(all_sum)
 
     def run(x: Tensor) -> Tensor:
         y = x.sum(over, keepdim=keepdim, dtype=total)
         y = y / count if count != 1 else y
-        return finish(y).to(dtype) if finish is not None else y.to(dtype)
+        return (y if finish is None else finish(y)).to(dtype)
 
-    if dtype in HALVES and isinstance(target, Partial):  # summed before it is rounded
-        whole = applied(AllSum(call.workers.transport, call.workers.team, call.name, call.workers.team))
-        return Placed(Replicated(), lambda x: whole(x.sum(over, keepdim=keepdim, dtype=total) / count).to(dtype))
     return Placed(target, run)
 
 
@@ -84,16 +70,12 @@ def sum_of_blocks(
         return Partial(), None
     target = call.workers.spread(result.shape)
     if not isinstance(target, Cut):  # so few elements that nothing can be cut
-        target = Cut(
-            Layout.balanced(
-                type(layout.grid)(call.workers.ranks, (call.workers.size,) + (1,) * (len(result.shape) - 1)),
-                result.shape,
-            )
-        )
+        grid = Grid(call.workers.ranks, (call.workers.size,) + (1,) * (result.dim - 1))
+        target = Cut(Layout.balanced(grid, result.shape))
     # a worker's sum is a box of the result; workers that differ along reduced axes only have the same
     own = Needs.of_layout(layout).intervals
     lines = [((0, 1),) * layout.grid.shape[d] if d in dims else own[d] for d in range(layout.grid.dim)]
-    needs = Needs(layout.grid, tuple(lines), (False,) * layout.grid.dim)
+    needs = Needs(layout.grid, tuple(lines))
     lifted = target.layout
     if not keepdim:
         cuts = iter(lifted.cuts)
@@ -124,7 +106,4 @@ def others(call: Call) -> Placed:
 )  # fmt: skip
 def along(call: Call) -> Placed:
     """Operators along a dim, which they keep: it is made whole, by cutting others."""
-    x, _ = call.first_cut()
-    dim = call["dim"] % x.dim
-    layout = call.whole(x, [dim])
-    return Placed([Cut(resized(layout, [dim], call.result.shape))] * len(call.results), call.locally(), [layout])
+    return call.along_whole(call.dims("dim", call.tensors[0].dim))

@@ -6,12 +6,12 @@ patches, tokens of an image.
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
 
 from ...grid import Layout, balanced_cuts
 from ...grid.cuts import scaled
 from ...grid.reshape import reshaped
-from ..placement import Cut, Replicated, permuted, resized, with_dims
+from ..placement import Cut, Replicated, permuted, resized, with_dims, without_dims
 from .call import Call, NoRule, NothingCut, Placed
 from .table import rule
 
@@ -23,26 +23,22 @@ from .table import rule
 def reshape(call: Call) -> Placed:
     """Any change of the shape alone."""
     x, shape = call.tensors[0], call.result.shape
-    if call["dtype"] if "dtype" in call.given else False:
+    if call.given.get("dtype"):
         raise NoRule("a view of another dtype")
+    everywhere = Placed(Replicated(), lambda x, *_: x.reshape(shape), call.first_alone(Replicated()))
     if x.layout is None:
-        return Placed(Replicated(), lambda x, *_: x.reshape(shape), [Replicated()] + [None] * (len(call.tensors) - 1))
+        return everywhere
     if not x.volume:
         raise NoRule("a tensor without elements")
     found = reshaped(x.layout, shape, call.workers.ranks)
     if found is None or (call.keeps_alias and found[0] != x.layout):
         if call.keeps_alias:
             raise NoRule("a view that is written to, of blocks that have to be moved")
-        return Placed(
-            Replicated(),
-            lambda x, *_: x.reshape(shape),
-            [Replicated()] + [None] * (len(call.tensors) - 1),
-            gathers=f"a view of shape {shape} has no blocks of {x.shape}",
-        )
+        return replace(everywhere, gathers=f"a view of shape {shape} has no blocks of {x.shape}")
     before, after = found
     block = call.block(after).shape
     run = (lambda x, *_: x.view(block)) if call.keeps_alias else (lambda x, *_: x.reshape(block))
-    return Placed(Cut(after), run, [before] + [None] * (len(call.tensors) - 1))
+    return Placed(Cut(after), run, call.first_alone(before))
 
 
 def order_of(call: Call, dim: int) -> list[int]:
@@ -81,11 +77,11 @@ def expand(call: Call) -> Placed:
     try:
         layout = call.whole(x, grown)
     except NothingCut:
-        return Placed(Replicated(), lambda x, *_: x.expand(shape), [Replicated()] + [None] * (len(call.tensors) - 1))
+        return Placed(Replicated(), lambda x, *_: x.expand(shape), call.first_alone(Replicated()))
     cuts = [*((0, n) for n in shape[:lacking]), *resized(layout, grown, shape[lacking:]).cuts]
     target = with_dims(layout, cuts)
     block = call.block(target).shape
-    return Placed(Cut(target), lambda x, *_: x.expand(block), [layout] + [None] * (len(call.tensors) - 1))
+    return Placed(Cut(target), lambda x, *_: x.expand(block), call.first_alone(layout))
 
 
 @rule("view_as_real", "view_as_real_copy")
@@ -101,39 +97,22 @@ def view_as_complex(call: Call) -> Placed:
     x, layout = call.first_cut()
     if x.is_cut_along([x.dim - 1]):
         raise NoRule("pairs that lie on two workers")
-    return Placed(Cut(with_dims(layout, layout.cuts[:-1])), call.locally())
+    return Placed(Cut(without_dims(layout, [x.dim - 1])), call.locally())
 
 
 @rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
 def pixels(call: Call) -> Placed:
     """Channels to pixels, or back: a view, a permutation and a view of the dims before, dim by dim."""
     x, _ = call.first_cut()
-    lead = x.dim - 3
     if "channel_shuffle" in call.kind:
-        layout = call.whole(x, [1])
-        return Placed(Cut(layout), call.locally(), [layout])
-    r = call["upscale_factor"] if call.kind == "pixel_shuffle" else call["downscale_factor"]
+        return call.along_whole([1])
+    lead, up = x.dim - 3, call.kind == "pixel_shuffle"
+    r = call["upscale_factor" if up else "downscale_factor"]
     layout = call.whole(x, [lead])
-    up, space = call.kind == "pixel_shuffle", layout.cuts[-2:]
+    space = layout.cuts[-2:]
     if not up:
         space = tuple(scaled(balanced_cuts(cuts[-1] // r, len(cuts) - 1), r) for cuts in space)
         layout = Layout(layout.grid, (*layout.cuts[:-2], *space))
     made = [tuple(cut * r if up else cut // r for cut in cuts) for cuts in space]
     target = with_dims(layout, (*layout.cuts[:lead], (0, call.result.shape[lead]), *made))
-    return Placed(Cut(target), lambda x: (_shuffled if up else _unshuffled)(x, r), [layout])
-
-
-def _shuffled(x: Tensor, r: int) -> Tensor:
-    """``(..., c r r, h, w)`` to ``(..., c, h r, w r)``; torch's has no gradient for empty blocks."""
-    *lead, c, h, w = x.shape
-    n = len(lead)
-    parts = x.reshape(*lead, c // r**2, r, r, h, w).permute(*range(n), n, n + 3, n + 1, n + 4, n + 2)
-    return parts.reshape(*lead, c // r**2, h * r, w * r)
-
-
-def _unshuffled(x: Tensor, r: int) -> Tensor:
-    """``(..., c, h r, w r)`` to ``(..., c r r, h, w)``."""
-    *lead, c, h, w = x.shape
-    n = len(lead)
-    parts = x.reshape(*lead, c, h // r, r, w // r, r).permute(*range(n), n, n + 2, n + 4, n + 1, n + 3)
-    return parts.reshape(*lead, c * r**2, h // r, w // r)
+    return Placed(Cut(target), call.unless_empty(call.locally(), target), [layout])  # torch has no gradient of nothing

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import replace
 
-from ...grid import Grid, Layout, Needs
-from ..placement import Cut, Placement, Replicated, Want, resized, with_dims
+from ...grid import Layout
+from ..placement import Cut, Placement, Replicated, Want, with_dims
 from .call import Call, NoRule, NothingCut, Placed
+from .products import product
 from .table import rule
 
 ONE = ("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_hfft", "fft_ihfft")
@@ -17,47 +18,25 @@ SEVERAL = tuple(f"{name}{end}" for name in ONE for end in ("2", "n"))
 def fourier(call: Call) -> Placed:
     """Over whole dims: one movement to other cuts."""
     x, _ = call.first_cut()
-    if call.kind in ONE:
-        dims: tuple[int, ...] = (call["dim"] % x.dim,)
-    elif call["dim"] is not None:
-        dims = call.dims("dim", x.dim)
+    if call["dim"] is None and call["s"] is not None:
+        dims = tuple(range(x.dim - len(call["s"]), x.dim))
     else:
-        sizes = call["s"]
-        dims = tuple(range(x.dim)) if sizes is None else tuple(range(x.dim - len(sizes), x.dim))
-    layout = call.whole(x, dims)
-    target = resized(layout, dims, call.result.shape)
-    return Placed(Cut(target), call.unless_empty(call.locally(), target), [layout])
+        dims = call.dims("dim", x.dim)
+    return call.along_whole(dims)
 
 
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(call: Call) -> Placed:
     """Each worker samples at its own places, from all of space."""
-    (x, places), _ = call.tensors, call.largest_cut()
-    if places.layout is not None:
-        layout = call.whole(places, [places.dim - 1])
-        grid, cuts = layout.grid, layout.cuts
-        target = Layout(
-            Grid(grid.ranks, (grid.shape[0], 1, *grid.shape[1:-1])), (cuts[0], (0, x.shape[1]), *cuts[1:-1])
-        )
-        want: Want = layout
-    else:
-        spread = call.workers.spread(call.result.shape)
-        if not isinstance(spread, Cut) or spread.layout.grid.shape[1] > 1:
-            raise NothingCut
-        target = spread.layout
-        grid = target.grid
-        lines = [
-            tuple(pairwise(target.cuts[0])),
-            *(tuple(pairwise(each)) for each in target.cuts[2:]),
-            ((0, places.shape[-1]),),
-        ]
-        axes = (grid.shape[0], *grid.shape[2:], 1)
-        want = Needs(Grid(grid.ranks, axes), tuple(lines), (False,) * len(axes))
-    batch = tuple(pairwise(target.cuts[0]))
-    shape = target.grid.shape
-    needed = [batch, ((0, x.shape[1]),), *(((0, n),) * p for n, p in zip(x.shape[2:], shape[2:], strict=True))]
-    needs = Needs(target.grid, tuple(needed), (False,) * len(needed))
-    return Placed(Cut(target), call.unless_empty(call.locally(), target), [needs, want])
+    call.largest_cut()
+    space = [f"x{d}" for d in range(call.tensors[0].dim - 2)]
+    places = [f"y{d}" for d in range(len(space))]
+    placed = product(
+        call, [["batch", "channel", *space], ["batch", *places, "at"]], ["batch", "channel", *places], whole=["channel"]
+    )
+    if not isinstance(placed.outputs, Cut):
+        return placed
+    return replace(placed, run=call.unless_empty(placed.run, placed.outputs.layout))
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")

@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...grid import Grid, Layout, Needs, balanced_cuts, hull_then_pad, window_need
+from ...grid import Cuts, Grid, Layout, Needs, balanced_cuts, hull_then_pad, window_need
 from ...grid.cuts import scaled
-from ..placement import Cut, with_dims
+from ..placement import Cut, recut, with_dims
 from .call import Call, NoRule, Placed
 from .table import rule
 from .windowed import each
@@ -23,18 +23,18 @@ def unfold(call: Call) -> Placed:
     dim, size, step = call["dimension"] % x.dim, call["size"], call["step"]
     count, grid = call.result.shape[dim], layout.grid
     if grid.shape[dim] == 1:
-        cuts = [(0, count) if d == dim else have for d, have in enumerate(layout.cuts)]
-        return Placed(Cut(with_dims(layout, [*cuts, (0, size)])), call.locally())
+        return Placed(Cut(_with_windows(layout, dim, (0, count), size)), call.locally())
     if call.keeps_alias:
         raise NoRule("windows of several workers' rows, which are written to")
     windows = balanced_cuts(count, grid.shape[dim])
-    lines = list(Needs.of_layout(layout).intervals)
-    lines[dim] = tuple(window_need(outputs, size, step, 0, 1) for outputs in pairwise(windows))
-    lines[dim] = tuple((a, b) if a < b else (0, 0) for a, b in lines[dim])
-    needs = Needs(grid, tuple(lines), (False,) * grid.dim)
-    cuts = [windows if d == dim else have for d, have in enumerate(layout.cuts)]
-    target = with_dims(layout, [*cuts, (0, size)])
+    rows = [window_need(outputs, size, step, 0, 1) for outputs in pairwise(windows)]
+    needs = Needs.of_layout(layout).along(dim, [(a, b) if a < b else (0, 0) for a, b in rows])
+    target = _with_windows(layout, dim, windows, size)
     return Placed(Cut(target), call.unless_empty(call.locally(), target), [needs])
+
+
+def _with_windows(layout: Layout, dim: int, windows: Cuts, size: int) -> Layout:
+    return with_dims(layout, [*recut(layout, dim, windows).cuts, (0, size)])
 
 
 @rule("im2col")
@@ -70,4 +70,4 @@ def columns(call: Call) -> Placed:
         return F.unfold(x, kernel, dilation, (0, padding[1]), stride)
 
     assert math.prod(space) * layout.grid.shape[1] == blocks
-    return Placed(Cut(target), call.unless_empty(run, target), [Needs(grid, lines, (False,) * 4)])
+    return Placed(Cut(target), call.unless_empty(run, target), [Needs(grid, lines)])

@@ -21,9 +21,9 @@ from ...nn.engine.agreement import Structure
 from ...nn.parameters.blocks import Spread
 from ...nn.windows.windowed_layer import WindowedLayer
 from ...partition import CartesianPartition
-from ..placement import SMALL, Cut, GlobalTensor, Replicated, Want
+from ..placement import SMALL, Cut, GlobalTensor
 from .call import Call, NoRule, NothingCut, Placed, Run
-from .reductions import averaged
+from .reductions import summed
 from .table import rule
 
 Make = Callable[[CartesianPartition], Any]
@@ -62,7 +62,7 @@ CONV = {d: _given(getattr(nn, f"DistributedConv{d}d")) for d in (1, 2, 3)}
 CONV_TRANSPOSE = {d: _given(getattr(nn, f"DistributedConvTranspose{d}d")) for d in (1, 2, 3)}
 
 
-def each(size: Any, dims: int) -> tuple[int, ...]:
+def each(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
     """A size for each dim, of one number or as many."""
     sizes = tuple(size) if isinstance(size, Sequence) else (size,)
     return sizes * dims if len(sizes) == 1 else sizes
@@ -99,7 +99,7 @@ def by_layer(
     layout = source_layout(call, x, moves)
     if weights and space < 3 and _is_cut_by_samples(layout, x, space):
         target = Layout(layout.grid, (layout.cuts[0], *((0, n) for n in call.result.shape[1:])))
-        return Placed(Cut(target), call.locally(), [layout, *[Replicated()] * (len(call.tensors) - 1)])
+        return Placed(Cut(target), call.locally(), call.others_whole(layout))
     unbatched = x.dim == space + 1
     batched = Layout(Grid(layout.grid.ranks, (1, *layout.grid.shape)), ((0, 1), *layout.cuts)) if unbatched else layout
     shape = (1, *call.result.shape) if unbatched else call.result.shape
@@ -113,8 +113,7 @@ def by_layer(
     if unbatched:
         inner, target = run, Layout(layout.grid, target.cuts[1:])
         run = lambda x, *rest: _squeezed(inner(x.unsqueeze(0), *rest))  # noqa: E731
-    wants: list[Want] = [layout, *[Replicated()] * (len(call.tensors) - 1)]
-    return Placed([Cut(target)] * len(call.results), run, wants)
+    return Placed(Cut(target), run, call.others_whole(layout))
 
 
 def _is_cut_by_samples(layout: Layout, x: GlobalTensor, space: int) -> bool:
@@ -127,7 +126,7 @@ def _is_cut_by_samples(layout: Layout, x: GlobalTensor, space: int) -> bool:
     return layout == Layout.balanced(layout.grid, x.shape)
 
 
-def _squeezed(y: Any) -> Any:
+def _squeezed(y: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
 
 
@@ -158,31 +157,27 @@ def convolution(call: Call) -> Placed:
     """A convolution with any padding that is given as numbers or as a word; torch's one operator for all kinds, too."""
     if call.given.get("transposed"):
         return transposed_convolution(call)
-    weight, bias, groups = call["weight"], call["bias"], call["groups"]
-    dims, channels = weight.dim - 2, (weight.shape[1] * groups, weight.shape[0])
-    padding = call["padding"] if isinstance(call["padding"], str) else each(call["padding"], dims)
-    arguments = each(call["stride"], dims), padding, each(call["dilation"], dims), groups, bias is not None
-
-    def make(P: CartesianPartition) -> Any:
-        return CONV[dims](P, *channels, weight.shape[2:], *arguments, dtype=weight.dtype)
-
-    return by_layer(call, make, dims, weights=(weight, bias))
+    made, per_group, *_ = call["weight"].shape
+    return _convolved(call, CONV, (per_group * call["groups"], made), "stride", "padding", "dilation")
 
 
 @rule(*(f"conv_transpose{d}d" for d in (1, 2, 3)))
 def transposed_convolution(call: Call) -> Placed:
-    weight, bias, groups = call["weight"], call["bias"], call["groups"]
-    dims, channels = weight.dim - 2, (weight.shape[0], weight.shape[1] * groups)
-    sizes = [each(call[name], dims) for name in ("stride", "padding", "output_padding")]
-    arguments = *sizes, groups, bias is not None, each(call["dilation"], dims)
-
-    def make(P: CartesianPartition) -> Any:
-        return CONV_TRANSPOSE[dims](P, *channels, weight.shape[2:], *arguments, dtype=weight.dtype)
-
-    return by_layer(call, make, dims, weights=(weight, bias))
+    given, per_group, *_ = call["weight"].shape
+    sizes = "stride", "padding", "output_padding", "dilation"
+    return _convolved(call, CONV_TRANSPOSE, (given, per_group * call["groups"]), *sizes)
 
 
-def _pooling(call: Call, name: str, *arguments: Any) -> Placed:
+def _convolved(call: Call, layers: Mapping[int, Any], channels: tuple[int, int], *sizes: str) -> Placed:
+    """By the layer with this call's `sizes`, from the first number of channels to the second."""
+    weight, bias = call["weight"], call["bias"]
+    dims, kernel = weight.dim - 2, weight.shape[2:]
+    given = {name: call[name] if isinstance(call[name], str) else each(call[name], dims) for name in sizes}
+    given |= {"groups": call["groups"], "bias": bias is not None, "dtype": weight.dtype}
+    return by_layer(call, lambda P: layers[dims](P, *channels, kernel, **given), dims, weights=(weight, bias))
+
+
+def _pooling(call: Call, name: str, *arguments: object) -> Placed:
     """Pooling by the layer ``Distributed{name}{dims}d``, in as many dims as the operator's name says."""
     dims = _dims(call)
     layer: Any = getattr(nn, f"Distributed{name}{dims}d")
@@ -221,7 +216,7 @@ def adaptive_avg_pool(call: Call) -> Placed:
     """Averages over windows that depend on the sizes; over all of space they are a sum over the workers."""
     dims, dim = _dims(call), call.tensors[0].dim
     if call.result.shape[-dims:] == (1,) * dims:
-        return averaged(call, tuple(range(dim - dims, dim)), keepdim=True)
+        return summed(call, range(dim - dims, dim), keepdim=True, is_mean=True)
     return _pooling(call, "AdaptiveAvgPool", call.result.shape[-dims:])
 
 

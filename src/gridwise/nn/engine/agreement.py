@@ -32,7 +32,7 @@ from ...comm.supervision.matching_calls import UNREAD, raise_mismatch, raise_unr
 from ...comm.supervision.matching_calls import key_of as key_of
 from ...comm.supervision.matching_calls import tell as tell
 from ...comm.transports.base import Team, Transport
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 from ...grid import Grid, Layout, cuts_from_extents
 from .switch import Switch
 
@@ -90,7 +90,7 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
     if refused == UNREAD:
         raise_unread(transport, team, what, unread)
     if refused:
-        raise PartitionError(describe(f"{what} got an input that it cannot take.", tell(transport, team, problem)))
+        raise PartitionError(f"{what} got an input that it cannot take.", tell(transport, team, problem))
     return most if most == -least else 0
 
 
@@ -282,4 +282,4 @@ def _refuse(
 ) -> None:
     at = f" at {tuple(index)}" if index else ""
     told = tell(transport, team, f"{mine}{at}" if holds else "holds no part of it")
-    raise PartitionError(describe(asked, told, "give all workers blocks of one global tensor before the call."))
+    raise PartitionError(asked, told, "give all workers blocks of one global tensor before the call.")

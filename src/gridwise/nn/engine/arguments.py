@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 from ...partition import Partition
 
 
@@ -18,11 +18,9 @@ def need_partition(layer: str, name: str, given: object, axes: int | None = None
     has = f"workers {given.ranks} in a row" if isinstance(given, Partition) else repr(given)
     shape = "shape" if axes is None else f"[{', '.join('1' * axes)}]"
     raise PartitionError(
-        describe(
-            f"{layer}: `{name}` (={has}) must be a partition on a grid{'' if axes is None else f' of {axes} axes'}.",
-            fix=f"{name} = gridwise.world().create_cartesian_topology_partition({shape}), with an extent above 1 for each "
-            "dim that is cut.",
-        )
+        f"{layer}: `{name}` (={has}) must be a partition on a grid{'' if axes is None else f' of {axes} axes'}.",
+        fix=f"{name} = gridwise.world().create_cartesian_topology_partition({shape}), with an extent above 1 for each "
+        "dim that is cut.",
     )
 
 
@@ -33,10 +31,8 @@ def refuse_partitions(layer: str, arguments: Mapping[str, object], call: str) ->
         are = "is a partition" if len(wrong) == 1 else "are partitions"
         names = " and ".join(f"`{name}`" for name in wrong)
         raise PartitionError(
-            describe(
-                f"{layer}: {names} {are}, where a number belongs: `P_y` and `P_w` are keyword-only here.",
-                fix=f"{layer}({call}, P_y=P_y, P_w=P_w).",
-            )
+            f"{layer}: {names} {are}, where a number belongs: `P_y` and `P_w` are keyword-only here.",
+            fix=f"{layer}({call}, P_y=P_y, P_w=P_w).",
         )
 
 
@@ -48,11 +44,9 @@ def need_first_partition(layer: type, args: Sequence[Any], kwargs: Mapping[str, 
         return
     has = f" (={given!r})" if args or "P_x" in kwargs else ", which is missing,"
     raise PartitionError(
-        describe(
-            f"{layer.__name__}: `P_x`{has} must be a partition: it comes before torch's own arguments.",
-            fix="P_x = gridwise.world().create_cartesian_topology_partition([...]), with one extent for each dim of the input, "
-            f"and then {layer.__name__}(P_x, ...).",
-        )
+        f"{layer.__name__}: `P_x`{has} must be a partition: it comes before torch's own arguments.",
+        fix="P_x = gridwise.world().create_cartesian_topology_partition([...]), with one extent for each dim of the input, "
+        f"and then {layer.__name__}(P_x, ...).",
     )
 
 

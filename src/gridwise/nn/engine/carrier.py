@@ -5,8 +5,8 @@
     bytes    what the route sends, once; one message per peer
 
 The result is made without filling it first, and local pieces are copied while messages are on their way; how pieces are
-packed is the transport's business (`comm.parcels`). Small messages have buffers of their own, for every call
-(`comm.channel`).
+packed is the transport's business (`comm.messages.packing`). Small messages that a library carries have buffers of their own,
+for every call (`comm.messages.channel`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Traffic:
         self.arriving = [place for _, places in receives for place in places]
         self._volume = sum(prod(place.shape) for place in (*self.leaving, *self.arriving))
         self._channels: dict[torch.dtype, Channel] = {}
+        self._are_near = transport.are_near([peer for peer, _ in (*sends, *receives)])
 
     def carry(self, x: Tensor, y: Tensor, kept: Sequence[tuple[Place, Place]], add: bool) -> None:
         """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
@@ -102,8 +103,8 @@ class Traffic:
         return channel.incoming
 
     def channel(self, like: Tensor) -> Channel | None:
-        """For messages of one dtype on the host; None if they are not small."""
-        if not like.is_cpu or self._volume * like.itemsize > SMALL:
+        """For messages of one dtype on the host; None if they are not small, or have slots in the memory of the machine."""
+        if not like.is_cpu or self._volume * like.itemsize > SMALL or self._are_near:
             return None
         channel = self._channels.get(like.dtype)
         if channel is None:

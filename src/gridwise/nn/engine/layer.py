@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...comm.transports.base import Team, Transport
 from ...deferred_init import is_deferred, materialize_shard
-from ...errors import GridwiseError, MismatchError, PartitionError, UnsupportedError, describe
+from ...errors import GridwiseError, MismatchError, PartitionError, UnsupportedError
 from ...partition import Partition
 from ..parameters import saved_blocks
 from ..parameters.blocks import BlockParameter, BlockTensor, Make, Shared, Spread, holders_of_blocks
@@ -314,14 +314,12 @@ def agree_build(
     transport.all_max(votes, team, what)
     if votes[0] != -votes[1]:
         raise MismatchError(
-            describe(
-                "the workers construct different layers, or the same ones in another order.",
-                tell(transport, team, f"constructs {says}"),
-                "construct the same layers with the same arguments in the same order on all workers.",
-            )
+            "the workers construct different layers, or the same ones in another order.",
+            tell(transport, team, f"constructs {says}"),
+            "construct the same layers with the same arguments in the same order on all workers.",
         )
     if votes[4]:
-        raise PartitionError(describe(f"{says} cannot be constructed.", tell(transport, team, problem)))
+        raise PartitionError(f"{says} cannot be constructed.", tell(transport, team, problem))
     if votes[2] != -votes[3]:
         for generator, state in zip(generators, states, strict=True):
             transport.copy_from(state, team[0], team, what)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...comm.supervision.matching_calls import tell
 from ...comm.transports.base import Team, Transport
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import checks_every
 from .agreement import Ballot, is_on, key_of
@@ -64,7 +64,7 @@ def agree_mode(
             "autocast and gradient_wire, on all alike."
         )
         asked = f"{what} is not in the same mode on all workers."
-        raise PartitionError(describe(asked, _differences(transport, team, mode, module), fix))
+        raise PartitionError(asked, _differences(transport, team, mode, module), fix)
     return bool(ballot.read(any_new))
 
 

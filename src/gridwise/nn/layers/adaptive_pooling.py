@@ -8,6 +8,7 @@ difference (`grid.adaptive_runs`): the whole block where m divides n, single out
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from itertools import pairwise, product
 from typing import Any
 
@@ -15,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...grid import Interval, Layout, Shape, adaptive_need, adaptive_runs
+from ...grid import Cuts, Interval, Layout, Shape, adaptive_need, adaptive_runs
 from ...partition import Partition
 from ..docstrings import LayerFamily
-from ..windows.windowed_layer import FunctionsByDims, Rows, Share, WindowedLayer, empty_output
+from ..windows.windowed_layer import FunctionsByDims, Rows, Share, WindowedLayer
 from .pooling import global_indices
 
 AVG_POOL: FunctionsByDims = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
@@ -40,38 +41,36 @@ class AdaptivePool(WindowedLayer):
         self._extents: Shape = ()
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        target = Layout.balanced(source.grid, shape)
-        batch, channels, *space = target.cuts
         self._extents = source.global_shape[2:]
-        rows = [
-            [Rows(adaptive_need(outputs, extent, cuts[-1])) for outputs in pairwise(cuts)]
-            for cuts, extent in zip(space, self._extents, strict=True)
-        ]
-        blocks = list(pairwise(batch)), list(pairwise(channels))
-        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows)
-        block = target.block(self.P_x.transport.rank)
-        self._share = Share(block, fetch, mine)
-        self._runs = [
-            [
-                ((run[0] - outputs[0], run[1] - outputs[0]), (need[0] - line.hull[0], need[1] - line.hull[0]))
-                for run in adaptive_runs(outputs, extent, size)
-                for need in [adaptive_need(run, extent, size)]
-            ]
-            for outputs, line, extent, size in zip(
-                zip(block.start[2:], block.stop[2:], strict=True), mine, self._extents, shape[2:], strict=True
-            )
-        ]
+        self._share = self._share_on_grid(source, shape)
+        block, lines = self._share.block, zip(self._share.rows, self._extents, shape[2:], strict=True)
+        outputs = zip(block.start[2:], block.stop[2:], strict=True)
+        self._runs = [_runs(own, *line) for own, line in zip(outputs, lines, strict=True)]
 
-    def _by_runs(self, x: Tensor, pool: Any) -> list[tuple[Tensor, ...]]:
-        """What `pool(inputs, sizes, starts)` returns for each combination of runs, in row-major order."""
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        return [Rows(adaptive_need(outputs, extent, cuts[-1])) for outputs in pairwise(cuts)]
+
+    def _local(self, x: Tensor, share: Share) -> Any:
+        window = self._window_input(x)
+        if share.is_empty:
+            return self._empty(share, window.x)
+        made = window.computed(self._by_runs)
+        return made if self.return_indices else made[0]
+
+    def _by_runs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What is made of each combination of runs, put together."""
         parts = []
         for runs in product(*self._runs):
             inputs = x
             for d, (_, (start, stop)) in enumerate(runs, 2):
                 inputs = inputs.narrow(d, start, stop - start)
             sizes = tuple(stop - start for (start, stop), _ in runs)
-            parts.append(pool(inputs, sizes, tuple(start for _, (start, _) in runs)))
-        return parts
+            parts.append(self._pooled(inputs, sizes, tuple(start for _, (start, _) in runs)))
+        return tuple(self._put_together(list(each)) for each in zip(*parts, strict=True))
+
+    @abstractmethod
+    def _pooled(self, x: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
+        """What torch pools to `sizes`, of a part of the input that begins at `starts`; and its indices, if they are wanted."""
 
     def _put_together(self, parts: list[Tensor]) -> Tensor:
         """Concatenate the parts of all runs, the last dim first."""
@@ -82,6 +81,19 @@ class AdaptivePool(WindowedLayer):
         return parts[0]
 
 
+def _runs(outputs: Interval, rows: Rows, extent: int, size: int) -> list[Run]:
+    """The runs of one dim, of `extent` rows that are pooled to `size`."""
+    found = []
+    for run in adaptive_runs(outputs, extent, size):
+        need = adaptive_need(run, extent, size)
+        found.append((_counted_from(outputs[0], run), _counted_from(rows.hull[0], need)))
+    return found
+
+
+def _counted_from(origin: int, rows: Interval) -> Interval:
+    return rows[0] - origin, rows[1] - origin
+
+
 class AdaptiveAvgPool(LayerFamily, AdaptivePool):
     """`torch.nn.AdaptiveAvgPool2d` on a grid: equal to it for every size and grid, or refused.
 
@@ -90,6 +102,11 @@ class AdaptiveAvgPool(LayerFamily, AdaptivePool):
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     output_size : the global output's, as in torch; None keeps the input's extent of a dim
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Shape
+    -----
+    - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
+    - output: as the input, with the extents `output_size`
 
     Examples
     --------
@@ -104,15 +121,8 @@ class AdaptiveAvgPool(LayerFamily, AdaptivePool):
         layer: type[torch.nn.Module] = getattr(torch.nn, f"AdaptiveAvgPool{self.dims}d")
         super().__init__(P_x, layer(output_size))
 
-    def _local(self, x: Tensor, share: Share) -> Tensor:
-        window = self._window_input(x)
-        if not share.block.volume:
-            return empty_output(share.block.shape, window.x)
-
-        def pool(part: Tensor, sizes: Shape, _: Shape) -> tuple[Tensor]:
-            return (AVG_POOL[self.dims](part, sizes),)
-
-        return window.computed(lambda x: self._put_together([y for (y,) in self._by_runs(x, pool)]))
+    def _pooled(self, x: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
+        return (AVG_POOL[self.dims](x, sizes),)
 
 
 class AdaptiveMaxPool(LayerFamily, AdaptivePool):
@@ -125,6 +135,11 @@ class AdaptiveMaxPool(LayerFamily, AdaptivePool):
     return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
 
+    Shape
+    -----
+    - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
+    - output, and indices: as the input, with the extents `output_size`
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
@@ -132,7 +147,6 @@ class AdaptiveMaxPool(LayerFamily, AdaptivePool):
     torch.Size([1, 3, 4, 4])
     """
 
-    return_indices: bool
     _settings = ("output_size", "return_indices")
 
     def __init__(
@@ -141,26 +155,12 @@ class AdaptiveMaxPool(LayerFamily, AdaptivePool):
         layer: type[torch.nn.Module] = getattr(torch.nn, f"AdaptiveMaxPool{self.dims}d")
         super().__init__(P_x, layer(output_size, return_indices))
 
-    def _local(self, x: Tensor, share: Share) -> Any:
-        window = self._window_input(x)
-        x = window.x
-        if not share.block.volume:
-            y = empty_output(share.block.shape, x)
-            return (y, torch.empty(y.shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
-        origin = tuple(line.hull[0] for line in share.rows)
-
-        def pool(part: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
-            y, indices = MAX_POOL[self.dims](part, sizes, return_indices=True)
-            if not self.return_indices:
-                return (y,)
-            at = tuple(a + b for a, b in zip(origin, starts, strict=True))
-            return y, global_indices(indices, tuple(part.shape[2:]), at, self._extents)
-
-        def pooled(x: Tensor) -> tuple[Tensor, ...]:
-            return tuple(self._put_together(list(parts)) for parts in zip(*self._by_runs(x, pool), strict=True))
-
-        results = window.computed(pooled)
-        return results if self.return_indices else results[0]
+    def _pooled(self, x: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
+        y, indices = MAX_POOL[self.dims](x, sizes, return_indices=True)
+        if not self.return_indices:
+            return (y,)
+        at = tuple(line.hull[0] + start for line, start in zip(self._share.rows, starts, strict=True))
+        return y, global_indices(indices, tuple(x.shape[2:]), at, self._extents)
 
 
 class DistributedAdaptiveAvgPool2d(AdaptiveAvgPool):

@@ -16,12 +16,11 @@ from torch.nn import functional as F
 
 from ...errors import PartitionError
 from ..docstrings import documented_like
-from ..engine.carrier import HALVES
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Shared
 from .norm_base import ChannelNorm, check_cut_like_parameters
-from .standardise import standardise
-from .sync_batchnorm import sync_batch_norm
+from .norm_functions import batch_norm, by_running
+from .standardise import Running
 
 
 class DistributedBatchNorm(ChannelNorm):
@@ -32,10 +31,14 @@ class DistributedBatchNorm(ChannelNorm):
     P_x : the partition of input and output; every axis may be longer than 1
     num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
 
+    Shape
+    -----
+    - input, output: ``(batch, num_features, *space)``; this worker's block of it
+
     Notes
     -----
     Running statistics equal those of torch: the variance of the batch enters them corrected by ``n / (n - 1)``. Sent per
-    call: three numbers per channel and worker in forward (two, in two steps, over more than 8 workers), two in backward.
+    call: three numbers per channel and worker in forward (two, in two steps, over more than 32 workers), two in backward.
 
     Examples
     --------
@@ -64,7 +67,8 @@ class DistributedBatchNorm(ChannelNorm):
             lambda one: F.batch_norm(one(input[0], 2, 1), one(mean, 1), one(var, 1), one(weight, 1), one(bias, 1), True)
         )
         self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
-        self._sets = self._sets_over(layout, [axis for axis in range(layout.grid.dim) if axis != 1], self._count)
+        axes = [axis for axis in range(layout.grid.dim) if axis != 1]
+        self._sets = self._sets_over(layout, axes, self._count).of_channels(layout)
         self._is_filled = layout.is_filled
         self._sharing = Shared(self.P_x.transport, self._sets.members, f"parameters of {self._says}")
 
@@ -72,55 +76,22 @@ class DistributedBatchNorm(ChannelNorm):
         if self._is_outside:
             return x.clone()
         if not self._uses_batch:
-            return self._by_running(x).to(x.dtype)
+            return by_running(x, *self._weight_and_bias(), self.running_mean, self.running_var, self.eps)
         if self.training and self._count <= 1:
             raise PartitionError(
                 f"{self._says}: expected more than 1 value per channel when training, the global input has {self._count}."
             )
         weight, bias = map(self._block, ("weight", "bias"))
-        wants = any(p is not None and p.requires_grad for p in (weight, bias))
-        records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
-        if x.is_cuda and self._is_filled:
-            return self._on_device(x, weight, bias, records)
-        half = x.dtype in HALVES  # statistics and sums in float32
-        values = x.float() if half else x
-        weight, bias = (None if p is None else p.to(values.dtype) for p in (weight, bias))
-        statistics = self._sets.moments(values)
-        self._track(*statistics)
-        y = standardise(
-            values, weight, bias, statistics, self.eps, self._sets, self._ticket, records, shared=self._shared_value
-        )
-        return y.to(x.dtype)
+        how = self._normalisation(weight, bias, shared=self._shared_value)
+        return batch_norm(x, weight, bias, self._running(), how, self._is_filled)
 
     @property
     def _is_torchs_own(self) -> bool:
         return self.momentum is not None
 
     def _by_torch(self, x: Tensor) -> Tensor:
-        assert self.momentum is not None
-        tracks = self.training and self.track_running_stats and self.running_mean is not None
-        mean, var = (self.running_mean, self.running_var) if tracks or not self.training else (None, None)
-        y = F.batch_norm(x, mean, var, self.weight, self.bias, self._uses_batch, self.momentum, self.eps)
-        if tracks and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        return y
-
-    def _on_device(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, records: bool) -> Tensor:
-        """By torch's fused kernels: those of batch norm on one worker, those of SyncBatchNorm on several."""
-        tracks = self.training and self.track_running_stats and self.running_mean is not None
-        if tracks and self.momentum is not None and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        fused = tracks and self.momentum is not None
-        running = (self.running_mean, self.running_var, self.momentum or 0.0) if fused else (None, None, 0.0)
-        if len(self._sets.members) == 1 and (fused or not tracks):
-            weight, bias = (None if p is None else self._shared_value(p) for p in (weight, bias))
-            return F.batch_norm(x, *running[:2], weight, bias, True, running[2], self.eps)
-        y, mean, inverse = sync_batch_norm(
-            x, weight, bias, running, self.eps, self._sets, self._ticket, records, self._shared_value
-        )
-        if tracks and not fused:
-            self._track(mean, inverse**-2 - self.eps)
-        return y
+        mean, var, momentum, _ = self._running() if self._uses_batch else Running(self.running_mean, self.running_var)
+        return F.batch_norm(x, mean, var, self.weight, self.bias, self._uses_batch, momentum, self.eps)
 
     @property
     def _uses_batch(self) -> bool:
@@ -132,20 +103,15 @@ class DistributedBatchNorm(ChannelNorm):
             return parameter
         return apply(parameter, self._sharing.as_set(), Ticket(self._ticket.key + 3, self._ticket.call), True)
 
-    def _track(self, mean: Tensor, var: Tensor) -> None:
-        """Let the running statistics follow those of this batch."""
-        if not (self.training and self.track_running_stats) or self.running_mean is None or self.running_var is None:
-            return
+    def _running(self) -> Running:
+        """The statistics that follow those of this batch, which is counted."""
+        if not (self.training and self.track_running_stats) or self.running_mean is None:
+            return Running()
         momentum = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
-        momentum = momentum or 0.0
-        dtype, corrected = self.running_mean.dtype, var * (self._count / (self._count - 1))
-        if mean.dtype != dtype:
-            mean, corrected = mean.to(dtype), corrected.to(dtype)
-        self.running_mean.lerp_(mean, momentum)
-        self.running_var.lerp_(corrected, momentum)
+        return Running(self.running_mean, self.running_var, momentum or 0.0)
 
 
 @documented_like(DistributedBatchNorm)

@@ -30,6 +30,11 @@ class AnyConv(LayerFamily, Conv):
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
     device, dtype : of the parameters
 
+    Shape
+    -----
+    - input: ``(batch, in_channels, height, width)``, or without the batch; this worker's block of it
+    - output: ``(batch, out_channels, height, width)``, with the extents that torch's layer makes; a block of it
+
     Notes
     -----
     Without `P_w` the output lies on `P_x` in balanced blocks, its channels cut along axis 1, and each worker holds the
@@ -44,7 +49,9 @@ class AnyConv(LayerFamily, Conv):
     torch.Size([2, 8, 8, 8])
     """
 
-    def __new__(cls, *args: Any, P_y: Any = None, P_w: Any = None, **kwargs: Any) -> Self:
+    def __new__(
+        cls, *args: object, P_y: Partition | None = None, P_w: Partition | None = None, **kwargs: object
+    ) -> Self:
         if args or kwargs:  # a copy has none
             need_first_partition(cls, args, kwargs)
         return object.__new__(_family_of(cls, P_y, P_w))

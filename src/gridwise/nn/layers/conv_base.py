@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from ...errors import PartitionError
 from ...grid import (
@@ -87,9 +88,12 @@ class ConvLayer(WindowedLayer):
         def make(device: torch.device | str | None) -> torch.nn.Module:
             return self.sequential[self.dims](*arguments, device=device, dtype=dtype)
 
-        self._imitates(self._build(make, self._spreads_of, device, problem))
+        def spreads(template: torch.nn.Module) -> dict[str, Spread]:
+            return self._spreads_of(cast(_ConvNd, template))
 
-    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+        self._imitates(self._build(make, spreads, device, problem))
+
+    def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
         """How weight and bias are cut."""
         raise NotImplementedError
 
@@ -168,7 +172,7 @@ class Conv(ConvLayer):
             )
         return None
 
-    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+    def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
         weight, bias, whole = tuple(template.weight.shape), (template.out_channels,), (None,) * self.dims
         if self.P_w is None:
             return {"weight": Spread(self._grid_x, (1, None, *whole), weight), "bias": Spread(self._grid_x, (1,), bias)}
@@ -238,7 +242,6 @@ class Conv(ConvLayer):
         return first * per_group, last * per_group
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
-        """Per place along dim `d` of space, the rows that its outputs see."""
         kernel, stride, dilation = self.kernel_size[d], self._stride[d], self._dilation[d]
         before = self._padding_before(d)
         lines = []
@@ -301,16 +304,14 @@ class Conv(ConvLayer):
         return apply(y, operator, Ticket(key, self._ticket.call), wants or self._agreed.requires_grad)
 
     def _convolved(self, x: Tensor, share: Share) -> Tensor:
-        assert share.outputs is not None
         if self._single is not None:
             return self._in_one_node(x, self._single)
         weight, bias = self._weight_and_bias()  # first: in backward halos then go before the sums of gradients
         window = self._window_input(x)
         if bias is not None and self.P_x.transport.rank not in self._spreads["bias"].holders:
             bias = None
-        if not share.outputs.volume or not weight.shape[1]:
-            return empty_output(share.outputs.shape, window.x, weight, bias)
-
+        if share.is_empty or not weight.shape[1]:
+            return empty_output(share.shape, window.x, weight, bias)
         padding = tuple(line.native for line in share.rows)
         return window.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
 

@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ...partition import Partition
 from ..docstrings import LayerFamily
@@ -67,6 +68,11 @@ class ConvTranspose(LayerFamily, ConvLayer):
     device, dtype : of the parameters
 
     A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
+
+    Shape
+    -----
+    - input: ``(batch, in_channels, height, width)``, or without the batch; this worker's block of it
+    - output: ``(batch, out_channels, height, width)``, with the extents that torch's layer makes; a block of it
 
     Examples
     --------
@@ -125,7 +131,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
         """
         return super().__call__(x) if output_size is None else super().__call__(x, output_size)
 
-    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+    def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
         """The weight (in, out / groups, *kernel) is cut along out without groups, along in where groups stay whole."""
         workers, whole = self._grid_x.shape[1], (None,) * self.dims
         axes: tuple[int | None, ...] = (None, None)
@@ -154,7 +160,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
         if ballot.read(vote) is None:
             reports = tell(self.P_x.transport, self._team, f"output_size={asked}")
             fix = "ask for the size of the global output, on all workers alike."
-            raise PartitionError(describe(f"{self._says}: the workers ask for different `output_size`.", reports, fix))
+            raise PartitionError(f"{self._says}: the workers ask for different `output_size`.", reports, fix)
         super()._distdl_module_setup(input[:1])
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
@@ -230,10 +236,10 @@ class ConvTranspose(LayerFamily, ConvLayer):
         weight, bias = self._weight_and_bias()
         window = self._window_input(x)
         x = window.x
-        if not share.block.volume:
-            return empty_output(share.block.shape, x, weight, bias)
+        if share.is_empty:
+            return empty_output(share.shape, x, weight, bias)
         if not x.numel():  # no input reaches these outputs: they are the bias
-            y = empty_output(share.block.shape, x, weight)
+            y = empty_output(share.shape, x, weight)
             return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
         pads = any(n < 0 for n in self._crops)
         y = window.computed(lambda x: self._in_groups(x, weight, None if pads else bias))
@@ -275,7 +281,7 @@ def _asked(input: tuple) -> Asked:
     return tuple(int(n) for n in input[1]) if len(input) == 2 and input[1] is not None else None
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return value is None or (isinstance(value, Sequence) and all(isinstance(n, int) for n in value))
 
 

@@ -11,7 +11,7 @@ Where the class dim is whole, torch's own fused kernel is called.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,12 +19,13 @@ from torch.nn import functional as F
 
 from ...errors import PartitionError
 from ...partition import Partition
+from ..docstrings import arguments_of
 from ..engine.agreement import agree_call
 from ..engine.all_max import all_max
 from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
 from ..engine.plans import LayerPlan
-from .loss_base import DistributedLoss, Flag, without_part
+from .loss import DistributedLoss, without_part
 
 
 class DistributedCrossEntropyLoss(DistributedLoss):
@@ -39,6 +40,12 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     the same targets. With ``reduction='none'`` and a cut class dim, the first worker along the class axis gets the losses
     of its samples and the others a zero-volume tensor, so that the sum over workers counts each once.
 
+    Shape
+    -----
+    - input: ``(batch, class, *space)``, or ``(class,)``; this worker's block of it
+    - target: ``(batch, *space)`` of class indices, or as the input of probabilities
+    - loss: a number, the same on all workers; with ``reduction='none'`` a block of terms
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
@@ -49,31 +56,28 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     weight: Tensor | None
     ignore_index: int
     label_smoothing: float
-    _settings = ("reduction", "ignore_index", "label_smoothing")
+    _settings: ClassVar[tuple[str, ...]] = ("reduction", "ignore_index", "label_smoothing")
     is_normalised = False
     """Whether the input is logarithms of probabilities already."""
 
-    def __init__(
-        self,
-        P_x: Partition,
-        weight: Tensor | None = None,
-        size_average: Flag = None,
-        ignore_index: int = -100,
-        reduce: Flag = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        _check_smoothing(label_smoothing)
-        classes = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-        self._init(P_x, size_average, reduce, reduction, **classes)
+    @arguments_of(torch.nn.CrossEntropyLoss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
+
+    def _imitate(self, P_x: Partition, template: torch.nn.Module) -> None:
+        super()._imitate(P_x, template)
         self.class_dim = min(1, P_x.dim - 1)
         self._splits_classes = P_x.shape[self.class_dim] > 1
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        if not 0.0 <= self.label_smoothing <= 1.0:
+            raise PartitionError(f"`label_smoothing` (={self.label_smoothing}) must lie between 0 and 1.")
 
     # Set-up and checks
 
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
         super()._distdl_module_setup(input)
-        _check_smoothing(self.label_smoothing)
         self._block = self._layout.block(self.P_x.transport.rank)
         if self.weight is not None and self.weight.shape != (self._classes,):
             raise PartitionError(
@@ -234,6 +238,12 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
     P_x : the partition of the input, axes (batch, class, ...); the target lies on it without the axis of the classes
     weight, size_average, ignore_index, reduce, reduction : as in `torch.nn.NLLLoss`
 
+    Shape
+    -----
+    - input: ``(batch, class, *space)``, or ``(class,)``; this worker's block of it
+    - target: ``(batch, *space)`` of class indices
+    - loss: a number, the same on all workers; with ``reduction='none'`` a block of terms
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
@@ -243,28 +253,18 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
     """
 
     is_normalised = True
+    label_smoothing = 0.0
+    _settings = ("reduction", "ignore_index")
 
-    def __init__(
-        self,
-        P_x: Partition,
-        weight: Tensor | None = None,
-        size_average: Flag = None,
-        ignore_index: int = -100,
-        reduce: Flag = None,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(P_x, weight, size_average, ignore_index, reduce, reduction)
+    @arguments_of(torch.nn.NLLLoss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
 
     def _whole(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         return F.nll_loss(input, target, self.weight, ignore_index=self.ignore_index, reduction=reduction)
 
     def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
         return input, torch.zeros_like(input.detach().sum(self.class_dim))
-
-
-def _check_smoothing(label_smoothing: float) -> None:
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise PartitionError(f"`label_smoothing` (={label_smoothing}) must lie between 0 and 1.")
 
 
 def _result_dtype(input: Tensor) -> torch.dtype:

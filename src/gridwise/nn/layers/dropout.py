@@ -17,19 +17,23 @@ from torch import Tensor
 from ...errors import PartitionError
 from ...grid import Box, Layout
 from ...partition import Partition
-from ..docstrings import documented_like
+from ..docstrings import LayerFamily
 from ..engine.agreement import agree_layout
 from ..engine.grid_random import Key, draw_key, keep_mask
 from ..engine.module import Module
 
 
-class DistributedDropout(Module):
+class DistributedDropout(LayerFamily, Module):
     """`torch.nn.Dropout` of tensors on `P_x`, with the same mask on every grid.
 
     Parameters
     ----------
     P_x : the partition of the input
     p, inplace : as in torch
+
+    Shape
+    -----
+    - input, output: of any shape; this worker's block of it
 
     Examples
     --------
@@ -92,7 +96,23 @@ def _check_probability(p: float) -> None:
 
 
 class _ChannelDropout(DistributedDropout):
-    """Whole channels are dropped: the mask has the batch and the channel dim only."""
+    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`: the mask has batch and channels only.
+
+    Parameters
+    ----------
+    P_x : the partition of the input
+    p, inplace : as in torch
+
+    Shape
+    -----
+    - input, output: ``(batch, channel, *space)``; this worker's block of it
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedDropout2d(P_x, p=0.5).eval()(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 3, 8, 8])
+    """
 
     space: int
 
@@ -106,16 +126,8 @@ class _ChannelDropout(DistributedDropout):
         return None
 
 
-@documented_like(DistributedDropout)
 class DistributedDropout2d(_ChannelDropout):
-    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``.
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedDropout2d(P_x, p=0.5).eval()(torch.ones(2, 3, 8, 8)).shape
-    torch.Size([2, 3, 8, 8])
-    """
+    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``."""
 
     space = 2
 
@@ -123,21 +135,18 @@ class DistributedDropout2d(_ChannelDropout):
         return 2  # torch reads three dims so, with a warning that this may change
 
 
-@documented_like(DistributedDropout2d)
 class DistributedDropout1d(_ChannelDropout):
     """`torch.nn.Dropout1d` of tensors ``(batch, channel, length)`` or ``(channel, length)`` on `P_x`."""
 
     space = 1
 
 
-@documented_like(DistributedDropout2d)
 class DistributedDropout3d(_ChannelDropout):
     """`torch.nn.Dropout3d` of tensors ``(batch, channel, *space)`` or ``(channel, *space)`` on `P_x`."""
 
     space = 3
 
 
-@documented_like(DistributedDropout)
 class DistributedAlphaDropout(DistributedDropout):
     """`torch.nn.AlphaDropout` of tensors on `P_x`: what is dropped becomes the negative saturation of SELU, and mean and
     variance are kept.
@@ -154,7 +163,6 @@ class DistributedAlphaDropout(DistributedDropout):
         return x.mul_(noise).add_(shift) if self.inplace else torch.addcmul(shift, x, noise)
 
 
-@documented_like(DistributedDropout)
 class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
     """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time."""
 

@@ -21,9 +21,10 @@ from ...grid import Grid
 from ...partition import Partition
 from ..docstrings import LayerFamily
 from ..engine.agreement import agree_layout, agree_unbatched
-from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
 from .norm_base import ChannelNorm, check_cut_like_parameters
+from .norm_functions import by_running, instance_norm, of_nothing
+from .standardise import Running
 
 
 class InstanceNorm(LayerFamily, ChannelNorm):
@@ -33,6 +34,10 @@ class InstanceNorm(LayerFamily, ChannelNorm):
     ----------
     P_x : the partition of input and output; every axis may be longer than 1
     num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
+
+    Shape
+    -----
+    - input, output: ``(batch, num_features, height, width)``, or without the batch; this worker's block of it
 
     Notes
     -----
@@ -108,8 +113,8 @@ class InstanceNorm(LayerFamily, ChannelNorm):
                 "that number is not used.",
                 stacklevel=2,
             )
-        self._samples, self._elements = layout.global_shape[0], math.prod(layout.global_shape[2:])
-        self._sets = self._sets_over(layout, range(2, layout.grid.dim), self._elements)
+        self._samples = layout.global_shape[0]
+        self._sets = self._sets_over(layout, range(2, layout.grid.dim), math.prod(layout.global_shape[2:]))
         along_batch = tuple(sorted(layout.grid.team_along(transport.rank, (0,))))
         self._over_samples = AllSum(transport, self._team, f"the running statistics of {self._says}", along_batch)
 
@@ -125,32 +130,22 @@ class InstanceNorm(LayerFamily, ChannelNorm):
             return x.clone()
         y = x.unsqueeze(0) if self._unbatched else x
         uses_batch = self.training or not self.track_running_stats or self.running_mean is None
-        y = self._by_batch(y) if uses_batch else self._by_running(y)
-        return (y.squeeze(0) if self._unbatched else y).to(x.dtype)
+        parameters = self._weight_and_bias()
+        if uses_batch:
+            y = self._by_batch(y, *parameters)
+        else:
+            y = by_running(y, *parameters, self.running_mean, self.running_var, self.eps)
+        return y.squeeze(0) if self._unbatched else y
 
-    def _by_batch(self, x: Tensor) -> Tensor:
+    def _by_batch(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Normalised by the statistics of each plane of `x`, which the running ones follow."""
-        if self._elements == 1:
+        if self._sets.count == 1:
             raise PartitionError(f"{self._says}: expected more than 1 spatial element when training, got 1.")
-        values = x.float() if x.dtype in HALVES else x
-        if not self._samples * self._elements:
-            return self._of_nothing(values)
-        rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
-        statistics = self._sets.moments(rows)
-        self._track(*(s.view(x.shape[:2]) for s in statistics))
-        weight, bias = self._affine(values.dtype)
-        weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
-        return self._normalised(rows, weight, bias, self._sets, statistics).view(x.shape)
-
-    @torch.no_grad()
-    def _track(self, mean: Tensor, var: Tensor) -> None:
-        """Let the running statistics follow those of this batch, on average over its samples."""
-        if self.running_mean is None or self.running_var is None:
-            return
-        momentum, corrected = self.momentum or 0.0, self._elements / (self._elements - 1)
-        totals = self._over_samples(torch.stack([mean.sum(0), var.sum(0) * corrected]) / self._samples)
-        self.running_mean.mul_(1 - momentum).add_(totals[0], alpha=momentum)
-        self.running_var.mul_(1 - momentum).add_(totals[1], alpha=momentum)
+        if not self._samples * self._sets.count:
+            return of_nothing(x, weight, bias)
+        running = Running(self.running_mean, self.running_var, self.momentum or 0.0)
+        how = self._normalisation(weight, bias)
+        return instance_norm(x, weight, bias, running, how, self._over_samples, self._samples)
 
 
 class DistributedInstanceNorm2d(InstanceNorm):

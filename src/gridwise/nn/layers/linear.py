@@ -37,6 +37,11 @@ class DistributedLinear(Layer):
     P_y, P_w : both or none. `P_y` is the partition of the output, with as many axes as `P_x`; `P_w` of shape
         ``(p_out, p_in)`` is that of the weight
 
+    Shape
+    -----
+    - input: ``(*, in_features)``; this worker's block of it
+    - output: ``(*, out_features)``; a block of it
+
     Notes
     -----
     With `P_x` alone: forward gathers ``(p - 1) / p`` of the input's rows, p the extent of the last axis; the output's

@@ -1,7 +1,21 @@
-"""Losses of elements on a grid: torch's function gives the terms of a block, `loss_base` their sum over the workers."""
+"""Losses of tensors that lie on a grid: each worker sums the terms of its block, and one number is made of them.
+
+    loss = sum over all workers of (the terms of its block) / (how many there are in all)
+
+Two conventions, and both are sums:
+
+* The scalar of a layer here is ONE global loss that all workers of `P_x` see. `loss.backward()` on all of them is one
+  backward of it; the cotangent counts once, not P times (`global_sum`).
+* A loss that a user makes of local terms, such as ``(y - t).square().sum()`` on each worker, or of ``reduction='none'``,
+  is the sum of these terms over the workers. Divide by the global count, not by that of the block.
+
+A worker outside `P_x` gets a zero that requires grad, so that the same script calls `backward` everywhere. Here are the
+losses of elements, whose terms are those of one function of torch; `cross_entropy` has those over classes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -10,28 +24,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import PartitionError
+from ...grid import Layout
 from ...partition import Partition
-from ..docstrings import documented_like
-from .loss_base import DistributedLoss, Flag
+from ..docstrings import LayerFamily, arguments_of
+from ..engine.agreement import agree_layout
+from ..engine.carrier import HALVES
+from ..engine.global_sum import GlobalSum
+from ..engine.mode import Held, held_by
+from ..engine.module import Module
+from ..parameters.blocks import Spread
+from ..parameters.replicas import Replica
 
 
-class ElementLoss(DistributedLoss):
-    """A loss whose terms are those of one function of torch, called with the loss's settings."""
-
-    function: ClassVar[Callable[..., Tensor]]
-
-    def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
-        settings = {name: getattr(self, name) for name in self._settings}
-        return type(self).function(input, target, **settings | {"reduction": reduction})
-
-
-class DistributedL1Loss(ElementLoss):
+class DistributedLoss(LayerFamily, Module):
     """`torch.nn.L1Loss` of tensors on `P_x`.
 
     Parameters
     ----------
     P_x : the partition of the input and the target
     size_average, reduce, reduction : as in torch
+
+    Shape
+    -----
+    - input, target: of any one shape; this worker's blocks of them
+    - loss: a number, the same on all workers; with ``reduction='none'`` a block of terms
 
     Examples
     --------
@@ -41,21 +57,126 @@ class DistributedL1Loss(ElementLoss):
     torch.Size([])
     """
 
-    function = F.l1_loss
+    function: ClassVar[Callable[..., Tensor]]
+    """Torch's, which gives the terms of a block."""
+    P_x: Partition
+    reduction: str
+    _layout: Layout
+    """Of the input; there is one once the loss is set up."""
+    reductions: tuple[str, ...] = ("none", "mean", "sum")
+    _keeps_plans = True
+    _settings: ClassVar[tuple[str, ...]] = ("reduction",)
+    _fixed = ("P_x",)
+
+    @arguments_of(torch.nn.L1Loss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
+
+    def _imitate(self, P_x: Partition, template: torch.nn.Module) -> None:
+        """Take the settings and the buffers of torch's loss."""
+        super().__init__()
+        self.P_x, self._records = P_x, False
+        for name in self._settings:
+            setattr(self, name, getattr(template, name))
+        for name, buffer in template._buffers.items():
+            self.register_buffer(name, buffer)
+        self._check_settings()
+        words = [f"{name}={getattr(self, name)!r}" for name in self._settings]
+        words += [f"{name}={None if v is None else tuple(v.shape)}" for name, v in self._buffers.items()]
+        self._takes_part(P_x, signature=", ".join(words))
+
+    def _check_settings(self) -> None:
+        """Raise where torch would, only later or not on all workers."""
+        if self.reduction not in self.reductions:
+            raise PartitionError(
+                f"`reduction` (={self.reduction!r}) must be one of {', '.join(map(repr, self.reductions))}."
+            )
+
+    def _held(self) -> Held:
+        return held_by(self)
+
+    def _replicas(self) -> list[Replica]:
+        """Weights are whole on every worker."""
+        grid = self.P_x.grid
+        return [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in self.named_buffers()]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in self._buffers:
+            self.__dict__["_replicas_are_new"] = True
+
+    def _load_from_state_dict(self, *args: object) -> None:
+        super()._load_from_state_dict(*args)
+        self.__dict__["_replicas_are_new"] = True
+
+    def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
+        """The loss of this worker's block."""
+        settings = {name: getattr(self, name) for name in self._settings}
+        return type(self).function(input, target, **settings | {"reduction": reduction})
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if self._is_outside:
+            return without_part(input, self.reduction)
+        if self.reduction == "none":
+            return self._terms(input, target, "none")
+        # Half precision: the terms are those of torch, their sum and the division are made in float32.
+        half = input.dtype in HALVES
+        terms = self._terms(input, target, "none" if half else "sum")
+        total = self._over_workers(terms.sum(dtype=torch.float32) if half else terms)
+        return (total if self.reduction == "sum" else total / self._count).to(terms.dtype)
+
+    @property
+    def _count(self) -> int:
+        """What 'mean' and 'batchmean' divide by."""
+        shape = self._layout.global_shape
+        return shape[0] if self.reduction == "batchmean" else math.prod(shape)
+
+    def _over_workers(self, partial: Tensor) -> Tensor:
+        """The one sum of everyone's `partial`."""
+        return self._move(partial, GlobalSum(self.P_x.transport, self._team, self._says), self._records)
+
+    def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
+        self._check_settings()
+        x, target = input
+        grid = self.P_x.grid
+        self._layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, grid, x)
+        self._records = agreed.requires_grad
+        if target.dim() == x.dim():
+            _, wants = agree_layout(self.P_x.transport, self._team, f"{self._says}, its target,", grid, target)
+            self._records |= wants.requires_grad
+
+    def _distdl_module_teardown(self, input: tuple[Tensor, Tensor]) -> None:
+        self.__dict__.pop("_layout", None)
+
+    def _problem_with(self, input: tuple) -> str | None:
+        if len(input) != 2 or not all(isinstance(x, Tensor) for x in input):
+            return f"needs two tensors, input and target, as positional arguments, got {len(input)} argument(s)"
+        return self._problem_with_target(*input)
+
+    def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
+        if x.shape != target.shape:
+            return f"needs a target of the input's shape, got input {tuple(x.shape)} and target {tuple(target.shape)}"
+        return None
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}"
+
+
+class ElementLoss(DistributedLoss):
+    """Losses of which one worker alone makes all that torch makes of them."""
 
     def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
         return self._terms(input, target, self.reduction)
 
 
-@documented_like(DistributedL1Loss)
+class DistributedL1Loss(ElementLoss):
+    function = F.l1_loss
+
+
 class DistributedMSELoss(ElementLoss):
     function = F.mse_loss
 
-    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
-        return self._terms(input, target, self.reduction)
 
-
-@documented_like(DistributedL1Loss)
 class DistributedSmoothL1Loss(ElementLoss):
     """`torch.nn.SmoothL1Loss` of tensors on `P_x`.
 
@@ -65,21 +186,20 @@ class DistributedSmoothL1Loss(ElementLoss):
     size_average, reduce, reduction, beta : as in torch
     """
 
+    beta: float
     function = F.smooth_l1_loss
     _settings = ("reduction", "beta")
 
-    def __init__(
-        self, P_x: Partition, size_average: Flag = None, reduce: Flag = None, reduction: str = "mean", beta: float = 1.0
-    ) -> None:
-        if beta < 0:
-            raise PartitionError(f"`beta` (={beta}) must not be negative.")
-        self._init(P_x, size_average, reduce, reduction, beta=beta)
+    @arguments_of(torch.nn.SmoothL1Loss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
 
-    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
-        return self._terms(input, target, self.reduction)
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        if self.beta < 0:
+            raise PartitionError(f"`beta` (={self.beta}) must not be negative.")
 
 
-@documented_like(DistributedL1Loss)
 class DistributedHuberLoss(ElementLoss):
     """`torch.nn.HuberLoss` of tensors on `P_x`.
 
@@ -89,19 +209,20 @@ class DistributedHuberLoss(ElementLoss):
     reduction, delta : as in torch
     """
 
+    delta: float
     function = F.huber_loss
     _settings = ("reduction", "delta")
 
-    def __init__(self, P_x: Partition, reduction: str = "mean", delta: float = 1.0) -> None:
-        if delta <= 0:
-            raise PartitionError(f"`delta` (={delta}) must be positive.")
-        self._init(P_x, None, None, reduction, delta=delta)
+    @arguments_of(torch.nn.HuberLoss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
 
-    def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
-        return self._terms(input, target, self.reduction)
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        if self.delta <= 0:
+            raise PartitionError(f"`delta` (={self.delta}) must be positive.")
 
 
-@documented_like(DistributedL1Loss)
 class DistributedKLDivLoss(ElementLoss):
     """`torch.nn.KLDivLoss` of tensors on `P_x`; 'batchmean' divides by the global batch.
 
@@ -115,18 +236,15 @@ class DistributedKLDivLoss(ElementLoss):
     reductions = ("none", "mean", "batchmean", "sum")
     _settings = ("reduction", "log_target")
 
-    def __init__(
-        self,
-        P_x: Partition,
-        size_average: Flag = None,
-        reduce: Flag = None,
-        reduction: str = "mean",
-        log_target: bool = False,
-    ) -> None:
-        self._init(P_x, size_average, reduce, reduction, log_target=log_target)
+    @arguments_of(torch.nn.KLDivLoss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
+
+    @property
+    def _is_torchs_own(self) -> bool:
+        return self.reduction != "mean"  # of which torch warns that it means to change it
 
 
-@documented_like(DistributedL1Loss)
 class DistributedPoissonNLLLoss(ElementLoss):
     """`torch.nn.PoissonNLLLoss` of tensors on `P_x`.
 
@@ -139,48 +257,32 @@ class DistributedPoissonNLLLoss(ElementLoss):
     function = F.poisson_nll_loss
     _settings = ("reduction", "log_input", "full", "eps")
 
-    def __init__(
-        self,
-        P_x: Partition,
-        log_input: bool = True,
-        full: bool = False,
-        size_average: Flag = None,
-        eps: float = 1e-8,
-        reduce: Flag = None,
-        reduction: str = "mean",
-    ) -> None:
-        self._init(P_x, size_average, reduce, reduction, log_input=log_input, full=full, eps=eps)
+    @arguments_of(torch.nn.PoissonNLLLoss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
 
 
-@documented_like(DistributedL1Loss)
-class DistributedBCELoss(DistributedLoss):
-    """`torch.nn.BCELoss` of tensors on `P_x`; `weight` is that of the global tensor, as torch takes it.
+class DistributedBCEWithLogitsLoss(DistributedLoss):
+    """`torch.nn.BCEWithLogitsLoss` of tensors on `P_x`; `weight` and `pos_weight` are those of the global tensor.
 
     Parameters
     ----------
     P_x : the partition of the input and the target
-    weight, size_average, reduce, reduction : as in torch
+    weight, size_average, reduce, reduction, pos_weight : as in torch
     """
 
-    weight: Tensor | None
+    function: ClassVar[Callable[..., Tensor]] = F.binary_cross_entropy_with_logits
 
-    def __init__(
-        self,
-        P_x: Partition,
-        weight: Tensor | None = None,
-        size_average: Flag = None,
-        reduce: Flag = None,
-        reduction: str = "mean",
-    ) -> None:
-        self._init(P_x, size_average, reduce, reduction, weight=weight)
+    @arguments_of(torch.nn.BCEWithLogitsLoss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
 
     def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
-        return F.binary_cross_entropy(input, target, self._part(self.weight), reduction=reduction)
+        weights = {name: None if v is None else self._part(v) for name, v in self._buffers.items()}
+        return type(self).function(input, target, **weights, reduction=reduction)
 
-    def _part(self, weight: Tensor | None) -> Tensor | None:
+    def _part(self, weight: Tensor) -> Tensor:
         """This worker's part of a tensor that broadcasts to the global input."""
-        if weight is None:
-            return None
         block = self._layout.block(self.P_x.ranks[self.P_x.rank])
         dims = range(len(block.start) - weight.dim(), len(block.start))
         return weight[tuple(block.slices[d] if weight.shape[i] > 1 else slice(None) for i, d in enumerate(dims))]
@@ -189,6 +291,22 @@ class DistributedBCELoss(DistributedLoss):
         super()._distdl_module_setup(input)
         for name, weight in self.named_buffers():
             _check_broadcasts(self._says, name, weight.shape, self._layout.global_shape)
+
+
+class DistributedBCELoss(DistributedBCEWithLogitsLoss):
+    """`torch.nn.BCELoss` of tensors on `P_x`; `weight` is that of the global tensor, as torch takes it.
+
+    Parameters
+    ----------
+    P_x : the partition of the input and the target
+    weight, size_average, reduce, reduction : as in torch
+    """
+
+    function = F.binary_cross_entropy
+
+    @arguments_of(torch.nn.BCELoss)
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
+        self._imitate(P_x, template)
 
     def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
         problem = super()._problem_with_target(x, target)
@@ -200,35 +318,12 @@ class DistributedBCELoss(DistributedLoss):
         return problem
 
 
-@documented_like(DistributedL1Loss)
-class DistributedBCEWithLogitsLoss(DistributedBCELoss):
-    """`torch.nn.BCEWithLogitsLoss` of tensors on `P_x`; `weight` and `pos_weight` are those of the global tensor.
-
-    Parameters
-    ----------
-    P_x : the partition of the input and the target
-    weight, size_average, reduce, reduction, pos_weight : as in torch
-    """
-
-    pos_weight: Tensor | None
-
-    def __init__(
-        self,
-        P_x: Partition,
-        weight: Tensor | None = None,
-        size_average: Flag = None,
-        reduce: Flag = None,
-        reduction: str = "mean",
-        pos_weight: Tensor | None = None,
-    ) -> None:
-        self._init(P_x, size_average, reduce, reduction, weight=weight, pos_weight=pos_weight)
-
-    def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
-        weight, positive = self._part(self.weight), self._part(self.pos_weight)
-        return F.binary_cross_entropy_with_logits(input, target, weight, pos_weight=positive, reduction=reduction)
-
-    def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
-        return DistributedLoss._problem_with_target(self, x, target)
+def without_part(input: Tensor, reduction: str) -> Tensor:
+    """What a worker outside the partition gets: nothing, joined to its graph so that `backward` can be called."""
+    if reduction == "none":
+        return input.clone()
+    zero = input.sum() * 0
+    return zero if zero.requires_grad or not torch.is_grad_enabled() else zero.requires_grad_()
 
 
 def _check_broadcasts(what: str, name: str, shape: Sequence[int], to: Sequence[int]) -> None:

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...errors import PartitionError
 from ...grid import Grid, Layout
@@ -15,7 +14,7 @@ from ...partition import Partition
 from ..engine.agreement import Structure, agree_layout
 from ..engine.layer import Layer
 from ..parameters.blocks import Spread
-from .standardise import Sets, standardise
+from .standardise import Normalisation, Sets, SharedValue
 
 
 class Norm(Layer):
@@ -25,6 +24,8 @@ class Norm(Layer):
     bias: Tensor | None
     eps: float
     P_x: Partition
+    _sets: Sets
+    """There are some once the layer is set up."""
 
     def _agree(self, x: Tensor) -> Layout:
         layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, x)
@@ -35,23 +36,11 @@ class Norm(Layer):
         members = tuple(sorted(layout.grid.team_along(self.P_x.transport.rank, axes)))
         return Sets(self.P_x.transport, self._team, self._says, members, count)
 
-    def _normalised(
-        self,
-        rows: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        sets: Sets,
-        statistics: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        wants = any(p is not None and p.requires_grad for p in (weight, bias))
+    def _normalisation(self, *parameters: Tensor | None, shared: SharedValue | None = None) -> Normalisation:
+        """How this call normalises, with these parameters."""
+        wants = any(p is not None and p.requires_grad for p in parameters)
         records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
-        statistics = statistics or sets.moments(rows)
-        return standardise(rows, weight, bias, statistics, self.eps, sets, self._ticket, records)
-
-    def _affine(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Weight and bias for use in `forward`, in that dtype."""
-        weight, bias = self._weight_and_bias()
-        return None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
+        return Normalisation(self._sets, self.eps, self._ticket, records, shared)
 
 
 class ChannelNorm(Norm):
@@ -105,19 +94,6 @@ class ChannelNorm(Norm):
         # Torch takes both or none; in training some of its kernels take one.
         problem = None if mean == var else "needs both `running_mean` and `running_var`, or none"
         return super()._problem_with_state(input) or problem
-
-    def _by_running(self, x: Tensor) -> Tensor:
-        """Normalised by the running statistics."""
-        if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
-            return self._of_nothing(x)
-        weight, bias = self._weight_and_bias()
-        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
-
-    def _of_nothing(self, x: Tensor) -> Tensor:
-        weight, bias = self._affine(x.dtype)
-        along = (-1, *(1,) * (x.dim() - 2))
-        y = x.clone() if weight is None else x * weight.view(along)
-        return y if bias is None else y + bias.view(along)
 
     def extra_repr(self) -> str:
         return (

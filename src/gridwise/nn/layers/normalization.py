@@ -18,11 +18,10 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ...partition import Partition
-from ..engine.autocast import dtype_after
-from ..engine.carrier import HALVES
 from ..engine.layer import Layer
 from ..parameters.blocks import Spread
 from .norm_base import Norm, check_cut_like_parameters, without_bias
+from .norm_functions import group_norm, layer_norm
 
 
 class DistributedLayerNorm(Norm):
@@ -32,6 +31,10 @@ class DistributedLayerNorm(Norm):
     ----------
     P_x : the partition of input and output
     normalized_shape, eps, elementwise_affine, bias, device, dtype : as in torch; the last dims of the global tensor
+
+    Shape
+    -----
+    - input, output: ``(*, *normalized_shape)``; this worker's block of it
 
     Examples
     --------
@@ -81,15 +84,7 @@ class DistributedLayerNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
-        values = x.float() if x.dtype in HALVES else x
-        rows = values.reshape(1, math.prod(x.shape[: self._lead]), math.prod(x.shape[self._lead :]))
-        y = self._normalised(rows, None, None, self._sets).view(x.shape)
-        weight, bias = self._affine(values.dtype)
-        if weight is not None:
-            y = y * weight if bias is None else torch.addcmul(bias, y, weight)
-        elif bias is not None:
-            y = y + bias
-        return y.to(dtype_after(lambda one: F.layer_norm(one, (1,)), x))
+        return layer_norm(x, self._lead, *self._weight_and_bias(), self._normalisation())
 
     def _by_torch(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -105,6 +100,10 @@ class DistributedGroupNorm(Norm):
     ----------
     P_x : the partition of input and output; every axis may be longer than 1
     num_groups, num_channels, eps, affine, device, dtype, bias : as in torch; channels of the global tensor
+
+    Shape
+    -----
+    - input, output: ``(batch, num_channels, *space)``; this worker's block of it
 
     Examples
     --------
@@ -163,13 +162,8 @@ class DistributedGroupNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
-        values = x.float() if x.dtype in HALVES else x
-        rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
-        weight, bias = self._affine(values.dtype)
-        if x.shape[0] != 1:
-            weight, bias = (None if p is None else p.repeat(x.shape[0]) for p in (weight, bias))
-        y = self._normalised(rows, weight, bias, self._sets).view(x.shape)
-        return y.to(dtype_after(lambda one: torch.group_norm(one, 1), x))
+        weight, bias = self._weight_and_bias()
+        return group_norm(x, weight, bias, self._normalisation(weight, bias))
 
     def _by_torch(self, x: Tensor) -> Tensor:
         return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)

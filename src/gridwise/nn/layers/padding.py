@@ -52,13 +52,7 @@ class Pad(WindowedLayer):
             raise PartitionError(
                 f"{self._says}: `padding` (={self.padding}) reaches beyond the {self.dims} dims of space."
             )
-        target = Layout.balanced(source.grid, shape)
-        batch, channels, *space = target.cuts
-        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
-        blocks = list(pairwise(batch)), list(pairwise(channels))
-        wraps = self.mode == "circular"
-        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, wrap=wraps, fill=self.value)
-        self._share = Share(target.block(self.P_x.transport.rank), fetch, mine)
+        self._share = self._share_on_grid(source, shape, wrap=self.mode == "circular", fill=self.value)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         at = 2 * (self.dims - 1 - d)  # torch lists the last dim first, and may leave out the others
@@ -70,9 +64,8 @@ class Pad(WindowedLayer):
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
         window = self._window_input(x)
-        x = window.x
-        if not share.block.volume:
-            return empty_output(share.block.shape, x)
+        if share.is_empty:
+            return empty_output(share.shape, window.x)
         padded = any(any(line.pad) for line in share.rows)
         moved = share.fetch is not None and not share.fetch.is_identity
         return window.computed(lambda x: x.contiguous() if padded or moved else x.clone())
@@ -87,6 +80,11 @@ class ConstantPad(LayerFamily, Pad):
     padding : of the *global* tensor, as in torch: a number, or one for each side, the last dim first
     value : what stands in the padding
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Shape
+    -----
+    - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
+    - output: as the input, every extent longer by its padding
 
     Examples
     --------
@@ -110,6 +108,11 @@ class ImagePad(LayerFamily, Pad):
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     padding : of the *global* tensor, as in torch: a number, or one for each side, the last dim first
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Shape
+    -----
+    - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
+    - output: as the input, every extent longer by its padding
 
     Examples
     --------

@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Box, Cuts, Interval, Layout, Shape, hull_then_pad, window_need
+from ...grid import Cuts, Interval, Layout, Shape, hull_then_pad, window_need
 from ...partition import Partition
-from ..docstrings import LayerFamily, documented_like
+from ..docstrings import LayerFamily
 from ..engine.carrier import HALVES
 from ..mixins import PoolingMixin
 from ..windows.fetch import memory_format_of
-from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
+from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
@@ -59,13 +59,8 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         stride = layer.kernel_size if layer.stride is None else layer.stride
         sizes = layer.kernel_size, stride, layer.padding, getattr(layer, "dilation", 1)
         self._window = tuple(self._each(size) for size in sizes)
-        target = Layout.balanced(source.grid, shape)
-        batch, channels, *space = target.cuts
-        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
         fill = _least(self._agreed.dtype) if self._fills_with_least else 0.0
-        blocks = list(pairwise(batch)), list(pairwise(channels))
-        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, fill=fill)
-        self._share = Share(target.block(self.P_x.transport.rank), fetch, mine)
+        self._share = self._share_on_grid(source, shape, fill=fill)
         self._extents = source.global_shape[2:]
 
     _fills_with_least = False
@@ -87,13 +82,10 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
 
     def _local(self, x: Tensor, share: Share) -> Any:
         window = self._window_input(x)
-        if not share.block.volume:
-            return self._empty(share.block.shape, window.x)
+        if share.is_empty:
+            return self._empty(share, window.x)
         native = tuple(line.native for line in share.rows)
         return self._finished(window.computed(lambda x: self._pooled(x, native)), window.x, share)
-
-    def _empty(self, shape: Shape, x: Tensor) -> Any:
-        return empty_output(shape, x)
 
     @abstractmethod
     def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Any:
@@ -114,6 +106,11 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
     return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
     buffer_manager : accepted for DistDL's sake; memory is torch's business here
 
+    Shape
+    -----
+    - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
+    - output, and indices: as the input, with the extents that torch's layer makes
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
@@ -121,7 +118,6 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
     torch.Size([1, 3, 4, 4])
     """
 
-    return_indices: bool
     _settings = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
     _fills_with_least = True
 
@@ -139,10 +135,6 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
     ) -> None:
         layer: type[torch.nn.Module] = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}[self.dims]
         super().__init__(P_x, layer(kernel_size, stride, padding, dilation, return_indices, ceil_mode))
-
-    def _empty(self, shape: Shape, x: Tensor) -> Any:
-        y = empty_output(shape, x)
-        return (y, torch.empty(shape, dtype=torch.int64, device=x.device)) if self.return_indices else y
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         kernel, stride, padding, dilation = (values[d] for values in self._window)
@@ -165,14 +157,32 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
         if not self.return_indices:
-            return cropped(y, share.block)
+            return cropped(y, share.shape)
         starts = tuple(line.hull[0] for line in share.rows)
-        indices = global_indices(cropped(y[1], share.block), x.shape[2:], starts, self._extents)
-        return cropped(y[0], share.block), indices
+        indices = global_indices(cropped(y[1], share.shape), x.shape[2:], starts, self._extents)
+        return cropped(y[0], share.shape), indices
 
 
-class AvgPool(DistributedPoolingBase):
-    """What all average pooling layers do; see `DistributedAvgPool2d` for the arguments."""
+class AvgPool(LayerFamily, DistributedPoolingBase):
+    """`torch.nn.AvgPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, ..., divisor_override : as in torch; `stride` is `kernel_size` unless given
+    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+
+    Shape
+    -----
+    - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
+    - output: as the input, with the extents that torch's layer makes
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedAvgPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
 
     count_include_pad: bool
     _settings: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
@@ -211,18 +221,18 @@ class AvgPool(DistributedPoolingBase):
         return F.avg_pool3d(x, kernel, stride, padding, divisor_override=self._divisor)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Tensor:
-        y = cropped(y, share.block)
+        y = cropped(y, share.shape)
         if self._divisors is None:
             return y
         whole = None if y.dtype.is_floating_point else "trunc"
         return torch.div(y, self._divisors.to(y), rounding_mode=whole).to(x.dtype)
 
 
-def cropped(y: Tensor, outputs: Box) -> Tensor:
+def cropped(y: Tensor, shape: Shape) -> Tensor:
     """The outputs wanted, without those that torch makes beyond them where it pads both ends alike."""
-    if y.shape == outputs.shape:
+    if y.shape == shape:
         return y
-    for d, n in enumerate(outputs.shape[2:], 2):
+    for d, n in enumerate(shape[2:], 2):
         y = y.narrow(d, 0, n)
     return y.contiguous()
 
@@ -262,21 +272,6 @@ class DistributedMaxPool3d(MaxPool):
 
 
 class DistributedAvgPool2d(AvgPool):
-    """`torch.nn.AvgPool2d` on a grid: equal to it for every argument, size and grid, or refused.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    kernel_size, ..., divisor_override : as in torch; `stride` is `kernel_size` unless given
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedAvgPool2d(P_x, 2)(torch.ones(1, 3, 8, 8)).shape
-    torch.Size([1, 3, 4, 4])
-    """
-
     dims = 2
     _settings = (*AvgPool._settings, "divisor_override")
 
@@ -296,7 +291,6 @@ class DistributedAvgPool2d(AvgPool):
         super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override))
 
 
-@documented_like(DistributedAvgPool2d)
 class DistributedAvgPool1d(AvgPool):
     """`torch.nn.AvgPool1d` on a grid: equal to it for every argument, size and grid, or refused.
 
@@ -324,6 +318,5 @@ class DistributedAvgPool1d(AvgPool):
         super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))
 
 
-@documented_like(DistributedAvgPool2d)
 class DistributedAvgPool3d(DistributedAvgPool2d):
     dims = 3

@@ -22,6 +22,10 @@ class DistributedPReLU(Layer):
     P_x : the partition of input and output; every axis may be longer than 1
     num_parameters, init, device, dtype : as in torch; channels of the global tensor
 
+    Shape
+    -----
+    - input, output: ``(batch, num_parameters, *)``, of any shape with a single parameter; this worker's block of it
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])

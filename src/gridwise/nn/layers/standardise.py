@@ -17,14 +17,14 @@ local norms. Under `create_graph` the gradient is taken of the same formulas, wr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...comm.transports.base import Team, Transport
-from ...grid import Box
+from ...grid import Box, Layout
 from ..engine.copy_and_sum import AllSum
 from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
 from ..windows.fetch import memory_format_of
@@ -56,6 +56,9 @@ class Sets:
     """How many sets there are here, where `of_row` is given."""
     run: int = 0
     """How many consecutive rows each set has, if all have the same number; else 0."""
+    parts: tuple[int, ...] = ()
+    """How many elements of a set each member has, where it is a channel."""
+    _counts: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def in_groups(self, block: Box, size: int, channels: int, device: torch.device) -> None:
         """Let the rows be the channels of the samples of a block, and a set be `size` channels of one sample."""
@@ -68,6 +71,19 @@ class Sets:
         self.of_row = (samples * count + groups).flatten().to(device)
         self.total = block.shape[0] * count
         self.run = size if block.shape[1] == channels and block.volume else 0
+
+    def of_channels(self, layout: Layout) -> Sets:
+        """These sets, each of which is a channel of a tensor with that layout."""
+        blocks = [layout.block(member) for member in self.members]
+        self.parts = tuple(block.volume // max(1, block.shape[1]) for block in blocks)
+        return self
+
+    def counts(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The `parts` on a device, as float32 and as int32."""
+        if device not in self._counts:
+            whole = torch.tensor(self.parts, dtype=torch.int32, device=device)
+            self._counts[device] = whole.float(), whole
+        return self._counts[device]
 
     @property
     def merges(self) -> bool:
@@ -89,6 +105,10 @@ class Sets:
     @property
     def all_sum(self) -> AllSum:
         return AllSum(self.transport, self.team, self.name, self.members)
+
+    @property
+    def adjoint_name(self) -> str:
+        return f"the adjoint of {self.name}"
 
     def summed(self, numbers: Tensor) -> Tensor:
         """The sum over the members of what each has."""
@@ -127,6 +147,36 @@ def _same(rows: Tensor) -> Tensor:
     return rows
 
 
+@dataclass(frozen=True)
+class Normalisation:
+    """How one call normalises: over which sets, and how workers meet in its backward.
+
+    With `shared`, the rows are the sets and weight and bias are parameters that all members of a set hold: their
+    gradients are returned complete, summed over the members, since backward needs these sums anyway.
+    """
+
+    sets: Sets
+    eps: float
+    ticket: Ticket
+    records: bool
+    """Whether autograd records it, on all workers of the sets."""
+    shared: SharedValue | None = None
+
+    def anchor(self, *tensors: Tensor | None) -> Tensor | None:
+        """What lets a worker take part in backward that has no gradient to give."""
+        return anchor_unless(not self.records or any(t is not None and t.requires_grad for t in tensors))
+
+
+class Running(NamedTuple):
+    """Running statistics, which follow those of a batch by `momentum`; none where there are no tensors."""
+
+    mean: Tensor | None = None
+    var: Tensor | None = None
+    momentum: float = 0.0
+    is_corrected: bool = True
+    """Whether the variance of n elements enters times ``n / (n - 1)``, as torch's does."""
+
+
 def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of the rows of ``(n, row, ...)``, by the kernel of group norm: one group for each n and row.
 
@@ -154,11 +204,7 @@ def by_statistics(
 
 
 class Standardised(torch.autograd.Function):
-    """Normalise rows by the given statistics of their sets, and scale and shift them by `weight` and `bias` of the row.
-
-    With `shared`, the rows are the sets and `weight` and `bias` are parameters that all members of a set hold: their
-    gradients are returned complete, summed over the members, since backward needs these sums anyway.
-    """
+    """Normalise rows by the given statistics of their sets, and scale and shift them by `weight` and `bias` of the row."""
 
     @staticmethod
     def forward(
@@ -168,45 +214,41 @@ class Standardised(torch.autograd.Function):
         bias: Tensor | None,
         anchor: Tensor | None,
         statistics: tuple[Tensor, Tensor],
-        eps: float,
-        sets: Sets,
-        ticket: Ticket,
-        shared: SharedValue | None,
+        how: Normalisation,
     ) -> Tensor:
-        mean, var = map(sets.unfold, statistics)
+        mean, var = map(how.sets.unfold, statistics)
         prepare(ctx, x, weight, bias)
-        ctx.mean, ctx.var, ctx.eps, ctx.sets, ctx.ticket, ctx.shared = mean, var, eps, sets, ticket, shared
-        return by_statistics(x, weight, bias, mean, var, eps)
+        ctx.mean, ctx.var, ctx.how = mean, var, how
+        return by_statistics(x, weight, bias, mean, var, how.eps)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        sets, mean, var = ctx.sets, ctx.mean, ctx.var
+        how: Normalisation = ctx.how
+        sets, eps, mean, var = how.sets, how.eps, ctx.mean, ctx.var
         if torch.is_grad_enabled():
             x, weight, bias, _ = ctx.saved_tensors
-            found = differentiable(x, weight, bias, dy, ctx.eps, sets, ctx.ticket, ctx.shared)
-            return *found, *(None,) * 6
-        name, ticket = f"the adjoint of {sets.name}", ctx.ticket.differentiated()
-        x, weight, bias = meet(ctx, sets.transport, sets.team, name, ticket)
+            return *differentiable(x, weight, bias, dy, how), None, None, None
+        x, weight, bias = meet(ctx, sets.transport, sets.team, sets.adjoint_name, how.ticket.differentiated())
         if x.is_cuda and x.numel():
-            r = (var + ctx.eps).rsqrt()
+            r = (var + eps).rsqrt()
             plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)
             aligned = aligned * r
         elif x.numel():
             dy, x = _laid_out_alike(dy, x)
             _, aligned, plain = torch.ops.aten.native_batch_norm_backward.default(
-                dy, x, None, mean, var, None, None, False, ctx.eps, [False, True, True]
+                dy, x, None, mean, var, None, None, False, eps, [False, True, True]
             )
         else:  # which torch's kernel divides by
             aligned = plain = torch.zeros_like(mean)
-        sums, slopes = _pulled(sets, plain, aligned, weight, var, ctx.eps, ctx.shared is not None)
+        sums, slopes = _pulled(how, plain, aligned, weight, var)
         dx = None
         if ctx.needs_input_grad[0]:
             m1, m2, slope = slopes
-            dx = by_statistics(x, m2, m1, mean, var, ctx.eps)
+            dx = by_statistics(x, m2, m1, mean, var, eps)
             dx.addcmul_(dy, slope.view(1, -1, *(1,) * (x.dim() - 2)))
         plain, aligned = sums
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
-        return dx, aligned if needs_weight else None, plain if needs_bias else None, *(None,) * 6
+        return dx, aligned if needs_weight else None, plain if needs_bias else None, None, None, None
 
 
 def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,17 +261,18 @@ def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pulled(
-    sets: Sets, plain: Tensor, aligned: Tensor, weight: Tensor | None, var: Tensor, eps: float, shared: bool
+    how: Normalisation, plain: Tensor, aligned: Tensor, weight: Tensor | None, var: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """The sums of dy and of dy (x - mean) r, for each row; and for each row -r m1, -r m2 and w r.
 
-    With `shared` the sums are those over all members, else of this worker.
+    The sums are those over all members where parameters are shared, else of this worker.
     """
+    sets, shared = how.sets, how.shared is not None
     sums = torch.stack([plain, aligned]).to(var.dtype)
     if shared:
         sums = sets.summed(sums)
     scale = 1.0 if weight is None else weight.detach().as_subclass(Tensor)
-    r = (var + eps).rsqrt()
+    r = (var + how.eps).rsqrt()
     slope = scale * r
     if shared:
         m1, m2 = sums * (slope / -sets.count)
@@ -238,18 +281,10 @@ def _pulled(
     return sums, (m1, m2, slope)
 
 
-def standardised(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    sets: Sets,
-    ticket: Ticket,
-    shared: SharedValue | None,
-) -> Tensor:
+def standardised(x: Tensor, weight: Tensor | None, bias: Tensor | None, how: Normalisation) -> Tensor:
     """What `Standardised` computes, statistics included, in differentiable operators: gradients of gradients use it."""
     others = (0, *range(2, x.dim()))
-    records = torch.is_grad_enabled()
+    sets, ticket, shared, records = how.sets, how.ticket, how.shared, torch.is_grad_enabled()
 
     def whole(rows: Tensor, step: int) -> Tensor:
         own = Ticket(ticket.key + step, ticket.call, ticket.depth)
@@ -260,7 +295,7 @@ def standardised(
 
     apart = x - along(sets.unfold(whole(x.sum(others), 1)))
     var = whole(apart.square().sum(others), 2)
-    y = apart * along(sets.unfold((var + eps).rsqrt()))
+    y = apart * along(sets.unfold((var + how.eps).rsqrt()))
     if weight is not None:
         y = y * along(weight if shared is None else shared(weight))
     if bias is not None:
@@ -269,18 +304,11 @@ def standardised(
 
 
 def differentiable(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    dy: Tensor,
-    eps: float,
-    sets: Sets,
-    ticket: Ticket,
-    shared: SharedValue | None,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, dy: Tensor, how: Normalisation
 ) -> list[Tensor | None]:
     """Gradients of x, weight and bias that can be differentiated again: those of `standardised`."""
     source = x if x.requires_grad else x.detach().requires_grad_()  # to take part in the others' adjoints
-    y = standardised(source, weight, bias, eps, sets, ticket, shared)
+    y = standardised(source, weight, bias, how)
     wanted = [t for t in (weight, bias) if t is not None and t.requires_grad]
     of_x, *found = torch.autograd.grad(y, [source, *wanted], dy, create_graph=True)
     others = [found.pop(0) if t is not None and t.requires_grad else None for t in (weight, bias)]
@@ -288,16 +316,7 @@ def differentiable(
 
 
 def standardise(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    statistics: tuple[Tensor, Tensor],
-    eps: float,
-    sets: Sets,
-    ticket: Ticket,
-    records: bool,
-    shared: SharedValue | None = None,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: tuple[Tensor, Tensor], how: Normalisation
 ) -> Tensor:
-    """Normalise ``x`` by `statistics`, recorded by autograd on all workers of the sets if `records`."""
-    anchor = anchor_unless(not records or any(t is not None and t.requires_grad for t in (x, weight, bias)))
-    return Standardised.apply(x, weight, bias, anchor, statistics, eps, sets, ticket, shared)
+    """Normalise ``x`` by `statistics`."""
+    return Standardised.apply(x, weight, bias, how.anchor(x, weight, bias), statistics, how)

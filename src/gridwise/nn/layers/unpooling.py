@@ -12,30 +12,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError, describe
-from ...grid import Grid, Layout, Needs, Shape, route, transposed_need
+from ...errors import PartitionError
+from ...grid import Layout, Needs, Shape, route, transposed_need
 from ...partition import Partition
 from ..docstrings import LayerFamily
-from ..engine.agreement import Ballot, agree_layout, key_of, tell
+from ..engine.agreement import Ballot, key_of, tell
+from ..engine.arguments import problem_with_sizes
 from ..engine.carrier import Move
-from ..engine.module import Module
-from ..windows.windowed_layer import LayersByDims, Size, as_batch
+from ..windows.windowed_layer import LayersByDims, Share, Size, WindowedLayer
 
 SEQUENTIAL: LayersByDims = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
 
 
-class MaxUnpool(LayerFamily, Module):
+class MaxUnpool(LayerFamily, WindowedLayer):
     """`torch.nn.MaxUnpool2d` on a grid, of what a pooling layer with the same arguments and `return_indices` returns.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     kernel_size, stride, padding : as in torch
+
+    Shape
+    -----
+    - values, indices: ``(batch, channel, height, width)``, or without the batch; this worker's blocks of them
+    - output: as the values, with the extents that the windows reach, or `output_size`
 
     Notes
     -----
@@ -49,24 +54,18 @@ class MaxUnpool(LayerFamily, Module):
     torch.Size([2, 3, 4, 4])
     """
 
-    dims: ClassVar[int]
+    kernel_size: Size
+    stride: Size | None
+    padding: Size
+    _keeps_plans = False
     _settings = ("kernel_size", "stride", "padding")
-    _fixed = ("P_x",)
+    _source: Layout
 
     def __init__(self, P_x: Partition, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
-        super().__init__()
+        super().__init__(P_x)
         template = SEQUENTIAL[self.dims](kernel_size, stride, padding)
-        self.P_x = P_x
-        self.kernel_size, self.stride, self.padding = template.kernel_size, template.stride, template.padding
-        lacking = self.dims + 2 - P_x.dim
-        if lacking not in (0, 1):
-            raise PartitionError(
-                f"{type(self).__name__}: `P_x` (={P_x.shape}) must be a partition with {self.dims + 2} axes (batch, channel "
-                f"and {self.dims} of space), or {self.dims + 1} without the batch."
-            )
-        self._grid = Grid(P_x.ranks, (1,) * lacking + P_x.shape)
-        self._takes_part(P_x, signature=self.extra_repr())
-        self._source: Layout | None = None
+        self._takes_part(P_x, signature=template.extra_repr())
+        self._imitates(template)
 
     def __call__(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Any:
         """The unpooled tensor; `output_size` is that of the *global* output, as torch takes it."""
@@ -78,15 +77,10 @@ class MaxUnpool(LayerFamily, Module):
         x, indices, size = input
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
             return "needs indices of dtype int64, as pooling returns them"
-        if x.shape != indices.shape or x.dim() not in (self.dims + 1, self.dims + 2):
-            return (
-                f"needs values and indices of one shape, {self.dims + 2} dims or {self.dims + 1} without the batch, got "
-                f"{tuple(x.shape)} and {tuple(indices.shape)}"
-            )
-        if x.dim() == self.dims + 1 and self._grid.shape[0] > 1:
-            return (
-                f"got a block of shape {tuple(x.shape)} without a batch, but the grid cuts the batch: {self.P_x.shape}"
-            )
+        if problem := super()._problem_with((x,)):
+            return problem
+        if x.shape != indices.shape:
+            return f"needs values and indices of one shape, got {tuple(x.shape)} and {tuple(indices.shape)}"
         if size is not None and not all(isinstance(n, int) for n in size):
             return f"needs whole numbers as `output_size`, got {size!r}"
         known = self._distdl_is_setup and not self._distdl_input_changed(input)
@@ -98,47 +92,28 @@ class MaxUnpool(LayerFamily, Module):
     def _distdl_module_setup(self, input: tuple) -> None:
         transport, team, (x, indices, size) = self.P_x.transport, self._team, input
         stride = self.kernel_size if self.stride is None else self.stride
-        self._kernel, self._stride, self._padding = map(self._each, (self.kernel_size, stride, self.padding))
+        sizes = {"kernel_size": self.kernel_size, "stride": stride, "padding": self.padding}
+        if problem := problem_with_sizes(self.dims, **sizes):
+            raise PartitionError(f"{self._says}: {problem}.")
+        self._kernel, self._stride, self._padding = map(self._each, sizes.values())
         ballot = Ballot()
         votes = ballot.equal(int(x.dim() == self.dims + 1)), ballot.equal(key_of(repr(size)))
         ballot.count(transport, team, self._says)
         if None in (ballot.read(vote) for vote in votes):
             reports = tell(transport, team, f"shape {tuple(x.shape)}, output_size={size}")
-            raise PartitionError(describe(f"{self._says}: workers differ in dims or `output_size`.", reports, ""))
-        self._lead = () if x.dim() == self.dims + 2 else (1,)
+            raise PartitionError(f"{self._says}: workers differ in dims or `output_size`.", reports, "")
         self._asked = size
-        source, agreed = agree_layout(transport, team, self._says, self._grid, x.view(*self._lead, *x.shape))
-        shape = self._output_shape(source.global_shape, size)
-        target = Layout.balanced(self._grid, (*source.global_shape[:2], *shape))
-        window = zip(self._kernel, self._stride, self._padding, source.global_shape[2:], strict=True)
-        space = tuple(
-            tuple(transposed_need(outputs, k, s, p, 1, n) for outputs in pairwise(cuts))
-            for cuts, (k, s, p, n) in zip(target.cuts[2:], window, strict=True)
-        )
-        own = Needs.of_layout(target)
-        plan = route(source, Needs(self._grid, (*own.intervals[:2], *space), own.wrap), transport.rank)
-        self._fetch = Move(transport, team, self._says, plan, torch.clone)
-        self._source, self._outputs, self._extents = source, target.block(transport.rank), shape
-        self._records = agreed.requires_grad
+        super()._distdl_module_setup((x,))
         problem = self._misplaced(indices)
         ballot = Ballot()
         found = ballot.any(problem is not None)
         ballot.count(transport, team, self._says)
         if ballot.read(found):
-            raise PartitionError(
-                describe(f"{self._says} got indices that it cannot take.", tell(transport, team, problem))
-            )
+            raise PartitionError(f"{self._says} got indices that it cannot take.", tell(transport, team, problem))
 
-    def _each(self, size: object) -> tuple[int, ...]:
-        """A size for each dim of space, where torch takes one for all too."""
-        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
-        if len(sizes) not in (1, self.dims) or not all(isinstance(n, int) for n in sizes):
-            raise PartitionError(f"{self._says} needs one size, or one for each of {self.dims} dims, got {size!r}.")
-        return sizes * self.dims if len(sizes) == 1 else sizes
-
-    def _output_shape(self, shape: Shape, size: Sequence[int] | None) -> Shape:
-        """The extents of the global output: those asked for, less than a stride from what the windows reach."""
-        window = zip(shape[2:], self._kernel, self._stride, self._padding, strict=True)
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        """With the extents asked for, less than a stride from what the windows reach."""
+        window, size = zip(shape[2:], self._kernel, self._stride, self._padding, strict=True), self._asked
         found = tuple((n - 1) * s + k - 2 * p for n, k, s, p in window)
         if size is not None:
             asked = size[2:] if len(size) == self.dims + 2 else size
@@ -152,13 +127,21 @@ class MaxUnpool(LayerFamily, Module):
             found = tuple(asked)
         if min(found) < 1 or 0 in shape[1:]:
             raise PartitionError(f"{self._says} makes nothing of a global input of shape {shape}.")
-        return found
+        return *shape[:2], *found
+
+    def _plan(self, source: Layout, shape: Shape) -> None:
+        rank, target = self.P_x.transport.rank, Layout.balanced(source.grid, shape)
+        window = zip(self._kernel, self._stride, self._padding, source.global_shape[2:], strict=True)
+        needs = Needs.of_layout(target)
+        for d, (k, s, p, n) in enumerate(window, 2):
+            needs = needs.along(d, [transposed_need(outputs, k, s, p, 1, n) for outputs in pairwise(target.cuts[d])])
+        self._fetch = Move(self.P_x.transport, self._team, self._says, route(source, needs, rank), torch.clone)
+        self._source, self._outputs, self._extents = source, target.block(rank), shape[2:]
 
     def _misplaced(self, indices: Tensor) -> str | None:
         """What is wrong with indices of this worker: one outside of the window of its place."""
         if not indices.numel() or indices.is_meta:  # without numbers, in a plan, there is nothing to look at
             return None
-        assert self._source is not None
         starts = self._source.block(self.P_x.transport.rank).start[2:]
         wrong = (indices < 0) | (indices >= math.prod(self._extents))
         for d, rows in enumerate(self._places(indices)):
@@ -177,11 +160,13 @@ class MaxUnpool(LayerFamily, Module):
 
     # Calling
 
-    def forward(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+    ) -> Tensor:
         if self._is_outside:
-            return as_batch(x.flatten()[:0], x)
-        values = self._move(x.view(*self._lead, *x.shape), self._fetch, self._records)
-        indices = self._move(indices.view(*self._lead, *indices.shape), self._fetch, False, step=1)
+            return self._outside(x)
+        values = self._move(self._batched(x), self._fetch, self._agreed.requires_grad)
+        indices = self._move(self._batched(indices), self._fetch, False, step=1)
         lengths, at = self._outputs.shape[2:], torch.zeros_like(indices)
         mine = torch.ones_like(indices, dtype=torch.bool)
         for rows, start, length in zip(self._places(indices), self._outputs.start[2:], lengths, strict=True):
@@ -192,10 +177,10 @@ class MaxUnpool(LayerFamily, Module):
         at = torch.where(mine, at, volume).flatten(2)  # values of other workers go to an extra place, which is dropped
         y = values.new_zeros(*lead, volume + 1).scatter(2, at, values.reshape(at.shape))
         y = y[..., :volume].reshape(self._outputs.shape)
-        return y.squeeze(0) if self._lead else y
+        return y.squeeze(0) if self._unbatched else y
 
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+    def _local(self, x: Tensor, share: Share) -> Tensor:
+        raise NotImplementedError  # of values alone nothing can be made: see `forward`
 
 
 class DistributedMaxUnpool2d(MaxUnpool):

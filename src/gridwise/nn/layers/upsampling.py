@@ -83,6 +83,11 @@ class DistributedUpsample(Module):
     size, scale_factor, mode, align_corners, recompute_scale_factor : as in `torch.nn.Upsample`; `size` is that of the
         global output. Modes: nearest, nearest-exact, linear, bilinear, trilinear, bicubic.
 
+    Shape
+    -----
+    - input: ``(batch, channel, *space)``; this worker's block of it
+    - output: as the input, with the extents `size`, or `scale_factor` times those of the input
+
     Notes
     -----
     Forward: fetch the rows that this worker's outputs need, interpolate. Adjoint: by autograd, the fetched rows' cotangents go

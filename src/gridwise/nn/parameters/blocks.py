@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -119,7 +119,7 @@ class BlockTensor(_Labelled):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict) -> BlockTensor:
@@ -142,7 +142,7 @@ class BlockParameter(_Labelled, torch.nn.Parameter):
     (torch.Size([4, 1, 3, 3]), None)
     """
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return torch.nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict) -> BlockParameter:

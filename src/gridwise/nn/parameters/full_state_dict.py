@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import MismatchError, PartitionError, describe
+from ...errors import MismatchError, PartitionError
 from ...grid import Grid, Layout, Needs, route
 from ...partition import Partition, world, zero_volume_tensor
-from ..engine.agreement import key_of, tell
+from ..engine.agreement import tell
 from ..engine.carrier import Move
 from .blocks import BlockParameter, BlockTensor
+from .replicas import all_say
 from .saved_blocks import KEY
 
 
@@ -96,14 +96,9 @@ def _agree(P: Partition, held: dict[str, object], worker: int | None) -> None:
             layout = value.placement if isinstance(value, BlockTensor | BlockParameter) else None
             shape = layout.global_shape if isinstance(layout, Layout) else tuple(value.shape)
             said.append(f"{name} {shape} {value.dtype} {layout}")
-    key = key_of("; ".join(said))
-    votes = np.array([key, -key], dtype=np.int64)
-    P.transport.all_max(votes, P.team, "full_state_dict")
-    if votes[0] != -votes[1]:
+    if not all_say(P.transport, P.team, "full_state_dict", "; ".join(said)):
         raise MismatchError(
-            describe(
-                "full_state_dict: the workers hold different models, or ask for another `worker`.",
-                tell(P.transport, P.team, f"worker={worker}, {len(held)} entries, {', '.join(list(held)[:3])}, ..."),
-                "call it on all workers, with the same model and the same `worker`.",
-            )
+            "full_state_dict: the workers hold different models, or ask for another `worker`.",
+            tell(P.transport, P.team, f"worker={worker}, {len(held)} entries, {', '.join(list(held)[:3])}, ..."),
+            "call it on all workers, with the same model and the same `worker`.",
         )

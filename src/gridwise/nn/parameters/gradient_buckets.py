@@ -13,10 +13,11 @@ how many workers used each. Gradients that are to be differentiated again are su
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ...comm.graph_breaks import read_by_host
 from ...comm.messages.requests import Request
@@ -40,18 +41,18 @@ class GradientSum:
 class _Ended(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sum: GradientSum, *blocks: Tensor) -> tuple[Tensor, ...]:
-        ctx.sum, ctx.shapes = sum, [block.shape for block in blocks]
+        ctx.sum = sum
         ctx.set_materialize_grads(False)
         return blocks
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        sum, shapes = ctx.sum, ctx.shapes
+        sum = ctx.sum
         if sum.under_way is None:  # made at once
             return None, *gradients
         (pending, flat), sum.under_way = sum.under_way, None
         pending.wait()
-        return None, *_cut(flat, shapes, sum.uses_all)
+        return None, *_cut(flat, cast(Sequence[Tensor], gradients), sum.uses_all)  # `_Begun` gives all of them
 
 
 class _Begun(torch.autograd.Function):
@@ -66,40 +67,38 @@ class _Begun(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         sum, ticket = ctx.sum, ctx.sum.ticket.differentiated()
-        operator, shapes = sum.operator, [shape for shape, _, _ in ctx.likes]
+        operator = sum.operator
         meet(ctx, operator.transport, operator.team, operator.name, ticket)
-        parts, sum.uses_all = list[Tensor](), all(gradient is not None for gradient in gradients)
+        blocks, sum.uses_all = list[Tensor](), all(gradient is not None for gradient in gradients)
         for gradient, (shape, dtype, device) in zip(gradients, ctx.likes, strict=True):
             if gradient is None:
                 gradient = torch.zeros((), dtype=dtype, device=device).expand(shape)
-            parts.append(gradient.reshape(-1))
-        if len(parts) > 1:
-            used = parts[0].new_ones(len(gradients))
+            blocks.append(gradient)
+        parts = list(blocks)
+        if len(blocks) > 1:
+            used = blocks[0].new_ones(len(gradients))
             for place, gradient in enumerate(gradients):
                 if gradient is None:
                     used[place].zero_()  # by the device: a list of numbers would have to be copied there
             parts.append(used)
+        flat = _flatten_dense_tensors(parts)  # fresh, and of one alone a copy
         if torch.is_grad_enabled():
-            flat = torch.cat(parts) if len(parts) > 1 else parts[0]
             sum.under_way = None
-            return None, *_cut(apply(flat, operator.adjoint, ticket, True), shapes, sum.uses_all)
-        flat = torch.cat(parts)  # fresh, and of one alone a copy
+            return None, *_cut(apply(flat, operator.adjoint, ticket, True), blocks, sum.uses_all)
         sum.under_way = operator.adjoint.begin(flat), flat
-        views = flat.split([part.numel() for part in parts])[: len(shapes)]
-        return None, *(view.view(shape) for view, shape in zip(views, shapes, strict=True))
+        return None, *_unflatten_dense_tensors(flat, blocks)
 
 
-def _cut(total: Tensor, shapes: Sequence[torch.Size], uses_all: bool) -> list[Tensor | None]:
+def _cut(total: Tensor, blocks: Sequence[Tensor], uses_all: bool) -> Sequence[Tensor | None]:
     """The gradient of each block from the sum of all; None where no worker has used it.
 
     Who has used all of them itself need not look at what the device has counted.
     """
-    if len(shapes) == 1:
-        return [total.view(shapes[0])]
-    *sums, counts = total.split([*[shape.numel() for shape in shapes], len(shapes)])
-    known = uses_all or counts.is_meta  # meta tensors cannot tell
-    uses = [1.0] * len(shapes) if known else read_by_host(counts.tolist)
-    return [part.view(shape) if count else None for part, count, shape in zip(sums, uses, shapes, strict=True)]
+    sums = _unflatten_dense_tensors(total, blocks)
+    if len(blocks) == 1 or uses_all or total.is_meta:  # meta tensors cannot tell
+        return sums
+    uses = read_by_host(total[-len(blocks) :].tolist)
+    return [part if count else None for part, count in zip(sums, uses, strict=True)]
 
 
 def end(blocks: Sequence[Tensor], sum: GradientSum) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 
 VARIABLE = "GRIDWISE_GRADIENT_WIRE"
 WIRES: dict[str, torch.dtype | None] = {"full": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -17,9 +17,7 @@ WIRES: dict[str, torch.dtype | None] = {"full": None, "bfloat16": torch.bfloat16
 def _from_environment() -> torch.dtype | None:
     text = os.environ.get(VARIABLE, "full")
     if text not in WIRES:
-        raise PartitionError(
-            describe(f"`{VARIABLE}` (={text!r}) must be one of {', '.join(WIRES)}.", fix="unset, it is full.")
-        )
+        raise PartitionError(f"`{VARIABLE}` (={text!r}) must be one of {', '.join(WIRES)}.", fix="unset, it is full.")
     return WIRES[text]
 
 
@@ -57,9 +55,7 @@ def gradient_wire(dtype: torch.dtype | None) -> Iterator[None]:
     global _wire
     if dtype not in WIRES.values():
         raise PartitionError(
-            describe(
-                f"gradient_wire: gradients cannot travel as {dtype}.", fix="torch.bfloat16, torch.float16, or None."
-            )
+            f"gradient_wire: gradients cannot travel as {dtype}.", fix="torch.bfloat16, torch.float16, or None."
         )
     before, _wire = _wire, dtype
     try:

@@ -20,7 +20,8 @@ from torch import Tensor
 from ...comm.settings import count
 from ...comm.transports.base import Team, Transport
 from ...deferred_init import is_deferred
-from ...errors import MismatchError, PartitionError, describe
+from ...errors import MismatchError, PartitionError
+from ...grid import Grid
 from ...partition import Partition, world
 from ..engine.agreement import NOTHING, key_of, tell
 from .blocks import Spread
@@ -73,7 +74,7 @@ def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequen
         mine = [f"{names[place]} has checksum {own[place]:016x}" for place in wrong if place in own]
         told = tell(transport, team, "; ".join(mine) or None)
         differing = ", ".join(f"`{name}`" for name in dict.fromkeys(names[place] for place in wrong))
-        raise PartitionError(describe(f"{what}: workers hold different replicas of {differing}.", told, FIX))
+        raise PartitionError(f"{what}: workers hold different replicas of {differing}.", told, FIX)
 
 
 def _place(spread: Spread, rank: int) -> int:
@@ -98,30 +99,18 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
     """
     partition = P or world()
     transport, everyone = partition.transport, partition.team
-    found = list(_held(model, transport, everyone))
-    names = key_of(" ".join(name for name, _, _ in found))
-    votes = np.array([names, -names], dtype=np.int64)
-    transport.all_max(votes, everyone, "check_replicas")
-    if votes[0] != -votes[1]:
+    found = list(_held(model, Grid.line(everyone)))
+    if not all_say(transport, everyone, "check_replicas", " ".join(name for name, _, _ in found)):
         raise MismatchError("check_replicas: the workers hold models whose parameters have different names.")
-    by_team: dict[Team, list[tuple[str, int]]] = {}
-    for name, value, holders in found:
-        if transport.rank in holders and len(holders) > 1:
-            by_team.setdefault(holders, []).append((name, checksum(value)))
-    differing: list[str] = []
-    for team in sorted(by_team):  # one order on all workers, so nobody waits in a circle
-        digests = np.array([digest for _, digest in by_team[team]], dtype=np.int64)
-        highest, lowest = digests.copy(), -digests
-        transport.all_max(highest, team, "check_replicas")
-        transport.all_max(lowest, team, "check_replicas")
-        for (name, digest), same in zip(by_team[team], highest == -lowest, strict=True):
-            if not same:
-                differing.append(f"{name} has checksum {digest:016x}")
-    votes = np.array([bool(differing)], dtype=np.int64)
-    transport.all_max(votes, everyone, "check_replicas")
-    if votes[0]:
-        told = tell(transport, everyone, "; ".join(differing) or None)
-        raise PartitionError(describe("check_replicas: workers hold different replicas of a parameter.", told, FIX))
+    agree_replicas(transport, everyone, "check_replicas", found)
+
+
+def all_say(transport: Transport, team: Team, what: str, text: str) -> bool:
+    """Whether all workers of `team` say the same."""
+    key = key_of(text)
+    votes = np.array([key, -key], dtype=np.int64)
+    transport.all_max(votes, team, what)
+    return bool(votes[0] == -votes[1])
 
 
 def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
@@ -136,10 +125,8 @@ def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
         differing = error
     transport, team, what = P.transport, P.team, "distribute"
     held = dict([*model.named_parameters(), *model.named_buffers()])
-    key = key_of(repr([(name, tuple(value.shape), value.dtype) for name, value in held.items()]))
-    votes = np.array([key, -key], dtype=np.int64)
-    transport.all_max(votes, team, what)
-    if votes[0] != -votes[1]:
+    names = [(name, tuple(value.shape), value.dtype) for name, value in held.items()]
+    if not all_say(transport, team, what, repr(names)):
         raise differing
     for value in held.values():
         if not is_deferred(value) and not value.is_meta:
@@ -153,16 +140,13 @@ def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
     )
 
 
-def _held(model: torch.nn.Module, transport: Transport, everyone: Team) -> Iterator[tuple[str, Tensor, Team]]:
-    """Name, value and holders of every parameter and buffer."""
+def _held(model: torch.nn.Module, everyone: Grid) -> Iterator[Replica]:
+    """Every parameter and buffer; those that lie in no blocks are whole on everyone."""
     for prefix, module in model.named_modules():
         own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
         for name, value in own:
-            spread = getattr(module, "_spreads", {}).get(name.rpartition(".")[2])
-            if spread is None:
-                yield name, value, everyone
-            else:
-                yield name, value, spread.sharers(transport.rank) if transport.rank in spread.holders else ()
+            whole = Spread(everyone, (None,) * value.dim(), tuple(value.shape))
+            yield Replica(name, value, getattr(module, "_spreads", {}).get(name.rpartition(".")[2], whole))
 
 
 def checksum(value: Tensor) -> int:

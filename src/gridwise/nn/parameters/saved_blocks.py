@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import PartitionError, describe
+from ...errors import PartitionError
 from ...grid import Box
 from .blocks import BlockParameter, BlockTensor, Spread
 
@@ -49,12 +49,10 @@ def check(name: str, value: Tensor, saved: Mapping[str, Any] | None, spread: Spr
         return
     if box != mine or shape != spread.shape:
         raise PartitionError(
-            describe(
-                f"{name} in this state dict is {_part(box)} of a tensor of shape {shape}{owner}; worker {rank} holds "
-                f"{_part(mine)} of one of shape {spread.shape}.",
-                fix="save and load with gridwise.checkpoint, or save gridwise.nn.full_state_dict(model), which loads on any "
-                "grid and into the torch model.",
-            )
+            f"{name} in this state dict is {_part(box)} of a tensor of shape {shape}{owner}; worker {rank} holds "
+            f"{_part(mine)} of one of shape {spread.shape}.",
+            fix="save and load with gridwise.checkpoint, or save gridwise.nn.full_state_dict(model), which loads on any "
+            "grid and into the torch model.",
         )
 
 

@@ -9,8 +9,6 @@ hook that torch runs where a module becomes part of another refuses those.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -35,7 +33,7 @@ OF_ONE_PARAMETER = {
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"}
 
 
-def refuse_blocks(optimizer: torch.optim.Optimizer, args: Any = (), kwargs: Any = None) -> None:
+def refuse_blocks(optimizer: torch.optim.Optimizer, args: object = (), kwargs: object = None) -> None:
     """Raise `UnsupportedError` if `optimizer` needs whole tensors and has a parameter of which this worker holds a block."""
     names = {kind.__name__ for kind in type(optimizer).__mro__}
     if names.isdisjoint(OF_ALL_PARAMETERS | OF_ONE_PARAMETER):

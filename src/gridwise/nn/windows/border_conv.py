@@ -20,24 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...comm.messages.requests import NOTHING, Request
-from ...grid import OWN, stacking_of
+from ...grid import Side, borders_of
 from .fetch import Fetch
 
 Extents = tuple[int, ...]
 Arguments = tuple[Extents, Extents, Extents, bool, Extents, int]
 """Of torch's function for all convolutions, after the tensors."""
-
-LEAST = 1 << 23
-"""Bytes of a block from which the copy takes longer than launching a few more kernels."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """One border of the block: where it lies, and which received rows lie beyond it."""
-
-    is_first: bool
-    number: int
-    """Of the piece, among those received."""
 
 
 @dataclass(frozen=True)
@@ -60,40 +48,23 @@ class BorderConv:
         cls, fetch: Fetch, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int
     ) -> BorderConv | None:
         """For a fetched box that is a stack of rows, as many before the own ones as behind; None for any other."""
-        stacking, pieces = stacking_of(fetch.plan), fetch.traffic.arriving
-        if stacking is None or fetch.fill:
+        borders = borders_of(fetch.plan, fetch.margins)
+        if borders is None or fetch.fill:
             return None
-        dim, own = stacking.dim, stacking.order.index(OWN)
-        before, after = stacking.order[:own], stacking.order[own + 1 :]
-        if dim < 2 or stride[dim - 2] != 1 or padding[dim - 2] or len(before) > 1 or len(after) > 1:
+        dim, around = borders.dim, fetch.margins or ((0, 0),) * len(fetch.shape)
+        if dim < 2 or stride[dim - 2] != 1 or padding[dim - 2]:
             return None
-        if any(len(places) != 1 for _, places in (*fetch.sends, *fetch.receives)):
-            return None
-        received = [sum(pieces[i].shape[dim] for i in each) for each in (before, after)]
-        around = fetch.margins or ((0, 0),) * len(fetch.shape)
-        margins, reach = around[dim], received[0] + around[dim][0]
-        if any(a != b for d, (a, b) in enumerate(around) if d != dim):
+        if any(before != after for d, (before, after) in enumerate(around) if d != dim):
             return None
         padding = tuple(n + (0 if d == dim else around[d][0]) for d, n in enumerate(padding, 2))
-        if (
-            not reach
-            or received[1] + margins[1] != reach
-            or any(r and m for r, m in zip(received, margins, strict=True))
-        ):
-            return None
-        sides = [Side(is_first, i) for is_first, each in ((True, before), (False, after)) for i in each]
-        return cls(fetch, stride, padding, dilation, groups, dim, reach, tuple(sides))
+        return cls(fetch, stride, padding, dilation, groups, dim, borders.reach, borders.sides)
 
     def suits(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether it is right for these tensors, and worth it."""
+        """Whether it is right for these tensors."""
         d = self.dim
         is_centred = self.dilation[d - 2] * (weight.shape[d] - 1) == 2 * self.reach
         is_exact = x.dtype in (torch.float32, torch.float64)  # halves are added up in float32, of a fetched box
-        return is_centred and is_exact and x.shape[d] >= 2 * self.reach and self.is_worth_it(x)
-
-    @staticmethod
-    def is_worth_it(x: Tensor) -> bool:
-        return x.is_cuda and x.nbytes >= LEAST
+        return is_centred and is_exact and x.shape[d] >= 2 * self.reach
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """The outputs, and the received rows."""

@@ -39,11 +39,19 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Sums = Sequence[tuple[Shared, int] | None]
 """How the gradients of weight and bias are summed, with a key; None where they are not, or are summed elsewhere."""
 
+LARGE = 1 << 23
+"""Bytes of a block on a device whose borders are made apart."""
+
 
 def in_one_call(source: Layout, outputs: Shape, dtype: torch.dtype, groups: int) -> bool:
     """Whether every worker has outputs, of real numbers, and a single call of torch makes them of what it needs."""
     filled = all(n >= p for n, p in zip(outputs, source.grid.shape, strict=True))
     return filled and dtype.is_floating_point and (groups == 1 or source.grid.shape[1] == 1) and not autocasts()
+
+
+def is_large_on_device(x: Tensor) -> bool:
+    """Whether copying a block into a box takes longer than launching a few more kernels."""
+    return x.is_cuda and x.nbytes >= LARGE
 
 
 @dataclass(frozen=True)
@@ -87,8 +95,10 @@ class ConvNode:
         return BorderConv.of(self.fetch, self.stride, self.padding, self.dilation, self.groups)
 
     def border_for(self, x: Tensor, weight: Tensor) -> BorderConv | None:
-        """The same, if that is the way for these tensors."""
-        return self.border if self.border is not None and self.border.suits(x, weight) else None
+        """The same, if that is right for these tensors, and worth it."""
+        if not is_large_on_device(x) or self.border is None:
+            return None
+        return self.border if self.border.suits(x, weight) else None
 
     def made(self, x: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool) -> tuple[Tensor, list[Tensor]]:
         """The outputs, and what is kept for backward besides the own block."""
@@ -102,7 +112,7 @@ class ConvNode:
         fetch = self.fetch
         if fetch is None or fetch.is_identity:
             return []
-        return [box] if saved_input.bytes_freed(fetch, box) < saved_input.LEAST else fetch.received_pieces(box)
+        return [box] if fetch.bytes_freed(box) < saved_input.LEAST else fetch.received_pieces(box)
 
     def box_of(self, x: Tensor, kept: Sequence[Tensor]) -> Tensor:
         """The box again, from this worker's block and what was kept."""

@@ -6,7 +6,8 @@
     bytes     what the route sends; the margins cost nothing
 
 Padding with zeros would be a second copy of the whole block after the movement: here messages and the worker's block land in
-the padded tensor directly. A worker that needs just what it owns, without margins, gets its own tensor and no copy.
+the padded tensor directly; where the pieces are a stack (`grid.stacking`), by one concatenation. A worker that needs just
+what it owns, without margins, gets its own tensor and no copy.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from torch import Tensor
 
 from ...comm.messages.packing import put
 from ...comm.transports.base import Team, Transport
-from ...grid import Box, Route, stacking_of
+from ...grid import OWN, Box, Route, Stacking, stacking_of
 from ..engine.carrier import HALVES, Margins, Move, MoveBack, Place
-from .stacking import Stack
 
 
 class Fetch(Move):
@@ -48,8 +48,9 @@ class Fetch(Move):
         self.fill = fill
         self.edges = _edges(self.shape, self.margins)
         self.received = sum(message.volume for message in plan.receives)
-        stacking = stacking_of(plan, self.margins)
-        self.stack = None if stacking is None else Stack(stacking, fill)
+        self.stacking = stacking_of(plan, self.margins)
+        self._filled: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+        """The margins of a stack."""
 
     @cached_property
     def adjoint(self) -> FetchBack:
@@ -67,11 +68,27 @@ class Fetch(Move):
         if self.plan.needed is None:
             y = self.nothing(x)
         else:
-            if self.stack is not None and x.is_contiguous() and (arrived := self.traffic.exchanged(x)) is not None:
-                return self.stack.of(x, arrived)
+            if self.stacking is not None and x.is_contiguous() and (arrived := self.traffic.exchanged(x)) is not None:
+                return self._stacked(self.stacking, x, arrived)
             y = self.room_for(x)
         self.traffic.carry(x, y, self.kept, add=False)
         return y
+
+    def _stacked(self, stacking: Stacking, x: Tensor, received: Sequence[Tensor]) -> Tensor:
+        """The box, by one call of torch, from this worker's block and what was received."""
+        before, after = self._filled.get(x.dtype) or self._fill(stacking, x.dtype)
+        rows = [x if i == OWN else received[i] for i in stacking.order]
+        if before.numel():
+            rows.insert(0, before)
+        if after.numel():
+            rows.append(after)
+        return torch.cat(rows, stacking.dim)
+
+    def _fill(self, stacking: Stacking, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode(False):  # they outlive the call that needs them first
+            before = torch.full(stacking.before, self.fill, dtype=dtype, device="cpu")
+            after = torch.full(stacking.after, self.fill, dtype=dtype, device="cpu")
+        return self._filled.setdefault(dtype, (before, after))
 
     def room_for(self, x: Tensor) -> Tensor:
         """A new box with its margins filled."""
@@ -83,6 +100,10 @@ class Fetch(Move):
     def received_pieces(self, y: Tensor) -> list[Tensor]:
         """Copies of what came from others, out of a fetched box."""
         return [place(y).clone() for place in self.traffic.arriving]
+
+    def bytes_freed(self, y: Tensor) -> int:
+        """What is freed if a fetched box is put together again from the worker's block and what was received."""
+        return y.nbytes - self.received * y.element_size()
 
     def put_together(self, x: Tensor, received: Sequence[Tensor]) -> Tensor:
         """The box that was fetched, from this worker's block and `received_pieces`; nothing is sent."""

@@ -36,11 +36,6 @@ LEAST = 1 << 20
 """How many bytes must be freed to be worth it: for smaller blocks the copy in backward takes 5 to 10 % of the layer."""
 
 
-def bytes_freed(fetch: Fetch, box: Tensor) -> int:
-    """What is freed if `box` is put together again from the worker's block and what was received."""
-    return box.nbytes - fetch.received * box.element_size()
-
-
 class WindowInput:
     """A tensor that this worker's outputs are made from, as it is."""
 
@@ -73,7 +68,7 @@ class FetchedInput(WindowInput):
 
     def _is_worth_it(self) -> bool:
         """Whether it frees much if the block is kept alive elsewhere, and costs less than it frees if it is not."""
-        freed = bytes_freed(self.fetch, self.box)
+        freed = self.fetch.bytes_freed(self.box)
         return freed >= LEAST and 2 * freed >= self.own.nbytes and not self.own.is_inference()
 
     def _replacing(self, values: bool) -> AbstractContextManager[Any]:

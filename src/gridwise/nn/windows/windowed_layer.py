@@ -18,6 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, route
+from ...grid import Box, Cuts, Grid, Interval, Layout, Needs, Padding, Shape, route
 from ...partition import Partition
 from ..engine.agreement import Structure, agree_layout, agree_unbatched
 from ..engine.autocast import autocasts, dtype_of_products
@@ -79,6 +80,14 @@ class Share:
         return self.outputs
 
     @cached_property
+    def shape(self) -> Shape:
+        return self.block.shape
+
+    @cached_property
+    def is_empty(self) -> bool:
+        return not self.block.volume
+
+    @cached_property
     def pads(self) -> bool:
         """Whether torch pads or crops what was fetched."""
         return any(any(line.pad) or line.crop is not None for line in self.rows)
@@ -93,6 +102,8 @@ class WindowedLayer(Layer):
     _share: Share
     """This worker's part in a call; like `_agreed` there is one once the layer is set up."""
     _agreed: Structure
+    return_indices: bool = False
+    """Of maximum pooling."""
 
     def __init__(self, P_x: Partition) -> None:
         super().__init__()
@@ -230,6 +241,20 @@ class WindowedLayer(Layer):
         options = self._nothing, margins, fill, self._fresh_gradients
         return Fetch(self.P_x.transport, self._team, self._says, plan, *options), mine
 
+    def _share_on_grid(self, source: Layout, shape: Shape, wrap: bool = False, fill: float = 0.0) -> Share:
+        """This worker's part where the grid of the input makes balanced blocks of the output, channel by channel."""
+        target = Layout.balanced(source.grid, shape)
+        batch, channels, *space = target.cuts
+        extents = source.global_shape[2:]
+        rows = [self._rows(d, cuts, n) for d, (cuts, n) in enumerate(zip(space, extents, strict=True))]
+        blocks = list(pairwise(batch)), list(pairwise(channels))
+        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, wrap, fill)
+        return Share(target.block(self.P_x.transport.rank), fetch, mine)
+
+    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
+        """Per place along dim `d` of space, whose output is cut at `cuts`, the rows that its outputs see."""
+        raise NotImplementedError
+
     @property
     def _nothing(self) -> Callable[[Tensor], Tensor]:
         """Makes what a worker without outputs gets: ``(batch, 0)``, of its own batch if it has one."""
@@ -277,8 +302,15 @@ class WindowedLayer(Layer):
         y = x.flatten()[:0]
         for parameter in self.parameters(recurse=False):
             y = y + parameter.flatten()[:0]
-        y = as_batch(y, x)
-        return (y, y.new_empty(y.shape, dtype=torch.int64)) if getattr(self, "return_indices", False) else y
+        return self._with_indices(as_batch(y, x))
+
+    def _empty(self, share: Share, x: Tensor) -> Any:
+        """What a worker without outputs makes of `x`, for layers without parameters."""
+        return self._with_indices(empty_output(share.shape, x))
+
+    def _with_indices(self, y: Tensor) -> Any:
+        """`y`, without elements, and indices for it if the layer returns them."""
+        return (y, y.new_empty(y.shape, dtype=torch.int64)) if self.return_indices else y
 
 
 def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:

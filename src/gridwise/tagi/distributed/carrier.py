@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...comm.transports.base import Team, Transport
@@ -21,10 +20,14 @@ from ...nn.engine.carrier import Place
 from ...nn.windows.fetch import Fetch
 from ..nn.base_layer import BaseLayer
 from ..nn.gaussian import Gaussian, Innovation
+from ..nn.windowed import Margins
 
 
 class Carrier:
-    """Brings each worker its `needs` of a tensor in blocks `source`, with `margins` of `fill` around them."""
+    """Brings each worker its `needs` of a tensor in blocks `source`, with `margins` of `fill` around them.
+
+    `drops` are the rows and columns that a transposed convolution then makes too many; negative ones are missing.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class Carrier:
         fill: float = 0.0,
     ) -> None:
         self.transport, self.needs = transport, needs
+        self.drops: Margins | None = None
         plan = route(source, needs, transport.rank)
         self._forth = Fetch(transport, team, name, plan, _nothing, tuple(margins), fill)
 
@@ -67,21 +71,6 @@ class Carrier:
             kept = [(target, source) for source, target in forth.kept]
         forth.adjoint.traffic.carry_together(sources, targets, kept, add=True)
         return Innovation(*targets)
-
-
-class GridHalo(Carrier):
-    """The carrier of a windowed layer; for a transposed convolution it also cuts out the outputs.
-
-    `drops` are the rows and columns that the kernel makes too many, before and after; negative ones are added as zeros.
-    """
-
-    drops: tuple[Interval, Interval] | None = None
-
-    def crop(self, y: Tensor) -> Tensor:
-        return y if self.drops is None else F.pad(y, [-n for drop in reversed(self.drops) for n in drop])
-
-    def uncrop(self, delta: Tensor) -> Tensor:
-        return delta if self.drops is None else F.pad(delta, [n for drop in reversed(self.drops) for n in drop])
 
 
 class Regrid(BaseLayer):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
@@ -22,12 +23,10 @@ from ..nn.activation import LeakyReLU, MixtureReLU, MixtureSigmoid, MixtureTanh,
 from ..nn.base_layer import BaseLayer
 from ..nn.batch_norm import BatchNorm2d
 from ..nn.conv2d import Conv2d
-from ..nn.layer_block import LayerBlock
-from ..nn.pooling import Pool2d
-from ..nn.resnet_block import ResNetBlock
+from ..nn.layer_block import LayerBlock, ResNetBlock
 from ..nn.sequential import Sequential
 from ..nn.windowed import WindowedBaseLayer
-from .carrier import Carrier, GridHalo, Regrid
+from .carrier import Carrier, Regrid
 
 UNIT_BY_UNIT = (ReLU, LeakyReLU, MixtureReLU, Sigmoid, MixtureSigmoid, Tanh, MixtureTanh, Softplus)
 
@@ -53,7 +52,7 @@ class GridPlan:
     team: Team
     source: Layout
     steps: list[BaseLayer] = field(default_factory=list)
-    halos: dict[WindowedBaseLayer, GridHalo] = field(default_factory=dict)
+    halos: dict[WindowedBaseLayer, Carrier] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         layout: Layout | None = self.source
@@ -94,9 +93,9 @@ class GridPlan:
             return main
         if isinstance(layer, BatchNorm2d):
             _check_channels(layer, layout, layer.num_features)
-        return self._place_windows(layer, layout) if isinstance(layer, Conv2d | Pool2d) else layout
+        return self._place_windows(layer, layout) if isinstance(layer, WindowedBaseLayer) else layout
 
-    def _place_windows(self, layer: Conv2d | Pool2d, source: Layout) -> Layout:
+    def _place_windows(self, layer: WindowedBaseLayer, source: Layout) -> Layout:
         batch, channels, height, width = source.global_shape
         if isinstance(layer, Conv2d):
             _check_channels(layer, source, layer.in_channels)
@@ -106,46 +105,46 @@ class GridPlan:
         if min(size) < 1:
             raise PartitionError(f"{layer.get_layer_info()}: makes nothing of images of {height} x {width}.")
         target = Layout.balanced(source.grid, (batch, channels, *size))
-        dims = [_Dim(layer, d, target.cuts[2 + d], source.global_shape[2 + d]) for d in range(2)]
-        intervals = tuple(pairwise(target.cuts[0])), ((0, source.global_shape[1]),), *(d.hulls for d in dims)
+        space = [_rows_along(d, layer, target.cuts[2 + d], source.global_shape[2 + d]) for d in range(2)]
+        hulls = (tuple(rows.hull for rows in line) for line in space)
+        intervals = tuple(pairwise(target.cuts[0])), ((0, source.global_shape[1]),), *hulls
         needs = Needs(source.grid, intervals, (False,) * 4)
-        index = source.grid.index_of(self.transport.rank)[2:]
-        margins = ((0, 0), (0, 0), *(d.margins[i] for d, i in zip(dims, index, strict=True)))
-        fill = layer.outside if isinstance(layer, Pool2d) else 0.0
-        halo = GridHalo(self.transport, self.team, layer.get_layer_info(), source, needs, margins, fill)
-        if isinstance(layer, Conv2d) and layer.transposed:
-            halo.drops = dims[0].drop(index[0]), dims[1].drop(index[1])
+        _, _, row, column = source.grid.index_of(self.transport.rank)
+        mine = space[0][row], space[1][column]
+        margins = ((0, 0), (0, 0), *(rows.margin for rows in mine))
+        halo = Carrier(self.transport, self.team, layer.get_layer_info(), source, needs, margins, layer.outside)
+        halo.drops = (mine[0].drop, mine[1].drop) if layer.transposed else None
         self.halos[layer] = halo
         return target
 
 
-class _Dim:
-    """What the workers along one dim of space fetch for a windowed layer: `hulls` of real rows, `margins` of padding."""
+class _Rows(NamedTuple):
+    """What one worker fetches along one dim of space: a `hull` of real rows, `margin` rows of padding around them.
 
-    def __init__(self, layer: Conv2d | Pool2d, d: int, cuts: Cuts, extent: int) -> None:
-        self.outputs = list(pairwise(cuts))
-        self.kernel, self.stride, self.dilation = layer.kernel_size[d], layer.stride[d], 1
-        self.padding = layer.padding[d] if layer.padding_type == 1 else 0  # before the first row
-        self.hulls: tuple[Interval, ...]
-        if isinstance(layer, Conv2d):
-            self.dilation = layer.dilation[d]
-        window = self.kernel, self.stride, self.padding, self.dilation
-        if isinstance(layer, Conv2d) and layer.transposed:
-            self.hulls = tuple(transposed_need(outputs, *window, extent) for outputs in self.outputs)
-            self.margins = [(0, 0)] * len(self.outputs)
-        else:
-            paddings = [hull_then_pad(window_need(outputs, *window), extent, "constant") for outputs in self.outputs]
-            self.hulls = tuple(padding.hull for padding in paddings)
-            self.margins = [(padding.before, padding.after) for padding in paddings]
+    `drop` are the rows that a transposed kernel makes too many of them, before and after the worker's outputs.
+    """
 
-    def drop(self, place: int) -> Interval:
-        """Rows that a transposed kernel makes too many of the fetched ones, before and after the outputs of a worker."""
-        (first, last), (start, stop) = self.outputs[place], self.hulls[place]
-        if start == stop:
-            return 0, first - last
-        before = first + self.padding - self.stride * start
-        made = self.stride * (stop - start - 1) + self.dilation * (self.kernel - 1) + 1
-        return before, made - before - (last - first)
+    hull: Interval
+    margin: Interval = (0, 0)
+    drop: Interval = (0, 0)
+
+
+def _rows_along(d: int, layer: WindowedBaseLayer, cuts: Cuts, extent: int) -> list[_Rows]:
+    """Of each worker along dim `d` of space, where the output is cut at `cuts` and the input has `extent` rows."""
+    kernel, stride, dilation = layer.kernel_size[d], layer.stride[d], layer.dilation[d]
+    before = layer.padding[d] if layer.padding_type == 1 else 0
+    out = []
+    for first, last in pairwise(cuts):
+        window = (first, last), kernel, stride, before, dilation
+        if not layer.transposed:
+            padding = hull_then_pad(window_need(*window), extent, "constant")
+            out.append(_Rows(padding.hull, (padding.before, padding.after)))
+            continue
+        start, stop = hull = transposed_need(*window, extent)
+        skipped = first + before - stride * start
+        made = stride * (stop - start - 1) + dilation * (kernel - 1) + 1
+        out.append(_Rows(hull, drop=(skipped, made - skipped - (last - first)) if start < stop else (0, first - last)))
+    return out
 
 
 def _check_channels(layer: BaseLayer, layout: Layout, wanted: int) -> None:

@@ -71,7 +71,7 @@ class GridSequential(NetworkOnWorkers):
         self.model, self.P_x, self.P_y = model, P_x, P_x
         if not all(map(works_on_blocks, model.layers)):
             self.P_y = P_x.create_cartesian_topology_partition([P_x.size, 1])
-        self._structure: Any = None
+        self._structure: tuple[torch.Size, torch.dtype, bool] | None = None
         self._plan: GridPlan | None = None
         self._has_variance = False
         if P_x.active:

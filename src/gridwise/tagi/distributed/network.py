@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class NetworkOnWorkers:
         """The parameters and running statistics, named as those of the network on one worker."""
         return self.model.state_dict()
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load the same state on all workers."""
         return self.model.load_state_dict(state_dict, strict)
 

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
-from ...errors import GridwiseError, PartitionError, describe
-from ...nn.engine.agreement import agree_call, key_of, tell
+from ...errors import GridwiseError, PartitionError
+from ...nn.engine.agreement import Ballot, agree_call, key_of, tell
 from ..nn.base_layer import ParametricLayer
 from ..nn.batch_norm import BatchNorm2d
 from ..nn.sequential import Sequential
@@ -90,7 +89,7 @@ class Replicas:
             layer.on_sums = self._take
             if isinstance(layer, BatchNorm2d):
                 layer.all_sum = self.all_sum
-        self.net.after_backward, self.net.replicas = self.finish, self
+        self.net.replicas = self
         self.net.input_delta_z_buffer.shared = True
 
     def all_sum(self, x: Tensor) -> Tensor:
@@ -152,14 +151,14 @@ class Replicas:
             self._post_bucket()
         for pending, flat, items in self._posted:
             pending.wait()
-            sizes = [value.numel() for value, _ in items]
-            for (value, put), part in zip(items, flat.view(-1).split(sizes), strict=True):
-                put(part.view(value.shape).to(value.dtype))
+            parts = _unflatten_dense_tensors(flat.view(-1), [value for value, _ in items])
+            for (value, put), part in zip(items, parts, strict=True):
+                put(part.to(value.dtype))
         self._posted = []
 
     def _post_bucket(self) -> None:
         items, self._bucket = self._bucket, []
-        flat = torch.cat([value.reshape(-1) for value, _ in items])
+        flat = _flatten_dense_tensors([value for value, _ in items])
         self._post(flat.float() if flat.itemsize < 4 else flat, items)
 
     def _post(self, flat: Tensor, items: list[Item]) -> None:
@@ -182,12 +181,13 @@ def _check_same_network(net: Sequential, transport: Transport, team: Team, name:
     text = " ".join(f"{key}: {tuple(t.shape)} {t.dtype}," for key, t in net.state_dict().items())
     settings = [f"{type(m).__name__}{[getattr(m, name, None) for name in SETTINGS]}" for m in net.modules()]
     digest = key_of(f"{text} {settings}")
-    votes = np.array([digest, -digest], dtype=np.int64)
-    transport.all_max(votes, team, name)
-    if votes[0] != -votes[1]:
+    ballot = Ballot()
+    same = ballot.equal(digest)
+    ballot.count(transport, team, name)
+    if ballot.read(same) is None:
         reports = tell(transport, team, net.get_layer_stack_info().strip().replace("\n", ", "))
         fix = "build the same layers, in the same order and precision, on all workers."
-        raise PartitionError(describe(f"{name}: the workers have different networks.", reports, fix))
+        raise PartitionError(f"{name}: the workers have different networks.", reports, fix)
 
 
 def _copy_from_first(tensors: Sequence[Tensor], transport: Transport, team: Team, name: str) -> None:
@@ -201,9 +201,8 @@ def _copy_from_first(tensors: Sequence[Tensor], transport: Transport, team: Team
             transport.copy_from(tensor.detach(), team[0], team, what)
         else:
             small.append(tensor.detach())
-    for _, group in groupby(sorted(small, key=lambda t: str(t.dtype)), key=lambda t: t.dtype):
-        together = list(group)
-        flat = torch.cat([t.reshape(-1) for t in together])
+    for dtype in dict.fromkeys(tensor.dtype for tensor in small):  # the same on all workers, whose networks are alike
+        together = [tensor for tensor in small if tensor.dtype == dtype]
+        flat = _flatten_dense_tensors(together)
         transport.copy_from(flat, team[0], team, what)
-        for tensor, part in zip(together, flat.split([t.numel() for t in together]), strict=True):
-            tensor.copy_(part.view(tensor.shape))
+        torch._foreach_copy_(together, list(_unflatten_dense_tensors(flat, together)))

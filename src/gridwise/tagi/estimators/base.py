@@ -6,6 +6,7 @@ import copy
 import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from ...errors import PartitionError
 from ..nn import Sequential, TrainStep
 from ..nn.data_struct import Values, of_array
 from .scaling import Scale
-from .search import LearningTask, Settings, check_network, learn_epoch, refit, search
-from .tasks import ACTIVATIONS, outputs_of
+from .search import Settings, check_network, learn_epoch, refit, search
+from .tasks import ACTIVATIONS, LearningTask, Network, network_of, outputs_of
 
 LEARNT = "learnt"
 """The noise is what is likeliest on held-out rows."""
@@ -30,7 +31,6 @@ class TAGIEstimator(BaseEstimator):
     """Base of `TAGIRegressor` and `TAGIClassifier`."""
 
     net_: Sequential
-    noise_: Any
     n_epochs_: int
     scale_x_: Scale
 
@@ -45,7 +45,7 @@ class TAGIEstimator(BaseEstimator):
         early_stopping: bool = True,
         patience: int = 10,
         validation_fraction: float = 0.2,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
         self.hidden_layers = hidden_layers
@@ -124,10 +124,7 @@ class TAGIEstimator(BaseEstimator):
                 f"{type(self).__name__}: n_samples={rows}; at least 2 are needed, because the noise and the number of epochs "
                 "are found on rows that are held out."
             )
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
-            generator = torch.Generator().manual_seed(seed)
+        with self._seeded(0) as generator:
             found = search(task, rows, settings, generator, self._say)
             self.net_ = refit(task, rows, found.schedule, settings.batch_size, generator)
         self.n_epochs_, self.validation_score_ = len(found.schedule), found.likelihood
@@ -136,14 +133,22 @@ class TAGIEstimator(BaseEstimator):
     def _learn_once(self, task: LearningTask, rows: int, batch_size: int, first: bool) -> None:
         """Learn rows in one epoch, on top of what is known; a network that is ruined by that does not become `net_`."""
         self._calls = 0 if first else self._calls + 1
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self._calls
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
+        with self._seeded(self._calls) as generator:
             net = task.network() if first else copy.deepcopy(self.net_)
-            generator = torch.Generator().manual_seed(seed)
             learn_epoch(task, TrainStep(net, task.observe), rows, self._found, batch_size, generator)
             check_network(net, 1)
         self.net_ = net.eval()
+
+    @contextmanager
+    def _seeded(self, call: int) -> Iterator[torch.Generator]:
+        """A generator for the body, in which torch's own have the same seed; afterwards they are as they were."""
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + call
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            yield torch.Generator().manual_seed(seed)
+
+    def _network(self, features: int, outputs: int, varying: bool = False) -> Network:
+        return partial(network_of, [features, *self.hidden_layers, outputs], self.activation, varying)
 
     def _say(self, line: str) -> None:
         print(f"{type(self).__name__}: {line}", flush=True)

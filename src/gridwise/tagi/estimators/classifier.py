@@ -14,7 +14,7 @@ from ...errors import PartitionError
 from ..hrc_softmax import class_tree
 from ..nn.data_struct import Values
 from .base import LEARNT, TAGIEstimator, scale_of
-from .tasks import Classes, Shape, probabilities
+from .tasks import Classes, probabilities
 
 
 class TAGIClassifier(ClassifierMixin, TAGIEstimator):
@@ -50,6 +50,8 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
     >>> model.predict_proba([[2.0, 0.0]]).shape
     (1, 2)
     """
+
+    noise_: float
 
     # ---- learning ---------------------------------------------------------------------------------------------------
     def fit(self, X: Any, y: Any, sample_weight: Values | None = None) -> TAGIClassifier:
@@ -108,11 +110,9 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
 
     def _task(self, X: np.ndarray, label: np.ndarray, weight: np.ndarray) -> Classes:
         x, count = self.scale_x_.standardise(torch.from_numpy(X)), len(self.classes_)
-        nodes = class_tree(count).len
         fixed = None if self.noise == LEARNT else float(self.noise)
         labels, w = torch.from_numpy(np.asarray(label, np.int64)), torch.from_numpy(weight)
-        shape = Shape(x.shape[1], self.hidden_layers, self.activation, nodes)
-        return Classes(shape, x, labels, w, count, fixed)
+        return Classes(self._network(x.shape[1], class_tree(count).len), x, labels, w, count, fixed)
 
     # ---- predictions ------------------------------------------------------------------------------------------------
     def predict_proba(self, X: Values) -> np.ndarray:

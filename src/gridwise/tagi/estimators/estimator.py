@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import GridwiseError, PartitionError, describe
+from ...errors import GridwiseError, PartitionError
 from ...progress import ProgressBar
 from ..inference.finite_values import check_inputs
 from ..nn import Sequential, TrainStep
@@ -221,9 +221,7 @@ class Estimator(FittedNetwork):
                 for rank, t in zip(ranks, reports, strict=True)
             ]
             raise PartitionError(
-                describe(
-                    "fit: the workers' data or epochs differ.", lines, "the same columns and epochs on all workers."
-                )
+                "fit: the workers' data or epochs differ.", lines, "the same columns and epochs on all workers."
             )
         if not shapes or not sum(t[2] for t in reports):
             raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")

@@ -177,9 +177,9 @@ class Forecaster:
         return _smooth(np.sqrt(sums[0].numpy() / np.maximum(sums[1].numpy(), 1.0))).tolist()
 
     def _scale_of(self, values: np.ndarray) -> Scale:
-        moments, team = ColumnMoments(), self._regressor.net.replicas
+        moments = ColumnMoments()
         moments.add(torch.as_tensor(values))
-        return Scale.from_moments(moments if team is None else moments.over(team, values.shape[1:]))
+        return Scale.of(moments, self._regressor.net.replicas, values.shape[1:])
 
     # ---- predictions ------------------------------------------------------------------------------------------------
     def predict(self, series: Values, exogenous: Values | None = None, *, start: int = 0) -> Prediction:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from ..metric import half_width
+from .scaling import Scale
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class Prediction:
     mean: np.ndarray
     std: np.ndarray
     model_std: np.ndarray
+
+    @classmethod
+    def of(cls, mu: Tensor, var: Tensor, noise: Tensor | None, scale: Scale) -> Prediction:
+        """Of outputs in units of `scale`, with noise of this variance; None: even outputs are means, odd ones their noise."""
+        if noise is None:
+            mu, var, noise = mu[:, 0::2], var[:, 0::2], mu[:, 1::2]
+        size, centre = scale.std.numpy(), scale.mean.numpy()
+        return cls(mu.numpy() * size + centre, (var + noise).sqrt().numpy() * size, var.sqrt().numpy() * size)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """The central interval that holds an observation with probability `level`."""

@@ -91,10 +91,9 @@ class Regressor(Estimator):
     def _ready(self, shape: Shape, columns: int) -> None:
         if not self.standardize:
             return
-        if (team := self.net.replicas) is not None:
-            of_x, of_y = self._moments
-            self._moments = of_x.over(team, shape), of_y.over(team, (columns,))
-        self.scale_x, self.scale_y = map(Scale.from_moments, self._moments)
+        of_x, of_y = self._moments
+        self.scale_x = Scale.of(of_x, self.net.replicas, shape)
+        self.scale_y = Scale.of(of_y, self.net.replicas, (columns,))
         if isinstance(next(iter(self.net.leaves())), Embedding):
             self.scale_x = Scale.none()
 
@@ -108,14 +107,8 @@ class Regressor(Estimator):
     def predict(self, x: object, batch_size: int = 1024) -> Prediction:
         """Means and standard deviations for all rows of `x`, in the units of the observations."""
         mu, var = self._outputs(self.scale_x.standardise(self._rows(x, "predict")), batch_size)
-        if self.heteroscedastic:
-            mean, model, noise = mu[:, 0::2], var[:, 0::2], mu[:, 1::2]
-        else:
-            mean, model, noise = mu, var, torch.full_like(var, self._last_sigma() ** 2)
-        scale, centre = self.scale_y.std.numpy(), self.scale_y.mean.numpy()
-        return Prediction(
-            mean.numpy() * scale + centre, (model + noise).sqrt().numpy() * scale, model.sqrt().numpy() * scale
-        )
+        noise = None if self.heteroscedastic else torch.full_like(var, self._last_sigma() ** 2)
+        return Prediction.of(mu, var, noise, self.scale_y)
 
     # ---- state ------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from ...errors import PartitionError
 from ..nn.data_struct import Values
 from .base import LEARNT, TAGIEstimator, scale_of
 from .prediction import Prediction
-from .scaling import Scale
-from .tasks import Numbers, Shape, VaryingNumbers
+from .tasks import Numbers, VaryingNumbers
 
 VARYING = "heteroscedastic"
 
@@ -81,6 +80,8 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     True
     """
 
+    noise_: float | np.ndarray
+
     # ---- learning ---------------------------------------------------------------------------------------------------
     def fit(self, X: Any, y: Any, sample_weight: Values | None = None) -> TAGIRegressor:
         """Learn from rows X (n_samples, n_features) and targets y (n_samples,) or (n_samples, n_outputs)."""
@@ -134,9 +135,6 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         fixed = None if self.noise == LEARNT else (float(self.noise) / self.scale_y_.std) ** 2
         return Numbers(self._network(x.shape[1], y.shape[1]), x, targets, w, fixed)
 
-    def _network(self, features: int, outputs: int, varying: bool = False) -> Shape:
-        return Shape(features, self.hidden_layers, self.activation, outputs, varying)
-
     def _data(
         self, X: Any, y: Any, sample_weight: Values | None, reset: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -181,15 +179,8 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     def predictive(self, X: Values) -> Prediction:
         """Mean and standard deviation of every observation to come, and the part of it that more data would take away."""
         check_is_fitted(self, "net_")
-        mu, var = self._outputs(X)
-        if self.noise == VARYING:
-            mean, model, noise = mu[:, 0::2], var[:, 0::2], mu[:, 1::2]
-        else:
-            mean, model, noise = mu, var, self._found.expand_as(var)
-        scale: Scale = self.scale_y_
-        size, centre = scale.std.numpy(), scale.mean.numpy()
-        parts = mean.numpy() * size + centre, (model + noise).sqrt().numpy() * size, model.sqrt().numpy() * size
-        return Prediction(*(part[:, 0] if self._is_flat else part for part in parts))
+        p = Prediction.of(*self._outputs(X), None if self.noise == VARYING else self._found, self.scale_y_)
+        return Prediction(p.mean[:, 0], p.std[:, 0], p.model_std[:, 0]) if self._is_flat else p
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

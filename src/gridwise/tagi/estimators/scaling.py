@@ -7,8 +7,7 @@ over the workers    mean = sum(n mean) / sum(n)              one sum
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -65,15 +64,10 @@ class Scale:
         self.mean, self.std = mean, torch.where(std > CONSTANT * mean.abs(), std, torch.ones_like(std))
 
     @classmethod
-    def of(cls, blocks: Iterable[Tensor]) -> Scale:
-        """From blocks of rows; NaN is left out."""
-        moments = ColumnMoments()
-        for block in blocks:
-            moments.add(block)
-        return cls.from_moments(moments)
-
-    @classmethod
-    def from_moments(cls, moments: ColumnMoments) -> Scale:
+    def of(cls, moments: ColumnMoments, team: Replicas | None = None, shape: tuple[int, ...] = ()) -> Scale:
+        """From this worker's rows, or those of all workers of a team, of this shape."""
+        if team is not None:
+            moments = moments.over(team, shape)
         return cls(moments.mean, (moments.m2 / moments.count.clamp_min(1)).sqrt())
 
     @classmethod
@@ -89,6 +83,6 @@ class Scale:
         return {"mean": self.mean, "std": self.std}
 
     @classmethod
-    def from_state(cls, state: Any) -> Scale:
+    def from_state(cls, state: Mapping[str, Tensor]) -> Scale:
         """The scale that `state_dict` was called on."""
         return cls(*(torch.as_tensor(state[name]).detach().to("cpu", torch.float64) for name in ("mean", "std")))

@@ -12,41 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import GridwiseError
 from ..nn import Sequential, TrainStep
+from .tasks import LearningTask
 
 ENOUGH = 250
 """Held-out rows that tell the noise to about five per cent (one over the root of twice their number)."""
 
 BETTER = 1e-4
 """By how much a likelihood has to be larger to count as better."""
-
-
-class LearningTask(Protocol):
-    """What is learnt: the data, in tensors that are ready, and how they are learnt and judged."""
-
-    observe: str
-
-    @property
-    def network(self) -> Callable[..., Sequential]:
-        """A new network: of `members` networks side by side, or one."""
-
-    def first_noise(self) -> Any:
-        """The noise of the first epoch."""
-
-    def learn(self, step: TrainStep, rows: Tensor, noise: Any, away: Tensor | None = None) -> None:
-        """One training step from some rows; `away` (row, member) are those that a member does not see."""
-
-    def outputs(self, net: Sequential, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the network's outputs for some rows."""
-
-    def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[Any, float]:
-        """The likeliest noise of some rows, for outputs N(mu, var), and the mean log-likelihood with it."""
 
 
 class Settings(NamedTuple):

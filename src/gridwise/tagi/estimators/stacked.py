@@ -9,10 +9,9 @@ Twenty small networks in one take little longer than one of them: most of a smal
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..inference.initial_values import gaussian_parameters, scale_of
-from ..nn.base_layer import ParametricLayer
+from ..nn.base_layer import Fans, ParametricLayer, Shape
 from ..nn.gaussian import Gaussian, Innovation
 
 
@@ -24,10 +23,9 @@ class StackedLinear(ParametricLayer):
         self.members = members
         self.init_weight_bias()
 
-    def _initial(self) -> dict[str, nn.Parameter]:
-        scale = scale_of("He", self.input_size, self.output_size)
+    def _shapes(self) -> tuple[Shape, Shape, Fans]:
         outputs = self.members, self.output_size
-        return gaussian_parameters((*outputs, self.input_size), outputs, scale)
+        return (*outputs, self.input_size), outputs, (self.input_size, self.output_size)
 
     def _by_member(self, t: Tensor) -> Tensor:
         """(batch, unit) or (batch, member, unit) as (member, batch, unit)."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..hrc_softmax import class_probabilities, class_tree
-from ..nn import EvenExp, Linear, MixtureReLU, ReLU, Sequential, Tanh, TrainStep
+from ..nn import EvenExp, HRCSoftmax, Linear, MixtureReLU, ReLU, Sequential, Tanh, TrainStep
 from ..nn.base_layer import BaseLayer
 from ..nn.gaussian import Gaussian
 from .noise import UNKNOWN, likeliest, mean_log_density, noise_of_numbers
@@ -33,23 +32,18 @@ CALMER = 2.0
 CHUNK = 4096
 """Rows that go through a network at a time."""
 
+Network = Callable[..., Sequential]
+"""Makes a new network, or one of `members` networks side by side."""
 
-class Shape:
-    """A network: features, widths of the hidden layers, activation, outputs; with noise that varies or not."""
 
-    def __init__(
-        self, features: int, hidden: Sequence[int], activation: str, outputs: int, varying: bool = False
-    ) -> None:
-        self.widths, self.activation, self.varying = [features, *hidden, outputs], activation, varying
-
-    def network(self, members: int | None = None) -> Sequential:
-        """A new network in float64, or several in one."""
-        layers: list[BaseLayer] = []
-        for before, after in pairwise(self.widths):
-            linear = Linear(before, after) if members is None else StackedLinear(members, before, after)
-            layers += [linear, ACTIVATIONS[self.activation]()]
-        layers[-1:] = [EvenExp()] if self.varying else []
-        return Sequential(*layers).double()
+def network_of(widths: Sequence[int], activation: str, varying: bool = False, members: int | None = None) -> Sequential:
+    """A new network in float64, or several in one: layers of these widths, from features to outputs."""
+    layers: list[BaseLayer] = []
+    for before, after in pairwise(widths):
+        linear = Linear(before, after) if members is None else StackedLinear(members, before, after)
+        layers += [linear, ACTIVATIONS[activation]()]
+    layers[-1:] = [EvenExp()] if varying else []
+    return Sequential(*layers).double()
 
 
 @torch.no_grad()
@@ -60,10 +54,17 @@ def outputs_of(net: Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Task:
+    """What is learnt: data in tensors that are ready. A subclass says how they are learnt and judged:
+
+    first_noise    the noise of the first epoch
+    learn          one training step from some rows; `away` (row, member) are those that a member does not see
+    judge          the likeliest noise of some rows, for outputs N(mu, var), and the mean log-likelihood with it
+    """
+
     observe = "all"
 
-    def __init__(self, shape: Shape, x: Tensor, weight: Tensor) -> None:
-        self.network, self.x, self.weight = shape.network, x, weight
+    def __init__(self, network: Network, x: Tensor, weight: Tensor) -> None:
+        self.network, self.x, self.weight = network, x, weight
 
     def outputs(self, net: Sequential, rows: Tensor) -> tuple[Tensor, Tensor]:
         return outputs_of(net, self.x[rows])
@@ -77,8 +78,8 @@ def _observed_by(y: Tensor, away: Tensor | None) -> Tensor:
 class Numbers(_Task):
     """Numbers y (row, column), NaN where missing, with noise of one size for each column: learnt, or `fixed`."""
 
-    def __init__(self, shape: Shape, x: Tensor, y: Tensor, weight: Tensor, fixed: Tensor | None = None) -> None:
-        super().__init__(shape, x, weight)
+    def __init__(self, network: Network, x: Tensor, y: Tensor, weight: Tensor, fixed: Tensor | None = None) -> None:
+        super().__init__(network, x, weight)
         self.y, self.fixed = y, fixed
 
     def first_noise(self) -> Tensor:
@@ -99,8 +100,8 @@ class VaryingNumbers(_Task):
 
     observe = "heteros"
 
-    def __init__(self, shape: Shape, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        super().__init__(shape, x, weight)
+    def __init__(self, network: Network, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        super().__init__(network, x, weight)
         self.y = y
 
     def first_noise(self) -> None:
@@ -119,9 +120,9 @@ class Classes(_Task):
     observe = "indices"
 
     def __init__(
-        self, shape: Shape, x: Tensor, label: Tensor, weight: Tensor, classes: int, fixed: float | None = None
+        self, network: Network, x: Tensor, label: Tensor, weight: Tensor, classes: int, fixed: float | None = None
     ) -> None:
-        super().__init__(shape, x, weight)
+        super().__init__(network, x, weight)
         self.label, self.fixed, self.tree = label, fixed, class_tree(classes)
         self._turn = torch.as_tensor(self.tree.obs).double().reshape(classes, -1)
         self._node = torch.as_tensor(self.tree.idx).long().reshape(classes, -1)
@@ -148,7 +149,10 @@ class Classes(_Task):
         return noise, score(noise)
 
 
-def probabilities(mu: Tensor, var: Tensor, tree: Any, noise: float) -> Tensor:
+LearningTask = Numbers | VaryingNumbers | Classes
+
+
+def probabilities(mu: Tensor, var: Tensor, tree: HRCSoftmax, noise: float) -> Tensor:
     """Of every class, (row, class); they add up to one."""
     p = class_probabilities(mu, var, tree, noise)
     return p / p.sum(1, keepdim=True).clamp_min(math.ulp(0.0))

@@ -156,7 +156,7 @@ class CompiledStep:
         return max(_TF32 if t == torch.float32 and _fast_products(tensors) else torch.finfo(t).eps for t in types)
 
     def _check(self) -> None:
-        if self.net.after_backward is not None:
+        if self.net.replicas is not None:
             raise UnsupportedError(
                 "TrainStep: a step that talks to other workers cannot be compiled.\n  fix: compile=False."
             )
@@ -192,7 +192,7 @@ class CompiledStep:
 
 def _settings_of(layer: BaseLayer) -> itemgetter:
     """Reads everything in a layer's attributes that is not a tensor and that its computation may depend on."""
-    always = [name for name in ("compat", "compute_dtype", "cap", "on_sums", "after_backward") if name in vars(layer)]
+    always = [name for name in ("compat", "compute_dtype", "cap", "on_sums", "replicas") if name in vars(layer)]
     plain = [name for name, value in vars(layer).items() if _is_plain(value)]
     return itemgetter(*always, *(name for name in plain if name not in always and name not in _NOTED))
 

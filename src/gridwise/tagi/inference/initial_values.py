@@ -23,22 +23,15 @@ def scale_of(method: str, fan_in: int, fan_out: int) -> float:
     return math.sqrt(known[method.lower()])
 
 
-def gaussian_pair(shape: tuple[int, ...], scale: float, gain: float) -> tuple[nn.Parameter, nn.Parameter]:
-    """Parameters (mean, variance) of `shape`; the means are drawn from torch's default generator."""
-    return frozen(torch.randn(shape) * scale), frozen(torch.full(shape, (gain * scale) ** 2))
-
-
 def gaussian_parameters(
-    weight: tuple[int, ...],
-    bias: tuple[int, ...] | None,
-    scale: float,
-    gain_weight: float = 1.0,
-    gain_bias: float = 1.0,
+    weight: tuple[int, ...], bias: tuple[int, ...] | None, scale: float, gain_weight: float, gain_bias: float
 ) -> dict[str, nn.Parameter]:
-    """Means and variances of weights and, unless their shape is None, of biases."""
-    out = dict(zip(("mu_w", "var_w"), gaussian_pair(weight, scale, gain_weight), strict=True))
-    if bias is not None:
-        out["mu_b"], out["var_b"] = gaussian_pair(bias, scale, gain_bias)
+    """Means and variances of weights and, unless their shape is None, of biases; torch's default generator draws the means."""
+    out = {}
+    for name, shape, gain in (("w", weight, gain_weight), ("b", bias, gain_bias)):
+        if shape is not None:
+            out[f"mu_{name}"] = frozen(torch.randn(shape) * scale)
+            out[f"var_{name}"] = frozen(torch.full(shape, (gain * scale) ** 2))
     return out
 
 

@@ -1,5 +1,8 @@
 """Layers, networks and updaters of TAGI, under pytagi's names."""
 
+import typing as _typing
+
+from ...aliases import moved_modules as _moved_modules
 from ..inference.train_step import TrainStep as TrainStep
 from .activation import ClosedFormSoftmax as ClosedFormSoftmax
 from .activation import EvenExp as EvenExp
@@ -20,7 +23,7 @@ from .attention import MultiheadAttention as MultiheadAttention
 from .base_layer import BaseLayer as BaseLayer
 from .batch_norm import BatchNorm2d as BatchNorm2d
 from .conv2d import Conv2d as Conv2d
-from .convtranspose2d import ConvTranspose2d as ConvTranspose2d
+from .conv2d import ConvTranspose2d as ConvTranspose2d
 from .data_struct import BaseDeltaStates as BaseDeltaStates
 from .data_struct import BaseHiddenStates as BaseHiddenStates
 from .data_struct import HRCSoftmax as HRCSoftmax
@@ -30,14 +33,17 @@ from .embedding import Embedding as Embedding
 from .gaussian import Gaussian as Gaussian
 from .gaussian import Innovation as Innovation
 from .layer_block import LayerBlock as LayerBlock
+from .layer_block import ResNetBlock as ResNetBlock
 from .layer_norm import LayerNorm as LayerNorm
 from .layer_norm import RMSNorm as RMSNorm
 from .linear import Linear as Linear
+from .linear import SLinear as SLinear
 from .lstm import LSTM as LSTM
 from .output_updater import OutputUpdater as OutputUpdater
 from .pooling import AvgPool2d as AvgPool2d
 from .pooling import MaxPool2d as MaxPool2d
-from .resnet_block import ResNetBlock as ResNetBlock
 from .sequential import Sequential as Sequential
-from .slinear import SLinear as SLinear
 from .slstm import SLSTM as SLSTM
+
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _moved_modules(__name__)

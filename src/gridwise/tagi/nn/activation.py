@@ -236,8 +236,7 @@ def halves(x: Gaussian, name: str) -> tuple[Gaussian, Gaussian]:
             f"{name}: the input of shape {tuple(x.mu.shape)} has an odd number of units.\n"
             "  fix: two units for every observed quantity, its mean and the log of its noise variance."
         )
-    even, odd = (Gaussian(*(None if t is None else t[..., start::2] for t in x)) for start in (0, 1))  # type: ignore[arg-type]
-    return even, odd
+    return x.map(lambda t: t[..., 0::2]), x.map(lambda t: t[..., 1::2])
 
 
 def joined(even: Gaussian, odd: Gaussian) -> Gaussian:

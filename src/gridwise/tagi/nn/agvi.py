@@ -81,9 +81,6 @@ class AGVI(BaseLayer):
     def get_layer_info(self) -> str:
         return f"AGVI({self.odd_layer.get_layer_name()})"
 
-    def extra_repr(self) -> str:
-        return ""
-
 
 def _of_noise(noise: Gaussian, d: Innovation) -> Innovation:
     """Innovations of the odd units; none where there is no noise, or nothing unknown about it."""

@@ -99,8 +99,7 @@ class MultiheadAttention(BaseLayer):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:
-        x = Gaussian(*(None if t is None else self.as_input(t) for t in x))  # type: ignore[arg-type]
-        z = self.qkv.forward(x)
+        z = self.qkv.forward(x.map(self.as_input))
         q, k, v = self._split(z.mu)
         q_var, k_var, v_var = self._split(z.variance())
         if self.use_rope:
@@ -163,9 +162,6 @@ class MultiheadAttention(BaseLayer):
 
     def get_layer_info(self) -> str:
         return f"MultiheadAttention({self.embed_dim},{self.num_heads},{self.num_kv_heads})"
-
-    def extra_repr(self) -> str:
-        return ""
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

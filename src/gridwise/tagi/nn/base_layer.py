@@ -20,12 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import GridwiseError, PartitionError
-from ..inference.initial_values import frozen
+from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.tracing import is_traced
 from ..inference.update import Change, cap_factor, capped_update
 from .gaussian import Gaussian, Innovation
 
 Sums = tuple[Tensor, Tensor]
+Shape = tuple[int, ...]
+Fans = tuple[int, int]
+"""Units that one output sees, and outputs that see one unit."""
 
 
 class BaseLayer(nn.Module):
@@ -174,7 +177,7 @@ class BaseLayer(nn.Module):
 
     def extra_repr(self) -> str:
         info = self.get_layer_info()
-        return info[info.find("(") + 1 : -1]
+        return "" if self._modules else info[info.find("(") + 1 : -1]
 
     @property
     def device(self) -> str:
@@ -185,7 +188,7 @@ class BaseLayer(nn.Module):
         self.to("cuda")
 
 
-def _delta(name: str, power: int) -> Any:
+def _delta(name: str, power: int) -> property:
     """A property: what the next step will add to means or variances before the cap; None when no backward is pending."""
 
     def get(layer: ParametricLayer) -> Tensor | None:
@@ -205,6 +208,9 @@ class ParametricLayer(BaseLayer):
     mu_b: nn.Parameter | None
     var_b: nn.Parameter | None
     neg_var_w: Tensor  # how many variances the steps had to put to the floor
+    gain_weight: float = 1.0
+    gain_bias: float = 1.0
+    init_method: str = "He"
 
     def __init__(self, input_size: int = 0, output_size: int = 0, bias: bool = True) -> None:
         super().__init__(input_size, output_size)
@@ -222,8 +228,7 @@ class ParametricLayer(BaseLayer):
 
     def init_weight_bias(self) -> None:
         """Draw the initial means and set the initial variances; the layer forgets what it has learnt."""
-        drawn = self._initial()
-        for name, value in drawn.items():
+        for name, value in self._initial().items():
             old = getattr(self, name, None)
             if old is None:
                 self.register_parameter(name, value)
@@ -231,6 +236,12 @@ class ParametricLayer(BaseLayer):
                 old.copy_(value)
 
     def _initial(self) -> dict[str, nn.Parameter]:
+        weight, bias, fans = self._shapes()
+        scale = scale_of(self.init_method, *fans)
+        return gaussian_parameters(weight, bias if self.bias else None, scale, self.gain_weight, self.gain_bias)
+
+    def _shapes(self) -> tuple[Shape, Shape, Fans]:
+        """Shapes of weights and biases, and the fans."""
         raise NotImplementedError
 
     def pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
@@ -273,11 +284,3 @@ class ParametricLayer(BaseLayer):
     @property
     def num_biases(self) -> int:
         return 0 if self.mu_b is None else self.mu_b.numel()
-
-
-def ones_and_zeros(n: int, var_w: float, var_b: float | None) -> dict[str, nn.Parameter]:
-    """The initial affine parameters of the normalisation layers: weights around one, biases around zero."""
-    out = {"mu_w": frozen(torch.ones(n)), "var_w": frozen(torch.full((n,), var_w))}
-    if var_b is not None:
-        out |= {"mu_b": frozen(torch.zeros(n)), "var_b": frozen(torch.full((n,), var_b))}
-    return out

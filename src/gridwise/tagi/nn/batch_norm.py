@@ -25,12 +25,50 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import PartitionError
+from ..inference.initial_values import frozen
 from ..inference.tracing import is_traced
-from .base_layer import ParametricLayer, ones_and_zeros
+from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
 
 
-class BatchNorm2d(ParametricLayer):
+class AffineNorm(ParametricLayer):
+    """What all normalisation layers share: a weight around one and a bias around zero for each channel, or unit."""
+
+    def _channels(self) -> int:
+        raise NotImplementedError
+
+    def _initial(self) -> dict[str, nn.Parameter]:
+        n = self._channels()
+        out = {"mu_w": torch.ones(n), "var_w": torch.full((n,), self.gain_weight**2 / n)}
+        if self.bias:
+            out |= {"mu_b": torch.zeros(n), "var_b": torch.full((n,), self.gain_bias**2 / n)}
+        return {name: frozen(value) for name, value in out.items()}
+
+    def _moments(self, x: Gaussian, normal: Tensor, inverse: Tensor, dim: int) -> Gaussian:
+        """Moments of W x + b for a normalised input: x = `normal`, its variance `inverse**2 var`; channels are dim `dim`."""
+        self._keep(normal, inverse, x.jcb, dim)
+        shape = _along(dim, normal)
+        w, s = self.mu_w.view(shape), self.var_w.view(shape)
+        mu, variance = normal * w, normal * normal * s
+        if x.var is not None:
+            variance = torch.addcmul(variance, inverse * inverse * (w * w + s), x.var)
+        if self.mu_b is not None and self.var_b is not None:
+            mu, variance = mu + self.mu_b.view(shape), variance + self.var_b.view(shape)
+        return Gaussian(mu, variance)
+
+    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
+        normal, inverse, jcb, dim = self._recall()
+        d = delta.reshape(*normal.shape)
+        dims = _all_but(dim, normal)
+        w = ((normal * d.mu).sum(dims), (normal * normal * d.var).sum(dims))
+        self._sums_ready(normal.shape[0], w, (d.mu.sum(dims), d.var.sum(dims)))
+        if not need_input:
+            return None
+        slope = inverse * self.mu_w.view(_along(dim, normal))
+        return d.through(slope if jcb is None else slope * jcb)
+
+
+class BatchNorm2d(AffineNorm):
     """Normalisation over the batch, after convolutions (batch, channel, h, w) and after Linear (batch, unit).
 
     Parameters
@@ -84,9 +122,8 @@ class BatchNorm2d(ParametricLayer):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"all_sum": None}
 
-    def _initial(self) -> dict[str, nn.Parameter]:
-        n = self.num_features
-        return ones_and_zeros(n, self.gain_weight**2 / n, self.gain_bias**2 / n if self.bias else None)
+    def _channels(self) -> int:
+        return self.num_features
 
     def forward(self, x: Gaussian) -> Gaussian:
         dim = 1 if x.mu.ndim == 4 else x.mu.ndim - 1
@@ -96,35 +133,31 @@ class BatchNorm2d(ParametricLayer):
                 f"`num_features` (={self.num_features})."
             )
         mean, variance = self._statistics(x, dim) if self.training else (self.running_mean, self.running_var)
-        shape = [-1 if d == dim else 1 for d in range(x.mu.ndim)]
+        shape = _along(dim, x.mu)
         inverse = torch.rsqrt(variance + self.eps).view(shape)
-        normal = (x.mu - mean.view(shape)) * inverse
-        out = normalised_moments(self, normal, inverse, x.var, shape)
-        self._keep(normal, inverse, x.jcb, dim)
-        return out
+        return self._moments(x, (x.mu - mean.view(shape)) * inverse, inverse, dim)
 
     def _statistics(self, x: Gaussian, dim: int) -> tuple[Tensor, Tensor]:
-        dims = [d for d in range(x.mu.ndim) if d != dim]
         count = x.mu.numel() / self.num_features
-        total = x.mu.sum(dims)
+        total = x.mu.sum(_all_but(dim, x.mu))
         if self.all_sum is not None:
             gathered = self.all_sum(torch.cat((total, total.new_full((1,), count))))
             n = gathered[-1]
             mean = gathered[:-1] / n.clamp_min(1.0)
-            squares = self.all_sum(self._squares(x, mean, dims, dim))
+            squares = self.all_sum(self._squares(x, mean, dim))
             variance = squares / (n - 1).clamp_min(1.0)
             self._note(mean, variance, n > 0)
         elif count:
             mean = total / count
-            variance = self._squares(x, mean, dims, dim) / max(count - 1.0, 1.0)
+            variance = self._squares(x, mean, dim) / max(count - 1.0, 1.0)
             self._note(mean, variance)
         else:
             return self.running_mean, self.running_var
         return mean, variance
 
-    def _squares(self, x: Gaussian, mean: Tensor, dims: list[int], dim: int) -> Tensor:
-        shape = [-1 if d == dim else 1 for d in range(x.mu.ndim)]
-        squares = (x.mu - mean.view(shape)).square().sum(dims)
+    def _squares(self, x: Gaussian, mean: Tensor, dim: int) -> Tensor:
+        dims = _all_but(dim, x.mu)
+        squares = (x.mu - mean.view(_along(dim, x.mu))).square().sum(dims)
         return squares if x.var is None else squares + x.var.sum(dims)
 
     def _note(self, mean: Tensor, variance: Tensor, some: Tensor | None = None) -> None:
@@ -140,27 +173,11 @@ class BatchNorm2d(ParametricLayer):
         if not is_traced():
             self.batch_statistics = (mean, variance)
 
-    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
-        normal, inverse, jcb, dim = self._recall()
-        d = delta.reshape(*normal.shape)
-        dims = [n for n in range(normal.ndim) if n != dim]
-        shape = [-1 if n == dim else 1 for n in range(normal.ndim)]
-        w = ((normal * d.mu).sum(dims), (normal * normal * d.var).sum(dims))
-        self._sums_ready(normal.shape[0], w, (d.mu.sum(dims), d.var.sum(dims)))
-        if not need_input:
-            return None
-        slope = inverse * self.mu_w.view(shape)
-        return d.through(slope if jcb is None else slope * jcb)
+
+def _along(dim: int, x: Tensor) -> list[int]:
+    """The shape under which a vector along `dim` broadcasts against `x`."""
+    return [-1] + [1] * (x.ndim - dim - 1)
 
 
-def normalised_moments(
-    layer: ParametricLayer, normal: Tensor, inverse: Tensor, var: Tensor | None, shape: list[int]
-) -> Gaussian:
-    """Moments of W x + b for a normalised input: x = `normal`, its variance `inverse**2 var`."""
-    w, s = layer.mu_w.view(shape), layer.var_w.view(shape)
-    mu, variance = normal * w, normal * normal * s
-    if var is not None:
-        variance = torch.addcmul(variance, inverse * inverse * (w * w + s), var)
-    if layer.mu_b is not None and layer.var_b is not None:
-        mu, variance = mu + layer.mu_b.view(shape), variance + layer.var_b.view(shape)
-    return Gaussian(mu, variance)
+def _all_but(dim: int, x: Tensor) -> list[int]:
+    return [d for d in range(x.ndim) if d != dim]

@@ -14,25 +14,15 @@ Both adjoints of one line are one call of torch's `convolution_backward`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import PartitionError
-from ..inference.initial_values import gaussian_parameters, scale_of
-from ..inference.tracing import is_traced
-from .base_layer import ParametricLayer
+from .base_layer import Fans, ParametricLayer, Shape
 from .gaussian import Gaussian, Innovation
-from .windowed import WindowedBaseLayer
-
-Size2 = int | tuple[int, int]
-
-
-def pair(value: Size2) -> tuple[int, int]:
-    """(height, width) from one number or two."""
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+from .windowed import Margins, Size2, WindowedBaseLayer, pair
 
 
 class Conv2d(WindowedBaseLayer, ParametricLayer):
@@ -55,8 +45,6 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
     >>> mu.shape
     (512,)
     """
-
-    transposed = False
 
     def __init__(
         self,
@@ -85,37 +73,16 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         if padding_type not in (0, 1, 2):
             raise PartitionError(f"{type(self).__name__}: `padding_type` (={padding_type}) is 0, 1 or 2.")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.dilation = pair(kernel_size), pair(stride), pair(dilation)
-        self.padding = pair(padding) if padding_type else (0, 0)
-        self.padding_type = padding_type
+        self._set_window(kernel_size, stride, padding, padding_type)
+        self.dilation = pair(dilation)
         self.in_width, self.in_height = in_width, in_height
         self.declared_hw = in_height, in_width  # the sizes noted above become those of the last images
         self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method
         if in_width and in_height:
-            self._note_sizes((in_height, in_width))
+            self._note_sizes(in_channels, in_height, in_width)
         self.init_weight_bias()
 
     # ---- shapes -----------------------------------------------------------------------------------------------------
-    def weight_shape(self) -> tuple[int, ...]:
-        if self.transposed:
-            return (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
-        return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-
-    def output_hw(self, hw: tuple[int, int]) -> tuple[int, int]:
-        """Height and width of the output for an input of height and width `hw`."""
-        sides = 2 if self.padding_type == 1 else 1
-        out = []
-        for n, k, s, p, d in zip(hw, self.kernel_size, self.stride, self.padding, self.dilation, strict=True):
-            span = d * (k - 1) + 1
-            out.append(s * (n - 1) + span - sides * p if self.transposed else (n + sides * p - span) // s + 1)
-        return out[0], out[1]
-
-    def _note_sizes(self, hw: tuple[int, int]) -> None:
-        self.in_height, self.in_width = hw
-        self.out_height, self.out_width = self.output_hw(hw)
-        self.input_size = self.in_channels * self.in_height * self.in_width
-        self.output_size = self.out_channels * self.out_height * self.out_width
-
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 4:
             return flat
@@ -132,24 +99,22 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         height, width = self.declared_hw if all(self.declared_hw) else (self.in_height, self.in_width)
         return (self.in_channels, height, width) if height and width else None
 
-    def _initial(self) -> dict[str, nn.Parameter]:
+    def _shapes(self) -> tuple[Shape, Shape, Fans]:
         area = self.kernel_size[0] * self.kernel_size[1]
         fans = area * self.in_channels // self.groups, area * self.out_channels // self.groups
-        scale = scale_of(self.init_method, *fans)
-        shapes = self.weight_shape(), (self.out_channels,) if self.bias else None
-        return gaussian_parameters(*shapes, scale, self.gain_weight, self.gain_bias)
+        ends = (self.in_channels, self.out_channels) if self.transposed else (self.out_channels, self.in_channels)
+        return (ends[0], ends[1] // self.groups, *self.kernel_size), (self.out_channels,), fans
 
     # ---- moments ----------------------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:
         if x.mu.ndim != 4:
-            x = Gaussian(*(None if t is None else self.as_input(t) for t in x))  # type: ignore[arg-type]
+            x = x.map(self.as_input)
         if x.mu.shape[1] != self.in_channels:
             raise PartitionError(
                 f"{self.get_layer_info()}: the input of shape {tuple(x.mu.shape)} has {x.mu.shape[1]} channels, "
                 f"`in_channels` (={self.in_channels})."
             )
-        if not is_traced() and self.halo is None:
-            self._note_sizes((x.mu.shape[2], x.mu.shape[3]))
+        self._note_sizes(*x.mu.shape[1:])
         m, v, _ = self._fetched_rows(x)
         squares = self.mu_w * self.mu_w
         second = m * m if v is None else torch.addcmul(v, m, m)
@@ -187,14 +152,6 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
             x, weight, bias, self.stride, self._symmetric(), self.dilation, self.transposed, [0, 0], self.groups
         )
 
-    def _made_of(self, rows: Sequence[int]) -> list[int]:
-        """Rows that a kernel makes without padding; of no rows, a transposed one makes none."""
-        out = []
-        for n, k, s, d in zip(rows, self.kernel_size, self.stride, self.dilation, strict=True):
-            span = d * (k - 1) + 1
-            out.append((s * (n - 1) + span if n else 0) if self.transposed else max(0, (n - span) // s + 1))
-        return out
-
     def _adjoints(self, d: Tensor, x: Tensor, weight: Tensor, need_input: bool) -> tuple[Tensor, Tensor]:
         if self.halo is not None and not (d.numel() and x.numel()):
             return torch.zeros_like(x), torch.zeros_like(weight)
@@ -206,32 +163,44 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         return at_input.to(own) if need_input else d, at_weight.to(own)
 
     # ---- padding type 2: a convolution pads at the bottom and right, its transpose crops there --------------------
-    def _one_sided(self) -> bool:
-        return self.padding_type == 2 and self.padding != (0, 0)
+    def _margins(self) -> Margins:
+        here = self.padding_type == 2 and not self.transposed
+        return ((0, self.padding[0]), (0, self.padding[1])) if here else ((0, 0), (0, 0))
 
-    def _pad(self, x: Tensor) -> Tensor:
-        if self.transposed or not self._one_sided():
-            return x
-        return F.pad(x, (0, self.padding[1], 0, self.padding[0]))
-
-    def _unpad(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return x[:, :, : shape[2], : shape[3]]
+    def _drops(self) -> Margins | None:
+        """What the kernel makes beyond the outputs; negative ones are missing, and added as zeros."""
+        if self.halo is not None:
+            return self.halo.drops
+        here = self.padding_type == 2 and self.transposed
+        return ((0, self.padding[0]), (0, self.padding[1])) if here else None
 
     def _crop(self, y: Tensor) -> Tensor:
-        if self.halo is not None:
-            return self.halo.crop(y)
-        if not self.transposed or not self._one_sided():
-            return y
-        return y[:, :, : y.shape[2] - self.padding[0], : y.shape[3] - self.padding[1]]
+        drops = self._drops()
+        return y if drops is None else F.pad(y, [-n for drop in reversed(drops) for n in drop])
 
     def _uncrop(self, d: Tensor) -> Tensor:
-        if self.halo is not None:
-            return self.halo.uncrop(d)
-        if not self.transposed or not self._one_sided():
-            return d
-        return F.pad(d, (0, self.padding[1], 0, self.padding[0]))
+        drops = self._drops()
+        return d if drops is None else F.pad(d, [n for drop in reversed(drops) for n in drop])
 
-    def get_layer_info(self) -> str:
-        k = self.kernel_size[0] if self.kernel_size[0] == self.kernel_size[1] else self.kernel_size
-        sizes = f"{self.out_width},{self.out_height},{k}"
-        return f"{self.get_layer_name()}({self.in_channels},{self.out_channels},{sizes})"
+
+class ConvTranspose2d(Conv2d):
+    """A 2-d transposed convolution with Gaussian kernels.
+
+    The same moments as `Conv2d`, with the kernel (in, out, height, width) run the other way.
+    The output has `stride (n - 1) + dilation (k - 1) + 1 - 2 padding` rows for n input rows; with `padding_type` 2 one
+    `padding` is cut away, at the bottom and on the right. Parameters as in `Conv2d`.
+
+    Parameters
+    ----------
+    in_channels, ..., groups : as in `Conv2d`
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.ConvTranspose2d(3, 4, 2, stride=2, in_width=8, in_height=8))
+    >>> mu, var = net(np.ones((2, 3 * 8 * 8), dtype='float32'))
+    >>> mu.shape
+    (2048,)
+    """
+
+    transposed = True

@@ -86,7 +86,7 @@ class _States(Generic[Value]):
         return type(self).__name__
 
 
-def _moment(name: str, read: Callable[[Any], Tensor]) -> Any:
+def _moment(name: str, read: Callable[[Any], Tensor]) -> property:
     """A property: one of the moments, a row for each sample; set from anything with as many values."""
 
     def get(states: _States[Any]) -> Tensor:

@@ -103,7 +103,7 @@ class DDPSequential(NetworkOnWorkers):
             ids = config.device_ids or list(range(torch.cuda.device_count()))
             model.to(f"cuda:{ids[config.rank % len(ids)]}")
         self._replicas = Replicas(model, transport, P_world.team, "DDPSequential", scale, problem)
-        self._tried: Any = None
+        self._tried: tuple[torch.Size, bool] | None = None
 
     @torch.no_grad()
     def forward(self, mu_x: Values, var_x: Values | None = None) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import PartitionError
-from ..inference.initial_values import gaussian_pair
+from ..inference.initial_values import gaussian_parameters
 from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
@@ -56,8 +56,7 @@ class Embedding(ParametricLayer):
         self.init_weight_bias()
 
     def _initial(self) -> dict[str, nn.Parameter]:
-        mu, var = gaussian_pair((self.num_embeddings, self.embedding_dim), self.scale, 1.0)
-        return {"mu_w": mu, "var_w": var}
+        return gaussian_parameters((self.num_embeddings, self.embedding_dim), None, self.scale, 1.0, 1.0)
 
     def forward(self, x: Gaussian) -> Gaussian:
         index = x.mu.round().long()

@@ -16,6 +16,7 @@ exact Jacobian of one: both save work, the first a third of the forward products
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -41,11 +42,14 @@ class Gaussian(NamedTuple):
     var: Tensor | None = None  # None: exactly zero
     jcb: Tensor | None = None  # None: exactly one
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Gaussian:
+        """`change` of means, variances and Jacobians, of those that are there."""
+        var, jcb = (None if t is None else change(t) for t in (self.var, self.jcb))
+        return Gaussian(change(self.mu), var, jcb)
+
     def reshape(self, *shape: int) -> Gaussian:
         """The same units under another shape."""
-        var = None if self.var is None else self.var.reshape(shape)
-        jcb = None if self.jcb is None else self.jcb.reshape(shape)
-        return Gaussian(self.mu.reshape(shape), var, jcb)
+        return self.map(lambda t: t.reshape(shape))
 
     def variance(self) -> Tensor:
         """The variances as a tensor, zeros where they are exactly zero."""
@@ -74,6 +78,10 @@ class Innovation(NamedTuple):
 
     def reshape(self, *shape: int) -> Innovation:
         return Innovation(self.mu.reshape(shape), self.var.reshape(shape))
+
+    def plus(self, other: Innovation | None) -> Innovation:
+        """What two consumers of the same units say of them; None for nothing."""
+        return self if other is None else Innovation(self.mu + other.mu, self.var + other.var)
 
     def through(self, jcb: Tensor | None) -> Innovation:
         """The innovation of z, from the innovation of a = activation(z) with Jacobian `jcb`."""

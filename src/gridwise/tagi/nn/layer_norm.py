@@ -14,16 +14,15 @@ and then the moments and innovations of batch_norm.py, with x = i (m - mean). RM
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from ...errors import PartitionError
-from .base_layer import ParametricLayer, Sums, ones_and_zeros
-from .batch_norm import normalised_moments
-from .gaussian import Gaussian, Innovation
+from .base_layer import Sums
+from .batch_norm import AffineNorm
+from .gaussian import Gaussian
 
 
-class _SampleNorm(ParametricLayer):
-    """What LayerNorm and RMSNorm share: which dims are normalised, and the way back."""
+class _SampleNorm(AffineNorm):
+    """What LayerNorm and RMSNorm share: which dims are normalised."""
 
     def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float, bias: bool) -> None:
         super().__init__(bias=bias)
@@ -36,30 +35,18 @@ class _SampleNorm(ParametricLayer):
         self.normalized_shape, self.eps = shape, eps
         self.init_weight_bias()
 
-    def _initial(self) -> dict[str, nn.Parameter]:
-        n = self.normalized_shape[0]
-        return ones_and_zeros(n, 1.0 / n, 1.0 / n if self.bias else None)
+    def _channels(self) -> int:
+        return self.normalized_shape[0]
 
-    def _dims(self, shape: torch.Size) -> tuple[list[int], list[int]]:
-        """The dims to normalise over, and the shape under which the affine parameters broadcast."""
+    def _dims(self, shape: torch.Size) -> list[int]:
+        """The dims to normalise over: the last ones, of which the first has a weight for each unit."""
         k = len(self.normalized_shape)
         if shape[-k:].numel() != torch.Size(self.normalized_shape).numel() or (k == 3 and len(shape) != 4):
             raise PartitionError(
                 f"{type(self).__name__}: the input of shape {tuple(shape)} does not end in `normalized_shape` "
                 f"(={list(self.normalized_shape)})."
             )
-        return list(range(-k, 0)), [-1] + [1] * (k - 1)
-
-    def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
-        normal, inverse, jcb, shape = self._recall()
-        d = delta.reshape(*normal.shape)
-        dims = [n for n in range(normal.ndim) if n != normal.ndim - len(shape)]
-        w = ((normal * d.mu).sum(dims), (normal * normal * d.var).sum(dims))
-        self._sums_ready(normal.shape[0], w, (d.mu.sum(dims), d.var.sum(dims)))
-        if not need_input:
-            return None
-        slope = inverse * self.mu_w.view(shape)
-        return d.through(slope if jcb is None else slope * jcb)
+        return list(range(len(shape) - k, len(shape)))
 
 
 class LayerNorm(_SampleNorm):
@@ -87,14 +74,12 @@ class LayerNorm(_SampleNorm):
         super().__init__(normalized_shape, eps, bias)
 
     def forward(self, x: Gaussian) -> Gaussian:
-        dims, shape = self._dims(x.mu.shape)
+        dims = self._dims(x.mu.shape)
         n = torch.Size(self.normalized_shape).numel()
         centred = x.mu - x.mu.mean(dims, keepdim=True)
         squares = centred.square() if x.var is None else torch.addcmul(x.var, centred, centred)
         inverse = torch.rsqrt(squares.sum(dims, keepdim=True) / max(n - 1, 1) + self.eps)
-        normal = centred * inverse
-        self._keep(normal, inverse, x.jcb, shape)
-        return normalised_moments(self, normal, inverse, x.var, shape)
+        return self._moments(x, centred * inverse, inverse, dims[0])
 
 
 class RMSNorm(_SampleNorm):
@@ -129,18 +114,16 @@ class RMSNorm(_SampleNorm):
             )
 
     def forward(self, x: Gaussian) -> Gaussian:
-        dims, shape = self._dims(x.mu.shape)
+        dims = self._dims(x.mu.shape)
         quirks = self.compat == "cutagi"
         squares = x.mu * x.mu if x.var is None or quirks else torch.addcmul(x.var, x.mu, x.mu)
         inverse = torch.rsqrt(squares.mean(dims, keepdim=True) + self.eps)
-        normal = x.mu * inverse
-        out = normalised_moments(self, normal, inverse, x.var, shape)
-        if quirks:
-            v = x.variance()
-            raw = v * (self.var_w + self.mu_w**2) + self.var_w * x.mu**2
-            out = Gaussian(out.mu, v * inverse**2 * raw)
-        self._keep(normal, inverse, None if quirks else x.jcb, shape)
-        return out
+        out = self._moments(x._replace(jcb=None) if quirks else x, x.mu * inverse, inverse, dims[0])
+        if not quirks:
+            return out
+        v = x.variance()
+        raw = v * (self.var_w + self.mu_w**2) + self.var_w * x.mu**2
+        return Gaussian(out.mu, v * inverse**2 * raw)
 
     def cap_value(self) -> float | None:
         return 1.0 if self.compat == "cutagi" else super().cap_value()

@@ -12,13 +12,12 @@ Seven matrix products a training step (back-propagation has three), four in a fi
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import PartitionError
-from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.products import product
 from ..inference.tracing import is_traced
-from .base_layer import ParametricLayer
+from .base_layer import Fans, ParametricLayer, Shape
 from .gaussian import Gaussian, Innovation
 
 
@@ -58,10 +57,8 @@ class Linear(ParametricLayer):
         self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method
         self.init_weight_bias()
 
-    def _initial(self) -> dict[str, nn.Parameter]:
-        scale = scale_of(self.init_method, self.input_size, self.output_size)
-        shapes = (self.output_size, self.input_size), (self.output_size,) if self.bias else None
-        return gaussian_parameters(*shapes, scale, self.gain_weight, self.gain_bias)
+    def _shapes(self) -> tuple[Shape, Shape, Fans]:
+        return (self.output_size, self.input_size), (self.output_size,), (self.input_size, self.output_size)
 
     def as_input(self, flat: Tensor) -> Tensor:
         return flat if flat.ndim == 3 and flat.shape[-1] == self.input_size else super().as_input(flat)
@@ -116,3 +113,29 @@ def linear_moments(layer: ParametricLayer, x: Gaussian, squares: Tensor | None) 
             return mu, var.addmm_(x.var, squares.t())
         var = product(x.var, squares.t(), dtype, var)
     return mu, var
+
+
+class SLinear(Linear):
+    """`Linear`, after an `SLSTM`: `Sequential.smoother()` sends the smoothed states through it, step by step.
+
+    The weights of that pass are those at the end of the series. Parameters as in `Linear`.
+
+    Parameters
+    ----------
+    input_size, ..., init_method : as in `Linear`
+
+    Examples
+    --------
+    >>> from gridwise.tagi import nn
+    >>> net = nn.Sequential(nn.SLSTM(1, 4), nn.SLinear(4, 1))
+    >>> mu, var = net(np.ones((2, 1), dtype='float32'))
+    >>> mu.shape
+    (2,)
+    """
+
+    @torch.no_grad()
+    def smoothed(self, hidden: Gaussian) -> Gaussian:
+        """Moments of the output for the smoothed outputs of the layer before."""
+        rows = hidden.reshape(-1, self.input_size)
+        mu, var = linear_moments(self, rows, self.mu_w * self.mu_w)
+        return Gaussian(mu, var)

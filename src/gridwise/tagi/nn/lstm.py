@@ -28,12 +28,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import PartitionError
-from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.products import product
-from .base_layer import ParametricLayer
+from .base_layer import Fans, ParametricLayer, Shape
 from .gaussian import Gaussian, Innovation
 
 _F, _I, _G, _O = range(4)  # the order of the gates in the weights
@@ -114,11 +113,9 @@ class LSTM(ParametricLayer):
         self.register_buffer("second", torch.tensor(_SECOND), persistent=False)
         self.init_weight_bias()
 
-    def _initial(self) -> dict[str, nn.Parameter]:
+    def _shapes(self) -> tuple[Shape, Shape, Fans]:
         fan_in, n = self.input_size + self.output_size, self.output_size
-        scale = scale_of(self.init_method, fan_in, n)
-        shapes = (4, n, fan_in), (4, n) if self.bias else None
-        return gaussian_parameters(*shapes, scale, self.gain_weight, self.gain_bias)
+        return (4, n, fan_in), (4, n), (fan_in, n)
 
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 3 and flat.shape[-1] == self.input_size:
@@ -128,7 +125,7 @@ class LSTM(ParametricLayer):
     # ---- forward ----------------------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:
         shape = x.mu.shape
-        x = Gaussian(*(None if t is None else self.as_input(t) for t in x))  # type: ignore[arg-type]
+        x = x.map(self.as_input)
         batch, length = x.mu.shape[:2]
         independent = self.compat == "cutagi" and batch * length > 1
         if independent:
@@ -187,12 +184,8 @@ class LSTM(ParametricLayer):
         cell: Innovation | None = None
         for t in range(len(steps) - 1, -1, -1):
             step = steps[t]
-            h = Innovation(d.mu[:, t], d.var[:, t])
-            if later is not None:
-                h = Innovation(h.mu + later.mu, h.var + later.var)
-            c = h.through(step.r)
-            if cell is not None:
-                c = Innovation(c.mu + cell.mu, c.var + cell.var)
+            h = Innovation(d.mu[:, t], d.var[:, t]).plus(later)
+            c = h.through(step.r).plus(cell)
             e, e_var, k = _gate_innovations(h, c, step)
             gates.append(e)
             gates_var.append(e_var)

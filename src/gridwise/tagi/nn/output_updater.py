@@ -128,7 +128,7 @@ class OutputUpdater:
     ) -> None:
         """Every output unit is observed as `mu_obs`, with noise variance `var_obs`; NaN where nothing is known."""
         out = output_states.gaussian
-        _set(delta_states, lambda: observe(out, *_observation(out, mu_obs, var_obs)))
+        _set(delta_states, lambda: observe(out, *self._observation(out, mu_obs, var_obs)))
 
     @torch.no_grad()
     def update_using_indices(
@@ -141,7 +141,9 @@ class OutputUpdater:
     ) -> None:
         """Only the units `selected_idx` of each sample, counted from 1, are observed."""
         out = output_states.gaussian
-        _set(delta_states, lambda: observe_at(out, *_observation(out, mu_obs, var_obs), _indices(out, selected_idx)))
+        _set(
+            delta_states, lambda: observe_at(out, *self._observation(out, mu_obs, var_obs), _indices(out, selected_idx))
+        )
 
     @torch.no_grad()
     def update_heteros(self, output_states: BaseHiddenStates, mu_obs: Values, delta_states: BaseDeltaStates) -> None:
@@ -149,9 +151,8 @@ class OutputUpdater:
         out = output_states.gaussian
         _set(delta_states, lambda: observe_heteros(out, as_observations(mu_obs, out.mu)))
 
-
-def _observation(out: Gaussian, mu_obs: Values, var_obs: Values) -> tuple[Tensor, Tensor]:
-    return as_observations(mu_obs, out.mu), as_variances(var_obs, out.mu, "var_obs")
+    def _observation(self, out: Gaussian, mu_obs: Values, var_obs: Values) -> tuple[Tensor, Tensor]:
+        return as_observations(mu_obs, out.mu), as_variances(var_obs, out.mu, "var_obs")
 
 
 def _indices(out: Gaussian, selected_idx: object) -> Tensor:

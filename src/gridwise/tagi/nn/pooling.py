@@ -16,62 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..inference.jumps import ranked
-from ..inference.tracing import is_traced
-from .conv2d import Size2, pair
 from .gaussian import Gaussian, Innovation
-from .windowed import WindowedBaseLayer
+from .windowed import Size2, WindowedBaseLayer
 
 
 class Pool2d(WindowedBaseLayer):
-    """Window, stride and padding, and the sizes that follow from them."""
+    """Window, stride and padding; channels stay."""
 
-    outside = 0.0  # what stands beyond the image
+    keeps_channels = True
 
     def __init__(self, kernel_size: Size2, stride: Size2, padding: Size2, padding_type: int) -> None:
         super().__init__()
-        self.kernel_size = pair(kernel_size)
-        self.stride = self.kernel_size if stride == -1 else pair(stride)
-        self.padding = pair(padding) if padding_type else (0, 0)
-        self.padding_type = padding_type
-
-    def _pad(self, x: Tensor) -> Tensor:
-        if self.padding == (0, 0):
-            return x
-        (h, w), before = self.padding, self.padding_type == 1
-        return F.pad(x, (w * before, w, h * before, h), value=self.outside)
-
-    def _unpad(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        top, left = self.padding if self.padding_type == 1 else (0, 0)
-        return x[..., top : top + shape[-2], left : left + shape[-1]]
-
-    def output_hw(self, hw: tuple[int, int]) -> tuple[int, int]:
-        """Height and width of the output for an input of height and width `hw`."""
-        sides = 2 if self.padding_type == 1 else 1
-        h, w = (
-            (n + sides * p - k) // s + 1
-            for n, k, s, p in zip(hw, self.kernel_size, self.stride, self.padding, strict=True)
-        )
-        return h, w
-
-    def _output_hw(self, rows: torch.Size) -> list[int]:
-        """Height and width of the output, from the shape of the rows seen."""
-        return [max(0, (n - k) // s + 1) for n, k, s in zip(rows[2:], self.kernel_size, self.stride, strict=True)]
+        self._set_window(kernel_size, kernel_size if stride == -1 else stride, padding, padding_type)
 
     def as_input(self, flat: Tensor) -> Tensor:
         if flat.ndim == 4 or not self.input_size:
             return flat
         return self._samples(flat, self.input_size).reshape(-1, self.in_channels, self.in_height, self.in_width)
-
-    def _note_sizes(self, x: Tensor, y: Tensor) -> None:
-        if not is_traced() and self.halo is None:
-            self.in_channels, self.in_height, self.in_width = x.shape[1:]
-            self.out_channels, self.out_height, self.out_width = y.shape[1:]
-            self.input_size, self.output_size = x.shape[1:].numel(), y.shape[1:].numel()
-
-    def get_layer_info(self) -> str:
-        k = self.kernel_size[0] if self.kernel_size[0] == self.kernel_size[1] else self.kernel_size
-        sizes = f"{self.in_channels},{self.out_channels},{self.out_width},{self.out_height},{k}"
-        return f"{self.get_layer_name()}({sizes})"
 
 
 class AvgPool2d(Pool2d):
@@ -101,13 +62,13 @@ class AvgPool2d(Pool2d):
         rows = self._fetched_rows(x)
         mu = self._average(rows.mu, area)
         var = None if rows.var is None else self._average(rows.var, area * area)
-        self._note_sizes(x.mu, mu)
+        self._note_sizes(*x.mu.shape[1:])
         self._keep(x.jcb, x.mu.shape, rows.mu.shape)
         return Gaussian(mu, var)
 
     def _average(self, x: Tensor, divisor: int) -> Tensor:
         if not x.numel():
-            return x.new_zeros(*x.shape[:2], *self._output_hw(x.shape))
+            return x.new_zeros(*x.shape[:2], *self._made_of(x.shape[2:]))
         return F.avg_pool2d(x, self.kernel_size, self.stride, divisor_override=divisor)
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
@@ -119,7 +80,7 @@ class AvgPool2d(Pool2d):
         return self._returned_rows(back, shape).through(jcb)
 
     def _spread(self, d: Tensor, rows: torch.Size, divisor: int) -> Tensor:
-        d = d.reshape(*rows[:2], *self._output_hw(rows)).contiguous()
+        d = d.reshape(*rows[:2], *self._made_of(rows[2:])).contiguous()
         if not d.numel():
             return d.new_zeros(rows)
         like = d.new_empty(1).expand(rows)
@@ -155,12 +116,12 @@ class MaxPool2d(Pool2d):
         if rows.mu.numel():
             mu, index = F.max_pool2d(ranked(rows.mu), self.kernel_size, self.stride, return_indices=True)
         else:
-            mu = rows.mu.new_zeros(*rows.mu.shape[:2], *self._output_hw(rows.mu.shape))
+            mu = rows.mu.new_zeros(*rows.mu.shape[:2], *self._made_of(rows.mu.shape[2:]))
             index = mu.long()
         var = None
         if rows.var is not None:
             var = rows.var.flatten(2).gather(2, index.flatten(2)).reshape(mu.shape)
-        self._note_sizes(x.mu, mu)
+        self._note_sizes(*x.mu.shape[1:])
         self._keep(index, x.jcb, x.mu.shape, rows.mu.shape)
         return Gaussian(mu, var)
 

@@ -11,7 +11,7 @@ that the last layer gives them; NumPy arrays come back as flat float arrays, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +26,8 @@ from .batch_norm import BatchNorm2d
 from .data_struct import BaseDeltaStates, BaseHiddenStates, Values, as_tensor
 from .gaussian import Gaussian, Innovation
 from .layer_block import LayerBlock
+from .linear import SLinear
 from .lstm import LSTM, LSTMStates
-from .slinear import SLinear
 from .slstm import SLSTM
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class Sequential(LayerBlock):
             raise PartitionError("Sequential: no layers were given.")
         super().__init__(*layers)
         self.input_state_update = False
-        self.after_backward: Callable[[], None] | None = None  # set by a network on several workers
         self.replicas: Replicas | None = None  # the workers that train it together, where there are several
         self.num_samples = 0
         self.output_z_buffer = BaseHiddenStates()
@@ -100,7 +99,7 @@ class Sequential(LayerBlock):
         return [layer for layer in self.leaves() if isinstance(layer, ParametricLayer)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"after_backward": None, "replicas": None}
+        return super().__getstate__() | {"replicas": None}
 
     # ---- inference --------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -143,8 +142,8 @@ class Sequential(LayerBlock):
         if delta is None:
             delta = self._output_innovation()
         back = super().backward(delta, self.input_state_update if need_input is None else need_input)
-        if self.after_backward is not None:
-            self.after_backward()
+        if self.replicas is not None:
+            self.replicas.finish()
         if back is not None and self.input_state_update:
             self.output_delta_z_buffer.innovation = back
         return back

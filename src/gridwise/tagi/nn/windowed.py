@@ -9,17 +9,31 @@ Jacobians never travel: innovations are multiplied by them after they have come 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..inference.tracing import is_traced
 from .base_layer import BaseLayer
 from .gaussian import Gaussian, Innovation
 
+Size2 = int | tuple[int, int]
+Margins = tuple[tuple[int, int], tuple[int, int]]
+"""Rows before and after, columns before and after."""
+
+
+def pair(value: Size2) -> tuple[int, int]:
+    """(height, width) from one number or two."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
 
 class Halo(Protocol):
-    """How a worker's part of a windowed layer reaches the rows of others
-    (`gridwise.tagi.distributed.grid_sequential`)."""
+    """How a worker's part of a windowed layer reaches the rows of others (`gridwise.tagi.distributed.carrier`)."""
+
+    drops: Margins | None
+    """What a transposed convolution makes of the fetched rows beyond this worker's outputs."""
 
     def fetch(self, x: Gaussian) -> Gaussian:
         """Means and variances of all rows that this worker's outputs see, padded; without Jacobians."""
@@ -27,21 +41,61 @@ class Halo(Protocol):
     def give_back(self, delta: Innovation) -> Innovation:
         """The adjoint: innovations of fetched rows, sent to their owners and added there."""
 
-    def crop(self, y: Tensor) -> Tensor:
-        """This worker's outputs, out of those that a transposed convolution makes of the fetched rows."""
-
-    def uncrop(self, delta: Tensor) -> Tensor:
-        """The adjoint of `crop`."""
-
 
 class WindowedBaseLayer(BaseLayer):
     """Base of layers whose outputs see windows of the input."""
 
     halo: Halo | None = None
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    padding_type: int
+    dilation: tuple[int, int] = (1, 1)
+    transposed: bool = False
+    keeps_channels: bool = False
+    outside: float = 0.0
+    """What stands beyond the image."""
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"halo": None}
 
+    def _set_window(self, kernel_size: Size2, stride: Size2, padding: Size2, padding_type: int) -> None:
+        self.kernel_size, self.stride = pair(kernel_size), pair(stride)
+        self.padding, self.padding_type = pair(padding) if padding_type else (0, 0), padding_type
+
+    # ---- sizes ------------------------------------------------------------------------------------------------------
+    def output_hw(self, hw: Sequence[int]) -> tuple[int, int]:
+        """Height and width of the output for an input of height and width `hw`."""
+        sides = 2 if self.padding_type == 1 else 1
+        height, width = (self._outputs_along(d, n, sides * self.padding[d]) for d, n in enumerate(hw))
+        return height, width
+
+    def _made_of(self, rows: Sequence[int]) -> list[int]:
+        """Height and width of what is made of fetched rows, which may be none, without padding."""
+        return [max(0, self._outputs_along(d, n, 0)) if n else 0 for d, n in enumerate(rows)]
+
+    def _outputs_along(self, d: int, n: int, padding: int) -> int:
+        span = self.dilation[d] * (self.kernel_size[d] - 1) + 1
+        if self.transposed:
+            return self.stride[d] * (n - 1) + span - padding
+        return (n + padding - span) // self.stride[d] + 1
+
+    def _note_sizes(self, channels: int, height: int, width: int) -> None:
+        if is_traced() or self.halo is not None:
+            return
+        if self.keeps_channels:
+            self.out_channels = channels
+        self.in_channels, self.in_height, self.in_width = channels, height, width
+        self.out_height, self.out_width = self.output_hw((height, width))
+        self.input_size = channels * height * width
+        self.output_size = self.out_channels * self.out_height * self.out_width
+
+    def get_layer_info(self) -> str:
+        k = self.kernel_size[0] if self.kernel_size[0] == self.kernel_size[1] else self.kernel_size
+        sizes = f"{self.in_channels},{self.out_channels},{self.out_width},{self.out_height},{k}"
+        return f"{self.get_layer_name()}({sizes})"
+
+    # ---- rows beyond the image, or beyond the block -------------------------------------------------------------------
     def _fetched_rows(self, x: Gaussian) -> Gaussian:
         """The rows that the outputs see, without their Jacobians."""
         if self.halo is not None:
@@ -52,10 +106,14 @@ class WindowedBaseLayer(BaseLayer):
         """Innovations of the input, of local shape `shape`, from those of the rows seen."""
         if self.halo is not None:
             return self.halo.give_back(delta)
-        return Innovation(self._unpad(delta.mu, shape), self._unpad(delta.var, shape))
+        (top, _), (left, _) = self._margins()
+        return Innovation(*(d[..., top : top + shape[-2], left : left + shape[-1]] for d in delta))
 
     def _pad(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        rows, columns = self._margins()
+        return F.pad(x, (*columns, *rows), value=self.outside) if any((*rows, *columns)) else x
 
-    def _unpad(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        raise NotImplementedError
+    def _margins(self) -> Margins:
+        """The padding that is put around an image before torch's kernel has it."""
+        (h, w), before = self.padding, self.padding_type == 1
+        return (h * before, h), (w * before, w)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -13,18 +12,9 @@ class InterpolateFunction:
 
     @staticmethod
     def apply(
-        input: Tensor,
-        scale_factor: Any,
-        mode: str,
-        align_corners: bool,
-        x_start: Sequence[int],
-        x_stop: Sequence[int],
-        x_global_shape: Sequence[int],
-        y_start: Sequence[int],
-        y_stop: Sequence[int],
-        y_global_shape: Sequence[int],
+        input: Tensor, scale_factor: float | None, mode: str, align_corners: bool, *places: Sequence[int]
     ) -> Tensor:
+        """`places` are x_start, x_stop, x_global_shape, y_start, y_stop and y_global_shape."""
         from ..nn.interpolate import Interpolate
 
-        places = x_start, x_stop, x_global_shape, y_start, y_stop, y_global_shape
-        return Interpolate(*places, scale_factor, mode, align_corners)(input)
+        return Interpolate(*places, scale_factor, mode, align_corners)(input)  # type: ignore[call-arg, arg-type]

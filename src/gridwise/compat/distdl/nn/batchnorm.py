@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gridwise.errors import PartitionError
 from gridwise.nn.layers.batchnorm import DistributedBatchNorm as GridwiseBatchNorm
+from gridwise.nn.layers.standardise import Running
 from gridwise.partition import Partition
 
 from ...notes import note
@@ -102,8 +103,8 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         super()._distdl_module_setup(input)
         self._is_filled = False  # torch's fused kernels track the corrected variance
 
-    def _track(self, mean: Tensor, var: Tensor) -> None:
-        super()._track(mean, var * ((self._count - 1) / self._count))
+    def _running(self) -> Running:
+        return super()._running()._replace(is_corrected=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         torch.nn.Module._apply(self, fn, recurse)

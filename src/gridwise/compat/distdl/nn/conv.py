@@ -1,21 +1,133 @@
-"""`DistributedConv{1,2,3}d`: a layer of the family that its partitions ask for."""
+"""DistDL's convolutions: its argument orders, in front of Gridwise's layers.
+
+DistributedFeatureConv{1,2,3}d      space is cut
+DistributedChannelConv{1,2,3}d      channels are cut
+DistributedGeneralConv{1,2,3}d      both
+DistributedConv{1,2,3}d             the one of these that its partitions ask for
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from . import conv_channel, conv_feature, conv_general
-from .conv_families import family
+import torch
+
+from gridwise.errors import PartitionError, UnsupportedError
+from gridwise.nn.layers import conv
+from gridwise.nn.layers.conv_base import Conv
+from gridwise.nn.windows.windowed_layer import Size
+from gridwise.partition import Partition
+
+from ..backends.mpi.buffer import check_manager
+from ..backends.mpi.partition import plain
+from .root_parameters import RootParameters, own_generator
 
 
-def _of(dims: int) -> Any:
-    rooms = {"Feature": conv_feature, "Channel": conv_channel, "General": conv_general}
-    made = family(*(getattr(room, f"Distributed{name}Conv{dims}d") for name, room in rooms.items()))
-    made.__name__ = made.__qualname__ = f"DistributedConv{dims}d"
-    made.__module__ = __name__
-    return made
+class OnFeatures(RootParameters, Conv):
+    """Only space is cut, by `P_x`; weight and bias are the first worker's."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        padding_mode: str = "zeros",
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        buffer_manager: object = None,
+    ) -> None:
+        check_manager(buffer_manager)
+        of = plain(P_x)
+        if of.dim > 1 and of.grid.shape[1] != 1:
+            raise PartitionError(
+                f"{type(self).__name__}: `P_x` (={of.grid.shape}) must not cut the channels.\n"
+                "  fix: gridwise.nn.DistributedConv takes such a partition."
+            )
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
+        with own_generator():
+            super().__init__(of, *sizes)
+        self._hide()
+        self.serial = of.size == 1
 
 
-DistributedConv1d = _of(1)
-DistributedConv2d = _of(2)
-DistributedConv3d = _of(3)
+class OnChannels(RootParameters, Conv):
+    """Channels are cut, and space too if `P_w` cuts it; each block of the weight is on the first worker that uses it."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        P_w: Partition,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        padding_mode: str = "zeros",
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        buffer_manager: object = None,
+    ) -> None:
+        check_manager(buffer_manager)
+        if groups != 1:
+            raise UnsupportedError(
+                f"{type(self).__name__}: `groups` (={groups}) is not offered: DistDL's layer gives each worker all groups of "
+                "its part of the channels, which is not torch's convolution.\n"
+                "  fix: gridwise.nn.DistributedConv with P_y and P_w is torch's for any groups."
+            )
+        x, y, w = plain(P_x), plain(P_y), plain(P_w)
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
+        with own_generator():
+            super().__init__(x, *sizes, P_y=y, P_w=w)
+        self._hide()
+        held: dict[str, Any] = {**self._parameters}
+        self.stores_weight, self.stores_bias = (held.get(name) is not None for name in ("weight", "bias"))
+        self.stores_bias = self.stores_bias and self._owns("bias")
+
+    @property
+    def conv_layer(self) -> torch.nn.Module:
+        """What a worker computes with: this layer's own weight and bias."""
+        return self
+
+
+class _ByPartitions:
+    """Makes a layer of the family that its partitions ask for."""
+
+    dims: ClassVar[int]
+
+    def __new__(
+        cls,
+        P_x: Partition,
+        P_y: Partition | None = None,
+        P_w: Partition | None = None,
+        buffer_manager: object = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        partitions: tuple[Partition, ...] = (P_x,)
+        family = "Feature"
+        if P_y is not None or P_w is not None:
+            if not isinstance(P_y, Partition) or not isinstance(P_w, Partition):
+                raise PartitionError(
+                    f"{cls.__name__}: give `P_x` alone, or `P_x`, `P_y` and `P_w`; the numbers of channels and so on by name."
+                )
+            partitions = P_x, P_y, P_w
+            family = "Channel" if all(extent == 1 for extent in plain(P_w).grid.shape[2:]) else "General"
+        made = globals()[f"Distributed{family}Conv{cls.dims}d"]
+        return made(*partitions, *args, buffer_manager=buffer_manager, **kwargs)
+
+
+__all__ = []
+for _dims in (1, 2, 3):
+    for _family, _arguments in (("Feature", OnFeatures), ("Channel", OnChannels), ("General", OnChannels)):
+        _name = f"Distributed{_family}Conv{_dims}d"
+        globals()[_name] = type(_name, (_arguments, getattr(conv, _name)), {"__module__": __name__})
+        __all__ += [_name]
+    _name = f"DistributedConv{_dims}d"
+    globals()[_name] = type(_name, (_ByPartitions,), {"__module__": __name__, "dims": _dims})
+    __all__ += [_name]

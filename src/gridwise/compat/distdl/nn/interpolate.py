@@ -8,7 +8,22 @@ import torch
 from torch import Tensor
 
 from gridwise.errors import UnsupportedError
-from gridwise.nn.windows.interpolation import linear_weights, nearest_weights
+from gridwise.nn.windows.interpolation import InterpolationWeights, linear_weights, nearest_weights
+
+
+def check_mode(mode: str) -> None:
+    if mode not in ("nearest", "linear"):
+        raise UnsupportedError(f"`mode` (={mode!r}) must be 'nearest' or 'linear'.")
+
+
+def weights_of(
+    mode: str, n_in: int, n_out: int, scale_factor: float | None, align_corners: bool, x: Tensor
+) -> InterpolationWeights:
+    """What the outputs along one dim are made of, in the dtype of `x`."""
+    check_mode(mode)
+    if mode == "nearest":
+        return nearest_weights(mode, n_in, n_out, scale_factor, x)
+    return linear_weights(n_in, n_out, scale_factor, align_corners, x.dtype)
 
 
 class Interpolate(torch.nn.Module):
@@ -27,8 +42,7 @@ class Interpolate(torch.nn.Module):
         align_corners: bool = False,
     ) -> None:
         super().__init__()
-        if mode not in ("nearest", "linear"):
-            raise UnsupportedError(f"`mode` (={mode!r}) must be 'nearest' or 'linear'.")
+        check_mode(mode)
         self.x_local_start, self.x_local_stop, self.x_global_shape = x_local_start, x_local_stop, x_global_shape
         self.y_local_start, self.y_local_stop, self.y_global_shape = y_local_start, y_local_stop, y_global_shape
         self.scale_factor, self.mode, self.align_corners = scale_factor, mode, align_corners
@@ -37,10 +51,7 @@ class Interpolate(torch.nn.Module):
         y = input
         for d in reversed(range(2, input.dim())):
             n_in, n_out = int(self.x_global_shape[d]), int(self.y_global_shape[d])
-            if self.mode == "nearest":
-                weights = nearest_weights("nearest", n_in, n_out, self.scale_factor, input)
-            else:
-                weights = linear_weights(n_in, n_out, self.scale_factor, self.align_corners, input.dtype)
+            weights = weights_of(self.mode, n_in, n_out, self.scale_factor, self.align_corners, input)
             outputs = int(self.y_local_start[d]), int(self.y_local_stop[d])
             y = weights.cut(outputs, int(self.x_local_start[d]), input.device).take(y, d)
         return y

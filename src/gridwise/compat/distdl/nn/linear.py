@@ -15,8 +15,7 @@ from gridwise.partition import Partition
 
 from ..backends.mpi.partition import plain
 from ..utilities.slicing import compute_subshape
-from .broadcast import Broadcast
-from .sum_reduce import SumReduce
+from .primitives import Broadcast, SumReduce
 
 
 class DistributedLinear(torch.nn.Module):

@@ -21,20 +21,20 @@ from ...notes import note
 from ..backends.mpi.partition import plain
 from ..functional import ZeroVolumeCorrectorFunction
 from .module import Module
-from .sum_reduce import SumReduce
+from .primitives import SumReduce
 
 
 class DistributedLossBase(Module):
     """A loss of tensors on `P_x`; a subclass names torch's function and module."""
 
     BaseLossLayer: ClassVar[Any] = None
-    _valid_reductions: ClassVar[tuple[str, ...]] = ("none", "mean", "sum")
     _terms: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, P_x: Partition, reduction: str = "mean") -> None:
         super().__init__()
-        if reduction not in self._valid_reductions:
-            raise PartitionError(f"`reduction` (={reduction!r}) must be one of {', '.join(self._valid_reductions)}.")
+        offered = ["none", "mean", "sum", *(["batchmean"] if self.BaseLossLayer is torch.nn.KLDivLoss else [])]
+        if reduction not in offered:
+            raise PartitionError(f"`reduction` (={reduction!r}) must be one of {', '.join(offered)}.")
         self.P_x, self.reduction = P_x, reduction
         self.reduction_mode = reduction
         everyone = plain(P_x)
@@ -70,38 +70,15 @@ class DistributedLossBase(Module):
         return (total / by).to(terms.dtype)
 
 
-class DistributedL1Loss(DistributedLossBase):
-    """`torch.nn.L1Loss`."""
-
-    BaseLossLayer, _terms = torch.nn.L1Loss, F.l1_loss
-
-
-class DistributedMSELoss(DistributedLossBase):
-    """`torch.nn.MSELoss`."""
-
-    BaseLossLayer, _terms = torch.nn.MSELoss, F.mse_loss
-
-
-class DistributedPoissonNLLLoss(DistributedLossBase):
-    """`torch.nn.PoissonNLLLoss`."""
-
-    BaseLossLayer, _terms = torch.nn.PoissonNLLLoss, F.poisson_nll_loss
-
-
-class DistributedBCELoss(DistributedLossBase):
-    """`torch.nn.BCELoss`."""
-
-    BaseLossLayer, _terms = torch.nn.BCELoss, F.binary_cross_entropy
-
-
-class DistributedBCEWithLogitsLoss(DistributedLossBase):
-    """`torch.nn.BCEWithLogitsLoss`."""
-
-    BaseLossLayer, _terms = torch.nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits
-
-
-class DistributedKLDivLoss(DistributedLossBase):
-    """`torch.nn.KLDivLoss`, with 'batchmean' too."""
-
-    BaseLossLayer, _terms = torch.nn.KLDivLoss, F.kl_div
-    _valid_reductions = ("none", "mean", "sum", "batchmean")
+__all__ = []
+for _name, _function in {
+    "L1Loss": F.l1_loss,
+    "MSELoss": F.mse_loss,
+    "PoissonNLLLoss": F.poisson_nll_loss,
+    "BCELoss": F.binary_cross_entropy,
+    "BCEWithLogitsLoss": F.binary_cross_entropy_with_logits,
+    "KLDivLoss": F.kl_div,
+}.items():
+    _attributes = {"BaseLossLayer": getattr(torch.nn, _name), "_terms": _function, "__module__": __name__}
+    globals()[f"Distributed{_name}"] = type(f"Distributed{_name}", (DistributedLossBase,), _attributes)
+    __all__ += [f"Distributed{_name}"]

@@ -15,18 +15,10 @@ from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
 
 
-def _stride(layer: object, stride: Size | None) -> Size:
-    if stride is None:
-        note(
-            f"distdl.nn.{type(layer).__name__}",
-            "without `stride` it is 1, as DistDL's; gridwise.nn and torch take the kernel's size.",
-        )
-        return 1
-    return stride
-
-
-class _Pool:
+class _Max:
     """DistDL's arguments."""
+
+    has_dilation = True
 
     def __init__(
         self,
@@ -38,40 +30,30 @@ class _Pool:
         buffer_manager: object = None,
     ) -> None:
         check_manager(buffer_manager)
-        made: Any = super().__init__
-        made(plain(P_x), kernel_size, _stride(self, stride), padding, *self._dilation(dilation))
-
-    def _dilation(self, dilation: Size) -> tuple[Size, ...]:
-        """As an argument of Gridwise's layer."""
-        return (dilation,)
-
-
-class _Avg(_Pool):
-    def _dilation(self, dilation: Size) -> tuple[Size, ...]:
-        if set(dilation if not isinstance(dilation, int) else (dilation,)) != {1}:
+        if not self.has_dilation and set(dilation if not isinstance(dilation, int) else (dilation,)) != {1}:
             raise PartitionError(f"`dilation` (={dilation}) must be 1: torch's average pooling has none.")
-        return ()
+        if stride is None:
+            note(
+                f"distdl.nn.{type(self).__name__}",
+                "without `stride` it is 1, as DistDL's; gridwise.nn and torch take the kernel's size.",
+            )
+        made: Any = super().__init__
+        made(
+            plain(P_x),
+            kernel_size,
+            1 if stride is None else stride,
+            padding,
+            *([dilation] if self.has_dilation else []),
+        )
 
 
-class DistributedMaxPool1d(_Pool, pooling.DistributedMaxPool1d):
-    """Maximum pooling along one dim."""
+class _Avg(_Max):
+    has_dilation = False
 
 
-class DistributedMaxPool2d(_Pool, pooling.DistributedMaxPool2d):
-    """Maximum pooling along two dims."""
-
-
-class DistributedMaxPool3d(_Pool, pooling.DistributedMaxPool3d):
-    """Maximum pooling along three dims."""
-
-
-class DistributedAvgPool1d(_Avg, pooling.DistributedAvgPool1d):
-    """Average pooling along one dim."""
-
-
-class DistributedAvgPool2d(_Avg, pooling.DistributedAvgPool2d):
-    """Average pooling along two dims."""
-
-
-class DistributedAvgPool3d(_Avg, pooling.DistributedAvgPool3d):
-    """Average pooling along three dims."""
+__all__ = []
+for _kind, _arguments in (("Max", _Max), ("Avg", _Avg)):
+    for _dims in (1, 2, 3):
+        _name = f"Distributed{_kind}Pool{_dims}d"
+        globals()[_name] = type(_name, (_arguments, getattr(pooling, _name)), {"__module__": __name__})
+        __all__ += [_name]

@@ -5,5 +5,4 @@ from . import dtype as dtype
 from . import index_tricks as index_tricks
 from . import misc as misc
 from . import slicing as slicing
-from . import tensor_decomposition as tensor_decomposition
 from . import torch as torch

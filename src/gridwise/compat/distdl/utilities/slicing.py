@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .torch import TensorStructure
+
 INDEX_DTYPE = np.int64
 MAX_INT = np.iinfo(INDEX_DTYPE).max
 MIN_INT = np.iinfo(INDEX_DTYPE).min
@@ -86,3 +88,32 @@ def assemble_index_filter(index: Sequence[int], dims: Sequence[int], invert: boo
     named = {int(d) for d in np.atleast_1d(np.asarray(dims, dtype=int))}
     compared = [d for d in range(len(index)) if (d in named) != invert]
     return lambda other: all(other[d] == index[d] for d in compared)
+
+
+# ---- all blocks at once, as arrays [*grid, dim] -----------------------------------------------------------------------
+def compute_subtensor_shapes_balanced(global_tensor_structure: TensorStructure, P_shape: Sequence[int]) -> np.ndarray:
+    """The shapes of balanced blocks."""
+    shape = np.asarray(global_tensor_structure.shape)
+    shapes = np.empty((*P_shape, len(P_shape)), dtype=int)
+    for index in range_index(P_shape):
+        shapes[index] = compute_subshape(P_shape, index, shape)
+    return shapes
+
+
+def compute_subtensor_start_indices(subtensor_shapes: np.ndarray) -> np.ndarray:
+    """Where each block starts: after the blocks before it, along each dim."""
+    return compute_subtensor_stop_indices(subtensor_shapes) - subtensor_shapes
+
+
+def compute_subtensor_stop_indices(subtensor_shapes: np.ndarray) -> np.ndarray:
+    """Where each block stops."""
+    dims = subtensor_shapes.shape[-1]
+    return np.stack([np.cumsum(subtensor_shapes[..., d], axis=d) for d in range(dims)], axis=-1)
+
+
+def compute_subtensor_intersection_slice(
+    x_start_index: np.ndarray, x_stop_index: np.ndarray, y_start_index: np.ndarray, y_stop_index: np.ndarray
+) -> tuple[slice, ...] | None:
+    """The part of x that y has too, counted from the start of x; None without any."""
+    start, _, shape = compute_intersection(x_start_index, x_stop_index, y_start_index, y_stop_index)
+    return None if 0 in shape else assemble_slices(start - x_start_index, start - x_start_index + shape)

@@ -33,7 +33,7 @@ def in_front_of(layer: object) -> Any:
     return made
 
 
-def _parameter(name: str) -> Any:
+def _parameter(name: str) -> property:
     def read(self: BaseLayer) -> list[float]:
         held = self._held(name)
         return [] if held is None else held.detach().reshape(-1).tolist()
@@ -47,7 +47,7 @@ def _parameter(name: str) -> Any:
     return property(read, write, doc=f"`{name}`, a flat list.")
 
 
-def _innovation(name: str) -> Any:
+def _innovation(name: str) -> property:
     kind, power = INNOVATIONS[name]
 
     def read(self: BaseLayer) -> list[float]:
@@ -69,7 +69,7 @@ def _innovation(name: str) -> Any:
     return property(read, write, doc=f"What the next step adds before the cap, `{name}`: a flat list.")
 
 
-def _count(name: str) -> Any:
+def _count(name: str) -> property:
     def read(self: BaseLayer) -> int:
         return getattr(self._layer, name) if isinstance(self._layer, ParametricLayer) else 0
 

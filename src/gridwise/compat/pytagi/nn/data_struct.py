@@ -12,7 +12,7 @@ from gridwise.tagi.nn.data_struct import of_anything
 from gridwise.tagi.nn.gaussian import Innovation
 
 
-def _flat(of: str, base: object) -> Any:
+def _flat(of: str, base: object) -> property:
     """An attribute of Gridwise's buffer as a flat array; on a CPU it is the buffer's own memory."""
     attribute = getattr(base, of)
 

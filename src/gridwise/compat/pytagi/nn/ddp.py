@@ -29,7 +29,7 @@ class DDPSequential:
         rows = mu.reshape(-1, *self.model._shape_of_sample(mu.numel()))
         return self._ddp.forward(rows.numpy(), None if var_x is None else of_anything(var_x).numpy())
 
-    def __call__(self, mu_x: Any, var_x: Any = None) -> Any:
+    def __call__(self, mu_x: object, var_x: object = None) -> Any:
         return self.forward(mu_x, var_x)
 
     def state_dict(self) -> Any:

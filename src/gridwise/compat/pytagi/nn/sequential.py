@@ -17,10 +17,9 @@ from gridwise.tagi.nn.base_layer import BaseLayer as GridwiseLayer
 from gridwise.tagi.nn.batch_norm import BatchNorm2d
 from gridwise.tagi.nn.data_struct import BaseHiddenStates as GridwiseStates
 from gridwise.tagi.nn.data_struct import of_anything
-from gridwise.tagi.nn.layer_block import LayerBlock
+from gridwise.tagi.nn.layer_block import LayerBlock, ResNetBlock
 from gridwise.tagi.nn.layer_norm import LayerNorm, RMSNorm
 from gridwise.tagi.nn.pooling import AvgPool2d, MaxPool2d
-from gridwise.tagi.nn.resnet_block import ResNetBlock
 
 from ...notes import note
 from .base_layer import BaseLayer, in_front_of
@@ -64,7 +63,7 @@ class Sequential(BaseLayer):
             out = self._layer.infer(x)
         return tuple(t.reshape(-1).cpu().numpy() for t in (out.mu, out.variance()))
 
-    def __call__(self, mu_x: Any, var_x: Any = None) -> Any:
+    def __call__(self, mu_x: object, var_x: object = None) -> Any:
         return self.forward(mu_x, var_x)
 
     def backward(self) -> None:

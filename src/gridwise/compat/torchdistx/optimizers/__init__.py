@@ -1,3 +1,3 @@
-"""AdamW in any precision."""
+"""AdamW in any precision: Gridwise's own, which needs no CUDA and returns the closure's loss."""
 
-from .anyprecision_optimizer import AnyPrecisionAdamW as AnyPrecisionAdamW
+from gridwise.optim import AnyPrecisionAdamW as AnyPrecisionAdamW

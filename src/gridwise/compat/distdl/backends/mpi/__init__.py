@@ -3,11 +3,8 @@
 from . import buffer as buffer
 from . import compare as compare
 from . import functional as functional
-from . import halo_exchange as halo_exchange
 from . import partition as partition
-from . import repartition as repartition
 from . import tensor_comm as tensor_comm
-from . import tensor_decomposition as tensor_decomposition
 from .buffer import MPIBufferManager as BufferManager
 from .buffer import MPIExpandableBuffer as ExpandableBuffer
 from .partition import MPICartesianPartition as CartesianPartition

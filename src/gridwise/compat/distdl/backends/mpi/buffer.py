@@ -1,4 +1,7 @@
-"""DistDL's message buffers: layers accept a manager, and keep no memory in it. Torch's allocator is the manager here."""
+"""DistDL's message buffers: layers accept a manager, and keep no memory in it. Torch's allocator is the manager here.
+
+The buffers of a halo exchange and of a repartition are for those who send their own messages.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike, DTypeLike
 
 from gridwise.errors import PartitionError
+
+from ...utilities.dtype import torch_to_numpy_dtype_dict
+from ...utilities.slicing import compute_nd_slice_shape
+
+Overlap = tuple[Any, Any, Any]
 
 
 class MPIExpandableBuffer:
     """One piece of memory that grows, and arrays of any shape that begin at its start."""
 
-    def __init__(self, dtype: Any, initial_capacity: int = 0) -> None:
+    def __init__(self, dtype: DTypeLike, initial_capacity: int = 0) -> None:
         self.dtype = dtype
         self.capacity = int(initial_capacity)
         self.raw_buffer = np.empty(self.capacity, dtype=dtype)
@@ -42,13 +52,16 @@ class MPIExpandableBuffer:
         return self.raw_buffer[: int(np.prod(shape))].reshape(shape)
 
 
+Buffers = list[MPIExpandableBuffer | None]
+
+
 class MPIBufferManager:
     """Buffers by their dtype, the first ones first."""
 
     def __init__(self) -> None:
         self.buffers_map: dict[Any, list[MPIExpandableBuffer]] = {}
 
-    def request_buffers(self, n_buffers: int, dtype: object, **kwargs: Any) -> list[MPIExpandableBuffer]:
+    def request_buffers(self, n_buffers: int, dtype: type[np.generic], **kwargs: int) -> list[MPIExpandableBuffer]:
         found = self.buffers_map.setdefault(dtype, [])
         found += [MPIExpandableBuffer(dtype, **kwargs) for _ in range(n_buffers - len(found))]
         return found[:n_buffers]
@@ -58,3 +71,45 @@ def check_manager(manager: object) -> None:
     """Raise as DistDL's layers do where something else is given for a buffer manager."""
     if manager is not None and type(manager) is not MPIBufferManager:
         raise PartitionError("Buffer manager type does not match backend.")
+
+
+def allocate_halo_exchange_buffers(
+    buffer_manager: MPIBufferManager,
+    slices: Sequence[Sequence[Sequence[slice]]],
+    recv_buffer_shape: ArrayLike,
+    send_buffer_shape: ArrayLike,
+    dtype: torch.dtype,
+) -> list[Buffers]:
+    """For each dim the buffers of left bulk, left ghost, right bulk and right ghost, None for one that stays empty.
+
+    Dims are exchanged one after the other, so all of them share four buffers.
+    """
+    four = buffer_manager.request_buffers(4, dtype=torch_to_numpy_dtype_dict[dtype])
+    send, recv = np.asarray(send_buffer_shape), np.asarray(recv_buffer_shape)
+    found: list[Buffers] = []
+    for d, regions in enumerate(slices):
+        widths = send[d, 0], recv[d, 0], send[d, 1], recv[d, 1]
+        found.append([buffer if width > 0 else None for buffer, width in zip(four, widths, strict=True)])
+        for buffer, region in zip(found[-1], regions, strict=True):
+            if buffer is not None:
+                buffer.allocate_view(compute_nd_slice_shape(region).tolist())
+    return found
+
+
+def allocate_repartition_buffers(
+    buffer_manager: MPIBufferManager,
+    P_x_to_y_overlaps: Sequence[Overlap],
+    P_y_to_x_overlaps: Sequence[Overlap],
+    dtype: torch.dtype,
+) -> tuple[Buffers, Buffers]:
+    """A buffer for each overlap (slices, shape, partner) with another worker; None for the rest."""
+    both = P_x_to_y_overlaps, P_y_to_x_overlaps
+    away = [[slices is not None and partner != "self" for slices, _, partner in overlaps] for overlaps in both]
+    free = iter(buffer_manager.request_buffers(sum(map(sum, away)), dtype=torch_to_numpy_dtype_dict[dtype]))
+    found: list[Buffers] = []
+    for overlaps, wanted in zip(both, away, strict=True):
+        found.append([next(free) if needed else None for needed in wanted])
+        for buffer, (_, shape, _) in zip(found[-1], overlaps, strict=True):
+            if buffer is not None:
+                buffer.allocate_view(shape)
+    return found[0], found[1]

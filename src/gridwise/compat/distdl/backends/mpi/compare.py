@@ -9,8 +9,7 @@ def check_identical_comm(a: object, b: object) -> bool:
     return a is b or bool(a == b)
 
 
-def check_identical_group(a: object, b: object) -> bool:
-    return a is b or bool(a == b)
+check_identical_group = check_identical_comm
 
 
 def check_null_comm(comm: object) -> bool:

@@ -1,4 +1,4 @@
-"""The structure of a global tensor, from those of its blocks."""
+"""The structure of a global tensor, from those of its blocks, and the shapes of all blocks, whatever they are."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gridwise.nn.engine.agreement import agree_layout
 from gridwise.partition import Partition
 
 from ...utilities.torch import TensorStructure
+from .communicator import Communicator
 from .partition import plain
 
 
@@ -44,3 +45,17 @@ def broadcast_tensor_structure(structure: TensorStructure, P_send: Partition, P_
         if team is P_recv or team.ranks == P_recv.ranks:
             result.shape, result.dtype, result.requires_grad = received
     return result
+
+
+def compute_subtensor_shapes_unbalanced(
+    local_tensor_structure: TensorStructure, P_in: Partition, P_out: Partition | None = None
+) -> np.ndarray | None:
+    """An array [*P_in.shape, dim] of everybody's shape; None on a worker of neither partition."""
+    inside = plain(P_in)
+    outside = inside if P_out is None else inside.create_partition_union(plain(P_out))
+    if not (inside.active or outside.active):
+        return None
+    shape = [int(n) for n in np.atleast_1d(np.asarray(local_tensor_structure.shape))] if inside.active else []
+    said = dict(zip(outside.ranks, Communicator(outside).allgather(shape), strict=True))
+    rows = [said[rank] for rank in inside.ranks]
+    return np.array(rows, dtype=int).reshape(*inside.grid.shape, len(rows[0]))

@@ -1,5 +1,6 @@
 """Index arithmetic of windowed layers, for those who write their own."""
 
-from .conv_mixin import ConvMixin as ConvMixin
+from gridwise.nn.mixins.conv_mixin import ConvMixin as ConvMixin
+from gridwise.nn.mixins.pooling_mixin import PoolingMixin as PoolingMixin
+
 from .halo_mixin import HaloMixin as HaloMixin
-from .pooling_mixin import PoolingMixin as PoolingMixin

@@ -9,15 +9,27 @@ the worker has rows that its outputs do not see.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...utilities.slicing import compute_start_index, compute_subshape
-from ...utilities.tensor_decomposition import compute_subtensor_start_indices
+from ...utilities.slicing import Numbers, compute_start_index, compute_subshape, compute_subtensor_start_indices
 
 Info = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | tuple[None, None, None, None]
+
+
+def rows_to_send(
+    halo_at: Callable[[Sequence[int]], np.ndarray], grid: Sequence[int], index: Sequence[int]
+) -> np.ndarray:
+    """(dim, 2): how wide the halos of the neighbours along each dim are towards the worker at `index`."""
+    send = np.zeros((len(index), 2), dtype=int)
+    for d in range(len(index)):
+        for side, step in enumerate((-1, 1)):
+            there = [*index[:d], index[d] + step, *index[d + 1 :]]
+            if 0 <= there[d] < grid[d]:
+                send[d, side] = halo_at(there)[d, 1 - side]
+    return send
 
 
 class HaloMixin:
@@ -25,14 +37,14 @@ class HaloMixin:
 
     def _compute_exchange_info(
         self,
-        x_global_shape: Any,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
+        x_global_shape: Numbers,
+        kernel_size: Numbers,
+        stride: Numbers,
+        padding: Numbers,
+        dilation: Numbers,
         partition_active: bool,
-        partition_shape: Any,
-        partition_index: Any,
+        partition_shape: Sequence[int],
+        partition_index: Sequence[int],
         subtensor_shapes: np.ndarray | None = None,
     ) -> Info:
         """(halo_shape, recv_buffer_shape, send_buffer_shape, needed_ranges), or Nones on a worker that is inactive."""
@@ -52,12 +64,7 @@ class HaloMixin:
 
         index = [int(i) for i in partition_index]
         halo = halo_at(index).astype(int)
-        send = np.zeros_like(halo)
-        for d in range(dim):
-            for side, step in enumerate((-1, 1)):
-                there = [*index[:d], index[d] + step, *index[d + 1 :]]
-                if 0 <= there[d] < partition_shape[d]:
-                    send[d, side] = halo_at(there)[d, 1 - side]  # what the neighbour has towards this worker
+        send = rows_to_send(halo_at, partition_shape, index)
         if subtensor_shapes is None:
             block = compute_subshape(partition_shape, index, shape)
         else:
@@ -67,13 +74,13 @@ class HaloMixin:
 
     def _compute_halo_shape(
         self,
-        shape: Any,
-        index: Any,
-        x_global_shape: Any,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
+        shape: Numbers,
+        index: Sequence[int],
+        x_global_shape: Numbers,
+        kernel_size: Numbers,
+        stride: Numbers,
+        padding: Numbers,
+        dilation: Numbers,
         require_nonnegative: bool = True,
         subtensor_shapes: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -94,18 +101,18 @@ class HaloMixin:
         return np.maximum(halo, 0) if require_nonnegative else halo
 
     def _compute_local_start_index(
-        self, index: Any, subtensor_shapes: np.ndarray, x_local_shape: Any = None
+        self, index: Sequence[int], subtensor_shapes: np.ndarray, x_local_shape: Numbers | None = None
     ) -> np.ndarray:
         return compute_subtensor_start_indices(np.asarray(subtensor_shapes))[tuple(index)]
 
-    def _compute_needed_ranges(self, tensor_shape: Any, halo_shape: np.ndarray) -> np.ndarray:
+    def _compute_needed_ranges(self, tensor_shape: Numbers, halo_shape: np.ndarray) -> np.ndarray:
         """What of the padded block goes into the windows: rows that no output sees are left out at the start."""
         left, right = halo_shape[:, 0], halo_shape[:, 1]
         stop = np.asarray(tensor_shape) + np.maximum(0, left) + np.maximum(0, right)
         return np.stack([np.maximum(0, -left), stop], axis=1)
 
     def _compute_out_shape(
-        self, in_shape: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any
+        self, in_shape: Numbers, kernel_size: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers
     ) -> np.ndarray:
         shape = np.asarray(in_shape)
         return (

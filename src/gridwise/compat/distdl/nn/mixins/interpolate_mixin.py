@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from gridwise.errors import UnsupportedError
-from gridwise.nn.windows.interpolation import linear_weights, nearest_weights
+from gridwise.partition import Partition
 
 from ...utilities.slicing import compute_start_index, compute_stop_index, compute_subshape
+from ...utilities.torch import TensorStructure
+from ..interpolate import weights_of
+from .halo_mixin import Info, rows_to_send
 
 
 class InterpolateMixin:
     """The needs of outputs [start, stop) of a global result, dim by dim."""
 
     def _compute_needed(
-        self, mode: str, outputs: tuple[int, int], n_out: int, n_in: int, scale_factor: Any, align_corners: bool
+        self,
+        mode: str,
+        outputs: tuple[int, int],
+        n_out: int,
+        n_in: int,
+        scale_factor: float | None,
+        align_corners: bool,
     ) -> tuple[int, int]:
-        x = torch.empty(0, dtype=torch.float64)
-        if mode == "nearest":
-            return nearest_weights(mode, n_in, n_out, scale_factor, x).need(outputs)
-        if mode == "linear":
-            return linear_weights(n_in, n_out, scale_factor, align_corners, x.dtype).need(outputs)
-        raise UnsupportedError(f"`mode` (={mode!r}) must be 'nearest' or 'linear'.")
+        like = torch.empty(0, dtype=torch.float64)
+        return weights_of(mode, n_in, n_out, scale_factor, align_corners, like).need(outputs)
 
     def _compute_exchange_info(
         self,
-        P_x: Any,
-        x_global_tensor_structure: Any,
-        y_global_tensor_structure: Any,
+        P_x: Partition,
+        x_global_tensor_structure: TensorStructure,
+        y_global_tensor_structure: TensorStructure,
         mode: str,
-        scale_factor: Any,
+        scale_factor: float | None,
         align_corners: bool,
-    ) -> Any:
+    ) -> Info:
         """(halo_shape, recv_buffer_shape, send_buffer_shape, needed_ranges), or Nones on a worker that is inactive."""
-        if not P_x.active:
+        if not P_x.active or P_x.index is None:
             return None, None, None, None
         x, y = (np.asarray(each.shape) for each in (x_global_tensor_structure, y_global_tensor_structure))
         grid, index = np.asarray(P_x.shape), [int(i) for i in P_x.index]
 
-        def halo_at(place: list[int]) -> np.ndarray:
+        def halo_at(place: Sequence[int]) -> np.ndarray:
             start, stop = compute_start_index(grid, place, x), compute_stop_index(grid, place, x)
             first, last = compute_start_index(grid, place, y), compute_stop_index(grid, place, y)
             rows = []
@@ -54,11 +58,6 @@ class InterpolateMixin:
             return np.array(rows, dtype=int)
 
         signed = halo_at(index)
-        halo, send = np.maximum(signed, 0), np.zeros_like(signed)
-        for d in range(len(x)):
-            for side, step in enumerate((-1, 1)):
-                there = [*index[:d], index[d] + step, *index[d + 1 :]]
-                if 0 <= there[d] < grid[d]:
-                    send[d, side] = np.maximum(halo_at(there), 0)[d, 1 - side]
+        halo, send = np.maximum(signed, 0), np.maximum(rows_to_send(halo_at, P_x.shape, index), 0)
         stop = compute_subshape(grid, index, x) + halo[:, 0] + signed[:, 1]
         return halo, halo.copy(), send, np.stack([np.maximum(0, -signed[:, 0]), stop], axis=1)

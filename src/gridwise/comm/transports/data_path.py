@@ -1,0 +1,166 @@
+"""The path that contiguous tensors take to other workers: the memory of this machine, or the transport's library.
+
+    workers of this machine    `node`: shared memory, and CUDA IPC for tensors on a device
+    others                     the library; by way of the host where it does not carry CUDA tensors
+
+Both ends choose alike, from what they know of each other and from the number of bytes. `base` says what callers get.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..messages import wire_dtypes
+from ..messages.packing import Views
+from ..messages.requests import NOTHING, Both, Request, Unstaging
+from ..messages.share_sum import Begun, LateSum, ShareSum
+from ..node import FEW, Node
+
+Team = tuple[int, ...]
+Parcel = tuple[int, Tensor]
+"""A peer and the contiguous tensor that goes to it or comes from it."""
+
+
+class DataPath(ABC):
+    """What a library of a transport can do, and who takes its place where workers share a machine."""
+
+    rank: int
+    carries_cuda = False
+    """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
+
+    def __init__(self) -> None:
+        self.node: Node | None = None
+        """The way to the workers of the same machine, where it is better than the library's own."""
+        self._begun: list[ShareSum | LateSum] = []
+        """Sums that were begun since somebody waited for one, in their order."""
+
+    # The choice
+
+    def _near(
+        self, parcels: Sequence[tuple[int, Views]], dtype: torch.dtype
+    ) -> tuple[Sequence[tuple[int, Views]], Sequence[tuple[int, Views]]]:
+        """Those that go through the memory of this machine, and the others: sender and receiver decide alike."""
+        node = self.node
+        if node is None or not parcels or not self._is_for_node(parcels[0][1][0]):
+            return (), parcels
+        near: list[tuple[int, Views]] = []
+        far: list[tuple[int, Views]] = []
+        is_cuda = parcels[0][1][0].is_cuda
+        for peer, views in parcels:
+            size = sum([view.numel() for view in views]) * dtype.itemsize
+            (near if node.reaches(peer, size, is_cuda) else far).append((peer, views))
+        return near, far
+
+    def are_near(self, peers: Sequence[int]) -> bool:
+        """Whether messages of any size on the host, to and from these, go through the memory of this machine."""
+        node = self.node
+        return node is not None and all(node.reaches(peer, 0) for peer in peers)
+
+    def _node_of(self, team: Team, x: Tensor | np.ndarray | bytes) -> Node | None:
+        """The machine that carries out a collective of `x`, if one does; all of the team decide alike."""
+        node = self.node
+        if node is None or (isinstance(x, Tensor) and not self._is_for_node(x)):
+            return None
+        size = len(x) if isinstance(x, bytes) else x.nbytes
+        return node if node.covers(team, size, isinstance(x, Tensor) and x.is_cuda) else None
+
+    def _is_for_node(self, x: Tensor) -> bool:
+        """Whether workers of one machine may share the tensor's memory, and the library has no better way."""
+        return x.device.type == "cpu" or (x.is_cuda and not self.carries_cuda)
+
+    def _carries(self, x: Tensor, team: Team) -> bool:
+        """Whether a collective of `x` needs no copy of it on the host."""
+        return self.carries_cuda or self._node_of(team, x) is not None
+
+    # Messages
+
+    def _post_by_path(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+        """Post parcels: those to workers of the same machine through its memory, others by the library."""
+        if self.node is None:
+            return self._post_staged(sends, receives)
+        near_out, far_out = self._near([(peer, (wire_dtypes.as_bytes(x),)) for peer, x in sends], torch.uint8)
+        near_in, far_in = self._near([(peer, (wire_dtypes.as_bytes(x),)) for peer, x in receives], torch.uint8)
+        if not near_out and not near_in:
+            return self._post_staged(sends, receives)
+        near = self.node.post(near_out, near_in, torch.uint8)
+        if not far_out and not far_in:
+            return near
+        return Both(self._post_staged([(p, x) for p, (x,) in far_out], [(p, x) for p, (x,) in far_in]), near)
+
+    def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+        """Post parcels by the library, by way of the host where it does not carry CUDA tensors."""
+        if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
+            return self._post(sends, receives)
+        hosts = [(peer, wire_dtypes.host_buffer(tensor)) for peer, tensor in receives]
+        staged = [(peer, wire_dtypes.to_host(tensor)) for peer, tensor in sends]
+        return Unstaging(self._post(staged, hosts), [(t, h) for (_, t), (_, h) in zip(receives, hosts, strict=True)])
+
+    # Sums
+
+    def _begin_sum(self, x: Tensor, team: Team, wire: torch.dtype | None) -> Request:
+        carrier = wire_dtypes.summed_as(x, wire, len(team))
+        if carrier.itemsize < x.element_size():
+            return self._post_narrow_sum(x, team, carrier)
+        is_staged = x.is_cuda and not self._carries(x, team)
+        if is_staged or carrier != x.dtype:
+            carried = x.to(carrier) if carrier != x.dtype else x
+            carried = wire_dtypes.to_host(carried) if is_staged else carried
+            return Unstaging(self._begin_sum(carried, team, None), [(x, carried)])
+        node = self._node_of(team, x)
+        if node is None:
+            return self._post_sum(x, team)
+        few = x.nbytes <= FEW
+        return Begun(LateSum(lambda: node.all_sum(x, x, team)) if few else node.begin_sum(x, team), self._begun)
+
+    def _post_narrow_sum(self, x: Tensor, team: Team, wire: torch.dtype) -> Request:
+        """Start the sum of a float `x` of some size whose numbers travel as `wire`."""
+        flat = x.view(-1)
+        return Begun(ShareSum(flat, flat, team, self.rank, self._post_by_path, wire), self._begun)
+
+    def _sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
+        """Write the sum of `x`, which may have any strides, into the contiguous `total`."""
+        node = self._node_of(team, total)
+        if node is None or not total.numel():
+            self._all_sum_into(total, x, team)
+        else:
+            node.all_sum(total, x if x.dtype == total.dtype and x.is_contiguous() else total.copy_(x), team)
+
+    def _sum_at(self, total: Tensor, x: Tensor, root: int, team: Team) -> None:
+        if self._node_of(team, total) is not None:
+            self._sum_into(total, x, team)
+        else:
+            self._sum_to(total.copy_(x), root, team)
+
+    # What a transport writes: contiguous tensors, on the host unless `carries_cuda`
+
+    @abstractmethod
+    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request: ...
+
+    def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
+        """`_all_sum` of `x`, which may have any strides, into the contiguous `total`."""
+        self._all_sum(total.copy_(x), team)
+
+    @abstractmethod
+    def _all_sum(self, x: Tensor, team: Team) -> None: ...
+
+    def _post_sum(self, x: Tensor, team: Team) -> Request:
+        """Start `_all_sum`; a transport whose library sums in the background overrides this."""
+        self._all_sum_into(x, x, team)
+        return NOTHING
+
+    @abstractmethod
+    def _sum_to(self, x: Tensor, root: int, team: Team) -> None: ...
+
+    @abstractmethod
+    def _copy_from(self, x: Tensor, root: int, team: Team) -> None: ...
+
+    @abstractmethod
+    def _all_max(self, values: np.ndarray, team: Team) -> None: ...
+
+    @abstractmethod
+    def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]: ...

@@ -1,3 +1,0 @@
-"""Gridwise's own."""
-
-from gridwise.nn.mixins.conv_mixin import ConvMixin as ConvMixin

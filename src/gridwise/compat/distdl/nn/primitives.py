@@ -1,0 +1,60 @@
+"""DistDL's primitives: Gridwise's, between partitions of DistDL's.
+
+`DistributedTranspose` is `Repartition` under its first name, which DistDL gave up: using it warns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+from gridwise import nn as own
+from gridwise.nn.primitives.base import Primitive
+from gridwise.partition import Partition
+
+from ..backends.mpi.buffer import check_manager
+from ..backends.mpi.partition import plain
+
+
+class _BetweenPlain(Primitive):
+    """The arguments of Gridwise's primitive, with DistDL's partitions among them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+
+    def __init_subclass__(cls) -> None:
+        cls.__signature__ = inspect.signature(cls.__mro__[2])  # type: ignore[attr-defined]
+
+
+class Broadcast(_BetweenPlain, own.Broadcast):
+    """From `P_x` to `P_y`, by the rule of broadcasting; see `gridwise.nn.Broadcast`."""
+
+
+class SumReduce(_BetweenPlain, own.SumReduce):
+    """From `P_x` to `P_y`, by the rule of broadcasting; see `gridwise.nn.SumReduce`."""
+
+
+class AllSumReduce(_BetweenPlain, own.AllSumReduce):
+    """The sum over the workers along `axes_reduce`, or along all but `axes_keep`, on each of them."""
+
+
+class Repartition(own.Repartition):
+    """From any blocks on `P_x` to balanced ones on `P_y`."""
+
+    def __init__(
+        self, P_x: Partition, P_y: Partition, preserve_batch: bool = True, buffer_manager: object = None
+    ) -> None:
+        check_manager(buffer_manager)
+        super().__init__(plain(P_x), plain(P_y), preserve_batch)
+
+
+def _plain(value: object) -> object:
+    return plain(value) if isinstance(value, Partition) else value
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DistributedTranspose":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("DistributedTranspose is Repartition now.", DeprecationWarning, stacklevel=2)
+    return Repartition

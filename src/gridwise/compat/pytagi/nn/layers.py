@@ -1,0 +1,100 @@
+"""pytagi's layers: Gridwise's own, with pytagi's attributes, in one module for all the paths that pytagi has them under."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gridwise.errors import UnsupportedError
+from gridwise.tagi import nn as own
+
+from .base_layer import BaseLayer, in_front_of
+
+AS_THEY_ARE = (
+    "AvgPool2d", "BatchNorm2d", "ClosedFormSoftmax", "Conv2d", "ConvTranspose2d", "Embedding", "EvenExp", "Exp", "LSTM",
+    "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MixtureReLU", "MixtureSigmoid", "MixtureTanh", "RMSNorm", "ReLU",
+    "Remax", "SLSTM", "SLinear", "Sigmoid", "Softmax", "Softplus", "SplitActivation", "Tanh",
+)  # fmt: skip
+"""Layers whose arguments are Gridwise's."""
+
+__all__ = [*AS_THEY_ARE, "AGVI", "LayerBlock", "MultiheadAttention", "MultiheadAttentionV2", "ResNetBlock"]
+
+for _name in AS_THEY_ARE:
+    globals()[_name] = type(_name, (BaseLayer,), {"_own": getattr(own, _name), "__module__": __name__})
+
+
+class AGVI(BaseLayer):
+    """`AGVI(activation_layer, overfit_mu, agvi)`, and the later `AGVI(odd_layer, even_layer, overfit_mu, agvi)`."""
+
+    _own = own.AGVI
+
+    def __init__(self, activation_layer: object = None, *rest: Any, **options: Any) -> None:
+        odd = options.pop("odd_layer", activation_layer)
+        super().__init__(odd, *((None, *rest) if rest and isinstance(rest[0], bool) else rest), **options)
+
+
+class LayerBlock(BaseLayer):
+    _own = own.LayerBlock
+
+    @property
+    def layers(self) -> list[BaseLayer]:
+        """The layers, in forward order."""
+        return [in_front_of(layer) for layer in self._layer.layers]
+
+
+class ResNetBlock(BaseLayer):
+    _own = own.ResNetBlock
+
+    @property
+    def main_block(self) -> BaseLayer:
+        """The first branch."""
+        return in_front_of(self._layer.main_block)
+
+    @property
+    def shortcut(self) -> BaseLayer | None:
+        """The second branch; None where it is the input itself."""
+        return None if self._layer.shortcut is None else in_front_of(self._layer.shortcut)
+
+    def init_shortcut_state(self) -> None:
+        """Nothing is left to do: there are no buffers that would have to exist before the first call."""
+
+    init_shortcut_delta_state = init_input_buffer = init_shortcut_state
+
+
+RELEASED = ("bias", "gain_weight", "gain_bias", "init_method")
+NEWEST = (
+    "seq_len", "bias", "gain_weight", "gain_bias", "init_method", "pos_emb", "rope_theta", "max_seq_len", "use_causal_mask",
+)  # fmt: skip
+
+
+class MultiheadAttention(BaseLayer):
+    """`(embed_dim, num_heads, num_kv_heads, bias, gain_weight, gain_bias, init_method)`, and the newest source's arguments.
+
+    The newest source has `seq_len` before `bias`, and `pos_emb`, `rope_theta`, `max_seq_len` and `use_causal_mask` at the end;
+    a fourth argument by position is `bias` if it is a truth value. With any of the newest names, `init_method` is 'He'
+    unless given, else 'Xavier'.
+    """
+
+    _own = own.MultiheadAttention
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, num_kv_heads: int | None = None, *rest: Any, **options: Any
+    ) -> None:
+        names = RELEASED if rest and isinstance(rest[0], bool) else NEWEST
+        given = {**dict(zip(names, rest, strict=False)), **options}
+        if len(rest) > len(names) or not given.keys() <= {*NEWEST, "use_rope"}:
+            raise TypeError(f"MultiheadAttention: takes {', '.join(NEWEST)}, not {sorted(given.keys() - set(NEWEST))}.")
+        is_newest = bool(given.keys() - set(RELEASED) - {"use_rope", "rope_theta", "max_seq_len"})
+        encoding = given.pop("pos_emb", "rope" if given.pop("use_rope", True) else "")
+        if encoding not in ("rope", ""):
+            raise UnsupportedError(
+                f"MultiheadAttention: `pos_emb` (={encoding!r}) is not there.\n"
+                "  fix: pos_emb='rope', or '' and positions added to the input."
+            )
+        given.pop("max_seq_len", None)  # the length of a table that is not needed
+        given.setdefault("init_method", "He" if is_newest else "Xavier")
+        causal = given.pop("use_causal_mask", True)
+        super().__init__(embed_dim, num_heads, num_kv_heads, use_rope=encoding == "rope", causal=causal, **given)
+
+
+class MultiheadAttentionV2(MultiheadAttention):
+    """The name of a branch of the newest source: the same layer."""

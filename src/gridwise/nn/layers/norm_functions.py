@@ -1,0 +1,200 @@
+"""Norms of blocks over the workers that share their sets, as functions: what the layers and the rules of models call.
+
+    batch norm       a set = a channel, in all samples
+    instance norm    a set = a channel of one sample
+    group norm       a set = a group of channels of one sample
+    layer norm       a set = all elements of the last dims, at one place of the leading ones
+
+Statistics and sums are made in float32 for half precision. Weight and bias are those of this worker's channels.
+
+Batch norm over several workers on CUDA is made by the fused kernels of `torch.nn.SyncBatchNorm`:
+
+    forward     statistics of the block ──► one message: (mean, 1/std) of every worker ──► merged, normalised
+    backward    sums of dy and dy (x - mean) ──► one message: their sums over the workers ──► dx
+
+Nothing waits for the device. Every worker must have elements; where some have none, `standardise` serves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..engine.autocast import dtype_after
+from ..engine.carrier import HALVES
+from ..engine.copy_and_sum import AllSum
+from ..engine.operator import meet, prepare
+from .standardise import Normalisation, Running, differentiable, standardise
+
+Parameter = Tensor | None
+LARGE = 1 << 15
+"""Elements of a channel of a sample from which statistics of samples, merged, are faster (an H200: 61 for 416 us)."""
+
+
+def batch_norm(
+    x: Tensor, weight: Parameter, bias: Parameter, running: Running, how: Normalisation, is_filled: bool
+) -> Tensor:
+    """By the statistics of the batch, which `running` ones follow; `is_filled` says whether all workers have elements.
+
+    On a device by torch's fused kernels: those of batch norm on one worker, those of SyncBatchNorm on several.
+    """
+    if x.is_cuda and is_filled:
+        if len(how.sets.members) > 1:
+            return _SyncBatchNorm.apply(x, weight, bias, how.anchor(x, weight, bias), running, how)
+        return F.batch_norm(x, running.mean, running.var, weight, bias, True, running.momentum, how.eps)
+    values = for_statistics(x)
+    statistics = how.sets.moments(values)
+    follow(running, *statistics, how.sets.count)
+    return standardise(values, _like(values, weight), _like(values, bias), statistics, how).to(x.dtype)
+
+
+def instance_norm(
+    x: Tensor,
+    weight: Parameter,
+    bias: Parameter,
+    running: Running,
+    how: Normalisation,
+    over_samples: AllSum,
+    samples: int,
+) -> Tensor:
+    """By the statistics of each plane; running ones follow their mean over all `samples`, summed by `over_samples`."""
+    values = for_statistics(x)
+    rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
+    statistics = how.sets.moments(rows)
+    if running.mean is not None:
+        totals = over_samples(torch.stack([each.view(x.shape[:2]).sum(0) for each in statistics]) / samples)
+        follow(running, totals[0], totals[1], how.sets.count)
+    weight, bias = (_for_samples(len(x), _like(values, parameter)) for parameter in (weight, bias))
+    return standardise(rows, weight, bias, statistics, how).view(x.shape).to(x.dtype)
+
+
+def group_norm(x: Tensor, weight: Parameter, bias: Parameter, how: Normalisation) -> Tensor:
+    """By the statistics of the groups (`Sets.in_groups`)."""
+    values = for_statistics(x)
+    rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
+    weight, bias = (_for_samples(len(x), _like(values, parameter)) for parameter in (weight, bias))
+    y = standardise(rows, weight, bias, how.sets.moments(rows), how).view(x.shape)
+    return y.to(dtype_after(lambda one: torch.group_norm(one, 1), x))
+
+
+def layer_norm(x: Tensor, lead: int, weight: Parameter, bias: Parameter, how: Normalisation) -> Tensor:
+    """By the statistics of all dims after the first `lead`; weight and bias have the shape of these in the block."""
+    values = for_statistics(x)
+    rows = values.reshape(1, math.prod(x.shape[:lead]), math.prod(x.shape[lead:]))
+    y = standardise(rows, None, None, how.sets.moments(rows), how).view(x.shape)
+    weight, bias = _like(values, weight), _like(values, bias)
+    if weight is not None:
+        y = y * weight if bias is None else torch.addcmul(bias, y, weight)
+    elif bias is not None:
+        y = y + bias
+    return y.to(dtype_after(lambda one: F.layer_norm(one, (1,)), x))
+
+
+def by_running(
+    x: Tensor, weight: Parameter, bias: Parameter, mean: Tensor | None, var: Tensor | None, eps: float
+) -> Tensor:
+    """By running statistics, of batch and instance norm."""
+    if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
+        return of_nothing(x, weight, bias)
+    return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps).to(x.dtype)
+
+
+def of_nothing(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+    """`x` without elements, connected to the parameters."""
+    along = (-1, *(1,) * (x.dim() - 2))
+    y = x.clone() if weight is None else x * weight.view(along)
+    return (y if bias is None else y + bias.view(along)).to(x.dtype)
+
+
+def for_statistics(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in HALVES else x
+
+
+@torch.no_grad()
+def follow(running: Running, mean: Tensor, var: Tensor, count: int) -> None:
+    """Let running statistics follow those of a batch, of `count` elements in each set."""
+    var = var * (count / max(1, count - 1)) if running.is_corrected else var
+    for follower, value in ((running.mean, mean), (running.var, var)):
+        if follower is not None:
+            follower.lerp_(value.to(follower.dtype), running.momentum)
+
+
+def _like(values: Tensor, parameter: Parameter) -> Parameter:
+    return None if parameter is None else parameter.to(values.dtype)
+
+
+def _for_samples(samples: int, parameter: Parameter) -> Parameter:
+    """A parameter of channels as one of the channels of each sample."""
+    return parameter if parameter is None or samples == 1 else parameter.repeat(samples)
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        anchor: Tensor | None,
+        running: Running,
+        how: Normalisation,
+    ) -> Tensor:
+        dense, sets, eps = _dense(x), how.sets, how.eps
+        mean, inverse = _statistics(dense, eps)
+        channels = x.shape[1]
+        counts, ctx.counts = sets.counts(x.device)
+        table = mean.new_empty((len(counts), 2 * channels))
+        mine = torch.cat((mean, inverse), out=table[sets.members.index(sets.transport.rank)])
+        means, inverses = sets.transport.all_gather(mine, sets.members, sets.name, table).split(channels, 1)
+        counts = counts if counts.dtype == mean.dtype else counts.to(mean.dtype)
+        mean, inverse = torch.batch_norm_gather_stats_with_counts(dense, means, inverses, *running[:3], eps, counts)
+        prepare(ctx, x, weight, bias)
+        ctx.mean, ctx.inverse, ctx.how = mean, inverse, how
+        return torch.batch_norm_elemt(dense, weight, bias, mean, inverse, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        how: Normalisation = ctx.how
+        sets = how.sets
+        if torch.is_grad_enabled():
+            x, weight, bias, _ = ctx.saved_tensors
+            return *differentiable(x, weight, bias, dy, how), None, None, None
+        x, weight, bias = meet(ctx, sets.transport, sets.team, sets.adjoint_name, how.ticket.differentiated())
+        dense, dy = _dense(x), _dense(dy)
+        found = torch.batch_norm_backward_reduce(dy, dense, ctx.mean, ctx.inverse, weight, True, False, False)
+        own = torch.stack(found[:2])  # plain, and aligned with x
+        sums = sets.transport.all_sum(own, sets.members, sets.adjoint_name)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.batch_norm_backward_elemt(dy, dense, ctx.mean, ctx.inverse, weight, sums[0], sums[1], ctx.counts)
+        needs_weight, needs_bias = ctx.needs_input_grad[1:3]
+        of_bias, of_weight = own if how.shared is None else sums
+        of_weight = (of_weight * ctx.inverse).to(weight.dtype) if needs_weight else None
+        return dx, of_weight, of_bias.to(bias.dtype) if needs_bias else None, None, None, None
+
+
+def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1/std of each channel of the block.
+
+    Torch's kernel has one block of threads for each channel: of few large ones most of the device stands idle, so these
+    are taken sample by sample, and merged.
+    """
+    elements = math.prod(x.shape[2:])
+    large = x.dtype in (torch.float32, torch.float64) and x.is_contiguous() and elements >= LARGE
+    if not large:
+        return torch.batch_norm_stats(x, eps)
+    var, mean = torch.var_mean(x.flatten(2), 2, correction=0)
+    counts = mean.new_full((len(x),), elements)
+    return torch.batch_norm_gather_stats_with_counts(x, mean, (var + eps).rsqrt_(), None, None, 0.0, eps, counts)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """`x` in an order of its elements that the kernels know: contiguous, or channels last."""
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    if x.dim() in (4, 5) and x.is_contiguous(memory_format=last) and x.shape[1] > 1:
+        return x
+    return x.contiguous()

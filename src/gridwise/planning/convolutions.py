@@ -1,0 +1,150 @@
+"""Convolutions as torch's kernels compute them: the memory that these take for themselves, and what they compute in vain.
+
+oneDNN computes float32 convolutions on copies in which 16 channels lie side by side (`n` channels take the room of the next
+multiple of 16), and makes the results dense again. Of other dtypes, and of small inputs of one sample, torch unrolls the
+windows of the input into the rows of a matrix. Which of these copies are there at the same time was read off torch's profiler
+(torch 2.13, x86 with AVX); a product of 1 x 1 windows needs none. The matrix of a small input is small, and left out.
+
+    forward     weight and input and output blocked,  then  output blocked + output
+    backward    gradient of output blocked + that of input blocked,  then  of input blocked + of input,
+                then  of input + gradient of output and input and gradient of weight blocked
+
+On a GPU, cuDNN chooses among workspaces at run time. Of 76 convolutions on an H200 (float32, cuDNN 9.19) most take copies of
+input, weight and output with channels last; the products of 1 x 1 windows take none in forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+SIDE_BY_SIDE = 16
+SMALL = 20480
+"""Elements up to which torch convolves a single sample by itself."""
+PLAIN = 4
+"""Up to so many channels the input of a convolution is read as it lies."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A call of the operator, or of its backward."""
+
+    x: Tensor
+    weight: Tensor
+    y: Tensor
+    """The output; of backward its gradient."""
+    stride: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    groups: int
+    wanted: Sequence[bool] | None = None
+    """Of backward: whether it makes the gradients of `x` and of `weight`."""
+
+    @classmethod
+    def of(cls, operator: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Convolution | None:
+        """The convolution that a call is, if it is one."""
+        if operator is aten.convolution.default:
+            x, weight, _, stride, _, dilation, transposed, _, groups = args
+            return cls(x, weight, outputs[0], stride, dilation, transposed, groups)
+        if operator is aten.convolution_backward.default:
+            y, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args
+            return cls(x, weight, y, stride, dilation, transposed, groups, wanted)
+        return None
+
+    def workspace(self, device: str = "cpu") -> int:
+        """Bytes that are held at the most while it runs, beyond what it returns."""
+        if device == "cuda":
+            plain = self.wanted is None and self._is_product and max(self.stride) == 1
+            return 0 if plain else self.x.nbytes + self.weight.nbytes + self.y.nbytes
+        dense = _dense(self.x) + (0 if self.wanted is None else _dense(self.y))
+        if not self.y.numel() or self._is_product:
+            return dense
+        if self.x.dtype != torch.float32:
+            return dense + self._unrolled * self.x.element_size()
+        return dense + (self._backward() if self.wanted is not None else self._forward())
+
+    def _forward(self) -> int:
+        if self.transposed:
+            return self.weight.nbytes + 2 * self.y.nbytes
+        target = _blocked(self.y)
+        return max(self.weight.nbytes + self._source + target, target + self.y.nbytes) - self.y.nbytes
+
+    def _backward(self) -> int:
+        if self.transposed:
+            return self.weight.nbytes + self.y.nbytes + self.x.nbytes
+        target = _blocked(self.y)
+        second = target + self._source + self.weight.nbytes
+        if not (self.wanted and self.wanted[0]):
+            return second
+        first = _blocked(self.x) + max(target, self.x.nbytes)
+        return max(first - self.x.nbytes, second)
+
+    @property
+    def unrolled_elements(self) -> int:
+        """Elements of the windows that torch unrolls on the CPU; none where oneDNN convolves.
+
+        Torch's own rule: it leaves float32 to oneDNN unless a single sample is small. Backward unrolls once for each gradient.
+        """
+        if not self.y.numel() or self._is_by_onednn:
+            return 0
+        return self._unrolled * (1 if self.wanted is None else sum(map(bool, self.wanted[:2])))
+
+    @property
+    def wasted(self) -> float:
+        """How many times as much is computed on the CPU as has to be: channels fill up vectors."""
+        if self.x.dtype != torch.float32 or not self.weight.numel():
+            return 1.0
+        outer, inner = self.weight.shape[:2]
+        return _filled(outer) / outer * _filled(inner) / inner
+
+    @property
+    def columns(self) -> int:
+        """How long the rows are: of its outputs, of a transposed one of its inputs."""
+        return int((self.x if self.transposed else self.y).shape[-1])
+
+    @property
+    def _is_by_onednn(self) -> bool:
+        if self.x.dtype != torch.float32:
+            return False
+        samples, kernel = len(self.x), self.weight.shape[-2:]
+        worth = max(*self.stride, *self.dilation) > 1 or samples >= 16 or tuple(kernel) != (1, 1)
+        return worth and (self.groups > 1 or min(kernel) > 3 or samples > 1 or prod(self.x.shape[:4]) > SMALL)
+
+    @property
+    def _is_product(self) -> bool:
+        return prod(self.weight.shape[2:]) == 1
+
+    @property
+    def _source(self) -> int:
+        return 0 if self.x.shape[1] <= PLAIN else _blocked(self.x)
+
+    @property
+    def _unrolled(self) -> int:
+        """Elements of the windows of the input as rows; of a transposed convolution, of those of its output."""
+        places, channels = (self.x, self.y.shape[1]) if self.transposed else (self.y, self.x.shape[1])
+        windows = prod(places.shape[2:]) * places.shape[0]
+        return windows * channels // self.groups * prod(self.weight.shape[2:])
+
+
+def _filled(channels: int) -> int:
+    return channels if channels <= PLAIN else -(-channels // SIDE_BY_SIDE) * SIDE_BY_SIDE
+
+
+def _blocked(x: Tensor) -> int:
+    """Bytes of a copy with channels side by side."""
+    return x.nbytes // max(1, x.shape[1]) * -(-x.shape[1] // SIDE_BY_SIDE) * SIDE_BY_SIDE
+
+
+def _dense(x: Tensor) -> int:
+    """Bytes of a copy, where the tensor does not lie densely."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if x.is_contiguous() or (x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])):
+        return 0
+    return x.nbytes

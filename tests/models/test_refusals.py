@@ -1,0 +1,139 @@
+"""What a recording would lose of a model's code, and models that cannot be recorded: refused by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gridwise
+from gridwise.errors import PartitionError, UnsupportedError
+
+from .recorded import distributed, partition, scale, under
+
+
+def kept_outside(kept: list[Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    return lambda m, y: (kept.append(y), y)[1]
+
+
+def counting(m: Any, y: Tensor) -> Tensor:
+    m.n += 1
+    return y * m.n
+
+
+def caching(m: Any, y: Tensor) -> Tensor:
+    z = y if m.cache is None else y + m.cache
+    m.cache = y
+    return z
+
+
+def hooked(m: Any, y: Tensor) -> Tensor:
+    if y.requires_grad:
+        y.register_hook(lambda gradient: 2 * gradient)
+    return y
+
+
+def kept_gradient(m: Any, y: Tensor) -> Tensor:
+    y.retain_grad()
+    return y
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+def swallowed(m: Any, y: Tensor) -> Tensor:
+    try:
+        return y * float(y.detach().sum())
+    except Exception:
+        return -y
+
+
+def in_an_object(m: Any, y: Tensor) -> Tensor:
+    m.config.calls += 1
+    return y * m.config.calls
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "a counter": (counting, r"Of\.n: was 1, is 2"),
+    "a cache from call to call": (caching, r"Of\.cache: was None, is a tensor of shape \(2, 4, 8, 8\)"),
+    "a tensor in a list": (lambda m, y: (m.table.append(y), y)[1], r"Of\.table"),
+    "a tensor kept elsewhere": (kept_outside([]), "keeps tensors of a call"),
+    "random numbers of Python": (lambda m, y: y * random.random(), "random numbers of Python"),
+    "random numbers of NumPy": (lambda m, y: y * np.random.rand(), "random numbers of NumPy"),  # noqa: NPY002
+    "a seed": (lambda m, y: (torch.manual_seed(3), y)[1], "random numbers of torch"),
+    "a hook of a tensor": (hooked, r"register_hook of a tensor would be lost.*\n.*fix"),
+    "a gradient that is kept": (kept_gradient, "retain_grad of a tensor"),
+    "saved tensors on the CPU": (under(torch.autograd.graph.save_on_cpu), "saved_tensors_hooks"),
+    "a Function that writes": (lambda m, y: InPlace.apply(y * 1), "mark_dirty"),
+    "a branch on a value": (lambda m, y: y if y.sum() > 0 else -y, "needs the numbers of a tensor.*if y.sum"),
+    "a number of a tensor": (lambda m, y: y * y.mean().item(), "_local_scalar_dense"),
+    "an error that is caught": (swallowed, "needs the numbers of a tensor"),
+    "a counter in an object": (in_an_object, r"Of\.config\.calls: was 0, is 1"),
+    "a size of a value": (lambda m, y: y[y > 0], "needs the numbers"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name: str) -> None:
+    function, words = REFUSED[name]
+    model, _, x = distributed(function)
+    before = random.getstate()
+    with pytest.raises(UnsupportedError, match=words):
+        model(x)
+    random.setstate(before)
+    assert torch.is_grad_enabled()
+    assert type(model.conv.weight) is not torch._subclasses.FakeTensor  # all is as it was
+    assert (model.n, model.cache, model.table) == (0, None, [0, 0])
+    assert float(scale(torch.ones((), requires_grad=True), 2.0).detach()) == 2.0
+
+
+def test_errors_name_module_and_line() -> None:
+    class Inner(nn.Module):
+        def forward(self, y: Tensor) -> Tensor:
+            return y if y.amax() > 0 else -y
+
+    model = gridwise.distribute(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(Inner())), partition())
+    with pytest.raises(
+        UnsupportedError, match=r"in 1\.0 needs .*test_refusals\.py:\d+, in forward:  return y if y\.amax"
+    ):
+        model(torch.ones(1, 3, 2, 2))
+    with pytest.raises(PartitionError, match=r"cannot take a global input of shape \(1, 5, 2, 2\)(.|\n)*in 0"):
+        model(torch.ones(1, 5, 2, 2))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_models_that_cannot_be_recorded_are_named() -> None:
+    P, conv = partition(), nn.Conv2d(1, 1, 1)
+    for model, words in (
+        (nn.Sequential(torch.jit.script(conv)), "its 0, is scripted"),
+        (nn.Sequential(nn.LazyConv2d(2, 1)), "its 0, is lazy"),
+        (nn.DataParallel(nn.Conv2d(1, 1, 1)), "distributes a model by itself"),
+        (torch.compile(conv), "is compiled"),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            gridwise.distribute(model, P)
+    inside = nn.Sequential(conv)
+    inside.compile()
+    torch.testing.assert_close(gridwise.distribute(inside, P)(torch.ones(1, 1, 2, 2)), conv(torch.ones(1, 1, 2, 2)))
+
+
+def test_hooks_of_all_modules_are_named() -> None:
+    handle = nn.modules.module.register_module_forward_hook(lambda module, given, y: None)
+    try:
+        with pytest.raises(UnsupportedError, match="a hook of all modules"):
+            gridwise.distribute(nn.Conv2d(1, 1, 1), partition())(torch.ones(1, 1, 2, 2))
+    finally:
+        handle.remove()

@@ -53,8 +53,11 @@ def reading_ahead(path: Path, alone: bool = False) -> Iterator[None]:
 
 
 def _send(nowhere: int, fd: int, size: int) -> None:
+    done = 0
     with contextlib.suppress(OSError):
-        os.sendfile(nowhere, fd, 0, size)  # whatever else is done here waits for the thread that parses
+        # Mostly one call sends everything: whatever else is done here waits for the thread that parses.
+        while done < size and (sent := os.sendfile(nowhere, fd, done, size - done)):
+            done += sent
 
 
 def _read(nowhere: int, fd: int, size: int) -> None:

@@ -11,10 +11,10 @@ becomes `test_sum[mpi-1]` ... `test_sum[gloo-4]`. Worker processes are started o
 the largest test needs. A test that hangs fails after `gridwise_timeout` seconds (an option of pytest's ini file; 60) with
 every worker's stack, and the next one gets new workers.
 
-`pytest --gridwise-device cuda` runs the same bodies with their tensors on that device, made of the same random numbers.
+`pytest --gridwise-device cuda` runs the same bodies with their tensors on that device, with the same random numbers.
 
-This module is beside the package, not in it: pytest imports the plugins of all installed distributions whenever it starts, and
-importing `gridwise` imports torch. `gridwise.testing.pytest_plugin` does the work, once a test asks for workers.
+This module sits beside the package, not in it: pytest imports the plugins of all installed distributions whenever it
+starts, and importing `gridwise` imports torch. `gridwise.testing.pytest_plugin` does the work, once a test asks for workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Do links inside the documents lead somewhere: to files that are there, and to headings that they have?
+"""Check the links inside the documents: do the files and the headings that they point to exist?
 
     python tools/check_links.py
 
-Prints what does not, and fails. Links to other sites are not followed: nothing is fetched.
+Prints broken links, and fails if there are any. Links to other sites are not followed: nothing is fetched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LINK = re.compile(
 )
 FENCED = re.compile(r"^```(?!\{(?:include|literalinclude)\}).*?^```$", re.DOTALL | re.MULTILINE)
 MADE = {"docs/api/index.rst"}
-"""Pages that the site's build writes."""
+"""Pages that the build of the site generates."""
 
 
 def anchors(page: Path) -> set[str]:
@@ -32,7 +32,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def problems(page: Path) -> list[str]:
-    """What is wrong with the links of a page, a line each."""
+    """The broken links of a page, one line each."""
     found = []
     for parts in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
         link = next(filter(None, parts))

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gridwise"
 APART = PACKAGE / "nn" / "conversion"
-"""Counted, and left out of the sum: it is on its way out."""
+"""Counted, but left out of the sum: it is to be removed."""
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NO_CODE = {
     tokenize.COMMENT,

@@ -3,8 +3,8 @@
     python tools/trace_calls.py            the walks of ARCHITECTURE.md, on two workers: one line each
     python tools/trace_calls.py --files    and the files, in the order in which they are entered first
 
-A reader follows a call from file to file: the number of files is what has to be opened, the number of switches (calls from
-one file into another) how often the page is turned. Worker 0 is traced; threads of its own are not.
+A reader follows a call from file to file: the number of files is how many have to be opened, the number of switches (calls
+from one file into another) how often the reader changes between them. Worker 0 is traced; its other threads are not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Walk(NamedTuple):
 
 
 class Tracer:
-    """Notes the calls of a body that lead into another file of the package."""
+    """Records calls that lead into another file of the package."""
 
     def __init__(self) -> None:
         self.files: dict[str, None] = {}
@@ -64,7 +64,7 @@ def traced(name: str, walks: list[Walk]) -> Iterator[None]:
 
 
 def convolution() -> list[Walk]:
-    """A 3 x 3 convolution of images that are cut along their rows: the call that plans, and one that comes back."""
+    """A 3 x 3 convolution of images that are cut along their rows: the first call, which plans, and a later one."""
     walks: list[Walk] = []
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     layer = nn.DistributedConv2d(P_x, 4, 4, 3, padding=1)
@@ -122,7 +122,7 @@ def innovation() -> list[Walk]:
 
 
 def model() -> list[Walk]:
-    """A small network through `distribute`, its first call, and one that comes back."""
+    """A small network through `distribute`, its first call, and a later one."""
     walks: list[Walk] = []
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     network = torch.nn.Sequential(

@@ -89,7 +89,7 @@ def test_image_files(tmp_path: Path) -> None:
 
 def test_what_cannot_be_encoded_cut_or_read(tmp_path: Path) -> None:
     utils = tagi.Utils()
-    with pytest.raises(PartitionError, match=r"1\.7 is no whole number"):
+    with pytest.raises(PartitionError, match=r"1\.7 is not a whole number"):
         utils.label_to_obs(np.array([1.0, 1.7]), 10)
     with pytest.raises(PartitionError, match="stride"):
         utils.create_rolling_window(np.arange(9.0), np.array([0]), 3, 1, 1, 0)

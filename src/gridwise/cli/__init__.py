@@ -1,5 +1,5 @@
-"""The command `gridwise`: `run` starts workers, `compat` runs old scripts, `doctor` looks at this
-machine, `plan` says what a model will take, `checkpoint` looks after checkpoints."""
+"""The command `gridwise`: `run` starts workers, `compat` runs old scripts, `doctor` inspects this machine, `plan`
+predicts what a model will need, `checkpoint` manages checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gridwise checkpoint ls | show | verify | convert | prune: look after checkpoints from the command line."""
+"""gridwise checkpoint ls | show | verify | convert | prune: manage checkpoints from the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Folder = Annotated[Path, typer.Argument(help="A folder of checkpoints: a series.
 
 
 WIDE = 100_000
-"""Columns of output that is not a terminal: nothing is cut to the width of a screen."""
+"""Columns of output that is not a terminal, so that nothing is truncated."""
 
 
 def _console() -> Console:
@@ -91,7 +91,7 @@ def _table(lines: list[list[str]]) -> Table:
 
 @app.command("verify")
 def verify_command(paths: Annotated[list[Path], typer.Argument(help="Checkpoints, or folders of them.")]) -> None:
-    """Check every byte against its checksum; the exit status is 1 if anything is damaged, or not there."""
+    """Check every byte against its checksum; the exit status is 1 if anything is damaged or missing."""
     found = {folder: [path for path in _candidates(folder) if is_checkpoint(path)] for folder in paths}
     without = [str(folder) for folder, inside in found.items() if not inside]
     if without:
@@ -132,11 +132,11 @@ def convert_command(
 @app.command("prune")
 def prune(
     folder: Folder,
-    keep_last: Annotated[int, typer.Option(help="How many of the newest stay.", min=1)] = 3,
+    keep_last: Annotated[int, typer.Option(help="How many of the newest to keep.", min=1)] = 3,
     keep_every: Annotated[
-        int, typer.Option(help="Besides these, every step that this divides stays; 0: none.", min=0)
+        int, typer.Option(help="Also keep every step that is a multiple of this; 0: none.", min=0)
     ] = 0,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False,
 ) -> None:
     """Remove older checkpoints of a series, and what interrupted saves have left."""
     with _readable_errors():
@@ -177,7 +177,7 @@ def bytes_in(text: str) -> int:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """The folder itself if it is a checkpoint, or started to be one; else those in it."""
+    """The folder itself if it is a checkpoint or an unfinished one; otherwise the folders in it."""
     if is_checkpoint(folder) or any(folder.glob("data-*")):
         yield folder
     elif folder.is_dir():
@@ -195,7 +195,7 @@ def _readable_errors() -> Iterator[None]:
     try:
         yield
     except (CheckpointError, OSError) as error:
-        text = str(error).replace("`trust=True`", "`--trust`")  # as it is said here
+        text = str(error).replace("`trust=True`", "`--trust`")  # as it is spelt on the command line
         _console().print(f"[red]{type(error).__name__}[/red]: {escape(text)}")
         raise typer.Exit(1) from None
 

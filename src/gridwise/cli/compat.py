@@ -1,7 +1,7 @@
 """`gridwise compat [-n 4] script.py [args]`: a script written for DistDL, torchdistX or pytagi (see `gridwise.compat`).
 
-Without `-n` the script runs in this process, so that `mpiexec -n 4 gridwise compat script.py` is as good. The room of the
-old names is not imported here, it is started: nothing in Gridwise depends on it.
+Without `-n` the script runs in this process, so `mpiexec -n 4 gridwise compat script.py` works too. `gridwise.compat` is
+not imported here but run as a module: nothing in Gridwise depends on it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def compat(
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
     as_module: Annotated[bool, typer.Option("-m", help="The script is the name of a module.")] = False,
     prefer_installed: Annotated[
-        bool, typer.Option("--prefer-installed", help="Use an old library that is installed itself.")
+        bool, typer.Option("--prefer-installed", help="Use the old library itself where it is installed.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option("-n", "--workers", min=1, help="Start so many workers; default: run here.")
+        int | None, typer.Option("-n", "--workers", min=1, help="How many workers to start; default: run here.")
     ] = None,
-    transport: Annotated[str, typer.Option(help="How started workers talk: auto, mpi or gloo.")] = "auto",
+    transport: Annotated[str, typer.Option(help="How started workers communicate: auto, mpi or gloo.")] = "auto",
 ) -> None:
     """Run a script written for DistDL, torchdistX or pytagi."""
     if not as_module and not os.path.exists(script):

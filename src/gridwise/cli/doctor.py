@@ -1,6 +1,6 @@
 """`gridwise doctor`: what is installed, what works between two workers and how fast, and how to start a job, as text.
 
-A probe is a function that returns what it found. One that fails becomes a line with the reason, and the next one runs.
+A probe is a function that returns what it found. For one that fails the reason is printed, and the next one runs.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ SECONDS = 60.0
 
 def doctor(
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure how fast this machine computes and talks, for `gridwise plan`.")
+        bool, typer.Option("--calibrate", help="Measure how fast this machine computes and sends, for `gridwise plan`.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Where to write that, as TOML; by default where plans look for it.")
     ] = None,
 ) -> None:
-    """Say what Gridwise finds on this machine, and measure an exchange between two workers over each transport."""
+    """Report what Gridwise finds on this machine, and measure an exchange between two workers over each transport."""
     if calibrate:
         machine = calibrated()
         path = output or calibrated_file()
@@ -78,7 +78,7 @@ def doctor(
 
 
 def probes() -> Iterator[tuple[str, Callable[[], str]]]:
-    """Everything that is looked at, in order."""
+    """Every probe and its name, in order."""
     yield "python", lambda: f"{platform.python_version()} at {sys.executable}"
     yield "system", lambda: f"{platform.platform()}, {cores()} cores for this process"
     yield "packages", _packages
@@ -100,7 +100,7 @@ def probes() -> Iterator[tuple[str, Callable[[], str]]]:
 def _tried(probe: Callable[[], str]) -> str:
     try:
         return probe()
-    except Exception as error:  # a doctor does not faint
+    except Exception as error:  # a failing probe must not stop the others
         lines = str(error).strip().splitlines() or [""]
         return f"FAILED: {type(error).__name__}: {' '.join(line.strip() for line in lines[:4])}"
 
@@ -116,7 +116,7 @@ def _packages() -> str:
 
 
 def _mpi_library() -> str:
-    """Asked in another process: to load MPI is to start it."""
+    """Asked in another process, because loading MPI starts it."""
     code = "from mpi4py import MPI; print(MPI.Get_library_version())"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, env=start.clean(os.environ)
@@ -142,7 +142,7 @@ def _gpus() -> str:
 
 
 def devices_per_worker(devices: int) -> str:
-    """What workers on this machine compute on."""
+    """Which devices the workers on this machine compute on."""
     if not devices:
         return "none: workers compute on the CPU"
     if devices == 1:
@@ -151,7 +151,7 @@ def devices_per_worker(devices: int) -> str:
 
 
 def slurm() -> str:
-    """Whether this machine starts jobs by Slurm, and by which plug-in srun tells MPI about the other workers."""
+    """Whether jobs are started by Slurm here, and through which plug-in srun connects the MPI processes."""
     if shutil.which("srun") is None:
         return "srun is not on PATH"
     listed = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=SECONDS)
@@ -171,7 +171,7 @@ def slurm() -> str:
 
 
 def command_to_use() -> str:
-    """The line that starts a job here."""
+    """The command line that starts a job here."""
     job_nodes = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES")
     workers = torch.cuda.device_count() or cores()
     if job_nodes:
@@ -202,7 +202,7 @@ def _two_workers(transport: str) -> str:
 
 
 def _talk() -> str:
-    """Runs on two workers: an exchange that is checked, its speed, and an adjoint test."""
+    """Runs on two workers: a checked exchange, its speed, and an adjoint test."""
     transport = find.current()
     small, large = _round_trip(SMALL, 200), _round_trip(LARGE, 10)
     total = transport.all_sum(torch.tensor([1.0 + transport.rank], device="cpu"), transport.everyone)
@@ -213,7 +213,7 @@ def _talk() -> str:
 
 
 def roads(transport: Transport) -> str:
-    """By which way messages go between two workers of this machine, on the host and on devices."""
+    """How messages travel between two workers of this machine, on the host and between devices."""
     shared = (
         "through shared memory" if transport.node is not None else f"not through shared memory, by {transport.name}"
     )
@@ -238,7 +238,7 @@ def _round_trip(size: int, repeats: int) -> float:
 
 
 def _exchange(transport: Transport, sent: torch.Tensor) -> torch.Tensor:
-    """What the other worker has sent for `sent`; its numbers are the rank of the sender."""
+    """What the peer sends in return for `sent`; every element must be the sender's rank."""
     peer, arrived = 1 - transport.rank, torch.empty_like(sent)
     transport.exchange([(peer, sent)], [(peer, arrived)], "the doctor's exchange")
     if not bool((arrived == peer).all()):

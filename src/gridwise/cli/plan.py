@@ -1,7 +1,7 @@
-"""`gridwise plan module:factory -n 64 --input 1x1x512x512x512 [--search]`: a plan, or a ranking of grids, without a worker.
+"""`gridwise plan module:factory -n 64 --input 1x1x512x512x512 [--search]`: a plan, or a ranking of grids.
 
-The factory is a function, or a class, without arguments that makes the model. It is called with tensors that have no numbers
-(`gridwise.deferred_init`), so the model may be larger than this machine.
+No worker is started. The factory is a function or class that makes the model without arguments. It is called under
+`gridwise.deferred_init`, so its tensors have no data and the model may be larger than this machine.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def plan(
     factory: Annotated[str, typer.Argument(help="module:function that makes the model, without arguments.")],
     input: Annotated[str, typer.Option("--input", help="The shape of the global input, as in 1x1x512x512x512.")],
     workers: Annotated[
-        int | None, typer.Option("-n", "--workers", min=1, help="How many workers to search for.")
+        int | None, typer.Option("-n", "--workers", min=1, help="How many workers to find a grid for.")
     ] = None,
     grid: Annotated[str | None, typer.Option(help="The grid to plan, as in 1x1x4x4x4.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Try the grids of -n workers.")] = False,
     memory: Annotated[str | None, typer.Option(help="What each worker has, as in 40GiB.")] = None,
     machine: Annotated[str | None, typer.Option(help="A machine's name, or its TOML file.")] = None,
     optimizer: Annotated[str, typer.Option(help=f"Whose states take memory: {', '.join(OPTIMIZERS)}.")] = "none",
-    html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the result as an HTML page.")] = None,
 ) -> None:
-    """Say what a training step takes on a grid of workers: memory, time, messages; or which grid is best."""
+    """Predict what a training step needs on a grid of workers (memory, time, messages), or which grid is best."""
     try:
         if optimizer not in OPTIMIZERS:
             raise PartitionError(f"`--optimizer` (={optimizer!r}) is none of {', '.join(OPTIMIZERS)}.")

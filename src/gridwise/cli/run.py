@@ -1,10 +1,10 @@
-"""`gridwise run -n 4 script.py [args]`: mpiexec or torchrun with the right arguments, which then take this one's place.
+"""`gridwise run -n 4 script.py [args]`: replaces itself by mpiexec or torchrun with the right arguments.
 
 `gridwise run --nodes 4 -n 16 script.py` prints the lines for a cluster instead (see `comm.launching.cluster`).
 
-What it saves is knowing which mpiexec belongs to mpi4py's library, how many threads each worker should have, and what makes
-MPI's waiting bearable when workers share cores. And nothing that it has started outlives it, not even when it is killed
-while MPI starts: a guardian sees to that (see `comm.guardian`).
+It knows which mpiexec belongs to mpi4py's library, how many threads each worker should have, and how to make MPI's waiting
+bearable when workers share cores. Nothing that it starts outlives it, even if it is killed while MPI starts: a guardian
+process sees to that (see `comm.supervision.guardian`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..comm.supervision import guardian
 from ..errors import GridwiseError
 
 LEAVE_SECONDS = 5.0
-"""How long processes may take to end after mpiexec or torchrun has."""
+"""How long processes may take to end after mpiexec or torchrun has ended."""
 
 
 def run(
     script: Annotated[str, typer.Argument(help="The Python script that every worker runs.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
     workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 4,
-    transport: Annotated[str, typer.Option(help="How they talk: auto, mpi or gloo.")] = "auto",
+    transport: Annotated[str, typer.Option(help="How they communicate: auto, mpi or gloo.")] = "auto",
     nodes: Annotated[
         str | None,
         typer.Option(help="Machines of a cluster, a number or names: print the lines that start the workers there."),
@@ -53,7 +53,7 @@ def run(
 
 
 def print_lines(nodes: str, workers: int, transport: str, script: list[str]) -> None:
-    """The command lines of a cluster, each below the remark that says when to use it; the remarks are comments of a shell."""
+    """Print the command lines for a cluster, each below a shell comment that says when to use it."""
     try:
         cluster = cluster_of(nodes, workers)
         lines = lines_for(cluster, transport, script)
@@ -66,7 +66,7 @@ def print_lines(nodes: str, workers: int, transport: str, script: list[str]) -> 
 
 
 def start_workers(command_name: str, script: list[str], workers: int, transport: str) -> NoReturn:
-    """Let mpiexec or torchrun, with `workers` processes of a Python command line, take the place of this process."""
+    """Replace this process by mpiexec or torchrun, which starts `workers` processes of a Python command line."""
     try:
         chosen = choose(transport, workers)
         command = command_for(chosen, workers, script)

@@ -1,13 +1,13 @@
 """Writes and views in a recording: which tensors share memory, and which values are read after a write.
 
-In the recorded model a view shares the memory of its base. On blocks it does so as long as nothing is moved, so it must be
-known where that matters:
+In the recorded model a view shares the memory of its base. On blocks this is so only while nothing is moved, so it must
+be known where it matters:
 
     keeps_alias    views that must share memory on every worker: one side is written to, and the other is read later
-    in_place       writes that other tensors observe; all others may as well make a new tensor
-    isolates       operators whose result has memory of its own in the model, and that one side of is written to later
+    in_place       writes that other tensors observe; any other write may make a new tensor instead
+    isolates       operators whose result has its own memory in the model, and whose input or result is written to later
 
-Nodes are the same tensor if one is the other, changed in place.
+Two nodes are the same tensor if one is the other after a change in place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .recording.recording import ValueSource, memory_of, tensors_in, written_by
 
 
 class Aliases:
-    """What shares memory in a graph."""
+    """Which tensors share memory in a graph."""
 
     def __init__(self, graph: torch.fx.Graph, sources: Mapping[str, ValueSource]) -> None:
         self.keeps_alias: set[Node] = set()
@@ -33,7 +33,7 @@ class Aliases:
         self.isolates: set[Node] = set()
         self._same: dict[Node, Node] = {}
         self._parent: dict[Node, tuple[Node, Node]] = {}
-        """For a tensor that is a view: of which, and by which node."""
+        """For each tensor that is a view: its base, and the node that made the view."""
         self._made: dict[Node, int] = {}
         self._read: dict[Node, float] = {}
         writes: list[tuple[int, Node, Node]] = []
@@ -46,7 +46,7 @@ class Aliases:
             writes += [(time, node, self.same(each)) for each in written_by(node)]
         for _, _, tensor in writes:
             if tensor.op == "placeholder" and sources[tensor.name].kind != "constant":
-                self._read[tensor] = math.inf  # the user sees it
+                self._read[tensor] = math.inf  # visible to the user
         self.memories: dict[int, list[Node]] = {}
         for node in self._made:
             memory = memory_of(node)
@@ -57,13 +57,13 @@ class Aliases:
         self._find_isolated(writes)
 
     def same(self, node: Node) -> Node:
-        """The first node that is this tensor."""
+        """The first node of this tensor."""
         while node in self._same:
             node = self._same[node]
         return node
 
     def _find_source(self, node: Node) -> None:
-        """Note which tensor a node shares its memory with."""
+        """Note the tensor whose memory a node shares."""
         memory = memory_of(node)
         if memory is None or node.op != "call_function":
             return
@@ -80,7 +80,7 @@ class Aliases:
                 return
 
     def _path(self, node: Node) -> list[tuple[Node, Node]]:
-        """From a tensor to its base: each tensor on the way, with the node that made the view."""
+        """The views from a tensor back to its base, each with the node that made it."""
         found = []
         while node in self._parent:
             base, by = self._parent[node]
@@ -102,7 +102,7 @@ class Aliases:
             self.keeps_alias |= {by for view, by in (*own, *theirs) if view not in common}
 
     def _find_isolated(self, writes: list[tuple[int, Node, Node]]) -> None:
-        last = {memory_of(tensor): time for time, _, tensor in writes}  # in their order
+        last = {memory_of(tensor): time for time, _, tensor in writes}  # the last one: they are in order
         for node, time in self._made.items():
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
@@ -116,7 +116,7 @@ def _memories(nodes: Iterable[Node]) -> set[int]:
 
 
 def isolated(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, so that its result shares no memory with what it is given."""
+    """`run`, with results that share no memory with its arguments."""
 
     def own(x: object, memories: set[int]) -> Any:
         if isinstance(x, Tensor):

@@ -1,11 +1,11 @@
-"""`gridwise.capture`: a training step that is captured as CUDA graphs and then replayed, without the host in the way.
+"""`gridwise.capture`: a training step that is captured as CUDA graphs and then replayed with little work on the host.
 
-calls 1 to `warmup`   run as they are, on a side stream
-the next              is captured, and carried out
-all after it          inputs are copied into those of the capture, and the graphs replayed
+calls 1 to `warmup`   run uncaptured, on a side stream
+the next call         is captured, and carried out
+all later calls       copy their inputs into those of the capture, and replay the graphs
 
-Whatever the call, it is one step of the training. What workers agree on in a step is agreed at the capture; a replay makes one
-agreement, that all of them make it with inputs of the structure that was captured.
+Every call is one training step. The agreements within a step are made once, at the capture; a replay makes a single
+one: all workers replay, with inputs of the captured structure.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ..partition import Partition, world
 from .recording.containers import Tree, constants_in, described, flatten, unflatten
 
 PLAIN, GRAPHS = 1, 2
-"""How a step runs: as it is, or as CUDA graphs."""
+"""How a step runs: uncaptured, or as CUDA graphs."""
 
 
 class Kind(NamedTuple):
-    """What an input of a captured step has to be."""
+    """The shape, dtype and device that an input of a captured step must have."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,15 +48,15 @@ class Kind(NamedTuple):
 
 
 class CapturedStep:
-    """A step that is replayed; made by `capture`.
+    """A captured training step, made by `capture`.
 
     Parameters
     ----------
-    *args, **kwargs : those of the step, of the structure of the first call
+    *args, **kwargs : those of the step, with the structure of the first call
 
     Attributes
     ----------
-    graphs : of how many CUDA graphs a replay consists; 0 as long as nothing is captured, and without CUDA
+    graphs : number of CUDA graphs in a replay; 0 before the capture, and without CUDA
 
     Examples
     --------
@@ -102,10 +102,10 @@ class CapturedStep:
                 self._pieces.replay()
             return unflatten(form, [leaf.clone() for leaf in leaves])
 
-    # What all workers have to agree on
+    # Agreement among the workers
 
     def _agree(self, tensors: list[Tensor], tree: Tree) -> None:
-        """Raise on all workers unless all of them make this call, with inputs that it can take."""
+        """Raise on all workers unless all of them make this call, with valid inputs."""
         problem = self._problem_with(tensors, tree)
         transport, team = self._partition.transport, self._partition.team
         ticket = self._ticket.called_again()
@@ -157,7 +157,7 @@ class CapturedStep:
     # Running
 
     def _run(self, tensors: Sequence[Tensor], tree: Tree) -> Any:
-        """The step as it is; what it returns shares no memory with what it has, as after a replay."""
+        """Run the step uncaptured; its outputs are copies, as after a replay."""
         leaves, form = self._outputs_of(unflatten(tree, tensors))
         return unflatten(form, [leaf.detach().clone() for leaf in leaves])
 
@@ -172,12 +172,12 @@ class CapturedStep:
         return leaves, form
 
     def _on_side_stream(self, tensors: Sequence[Tensor], tree: Tree) -> tuple[list[Tensor], Tree]:
-        """Warm up, or capture: a step either way, and what it returns."""
+        """Run a warm-up step, or capture the step and carry it out; the outputs."""
         graphs = self._graphs = self._graphs or CudaGraphs(tensors[0].device)
         current = torch.cuda.current_stream()
         graphs.stream.wait_stream(current)
         with torch.cuda.stream(graphs.stream), warnings.catch_warnings():
-            # capturable optimisers remark that they run uncaptured; and there may be nothing between two movements
+            # capturable optimisers warn that they run uncaptured; a graph between two movements may be empty
             warnings.filterwarnings("ignore", ".*capturable=True.*")
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             if self._calls <= self._warmup:
@@ -189,7 +189,7 @@ class CapturedStep:
 
     def _capture(self, tensors: Sequence[Tensor], tree: Tree, graphs: CudaGraphs) -> tuple[list[Tensor], Tree]:
         torch.cuda.synchronize()
-        gc.collect()  # what is freed during a capture would disturb it
+        gc.collect()  # memory freed during a capture would disturb it
         torch.cuda.empty_cache()
         self._inputs = [x.clone() for x in tensors]
         self._outputs = None
@@ -237,30 +237,31 @@ def capture(
     partition: Partition | None = None,
     inside: bool = False,
 ) -> Any:
-    """A step that is captured as CUDA graphs in one of its first calls, and replayed in all that follow.
+    """A training step that is captured as CUDA graphs in one of its first calls, and replayed in all later ones.
 
-    On one worker the whole step is one graph. On several, there is a graph for each piece between two movements, and the
-    movements are made between them. A step whose inputs are not on a CUDA device runs as it is, with the same checks.
+    On one worker the whole step is one graph. On several workers each piece between two movements is a graph, and the
+    movements run between the graphs. A step whose inputs are not on a CUDA device runs uncaptured, with the same
+    checks.
 
     Parameters
     ----------
-    step : a function of tensors: forward, backward, the optimiser's step and all else that belongs to a training step
-    warmup : how many calls run as they are before one is captured; at least 1. They are steps of the training as all others
+    step : a function of tensors: forward, backward, the optimiser's step and whatever else belongs to a training step
+    warmup : how many calls run uncaptured before one is captured; at least 1. They are training steps like all others
     partition : the workers that make the step together; default: all
-    inside : movements become part of a single graph; with a device for each worker, over nccl only. Not verified yet
+    inside : make the movements part of a single graph; needs nccl and a device for each worker. Not verified yet
 
     Returns
     -------
     CapturedStep
-        called as `step`. Inputs are copied into those of the capture, and must have the structure of the first call:
-        shapes, dtypes, device, containers, and values that are no tensors. What is returned are copies, without a gradient.
+        called like `step`. Inputs are copied into those of the capture, and must have the structure of the first call:
+        shapes, dtypes, device, containers, and values other than tensors. The outputs are copies, without a gradient.
 
     Notes
     -----
-    A graph does what the step did at the capture. What the host decides or computes there stays as it was: branches, the
-    model's mode, learning rates that are no tensors. `item()` and other looks at the device cannot be captured; optimisers need
-    ``capturable=True`` where torch has that. Call `optimizer.zero_grad()` in the step. Random keys of dropout are drawn
-    anew before each replay: the masks are those of uncaptured steps.
+    A replay does what the step did at the capture. What the host decided or computed then is fixed: branches, the
+    model's mode, learning rates that are not tensors. `item()` and other reads from the device cannot be captured;
+    optimisers need ``capturable=True`` where torch offers it. Call `optimizer.zero_grad()` in the step. Random keys of
+    dropout are drawn anew before each replay: the masks are those of uncaptured steps.
 
     Examples
     --------

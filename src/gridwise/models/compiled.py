@@ -1,9 +1,9 @@
-"""`torch.compile` of a distributed model: what lies between two movements is compiled, and the movements are made between.
+"""`torch.compile` of a distributed model: the pieces between movements are compiled, the movements run between them.
 
-The compiler traces the code around the model's call, and leaves the call itself to us. In the first call all steps run as they
-are, and it is noted which of them move something, now or in backward. Then each run of the others is a function of tensors,
-which is run in the hands of the same compiler, with the settings that it was given. Its functions stay the same from call to
-call: nothing is compiled again.
+The compiler traces the code around the model's call, and leaves the call itself to us. The first call runs all steps
+uncompiled, and notes which of them communicate, in forward or in backward. From then on each sequence of other steps is
+a function of tensors, which the same compiler compiles with the user's settings. The functions stay the same from call
+to call, so nothing is compiled again.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from torch._dynamo.types import DynamoCallback
 
 FEWEST = 2
-"""Steps that are worth compiling."""
+"""The smallest number of consecutive steps worth compiling."""
 
 
 _compiler: ContextVar[DynamoCallback] = ContextVar("compiler", default=None)
 
 
 def compiler() -> DynamoCallback:
-    """What compiles the code around the call of a model, if anything does."""
+    """The compiler of the code around the call of a model, if there is one."""
     return _compiler.get()
 
 
 def called_by_compiled_code(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """`call`, outside of the graph that is being compiled; the model's own pieces are compiled by the same compiler."""
+    """Make the call outside of the graph that is being compiled; its pieces are compiled by the same compiler."""
     return torch.compiler.disable(_with_compiler, recursive=False)(call, *args, **kwargs)
 
 
@@ -56,7 +56,7 @@ def _with_compiler(call: Callable[..., Any], *args: object, **kwargs: object) ->
 
 @contextmanager
 def _compiling(callback: DynamoCallback) -> Iterator[DynamoCallback]:
-    """Let `callback` compile what is called in the body; it is given what did so before."""
+    """Let `callback` compile what is called in the body; yields the previous callback."""
     before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
     try:
         yield before
@@ -65,7 +65,7 @@ def _compiling(callback: DynamoCallback) -> Iterator[DynamoCallback]:
 
 
 class _Probe:
-    """Notes whether a step moves something, or will in backward (as `comm.graph_breaks.Breaks`)."""
+    """Notes whether a step communicates, now or in backward; has the interface of `comm.graph_breaks.Breaks`."""
 
     def __init__(self) -> None:
         self.moves = False
@@ -82,7 +82,7 @@ class _Probe:
 
 
 class CompiledPieces:
-    """The steps of a program, those without movements compiled."""
+    """The steps of a program, compiled where they do not communicate."""
 
     def __init__(self, steps: Sequence[Step], results: Sequence[int]) -> None:
         self._steps, self._results = steps, set(results)
@@ -99,7 +99,7 @@ class CompiledPieces:
                 execute(part, values, stream)
 
     def _is_local(self, step: Step, values: Values, stream: RandomStream) -> bool:
-        """Whether a step makes tensors of tensors and nothing else; it is carried out."""
+        """Execute a step; whether it only makes tensors from tensors, without communication or random numbers."""
         probe, given = _Probe(), [values[slot] for slot in step.inputs]
         with captured_by(probe):
             execute([replace(step, frees=())], values, stream)
@@ -111,7 +111,7 @@ class CompiledPieces:
         return all(isinstance(value, Tensor) for value in (*given, *made))
 
     def _cut(self, local: Sequence[bool]) -> None:
-        """Make pieces of the steps that are `local`."""
+        """Cut the steps into pieces of consecutive local ones, and the rest."""
         parts: list[tuple[bool, list[Step]]] = []
         for step, is_local in zip(self._steps, local, strict=True):
             if not parts or parts[-1][0] != is_local:
@@ -124,7 +124,7 @@ class CompiledPieces:
 
 
 class _Piece:
-    """Some steps as one function of tensors."""
+    """Consecutive steps as one function of tensors."""
 
     def __init__(self, steps: Sequence[Step], later: set[int]) -> None:
         made = {slot for step in steps for slot in step.made}
@@ -145,7 +145,7 @@ class _Piece:
                         values[slot] = part
             return tuple([values[slot] for slot in outputs])
 
-        # code of its own: the compiler keeps a few graphs for each
+        # a code object of its own: the compiler keeps only a few graphs per code object
         self.run = FunctionType(run.__code__.replace(), run.__globals__, "piece", None, run.__closure__)
 
     def __call__(self, values: Values) -> None:

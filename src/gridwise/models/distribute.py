@@ -1,4 +1,4 @@
-"""`distribute`: an ordinary torch model, or a function of tensors that calls modules, on a grid."""
+"""`distribute`: run an ordinary torch model, or a function of tensors that calls modules, on a grid."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def distribute(
 ) -> DistributedModel:
     """A model that runs on the grid `P_x` with the weights of `model`, an ordinary torch model.
 
-    Every worker calls it with the same model; `model` itself is not changed. At the first call with inputs of a new structure
-    the model is recorded with the global shapes, and every tensor in it placed on a grid; `P_y` of the result says where
-    the outputs lie. Names and global shapes in `state_dict()` are those of `model`.
+    Every worker calls it with the same model; `model` itself is not changed. At the first call with inputs of a new
+    structure the model is recorded with the global shapes, and each of its tensors is placed on a grid; `P_y` of the
+    result says where the outputs lie. Names and global shapes in `state_dict()` are those of `model`.
 
-    A function of tensors, which calls modules, is recorded as a whole: the loss too. Its modules are used as they are, not
-    copied, so their parameters get the gradients.
+    A function of tensors that calls modules is recorded as a whole, a loss included. Its modules are used as they are,
+    not copied, so their parameters get the gradients.
 
     Parameters
     ----------
     model : an ordinary torch model, or a function of tensors
-    P_x : the partition of its inputs: of all arguments that have no default
-    example : a global input, or its shape (in the dtype of the parameters); a tuple of them by place, or a dict by name. The
-        model is then recorded at once
-    methods : names of methods that run on the grid besides `forward`, each recorded separately
+    P_x : the partition of its inputs, that is, of all arguments without a default
+    example : a global input, or its shape (with the dtype of the parameters); a tuple of them by position, or a dict by
+        name. The model is then recorded at once
+    methods : names of methods besides `forward` that run on the grid, each recorded separately
     gather : "refuse" raises where a tensor would have to be gathered; see `report()` of the result
-    inputs : for other arguments, by name, the partition on which tensors lie (one, or in the form of the argument; one
-        without a grid for tensors that every worker has), or the value that an argument is held at
+    inputs : for other arguments, by name: the partition of their tensors (a single one, or nested like the argument; a
+        partition without a grid for tensors that every worker holds whole), or the value at which the argument is held
 
     Raises
     ------
     UnsupportedError : naming everything in the model that cannot be distributed
-    PartitionError : if the workers' models differ in more than their weights, which are then those of the first worker
+    PartitionError : if the workers' models differ in more than their weights; the first worker's weights are used
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _check_names(name: str, bindings: Mapping[str, Any], kinds: Sequence[Inputs]
 
 
 def _prepare(model: DistributedModel, example: object, methods: tuple[str, ...]) -> None:
-    """Record at once what calls with `example` do: of the forward, or of methods by their names."""
+    """Record calls with `example` at once: of `forward`, or of methods, if it is a dict by their names."""
     runners = model.__dict__["_distributed"].runners
     floating = [p.dtype for p in model.parameters() if p.is_floating_point()]
     dtype = floating[0] if floating else torch.get_default_dtype()
@@ -142,7 +142,7 @@ def _arguments(example: object, dtype: torch.dtype) -> tuple[tuple[Any, ...], di
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy; tensors that were computed from parameters (torch's older weight_norm) are copied as they are."""
+    """A deep copy; tensors computed from parameters (by torch's older weight_norm) are copied by value."""
     computed = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and v.grad_fn is not None]
     memo = {id(value): value.detach().clone() for value in computed}
     try:
@@ -160,11 +160,11 @@ REFUSED: tuple[tuple[Any, str, str], ...] = (
         "give its `.module`",
     ),
 )
-"""Modules, what is wrong with them, and what to do."""
+"""Kinds of modules that are refused, why, and what to give instead."""
 
 
 def _refuse(model: torch.nn.Module, methods: Sequence[str], called: str = "") -> None:
-    """Refuse what needs no recording."""
+    """Refuse models that can be seen to be unsupported without recording them."""
     name = type(model).__name__
     for own, module in model.named_modules():
         place = f"{name}{f', its {own},' if own else ''}"

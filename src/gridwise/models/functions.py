@@ -1,10 +1,10 @@
-"""Functions with a backward of their own, on blocks: forward and backward are each placed by the rules.
+"""`torch.autograd.Function` on blocks: its forward and its backward are each placed by the rules.
 
     forward     the steps of the recorded forward, without autograd
-    backward    the steps of the recorded backward, from what was saved and from the cotangents of the outputs
+    backward    the steps of the recorded backward, from the saved tensors and the cotangents of the outputs
 
-Cotangents lie as `placement` says: that of a replicated output comes as a partial sum, and that of a replicated input has
-to be one.
+Cotangents are placed as in `placement`: that of a replicated output arrives as a partial sum, and that of a replicated
+input must be one.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class PlacedFunction:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     saved: tuple[int, ...]
-    """Of the forward steps, what backward needs."""
+    """The slots of the forward steps that backward needs."""
     backward: list[Step]
     taken: tuple[int, ...]
-    """Of the backward steps, where that goes, and after it the cotangents."""
+    """The slots of the backward steps that receive `saved`, followed by those of the cotangents."""
     gives: dict[int, int]
-    """From a slot of `inputs` to that of its gradient."""
+    """The slot of the gradient of each input, by the slot of that input."""
     cotangents: tuple[int, ...]
-    """The places of those `outputs` whose cotangents backward uses."""
+    """The positions in `outputs` of those whose cotangents backward uses."""
 
     def __call__(self, stream: RandomStream, *tensors: Tensor) -> tuple[Tensor, ...]:
         made = _Differentiated.apply(self, stream, *tensors)
@@ -79,7 +79,7 @@ class _Differentiated(torch.autograd.Function):
 def differentiated(
     placing: Placing, backward: Backward, inner: list[Step], inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> tuple[PlacedFunction, tuple[int, ...]]:
-    """A Function whose forward steps are `inner`; and the slots of its inputs, with those that only backward reads."""
+    """A Function with the forward steps `inner`, and the slots of its inputs, with those that only backward reads."""
     from .placing import Placing
 
     nodes = {node.name: node for node in placing.graph.nodes}
@@ -116,14 +116,14 @@ def differentiated(
 
 
 def cotangent_of(placement: Placement) -> Placement:
-    """Where the cotangent lies of a tensor that lies there."""
+    """The placement of the cotangent of a tensor with this placement."""
     if isinstance(placement, Cut):
         return placement
     return Partial() if isinstance(placement, Replicated) else Replicated()
 
 
 def _as_cotangent(tape: Tape, gradient: Item, of: GlobalTensor, name: str) -> Item:
-    """A gradient where the cotangent of `of` lies."""
+    """A gradient in the placement of the cotangent of `of`."""
     workers = tape.workers
     want = cotangent_of(of.placement)
     if not isinstance(want, Partial) or workers.size == 1:

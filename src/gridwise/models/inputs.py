@@ -1,10 +1,10 @@
-"""The arguments of a model: any nesting of tensors, on which partition each lies, and which arguments are held at a value.
+"""The arguments of a model: any nesting of tensors, the partition of each, and arguments that are held at a value.
 
-    forward(self, x, mask=None, scale=1.0)       x is on `P_x`; mask has no partition, so tensors are refused there
+    forward(self, x, mask=None, scale=1.0)       x is on `P_x`; mask has no partition, so it must not be a tensor
     distribute(model, P_x, mask=P_m, scale=2.0)  tensors in mask are on `P_m`, scale is held at 2.0
-    distribute(model, P_x, time=world)           a partition without a grid: every worker has all of it
+    distribute(model, P_x, time=world)           a partition without a grid: every worker holds the whole tensor
 
-Arguments that are not tensors may differ from call to call: each combination is recorded separately.
+Arguments other than tensors may differ from call to call; each combination is recorded separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..partition import CartesianPartition, Partition
 from .recording.containers import Branch, Constant, Leaf, Tree, flatten, same, unflatten
 
 ONE_TENSOR = Branch(tuple, None, (Branch(tuple, None, (Leaf(0),)), Constant({})))
-"""The arguments of most calls: one tensor by place."""
+"""The arguments of most calls: one positional tensor."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Bound:
 
     tensors: list[Tensor]
     tree: Tree
-    """Of ``(args, kwargs)``."""
+    """The structure of ``(args, kwargs)``."""
     partitions: list[Partition]
-    """Of the tensors."""
+    """One for each tensor."""
 
 
 class Inputs:
-    """What a model, a method of it or a function takes."""
+    """The arguments that a model, a method or a function takes."""
 
     def __init__(self, name: str, function: Callable[..., Any], P_x: Partition, bindings: Mapping[str, Any]) -> None:
         self.name, self.P_x = name, P_x
@@ -68,8 +68,8 @@ class Inputs:
         self._is_plain = by_place and not self.held and needed == [first] and isinstance(self._first, Partition)
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | str:
-        """The tensors of a call and where they lie, or what is wrong with its arguments."""
-        if self._is_plain and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # as most calls are
+        """The tensors of a call with their partitions, or a description of what is wrong with its arguments."""
+        if self._is_plain and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # most calls
             return Bound([args[0]], ONE_TENSOR, [self._partition(args[0], self._first)])
         try:
             call = self.signature.bind(*args, **kwargs)
@@ -89,7 +89,7 @@ class Inputs:
         return "; ".join(problems) or Bound(leaves, tree, [places[id(x)] for x in leaves])
 
     def _placed(self, key: str, value: object, places: dict[int, Partition]) -> str | None:
-        """Note where the tensors of an argument lie; what is wrong with it, if something is."""
+        """Note the partitions of the tensors in an argument; what is wrong with it, if anything."""
         leaves, tree = flatten(value)
         if key in self.held and not same(value, self.held[key]):
             what = "a tensor was" if leaves else f"{value!r} was"
@@ -116,7 +116,7 @@ class Inputs:
         return None
 
     def _partition(self, x: Tensor, P: Partition) -> Partition:
-        """A tensor without dims is whole on every worker."""
+        """The partition of a tensor in an argument on `P`: one without dims is whole on every worker."""
         return P if x.dim() else Partition(P.transport, self.P_x.grid)
 
 
@@ -135,7 +135,7 @@ def _partitions_in(value: object) -> list[Partition]:
 
 
 def as_tensors(example: object, dtype: torch.dtype) -> Any:
-    """An example with its shapes replaced by tensors on the meta device."""
+    """An example with shapes replaced by tensors on the meta device."""
 
     def is_shape(value: object) -> bool:
         return isinstance(value, tuple | list) and bool(value) and all(type(n) is int for n in value)

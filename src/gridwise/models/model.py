@@ -1,8 +1,8 @@
-"""A torch model on a grid: an object of the user's class with the parameters, modes and methods of the model, whose calls run
-on blocks.
+"""A torch model on a grid: an object with the parameters, modes and methods of the model, whose calls run on blocks.
 
-Its class derives from that of the model, so `train()`, `state_dict()` and all other methods are the model's own. While it
-is recorded it is the model again, class and all, so the code in `forward` sees what it would see without Gridwise.
+Its class derives from the model's class, so `train()`, `state_dict()` and all other methods are the model's own. While
+it is recorded it turns back into the plain model, class included, so the code in `forward` sees what it would see
+without Gridwise.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ HOOKS = (
     "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
 )  # fmt: skip
 Kinds = Mapping[str, tuple[str, Inputs, Gather]]
-"""Functions that run on the grid, by name: what errors call them, their inputs, and what is said of gathers."""
+"""Functions that run on the grid, by name: the name in error messages, the inputs, and the `gather` option."""
 OWN = "_distributed"
-"""The one attribute that a distributed model has and the model had not."""
+"""The one attribute that a distributed model adds to the user's model."""
 
 
 @dataclass
 class GridState:
-    """What makes a model a distributed one."""
+    """What a distributed model has in addition to the user's model."""
 
     written: type[torch.nn.Module]
-    """The class that the user has written."""
+    """The user's class."""
     P_x: Partition
     runners: dict[str, Runner] = field(default_factory=dict)
     hooks: dict[str, Any] = field(default_factory=dict)
-    """The model's own hooks, which are recorded; those of the result act on blocks."""
+    """The hooks of the user's model, which are recorded; hooks registered on the result act on blocks."""
     forward: Callable[..., Any] | None = None
-    """A forward that was set on the model, and not on its class."""
+    """A `forward` that was set on the instance rather than on its class."""
     copies: int = 0
 
 
 class DistributedModel(torch.nn.Module):
-    """A model on a grid; made by `distribute`.
+    """A model on a grid, made by `distribute`.
 
     Parameters
     ----------
-    *args, **kwargs : blocks, where the model takes tensors
+    *args, **kwargs : those of the model, with blocks in place of tensors
 
     Attributes
     ----------
     P_x : the partition of the inputs
-    P_y : where the outputs of the last call lie: the partition of each tensor, in the containers that the model returns;
-        None for a number that every worker has. Known before the first call if `distribute` was given an example
+    P_y : the partition of each output of the last call, in the containers that the model returns; None for a scalar,
+        which every worker holds. Known before the first call if `distribute` was given an example
 
     Examples
     --------
@@ -78,7 +78,7 @@ class DistributedModel(torch.nn.Module):
         return _own(self).runners["forward"].P_y
 
     def report(self) -> Report:
-        """What the last call gathers and moves, with module, line and bytes of each place."""
+        """What the last call gathers and moves, with the module, line and bytes of each gather."""
         return _own(self).runners["forward"].report()
 
     def forward(self, *args: object, **kwargs: object) -> Any:
@@ -93,7 +93,7 @@ class DistributedModel(torch.nn.Module):
         return torch.nn.Module.__call__(self, *args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own; the next call compares what the workers have loaded."""
+        """The model's own method; the next call compares what the workers have loaded."""
         for runner in _own(self).runners.values():
             runner.replicas_are_new = True
         return super().load_state_dict(*args, **kwargs)
@@ -107,7 +107,7 @@ class DistributedModel(torch.nn.Module):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
-        """Asked for by `DistributedDataParallel`, which would average gradients that are already sums."""
+        """Read by `DistributedDataParallel`, which would average gradients that are already sums."""
         raise UnsupportedError(
             f"{type(self).__name__} is distributed already; DistributedDataParallel around it would average its gradients.\n"
             "  fix: use it as it is: a grid whose batch axis is longer than 1 is data parallel."
@@ -126,7 +126,7 @@ class DistributedModel(torch.nn.Module):
         return result
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        return self.P_x.transport.__reduce__()  # refuses, and says what to do
+        return self.P_x.transport.__reduce__()  # raises, with advice
 
 
 def _own(model: torch.nn.Module) -> GridState:
@@ -134,12 +134,12 @@ def _own(model: torch.nn.Module) -> GridState:
 
 
 def runner_of(model: DistributedModel, name: str = "forward") -> Runner:
-    """What runs a method of a distributed model."""
+    """The runner of a method of a distributed model."""
     return _own(model).runners[name]
 
 
 def become(model: torch.nn.Module, P_x: Partition, kinds: Kinds, key: str = "") -> DistributedModel:
-    """Turn a model that has no other owner into a distributed one, whose `kinds` run on the grid."""
+    """Turn a model that nobody else uses into a distributed one, whose methods in `kinds` run on the grid."""
     written = type(model)
     own = GridState(written, P_x)
     own.forward = model.__dict__.pop("forward", None)
@@ -161,13 +161,13 @@ def become(model: torch.nn.Module, P_x: Partition, kinds: Kinds, key: str = "") 
 
 
 def _call_of(model: torch.nn.Module, name: str) -> Callable[..., Any]:
-    """A method of the model, found when it is called: of the class that the model has then."""
+    """A method of the model, looked up at each call, in the class that the model has at that time."""
     return lambda *args, **kwargs: getattr(model, name)(*args, **kwargs)
 
 
 @contextmanager
 def as_written(model: torch.nn.Module) -> Iterator[None]:
-    """Let a distributed model be the user's model while the body runs: its class, its forward, its hooks."""
+    """Turn a distributed model back into the user's model while the body runs: its class, its forward, its hooks."""
     own = _own(model)
     distributed, hooks = type(model), {name: model.__dict__[name] for name in HOOKS}
     guards = [module.__dict__ for module in model.modules() if isinstance(vars(module).get("forward"), _Guard)]
@@ -192,7 +192,7 @@ def as_written(model: torch.nn.Module) -> Iterator[None]:
 
 
 class _Guard:
-    """Replaces the forward of a part of a distributed model, which expects whole tensors and would be given a block."""
+    """Replaces the forward of a submodule, which expects whole tensors and would be given a block."""
 
     def __init__(self, says: str, before: Callable[..., Any] | None) -> None:
         self.says, self.before = says, before
@@ -205,7 +205,7 @@ class _Guard:
 
 
 def _guard(model: torch.nn.Module) -> None:
-    """Refuse calls of the model's parts, except of those that compute parameters from others."""
+    """Refuse direct calls of the model's submodules, except parametrizations, which compute parameters."""
     for name, module in model.named_modules():
         if name and "parametrizations" not in name.split("."):
             before = module.__dict__.get("forward")
@@ -214,7 +214,7 @@ def _guard(model: torch.nn.Module) -> None:
 
 
 class DistributedFunction(DistributedModel):
-    """A function of tensors on a grid, and the modules that it calls; made by `distribute`."""
+    """A function of tensors on a grid, with the modules that it calls; made by `distribute`."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""From one placement to another: the movements between the operators of a model, each a linear operator with its adjoint.
+"""Movements from one placement to another between the operators of a model, each a linear operator with its adjoint.
 
 from           to                    movement                            its adjoint
-cut            other blocks, boxes   pieces are copied                   pieces go back and are added
-cut            replicated            everyone gets all blocks            what all have is added, block by block
-replicated     blocks, boxes         a slice                             the rest is zero: a share of the sum
+cut            other blocks, boxes   pieces are copied                   pieces are sent back and added
+cut            replicated            everyone gets all blocks            everyone gets the sum of its block
+replicated     blocks, boxes         a slice                             padding with zeros: a partial sum
 partial sum    replicated            sum over the workers                sum over the workers
 partial sum    blocks                everyone gets the sum of its block  everyone gets all blocks
 """
@@ -28,13 +28,13 @@ Movement = Callable[[Tensor], Tensor]
 
 
 def applied(operator: Operator) -> Movement:
-    """The operator as a function of tensors that autograd knows."""
+    """The operator as a differentiable function of tensors."""
     ticket = Ticket(key_of(operator.name), 0)
     return lambda x: apply(x, operator, ticket, x.requires_grad and torch.is_grad_enabled())
 
 
 def is_there(value: GlobalTensor, want: Want) -> bool:
-    """Whether a tensor lies as it is wanted, without a movement."""
+    """Whether a tensor already lies as wanted."""
     if want is None:
         return not isinstance(value.placement, Partial)
     if isinstance(want, Replicated):
@@ -45,14 +45,14 @@ def is_there(value: GlobalTensor, want: Want) -> bool:
 
 
 def _is_everything(want: Layout | Needs, value: GlobalTensor) -> bool:
-    """Whether every worker wants all of a tensor."""
+    """Whether every worker wants the whole tensor."""
     lines = _needs_of(want).intervals
     own = lines[len(lines) - value.dim :]
     return all(need == (0, n) for line, n in zip(own, value.shape, strict=True) for need in line)
 
 
 def movement(value: GlobalTensor, want: Want, workers: Workers, name: str) -> Movement:
-    """The movement from a tensor's placement to the wanted one, where these differ."""
+    """The movement from a tensor's placement to the wanted one, which differs."""
     if isinstance(value.placement, Partial):
         return _of_sum(want, workers, name)
     if isinstance(value.placement, Replicated):
@@ -66,7 +66,7 @@ def movement(value: GlobalTensor, want: Want, workers: Workers, name: str) -> Mo
 
 
 def move_along(layout: Layout, needs: Needs, workers: Workers, name: str) -> Move:
-    """Each worker gets the box that it needs; leading dims that `needs` has more have an extent of 1."""
+    """The movement that gives each worker the box that it needs; extra leading dims of `needs` have an extent of 1."""
     lacking = needs.grid.dim - layout.grid.dim
     if lacking:
         grid = Grid(layout.grid.ranks, (1,) * lacking + layout.grid.shape)
@@ -96,7 +96,7 @@ def _slice(want: Layout | Needs, rank: int, dim: int) -> Movement:
 
 
 def _of_sum(want: Want, workers: Workers, name: str) -> Movement:
-    """A partial sum as it is wanted; boxes that overlap are sliced out of all of it."""
+    """The movement of a partial sum to what is wanted; boxes that may overlap are slices of the whole sum."""
     if isinstance(want, Layout):
         return applied(move_along(want, everything(want), workers, f"the adjoint of {name}").adjoint)
     total = applied(AllSum(workers.transport, workers.team, name, workers.team))
@@ -109,14 +109,14 @@ def _of_sum(want: Want, workers: Workers, name: str) -> Movement:
 
 
 def enter(value: GlobalTensor, workers: Workers, name: str) -> Movement | None:
-    """An input as the model uses it: the gradient of one that all workers hold is summed over them."""
+    """The movement of an input into the model: the gradient of an input that all workers hold is summed over them."""
     if isinstance(value.placement, Cut) or workers.size == 1:
         return None
     return applied(Shared(workers.transport, workers.team, name))
 
 
 def leave(value: GlobalTensor, workers: Workers, name: str) -> tuple[Movement | None, Placement]:
-    """An output as the user gets it, and where it lies: sums are complete, and what all hold counts once in backward."""
+    """The movement of an output to the user, and its placement: sums are completed, replicas count once in backward."""
     if isinstance(value.placement, Cut) or workers.size == 1:
         return None, value.placement if isinstance(value.placement, Cut) else Replicated()
     kind = GlobalSum if isinstance(value.placement, Partial) else CountedOnce
@@ -124,7 +124,7 @@ def leave(value: GlobalTensor, workers: Workers, name: str) -> tuple[Movement | 
 
 
 class CountedOnce(Operator):
-    """What all workers hold, given to the user as one value."""
+    """Hand the user a tensor that all workers hold as one value."""
 
     @property
     def adjoint(self) -> FirstAlone:
@@ -135,7 +135,7 @@ class CountedOnce(Operator):
 
 
 class FirstAlone(Operator):
-    """The adjoint of `CountedOnce`: the one cotangent, as a sum to which the first worker contributes all."""
+    """The adjoint of `CountedOnce`: the cotangent as a partial sum, of which the first worker has everything."""
 
     def __init__(self, forth: CountedOnce) -> None:
         super().__init__(forth.transport, forth.team, f"the adjoint of {forth.name}")

@@ -1,11 +1,11 @@
-"""Placing: from a recording to a program, operator by operator, by the table of rules.
+"""Placing: turn a recording into a program, operator by operator, by the table of rules.
 
-    for each node    ask its rule how its tensors have to lie; add the movements that bring them there, each once;
+    for each node    ask its rule where its tensors have to lie; add the movements that bring them there, each once;
                      add the operator; note where its outputs lie
-    no rule          gather the tensors, compute on every worker, say so; refused for operators that change their arguments
-                     or return views of them, and everywhere if the user asked for that
+    no rule          gather the tensors, compute on every worker, and report it; refused for operators that change their
+                     arguments or return views of them, and for all operators if the user asked for that
 
-All sizes are known, so nothing is sent, except that large convolutions vote on which implementation to use.
+All sizes are known, so nothing is sent, except that the workers vote on the implementation of large convolutions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .tape import Item, Tape
 
 SWITCHES = (torch._C._set_grad_enabled, _enter_autocast, _exit_autocast)
 SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range"}
-"""Checks of what is known."""
+"""Run-time checks that recording has already made."""
 
 
 def place(
@@ -59,7 +59,7 @@ def place(
     gather: Literal["report", "refuse"] = "report",
     name: str = "the model",
 ) -> Program:
-    """The program of a recording whose inputs lie in these blocks; None for inputs that every worker has.
+    """The program of a recording whose inputs have these layouts; None for inputs that every worker holds.
 
     All workers of `P_x` enter together.
 
@@ -106,7 +106,7 @@ def place(
 
 
 class Placing:
-    """The walk over one graph."""
+    """One pass over a graph, which adds the steps of its nodes to a tape."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Placing:
         self.written: set[int] = set()
         """The slots of placeholders that are changed in place."""
         self._slots: dict[int, set[int]] = {}
-        """By memory that tensors share."""
+        """The slots of tensors that share memory, by that memory."""
         self._inside: list[GraphRegion] = []
         self._entered: dict[Node, tuple[int, Any]] = {}
 
@@ -133,7 +133,7 @@ class Placing:
     def enter(
         self, sources: Mapping[str, ValueSource], layouts: Sequence[Layout | None]
     ) -> list[tuple[int, ValueSource]]:
-        """Bind the placeholders; the slots in which their values are expected."""
+        """Bind the placeholders; the slot and the source of each."""
         found = []
         for node in self._placeholders():
             source, x = sources[node.name], node.meta["val"]
@@ -179,12 +179,12 @@ class Placing:
                     self._refuse(node, str(error))
 
     def results(self) -> list[Item]:
-        """What the graph returns, as it lies."""
+        """What the graph returns, where it lies."""
         (output,) = (node for node in self.graph.nodes if node.op == "output")
         return [self.item(each) for each in output.args[0]]
 
     def leave(self) -> list[Item]:
-        """What the graph returns, as the user gets it: in balanced blocks; numbers, and nothing else, on all workers."""
+        """What the graph returns, as the user gets it: tensors in balanced blocks, and only scalars replicated."""
         found, name = [], f"an output of {self.name}"
         self.tape.name = name
         for item in self.results():
@@ -198,7 +198,7 @@ class Placing:
         return found
 
     def item(self, node: Node) -> Item:
-        """The tensor that a node is now."""
+        """The current item of a node's tensor."""
         found = self.items[self.aliases.same(node)]
         assert isinstance(found, Item)
         return found
@@ -216,13 +216,13 @@ class Placing:
             self.items[node] = made
 
     def _refuse(self, node: Node, reason: str) -> None:
-        """Note a problem and go on, to find all of them."""
+        """Note a problem and continue, so that all problems are found."""
         self.problems.append(f"{where(node)}: {reason}")
         made = [Item(self.tape.new_slot(), value_of(x, Replicated())) for x in tensors_in(node.meta.get("val"))]
         self._bind_results(node, made)
 
     def _switch(self, node: Node) -> None:
-        """Switch a mode for the steps that follow; here too, since rules ask for it."""
+        """Switch a mode for the steps that follow; during placing too, since rules depend on it."""
         if node.target is _exit_autocast:
             slot, mode = self._entered.pop(node.args[0])  # type: ignore[arg-type]
             _exit_autocast(mode)
@@ -234,7 +234,7 @@ class Placing:
             self.tape.steps.append(Step(switch, (), slot))
 
     def _move_to_region(self, node: Node) -> None:
-        """Begin the regions that the node is in, and end those that it is no longer in."""
+        """End the regions that the node is no longer in, and begin those that it is in."""
         wanted: list[GraphRegion] = []
         number = node.meta.get("region") if node.op == "call_function" else None
         while number is not None:
@@ -285,13 +285,13 @@ class Placing:
         results = tuple(value_of(x, Replicated()) for x in tensors_in(node.meta.get("val")))
         args, named = [given(each) for each in node.args], {key: given(value) for key, value in node.kwargs.items()}
         for argument in node.target._schema.arguments[len(args) :]:  # type: ignore[union-attr]
-            if argument.has_default_value():  # another operator, asked instead, may have no default, or another
+            if argument.has_default_value():  # `op` may be a substitute with other defaults, or none
                 named.setdefault(argument.name, argument.default_value)
         keeps_alias = node in self.aliases.keeps_alias
         return Call(op, tuple(args), named, results, self.workers, where(node), keeps_alias, written)
 
     def _apply(self, node: Node, call: Call, placed: Placed | None = None) -> list[Item]:
-        """Add the steps of one call, placed as its rule says if that is left out; its outputs."""
+        """Add the steps of one call, placed by its rule unless `placed` is given; its outputs."""
         placed = placed or answer(call)
         given = [self.item(each) for each in nodes_in(list(arguments_of(node, call.op).values()))]
         wants = list(placed.inputs) or [None] * len(given)
@@ -307,7 +307,7 @@ class Placing:
         return self.tape.add(run, brought, values[0], placed.draws)
 
     def _write(self, node: Node, op: OpOverload, target: Node) -> Item:
-        """An operator that changes its first argument: in place where its memory is shared, else perhaps as a new tensor."""
+        """Add an operator that changes its first argument: in place if other tensors observe it, else perhaps not."""
         own, in_place, plain = self.item(target), node in self.aliases.in_place, functional(op)
         if isinstance(own.value.placement, Partial):
             own = self.tape.brought(own, Replicated(), where(node))
@@ -342,7 +342,7 @@ class Placing:
 
 
 def _is_settled(node: Node) -> bool:
-    """Whether an operator has done all that it does while it was recorded: it checks what is known, or makes no tensor."""
+    """Whether an operator was done with when it was recorded: it checks what is known, or makes no tensor."""
     return str(node.target._schema.name) in SKIPPED or not (node.users or tensors_in(node.meta.get("val")))  # type: ignore[union-attr]
 
 
@@ -352,7 +352,7 @@ def value_of(x: Tensor, placement: Placement) -> GlobalTensor:
 
 
 def _order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The dims in the order of their strides, if memory is dense and that is not their own order."""
+    """The dims by decreasing stride, if memory is dense and that is not their natural order; otherwise empty."""
     order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
     step = 1
     for d in reversed(order):

@@ -1,11 +1,11 @@
-"""The program of a recording: a flat list of steps on this worker's tensors, which frees what is no longer needed.
+"""The program of a recording: a flat list of steps on this worker's tensors, which are freed after their last use.
 
-    step         a function of some tensors, what it makes, and which tensors are not needed afterwards
-    switch       autograd or autocast on or off, for the steps that follow
-    checkpoint   steps that are computed again in backward; their messages are then sent again, on all workers alike
+    step         a function of some tensors, the slots of its results, and the tensors that are not needed afterwards
+    switch       turns autograd or autocast on or off for the steps that follow
+    checkpoint   steps that are recomputed in backward; their messages are then sent again, on all workers alike
 
-Nothing is agreed inside: the caller has agreed on the call. Gradients of parameters are summed in a few messages that are under
-way while backward goes on (`nn.parameters.gradient_buckets`).
+A program makes no agreements: the caller has agreed on the call. Gradients of parameters are summed in a few messages
+that overlap with backward (`nn.parameters.gradient_buckets`).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Values = list[Any]
 
 @dataclass
 class Step:
-    """One step; `inputs` and `outputs` are numbers of slots. A step with one output has an int."""
+    """One step; `inputs` and `outputs` are slots: an int for a single output, a tuple for several."""
 
     run: Callable[..., Any]
     inputs: tuple[int, ...]
     outputs: int | tuple[int, ...] | None
     draws: bool = False
-    """Whether it takes random numbers."""
+    """Whether it draws random numbers."""
     number: int = 0
     frees: tuple[int, ...] = ()
     name: str = ""
-    """The operator of the model that it belongs to, as errors name it."""
+    """The operator of the model that it belongs to, as named in error messages."""
     placement: Placement | None = None
-    """Where the last of what it makes lies."""
+    """The placement of its last output."""
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class Step:
 
 
 watch: Callable[[Step], Callable[..., Any]] | None = None
-"""What to run in place of a step while a plan or a trace observes the program (see `watched_steps`)."""
+"""Gives the function to run in place of a step while a plan or a trace observes the program (see `watched_steps`)."""
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def execute(steps: Sequence[Step], values: Any, stream: RandomStream) -> None:
 
 
 def free_early(steps: Sequence[Step], needed: set[int]) -> None:
-    """Let each step free what neither later ones nor `needed` use."""
+    """Let each step free the slots that no later step uses and that are not in `needed`."""
     later = set(needed)
     for step in reversed(steps):
         touched = {*step.inputs, *step.made}
@@ -98,7 +98,7 @@ def free_early(steps: Sequence[Step], needed: set[int]) -> None:
 
 
 class Checkpoint:
-    """Steps that are computed again in backward instead of keeping what they have made."""
+    """Steps that are recomputed in backward instead of keeping their results."""
 
     def __init__(
         self, steps: Sequence[Step], inputs: tuple[int, ...], outputs: tuple[int, ...], keeps_random: bool
@@ -109,18 +109,18 @@ class Checkpoint:
     def __call__(self, stream: RandomStream, *tensors: Tensor) -> tuple[Tensor, ...]:
         replay = Replay(stream.generator if self.keeps_random else None)
         held = dict(zip(self.inputs, tensors, strict=True))
-        wanted = [slot for slot, x in held.items() if x.requires_grad]  # torch refuses buffers that are written to
+        wanted = [slot for slot, x in held.items() if x.requires_grad]  # torch refuses buffers changed in place
 
         def body(*tensors: Tensor) -> tuple[Tensor, ...]:
             values: dict[int, Any] = {**held, **dict(zip(wanted, tensors, strict=True))}
-            with agreement(False), replay:  # in backward it has not been switched off yet
+            with agreement(False), replay:  # in backward nobody else has switched agreement off
                 execute(self.steps, values, stream)
             return tuple(values[slot] for slot in self.outputs)
 
         given = [held.pop(slot) for slot in wanted]
         if not torch.is_grad_enabled():
             return body(*given)
-        with set_checkpoint_early_stop(False):  # it could stop before a message on some workers, after it on others
+        with set_checkpoint_early_stop(False):  # could stop before a message on some workers, after it on others
             made = checkpoint(body, *given, use_reentrant=False, preserve_rng_state=self.keeps_random)
         return tuple(made)
 
@@ -132,19 +132,19 @@ class Bucket:
     operator: Shared
     key: int
     first: int
-    """The step that uses one of them first."""
+    """The first step that uses one of them."""
     slots: list[int] = field(default_factory=list)
     bytes: int = 0
 
 
 @dataclass
 class Program:
-    """A model on this worker, for one structure of its inputs; `placing.place` makes it."""
+    """A model on this worker, for one structure of its inputs; made by `placing.place`."""
 
     workers: Workers
     name: str
     count: int
-    """How many slots there are."""
+    """The number of slots."""
     sources: list[tuple[int, ValueSource]]
     constants: Mapping[str, Tensor]
     steps: list[Step]
@@ -153,17 +153,17 @@ class Program:
     outputs: list[Placement]
     report: Report
     draws: bool = False
-    """Whether any step takes random numbers."""
+    """Whether any step draws random numbers."""
     written: frozenset[int] = frozenset()
     """The slots of sources that the model changes in place."""
     _buckets: dict[tuple[int, ...], list[Bucket]] = field(default_factory=dict)
     _pieces: CompiledPieces | None = None
-    """What `torch.compile` has made of the steps."""
+    """The steps as compiled by `torch.compile`."""
 
     def __call__(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The flat outputs, as blocks; all workers call it together, with the structure that it was placed for."""
+        """The flat outputs, as blocks. All workers call it together, with inputs of the placed structure."""
         values: Values = [None] * self.count
         for slot, source in self.sources:
             if source.kind == "input":
@@ -188,7 +188,7 @@ class Program:
         return [values[slot] for slot in self.results]
 
     def _compiled(self) -> CompiledPieces | None:
-        """What `torch.compile` makes of the steps, while it is at work."""
+        """The compiled steps, while `torch.compile` is active."""
         from .compiled import CompiledPieces, compiler
 
         if compiler() is None or watch is not None:
@@ -198,10 +198,10 @@ class Program:
         return self._pieces
 
     def _with_sums(self, values: Values, among: bool) -> Sequence[Step]:
-        """The steps, after which the gradients of parameters are summed over the workers.
+        """The steps, extended so that backward sums the gradients of parameters over the workers.
 
-        A sum begins when backward has come past the first step that uses one of its parameters, if these are put `among` the
-        steps; else at the end of backward.
+        With `among`, the sum of a bucket is placed among the steps, and begins as soon as backward has passed the first
+        step that uses one of its parameters; otherwise it begins at the end of backward.
         """
         if self.workers.size == 1 or not torch.is_grad_enabled():
             return self.steps
@@ -226,7 +226,7 @@ class Program:
         return steps + self.steps[done:]
 
     def _packed(self, slots: Sequence[int], values: Values) -> list[Bucket]:
-        """Parameters of one dtype together, in the order in which the steps use them."""
+        """Buckets of parameters of one dtype and device, in the order in which the steps use them."""
         uses: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             for slot in step.inputs:

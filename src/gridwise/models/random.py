@@ -1,8 +1,8 @@
 """Random numbers of a model: by default a function of a key and of an element's global index, the same on every grid.
 
-One key is drawn per call of a model, from torch's generator, and the largest of all workers counts. Each operator mixes
-its number into it. With `sequential_random()` operators take torch's own numbers instead, those that one worker with the
-whole tensor would draw: every worker draws all of them, and keeps its block.
+Each call of a model draws one key from torch's generator; the largest among the workers is used. Each operator mixes
+its number into it. With `sequential_random()` operators use torch's own numbers instead, those that a single worker
+with the whole tensor would draw: every worker draws all of them, and keeps those of its block.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from ..nn.engine.grid_random import Key, draw_key, flat_positions, keep_mask, ke
 from .placement import Workers
 
 AT_ONCE, LAST = 1 << 20, 16
-"""How many numbers are drawn at a time, and how many the last piece has at least: torch makes normal ones 16 at a time."""
+"""How many numbers are drawn at a time, and the smallest last piece: torch makes normal numbers 16 at a time."""
 
 _sequential: ContextVar[tuple[torch.Generator | None] | None] = ContextVar("sequential", default=None)
-"""The generator to draw from, torch's own if that is None; None where numbers are those of global indices."""
+"""A tuple with the generator to draw from (None: torch's own), or None where numbers depend on global indices."""
 
 
 @contextmanager
 def sequential_random(generator: torch.Generator | None = None) -> Iterator[None]:
-    """Let models take torch's own random numbers, those of a single worker, while the body runs.
+    """Let models use torch's own random numbers, those of a single worker, while the body runs.
 
-    For comparisons with the sequential model, on the CPU: every worker draws the numbers of the whole tensor, a piece at a
-    time, and keeps those of its block (zeros and ones are drawn at once, of a byte each). The generators of all workers must
-    be in the same state (``torch.manual_seed``).
+    For comparisons with the sequential model, on the CPU: every worker draws the numbers of the whole tensor, a piece
+    at a time, and keeps those of its block (the zeros and ones of dropout are drawn in one go, a byte each). The
+    generators of all workers must be in the same state (``torch.manual_seed``).
 
     Parameters
     ----------
-    generator : which to draw from; default: torch's own
+    generator : the generator to draw from; default: torch's own
 
     Examples
     --------
@@ -54,25 +54,25 @@ def sequential_random(generator: torch.Generator | None = None) -> Iterator[None
 
 @dataclass(frozen=True)
 class Elements:
-    """Which elements of a global tensor a worker wants numbers for."""
+    """The elements of a global tensor for which a worker wants numbers."""
 
     shape: Shape
     block: Box | None = None
-    """None for all of them."""
+    """None for all elements."""
     order: tuple[int, ...] = ()
-    """The dims of the global tensor in the order of their strides, in which torch draws; their own order if left out."""
+    """The dims of the global tensor by decreasing stride, as torch draws; empty for their natural order."""
 
     @property
     def own(self) -> Shape:
         return self.shape if self.block is None else self.block.shape
 
     def of_indices(self, make: Callable[[Shape, Box], Tensor]) -> Tensor:
-        """What `make` makes of a shape and a block of it, which have at least one dim."""
+        """The result of `make` for the global shape and the block, which it gets with at least one dim."""
         shape = self.shape or (1,)
         return make(shape, (self.block if self.shape else None) or Box.of_shape(shape)).view(self.own)
 
     def drawn(self, make: Callable[[int], Tensor], at_once: int) -> Tensor:
-        """This worker's share of the numbers of the whole tensor, which `make` draws in pieces of `at_once`."""
+        """This worker's part of the numbers of the whole tensor, which `make` draws in pieces of `at_once`."""
         count = prod(self.shape)
         order = self.order or tuple(range(len(self.shape)))
         if self.block is None:
@@ -100,11 +100,11 @@ class RandomStream:
 
     key: Key
     source: tuple[torch.Generator | None] | None = None
-    """The generator to draw from, instead; torch's own if that is None."""
+    """A tuple with the generator to draw from (None: torch's own), or None to compute numbers from the key."""
 
     @classmethod
     def begin(cls, workers: Workers, name: str) -> RandomStream:
-        """For one call of a model; all workers enter together."""
+        """The stream of one call of a model; all workers enter together."""
         source = _sequential.get()
         return cls(0, source) if source is not None else cls(draw_key(workers.transport, workers.team, name))
 
@@ -117,14 +117,14 @@ class RandomStream:
         return self.source[0] if self.source is not None else None
 
     def at(self, number: int) -> RandomStream:
-        """For one operator of the call."""
+        """The stream of one operator of the call."""
         return self if self.sequential else RandomStream(key_at(self.key, number))
 
     def kept(self, x: Tensor, p: float, elements: Elements) -> Tensor:
-        """Which elements are kept, where each is dropped with probability `p`, for a tensor such as `x`."""
+        """Which elements are kept if each is dropped with probability `p`; `x` gives dtype and device."""
         if not self.sequential:
             return elements.of_indices(lambda shape, block: keep_mask(self.key, p, shape, block, x.device))
-        # the numbers of MKL do not depend on the dtype, but all come from one number of the generator
+        # MKL's numbers do not depend on the dtype, but a whole draw derives from a single number of the generator
         by_mkl = torch.backends.mkl.is_available() and x.device.type == "cpu"
         dtype, at_once = (torch.bool, prod(elements.shape)) if by_mkl else (x.dtype, AT_ONCE)
 
@@ -134,7 +134,7 @@ class RandomStream:
         return elements.drawn(make, at_once)
 
     def scaled(self, x: Tensor, kept: Tensor, p: float, inplace: bool = False) -> Tensor:
-        """`x` where it is kept, scaled, and zero elsewhere."""
+        """`x`, scaled, where it is kept, and zero elsewhere."""
         noise = kept.to(x.dtype)
         if self.sequential:
             noise = noise.div_(1 - p) if p < 1 else noise
@@ -155,7 +155,7 @@ class RandomStream:
         return elements.drawn(lambda n: make((n,), **like), AT_ONCE)
 
     def normal(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Normally distributed numbers: by Box and Muller, of two uniform ones each."""
+        """Normally distributed numbers, by the Box-Muller transform of two uniform ones each."""
         if self.sequential:
             return self._normal(elements, dtype, device)
         first, second = (stream.uniform(elements, torch.float64, device) for stream in (self, self.at(1)))
@@ -163,7 +163,7 @@ class RandomStream:
         return (radius * torch.cos(2 * torch.pi * second)).to(dtype)
 
     def _normal(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Torch's, which makes others for a tensor whose dims lie in another order."""
+        """Torch's normal numbers, which depend on the order of the strides."""
         if not elements.order:
             return self._drawn(torch.randn, elements, dtype, device)
         memory = torch.empty([elements.shape[d] for d in elements.order], dtype=dtype, device=device)
@@ -171,14 +171,14 @@ class RandomStream:
         return whole if elements.block is None else whole[elements.block.slices].clone()
 
     def integers(self, low: int, high: int, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Whole numbers in [low, high)."""
+        """Integers in [low, high)."""
         if self.sequential:
             return self._drawn(partial(torch.randint, low, high), elements, dtype, device)
         return (low + self.uniform(elements, torch.float64, device) * (high - low)).floor().to(dtype)
 
 
 class Replay:
-    """Gives a second run of its body the random numbers of the first; torch's own generator is left to torch."""
+    """Gives the second run of its body the random numbers of the first; torch's own generator is left to torch."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self.generator = generator

@@ -1,4 +1,4 @@
-"""All workers record a function and place it together: they agree on its inputs, and compare what they have recorded."""
+"""Recording and placing a function on all workers together: they agree on its inputs, and compare their recordings."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Gather = Literal["report", "refuse"]
 
 @dataclass
 class Run:
-    """How inputs of one structure are run."""
+    """A recording and its program: how a call with inputs of one structure is run."""
 
     recording: Recording
     program: Program
     P_y: Any
     needs_grad: list[bool]
-    """Of each input, on whichever worker."""
+    """Whether each input needs a gradient on any worker."""
     records: list[bool]
     """Whether each output needs a gradient."""
     limits: dict[int, int]
-    """Of inputs that are indices of embeddings, how many rows they have."""
+    """For inputs that are indices of embeddings, by position: the number of rows."""
     stored: dict[str, dict[str, tuple[dict[str, Any], str]]]
-    """By kind and name, where the parameters and buffers are that it reads."""
+    """Where the parameters and buffers that it reads are stored, by kind and name: a dict and a key."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         given = [
@@ -53,7 +53,7 @@ class Run:
 
 
 class FunctionRecorder:
-    """What a function does with inputs of each structure, and how that is run on blocks: the same on all workers."""
+    """Records a function and places it on blocks, for each structure of its inputs, alike on all workers."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class FunctionRecorder:
         self.as_written = as_written
 
     def agreed_run(self, bound: Bound, mode: Hashable) -> Run:
-        """How a call with these blocks is run, once all workers agree on their mode, their inputs and what they record."""
+        """The run for a call with these blocks, once all workers agree on their mode, inputs and recordings."""
         transport, team = self.P_x.transport, self.P_x.team
         module = _Several(self.roots) if len(self.roots) != 1 else next(iter(self.roots.values()))
         agree_mode(transport, team, self.says, mode, module)
@@ -86,7 +86,7 @@ class FunctionRecorder:
         return run
 
     def _layouts(self, bound: Bound) -> tuple[list[Layout | None], list[Structure]]:
-        """Where the inputs lie, agreed by all, and their global structure."""
+        """The layout of each input, agreed among all workers, and its global structure."""
         transport, layouts, structures = self.P_x.transport, list[Layout | None](), list[Structure]()
         for x, P in zip(bound.tensors, bound.partitions, strict=True):
             if isinstance(P, CartesianPartition):
@@ -106,7 +106,7 @@ class FunctionRecorder:
         structures: Sequence[Structure],
         formats: Sequence[torch.memory_format],
     ) -> Run:
-        from .placing import place  # which, as recording, imports torch's tracer: seconds that only a call needs
+        from .placing import place  # imports torch's tracer, which takes seconds: not before the first call
 
         recording = self._agreed(lambda: self.record(bound, structures, formats))
         program = place(recording, layouts, self.P_x, self.gather, self.says)
@@ -125,7 +125,7 @@ class FunctionRecorder:
     def record(
         self, bound: Bound, structures: Sequence[Structure], formats: Sequence[torch.memory_format]
     ) -> Recording:
-        """What the function does with global inputs of these structures."""
+        """The recording of the function for global inputs of these structures."""
         from .recording.record import record
         from .recording.tracing import InputSpec
 
@@ -137,7 +137,7 @@ class FunctionRecorder:
             return record(self.call, self.roots, likes, bound.tree, self.says)
 
     def _agreed(self, make: Callable[[], Recording]) -> Recording:
-        """What all workers make alike; if one cannot, or they differ, all raise the same."""
+        """The recording that all workers make alike; all raise if one cannot make it, or if they differ."""
         recording, error = None, None
         try:
             recording = make()
@@ -175,14 +175,14 @@ class FunctionRecorder:
         return ballot.read(place) is not None
 
     def _partition(self, placement: Placement, dim: int) -> Partition | None:
-        """Where an output of that many dims lies; None if it is a number that every worker has."""
+        """The partition of an output with `dim` dims; None for a scalar, which every worker holds."""
         if isinstance(placement, Cut):
             return CartesianPartition(self.P_x.transport, placement.layout.grid)
         return CartesianPartition(self.P_x.transport, Grid(self.P_x.ranks, (1,) * dim)) if dim else None
 
 
 class _Several(torch.nn.Module):
-    """Several modules as one, to describe them in an error."""
+    """Several modules as one, for error messages."""
 
     def __init__(self, roots: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()

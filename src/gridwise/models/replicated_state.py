@@ -1,7 +1,7 @@
-"""What a distributed model holds: parameters and buffers whole on every worker of the grid, nothing on the others.
+"""The state of a distributed model: parameters and buffers, whole on every worker of the grid and empty on the others.
 
-They stay where they are in the model, so names are those of the sequential one, and know that they are blocks, so that
-checkpoints, `clip_grad_norm_` and `check_replicas` take them for what they are.
+They stay where they are in the model, so their names are those of the sequential model. They are labelled as blocks, so
+that checkpoints, `clip_grad_norm_` and `check_replicas` treat them correctly.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..partition import Partition
 
 
 def replicate_state(model: torch.nn.Module, P: Partition) -> None:
-    """Let all parameters and buffers be held by the workers of `P`; one with several names stays one."""
+    """Replicate all parameters and buffers over the workers of `P`; a shared tensor stays shared."""
     everywhere = P.grid.size == P.transport.size
-    kept: dict[int, tuple[Tensor, Tensor, Spread]] = {}  # with what it was, or another may get its id
+    kept: dict[int, tuple[Tensor, Tensor, Spread]] = {}  # the key is an id: the original must stay alive
     for module in model.modules():
         spreads: dict[str, Spread] = {}
         every: tuple[dict[str, Any], ...] = module._parameters, module._buffers
@@ -39,7 +39,7 @@ def replicate_state(model: torch.nn.Module, P: Partition) -> None:
 
 
 def _replicated(value: Tensor, P: Partition) -> tuple[Tensor, Spread]:
-    """This worker's part of a tensor, and how the tensor is spread."""
+    """This worker's part of a tensor, and the tensor's `Spread`."""
     transport = P.transport
     spread = Spread(P.grid, (None,) * value.dim(), tuple(value.shape))
     box = spread.block(transport.rank)
@@ -59,7 +59,7 @@ def _replicated(value: Tensor, P: Partition) -> tuple[Tensor, Spread]:
 
 
 def _cut(spreads: dict[str, Spread], rank: int, state: dict[str, Any], prefix: str, *rest: object) -> None:
-    """Of a global value, this worker's part."""
+    """Replace global values in a state by this worker's part."""
     for name, spread in spreads.items():
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and tuple(value.shape) == spread.shape:
@@ -67,7 +67,7 @@ def _cut(spreads: dict[str, Spread], rank: int, state: dict[str, Any], prefix: s
 
 
 def _nothing(value: Tensor) -> Tensor:
-    """No part of a value: of a single number too, which would otherwise stay what it was while the others learn."""
+    """An empty value, for a scalar too: a scalar left on this worker would keep its value while the others train."""
     return value if value.dim() else value.reshape(1)[:0]
 
 
@@ -79,7 +79,7 @@ def _labelled(
     prefix: str,
     *rest: object,
 ) -> None:
-    """Label the values in a state with the blocks that they are."""
+    """Label the values in a state as blocks."""
     for name, spread in spreads.items():
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and not isinstance(value, BlockParameter | BlockTensor):

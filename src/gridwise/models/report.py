@@ -1,4 +1,4 @@
-"""What a placed model gathers: each place where a tensor is brought together that should have stayed in blocks."""
+"""What a placed model gathers: each operator for which a tensor is gathered that should have stayed in blocks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .placement import SMALL, GlobalTensor
 
 @dataclass(frozen=True)
 class Gather:
-    """One place where a cut tensor is made whole on every worker."""
+    """One use of a cut tensor that makes it whole on every worker."""
 
     operator: str
     module: str
     line: str
     reason: str
     bytes: int
-    """That each worker receives in a forward pass; backward sends as many."""
+    """Bytes that each worker receives in a forward pass; backward sends as many."""
     has_rule: bool
 
     def __str__(self) -> str:
@@ -33,11 +33,11 @@ class Report:
 
     Attributes
     ----------
-    workers : how many
-    operators : how many the recorded model consists of
+    workers : number of workers
+    operators : number of operators in the recorded model
     gathers : where tensors are gathered, and why
     moved : bytes that this worker receives in movements between operators, in a forward pass (halos not counted)
-    imbalance : the largest block of any output of an operator, over the average, weighted by size
+    imbalance : size of the largest block over the average, for the outputs of all operators, weighted by size
     """
 
     workers: int
@@ -52,7 +52,7 @@ class Report:
         return self._largest / self._average if self._average else 1.0
 
     def count(self, value: GlobalTensor) -> None:
-        """Note the largest and the average block of what an operator makes, if it is cut and not small."""
+        """Add the largest and the average block of an operator's output, if that is cut and not small."""
         if value.layout is not None and value.volume > SMALL:
             sizes = [max(b - a for a, b in pairwise(cuts)) for cuts in value.layout.cuts]
             self._largest += prod(sizes)

@@ -1,4 +1,4 @@
-"""Which modules a function of tensors calls: found in what it closes over, its defaults and the globals that it names."""
+"""The modules that a function of tensors calls, found in its closure, its defaults and the globals that it names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOREIGN = ("torch", "gridwise", "builtins", "numpy", "functools")
 
 
 def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
-    """The modules that a function refers to, by the name that it has for each."""
+    """The modules that a function refers to, by the names under which it does."""
     found: dict[str, torch.nn.Module] = {}
     visited: set[int] = set()
 
@@ -43,7 +43,7 @@ def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
 
 
 def constants_of(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """What a function reads besides modules: numbers and words by value, tensors by identity. They may be others later."""
+    """What a function reads besides modules, and may change: numbers and strings by value, tensors by identity."""
     if not isinstance(function, FunctionType):
         return ()
     values = [(name, value) for name, value in _refers_to(function) if name != "wrapped"]

@@ -1,8 +1,8 @@
-"""A function of tensors on a grid: recorded and placed once for each structure of its inputs, and run.
+"""A function of tensors on a grid: recorded and placed once for each structure of its inputs, then run.
 
-call      one all-reduce: same function, same step, a known structure of inputs and state on all workers?
-          unchanged: the program runs, and sends no agreement of its own
-          changed anywhere: all agree on the global shapes, record, compare what they have recorded, and place it
+call      one all-reduce: do all workers make the same call, with a known structure of inputs and state?
+          yes: the program runs, without further agreements
+          no, on any worker: all agree on the global shapes, record, compare their recordings, and place them
 backward  one all-reduce where the cotangent enters
 """
 
@@ -47,7 +47,7 @@ _dtypes = operator.attrgetter("dtype")
 
 
 class Passed(Operator):
-    """The identity, both ways: a place in the graph where the workers meet."""
+    """The identity, which is its own adjoint: a node of the autograd graph at which the workers agree in backward."""
 
     @property
     def adjoint(self) -> Passed:
@@ -59,7 +59,7 @@ class Passed(Operator):
 
 @dataclass
 class State:
-    """A numbered snapshot of what modules hold."""
+    """A numbered snapshot of the state of modules."""
 
     number: int
     snapshot: Snapshot
@@ -75,8 +75,8 @@ class Runner(FunctionRecorder):
 
     Attributes
     ----------
-    P_y : where the outputs of the last call lie, in the form in which it returned them: the partition of each tensor; None
-        for a number that every worker has
+    P_y : the partition of each output of the last call, in the containers that it returned; None for a scalar, which
+        every worker holds
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Runner(FunctionRecorder):
         self._outside: Callable[[], Recording] | None = None
         self._recordings: dict[Hashable, Recording] = {}
         self.replicas_are_new = True
-        """Whether parameters were loaded since the workers have compared them, as far as this one knows."""
+        """Whether this worker has loaded parameters since the workers last compared them."""
 
     @property
     def P_y(self) -> Any:
@@ -135,9 +135,9 @@ class Runner(FunctionRecorder):
         ticket = self.ticket.called_again()
         transport, team, number = self.P_x.transport, self.P_x.team, plan.number if plan is not None else 0
         number = agree_plan(transport, team, self.says, ticket.number, number, problem)
-        self.ticket = ticket  # a call counts when all have joined it
+        self.ticket = ticket  # a call counts only once all workers have joined it
         assert bound is not None
-        if (plan is None or not number) and self._plans.count:  # perhaps one that is not the newest fits everywhere
+        if (plan is None or not number) and self._plans.count:  # an older plan may fit on all workers
             number = agree_common(transport, team, self.says, self._plans.candidates(structure)) if is_on() else 0
             plan = self._plans.take(number) if number else None
             if plan is not None:
@@ -148,7 +148,7 @@ class Runner(FunctionRecorder):
             run = self._prepared(bound, state)
             self._compare_replicas()
             y = self._run(run, bound.tensors)
-            self._keep(bound, run)  # only now that it went well
+            self._keep(bound, run)  # only after a successful call
             return y
         return self._run(plan.assigned["run"], bound.tensors)
 
@@ -160,7 +160,7 @@ class Runner(FunctionRecorder):
         )
 
     def _compare_replicas(self) -> None:
-        """Raise on all workers unless all hold the same parameters and buffers; all hold tensors of the same shapes."""
+        """Raise on all workers unless all hold the same parameters and buffers, whose shapes are known to be equal."""
         held = [
             (f"{key}.{name}" if key else name, value)
             for key, root in self.roots.items()
@@ -172,15 +172,15 @@ class Runner(FunctionRecorder):
         agree_replicas(self.P_x.transport, self.P_x.team, self.says, replicas)
         self.replicas_are_new = False
 
-    # What a recording belongs to
+    # What a recording depends on
 
     def _structure(self, bound: Bound, state: State) -> Hashable:
-        """All that a recording depends on, as far as this worker can see."""
+        """Everything that a recording depends on, as seen by this worker."""
         inputs = tuple([(Structure.of(x), memory_format_of(x)) for x in bound.tensors])
         return inputs, bound.tree, tuple(bound.partitions), state.number, _look_of(state), constants_of(self.call)
 
     def _state(self) -> State:
-        """What the modules hold, apart from the numbers in their tensors: as it was once before, or new."""
+        """The state of the modules, apart from the values of their tensors: a known one, or a new one."""
         for state in reversed(self._states):
             if state.snapshot.holds():
                 return state
@@ -189,7 +189,7 @@ class Runner(FunctionRecorder):
         return self._states[-1]
 
     def _mode(self, state: State) -> Hashable:
-        """What has to be the same on all workers, besides the inputs."""
+        """What must be equal on all workers besides the inputs."""
         records = torch.is_grad_enabled()
         casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         return (
@@ -201,13 +201,13 @@ class Runner(FunctionRecorder):
         )
 
     def _keep(self, bound: Bound, run: Run) -> None:
-        """Keep a run for inputs of this structure, and modules in the state that recording has left."""
+        """Keep a run for inputs of this structure, and for the state in which recording has left the modules."""
         self._plans.add(self._structure(bound, self._state()), {"run": run})
 
     # Recording and placing, all workers together
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Record and place at once what a call with these global tensors will do."""
+        """Record and place a call with these global tensors, without running it."""
         whole = self.inputs.bound(args, kwargs)
         if isinstance(whole, str):
             raise PartitionError(f"{self.says}: `example`: {whole}")
@@ -241,12 +241,13 @@ class Runner(FunctionRecorder):
         self._plans.begin()
         return self.agreed_run(bound, self._mode(state))
 
-    # Workers outside
+    # Workers outside the grid
 
     def _nothing(self, tensors: Sequence[Any]) -> Any:
-        """A worker outside holds no part of any output, and can call `backward` all the same.
+        """Empty outputs, for a worker outside the grid; `backward` can be called on them as on the other workers.
 
-        What the others return, and whether they draw random numbers, it knows if there was an example.
+        If there was an example, they come in the containers that the model returns, and a random key is drawn where the
+        other workers draw one.
         """
         own = [p for root in self.roots.values() for p in root.parameters()]
         parts = [x.flatten()[:0] for x in (*tensors, *own) if isinstance(x, Tensor) and x.is_floating_point()]
@@ -265,9 +266,9 @@ class Runner(FunctionRecorder):
 
 
 def _look_of(state: State) -> Hashable:
-    """What the mode is made of, as far as a state is not another one with it: found sooner, in every call."""
+    """The parts of the mode that can change while the state stays the same, collected fast enough for every call."""
     records = torch.is_grad_enabled()
-    with torch._C.DisableTorchFunctionSubclass():  # parameters answer in a fraction of the time
+    with torch._C.DisableTorchFunctionSubclass():  # attributes of parameters are read several times faster
         kinds = tuple(map(_kinds if records else _kinds_without_grad, state.parameters))
     return (
         kinds,

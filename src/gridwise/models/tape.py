@@ -1,4 +1,4 @@
-"""The steps of a program while it is being made: slots, movements between placements, regions."""
+"""The steps of a program under construction: slots, movements between placements, regions."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Moved = dict[tuple[int, Want], "Item"]
 
 @dataclass(frozen=True)
 class Item:
-    """A tensor of the program: in which slot, and what is known of it."""
+    """A tensor of the program: its slot, and what is known about it."""
 
     slot: int
     value: GlobalTensor
 
 
 class Tape:
-    """The steps of a program, in order, while it is being written."""
+    """The steps of a program, in order, while they are being added."""
 
     def __init__(self, workers: Workers, report: Report) -> None:
         self.workers, self.report = workers, report
         self.steps: list[Step] = []
         self.count = self.draws = 0
         self.name = ""
-        """Of the operator whose steps are being added."""
+        """The operator whose steps are being added, as named in error messages."""
         self._moved: Moved = {}
         self._outer: list[tuple[list[Step], Moved]] = []
 
@@ -42,7 +42,7 @@ class Tape:
     def add(
         self, run: Any, inputs: Sequence[Item], values: GlobalTensor | Sequence[GlobalTensor], draws: bool = False
     ) -> list[Item]:
-        """Add a step that makes a tensor, or several; the items of what it makes."""
+        """Add a step that makes one tensor or several; the items of these."""
         made = [Item(self.new_slot(), value) for value in ([values] if isinstance(values, GlobalTensor) else values)]
         outputs = made[0].slot if isinstance(values, GlobalTensor) else tuple(item.slot for item in made)
         number = self.next_draw() if draws else 0
@@ -51,7 +51,7 @@ class Tape:
         return made
 
     def brought(self, item: Item, want: Want, name: str) -> Item:
-        """The tensor with the wanted placement; each movement is added once."""
+        """The tensor in the wanted placement; a movement is added unless it already was."""
         if is_there(item.value, want):
             return item
         key = item.slot, want
@@ -66,7 +66,7 @@ class Tape:
         return self._moved[key]
 
     def next_draw(self) -> int:
-        """The number of the next step that takes random numbers: that of its operator in the recording, on every grid."""
+        """The number of the next step that draws random numbers; it depends on the recording only, not on the grid."""
         self.draws += 1
         return self.draws
 
@@ -74,14 +74,17 @@ class Tape:
         """Forget moved copies of tensors that have been written to since."""
         self._moved = {key: item for key, item in self._moved.items() if key[0] not in slots}
 
-    # Regions: steps that are run as one
+    # Regions: steps that run as one
 
     def begin(self) -> None:
         self._outer.append((self.steps, dict(self._moved)))
         self.steps = []
 
     def end(self, live: Iterable[int]) -> tuple[list[Step], tuple[int, ...], tuple[int, ...]]:
-        """The steps since `begin`, what they use of others, and which of `live` they make; movements inside stay there."""
+        """The steps since `begin`, the slots that they take from outside, and those of `live` that they make.
+
+        Copies that were moved inside the region are not reused after it.
+        """
         inner = self.steps
         self.steps, self._moved = self._outer.pop()
         made = {slot for step in inner for slot in step.made}

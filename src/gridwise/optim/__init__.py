@@ -1,7 +1,7 @@
-"""What optimisation needs beyond torch when parameters lie on a grid, or when workers agree only now and then.
+"""What optimisation needs beyond torch when parameters lie on a grid, or when workers synchronise only now and then.
 
-`GradScaler` decides for all workers. `SlowMomentumOptimizer` lets replicas part for some steps; `slowmo_hook` and
-`gossip_grad_hook` average gradients inside nodes and between some of them. `AnyPrecisionAdamW` trains in bfloat16.
+`GradScaler` makes one decision for all workers. `SlowMomentumOptimizer` lets replicas diverge for some steps; `slowmo_hook`
+averages gradients inside a node, `gossip_grad_hook` also with one other node. `AnyPrecisionAdamW` trains in bfloat16.
 """
 
 from .any_precision_adamw import AnyPrecisionAdamW as AnyPrecisionAdamW

@@ -6,8 +6,8 @@
     u  = -lr / (1 - b1^t)  m / (sqrt(v) / sqrt(1 - b2^t) + eps)
     w <- w + u
 
-With Kahan summation the part of u that rounding lost is kept in c and added next time, so that weights in bfloat16 can be
-trained by steps that are smaller than their last digit:
+With Kahan summation, the part of u that was lost to rounding is kept in c and added next time, so that bfloat16 weights
+can be trained with steps smaller than their last digit:
 
     c <- c + u;   w' = w + c;   c <- c + (w - w');   w <- w'
 """
@@ -29,7 +29,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
     Parameters
     ----------
     params, lr, betas, eps, weight_decay : as in `torch.optim.AdamW`; `weight_decay` is 0 unless given
-    use_kahan_summation : keep what rounding loses
+    use_kahan_summation : keep what is lost to rounding
     momentum_dtype, variance_dtype, compensation_buffer_dtype : of m, v and c
 
     Examples
@@ -71,7 +71,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; the loss that `closure` returns, if one is given."""
+        """Make one update, and return the loss of `closure` if one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -110,7 +110,7 @@ class AnyPrecisionAdamW(torch.optim.Optimizer):
         compensation.add_(before.sub_(p))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but the states keep the dtypes that were chosen for them: torch gives them that of the weights."""
+        """As in torch, but the states keep the dtypes chosen for them, where torch would give them that of the weights."""
         super().load_state_dict(state_dict)
         names = {
             "exp_avg": "momentum_dtype",

@@ -1,12 +1,12 @@
-"""Gradients that travel by gossip: averaged inside each node, then with one other node per step (arXiv 1803.05880).
+"""Gradient averaging by gossip: inside each node, then with one other node per step (arXiv 1803.05880).
 
     step k of a period of ceil(log2 nodes), for the node at place i of a shuffled ring:
-        CUBE            gives to and takes from place i xor 2^k; no exchange where there is none
-        DISSEMINATION   gives to place i + 2^k, takes from place i - 2^k
+        CUBE            sends to and receives from place i xor 2^k; no exchange if there is no such place
+        DISSEMINATION   sends to place i + 2^k, receives from place i - 2^k
 
     g <- (g + g received) / 2
 
-Each period shuffles the places again, by a generator of its own.
+Each period takes the next of as many shuffled orders as there are nodes, drawn with a generator of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOBODY = -1
 
 
 class Topology(Enum):
-    """How nodes find whom to exchange gradients with.
+    """Which nodes exchange gradients in a step.
 
     Examples
     --------
@@ -42,20 +42,20 @@ class Topology(Enum):
 
 
 class GossipGraDState(default.DefaultState):
-    """Who exchanges gradients with whom, and in which step they are.
+    """Which workers exchange gradients, and the step that they are in.
 
     Parameters
     ----------
     num_modules : how often the hook is called in one backward pass
     topology : `Topology.DISSEMINATION` unless given; CUBE needs an even number of nodes
-    local_process_group, num_nodes : the workers of this one's node and the number of nodes, both or none
+    local_process_group, num_nodes : the workers of this worker's node and the number of nodes, both or neither
     master_process_group : the first workers of all nodes; made if not given
     proc_per_node : workers in a node; default: the size of the local group
     random_seed : of the shuffles, the same on all workers
 
     Raises
     ------
-    ValueError : where the numbers do not fit
+    ValueError : if the numbers do not fit together
 
     Examples
     --------
@@ -73,7 +73,7 @@ class GossipGraDState(default.DefaultState):
         random_seed: int = 2403,
     ) -> None:
         if num_modules is None or num_modules < 1:
-            raise PartitionError("`num_nodes` should bea positive integer.")  # the words that scripts test for
+            raise PartitionError("`num_nodes` should bea positive integer.")  # verbatim: scripts test for this text
         self.num_modules, self.topology = num_modules, topology or Topology.DISSEMINATION
         if (local_process_group is None) != (num_nodes is None):
             raise PartitionError("`local_process_group` and `num_nodes` should be provided together.")
@@ -100,7 +100,7 @@ class GossipGraDState(default.DefaultState):
 
 
 def shuffles(masters: list[int], seed: int) -> list[list[int]]:
-    """As many orders of the nodes as there are nodes."""
+    """As many shuffled orders of the nodes as there are nodes."""
     generator, order, found = random.Random(seed), list(masters), []
     for _ in masters:
         generator.shuffle(order)
@@ -109,7 +109,7 @@ def shuffles(masters: list[int], seed: int) -> list[list[int]]:
 
 
 def peers(topology: Topology, order: list[int], rank: int, power: int) -> tuple[int, int]:
-    """To whom the worker gives, and from whom it takes; both -1 for none."""
+    """The workers that this one sends to and receives from; both -1 for none."""
     place, nodes = order.index(rank), len(order)
     if topology is Topology.CUBE:
         other = place ^ 2**power
@@ -118,11 +118,11 @@ def peers(topology: Topology, order: list[int], rank: int, power: int) -> tuple[
 
 
 def gossip_grad_hook(state: GossipGraDState, grad: Tensor) -> None:
-    """Average `grad`, in place, over the node, then with another node; all workers of a node have the result.
+    """Average `grad`, in place, over the node, then with another node; all workers of a node get the result.
 
     Parameters
     ----------
-    state : who exchanges with whom
+    state : which workers exchange gradients
     grad : this worker's gradient, changed in place
 
     Examples
@@ -157,7 +157,7 @@ def _exchange(state: GossipGraDState, grad: Tensor, power: int) -> None:
 
 
 def get_num_modules(module: torch.nn.Module) -> int:
-    """How often a wrapped model calls the hook in one backward pass: its FSDP modules.
+    """How often a wrapped model calls the hook in one backward pass: the number of its FSDP modules.
 
     Parameters
     ----------

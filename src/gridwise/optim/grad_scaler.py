@@ -1,7 +1,7 @@
-"""Loss scaling whose decision to skip a step is one decision of all workers.
+"""Loss scaling in which all workers decide together whether to skip a step.
 
-An overflow shows in the gradients of some workers only. If they skipped the step and others did not, replicas would part
-and the scales with them. Here, whether any gradient is infinite is agreed, with one message per step.
+An overflow may show in the gradients of some workers only. If they skipped the step and others did not, replicas and scales
+would diverge. Here the workers agree whether any gradient is infinite, with one small collective per step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GradScaler(torch.amp.GradScaler):
         partition = self._partition
         if partition.active:
             partition.transport.all_max(votes, partition.team, "GradScaler")
-        if not found:  # a worker without gradients of its own decides with the others all the same
+        if not found:  # a worker without gradients of its own follows the others
             assert self._scale is not None
             found = {self._scale.device: torch.zeros((), device=self._scale.device)}
         for flag in found.values():

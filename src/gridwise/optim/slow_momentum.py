@@ -1,4 +1,4 @@
-"""Slow momentum: workers train their replicas alone, and every `slowmo_freq` steps take one common step.
+"""Slow momentum: workers train their replicas independently, and every `slowmo_freq` steps take one common step.
 
     after step t of the base optimiser (t = 0, 1, ...), where t is a multiple of slowmo_freq:
         w  = the mean of all workers' weights
@@ -6,8 +6,8 @@
         m <- slowmo_factor m + (w0 - w) / lr          w0: the weights after the last common step
         w <- w0 <- w0 - slowmo_lr lr m
 
-A parameter that Gridwise's layers hold in blocks, or alike on several workers, is one value already: it takes the common
-step where it is, and nothing is averaged.
+A parameter that Gridwise's layers hold in blocks, or as equal copies on several workers, is one value already: it takes the
+common step locally, and is not averaged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREVIOUS = "slowmo_previous"
 
 
 class SlowMomentumOptimizer(torch.optim.Optimizer):
-    """An optimiser around another one, `base_optim`; all workers of `P` step together.
+    """A wrapper around the optimiser `base_optim`; all workers of `P` step together.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of the base optimiser, and the common one when it is due; the closure's loss."""
+        """Step the base optimiser, take the common step when it is due, and return the closure's loss."""
         loss = self._base_optim.step() if closure is None else self._base_optim.step(closure)
         if self.steps % self.slowmo_freq == 0:
             self._average()
@@ -97,7 +97,7 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
         return loss
 
     def _average(self) -> None:
-        """Let every weight be the mean over the workers: one sum for all weights of a dtype and device."""
+        """Set every weight to the mean over the workers, with one sum for all weights of a dtype and device."""
         of = self._partition
         if not of.active or of.size == 1:
             return
@@ -133,20 +133,20 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
         self._base_optim.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Another group of parameters, for the base optimiser too."""
+        """Add a group of parameters, to the base optimiser too."""
         self._base_optim.add_param_group(param_group)
         self._previous += [p.detach().clone() for p in self._base_optim.param_groups[-1]["params"]]
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimiser's, with what the common steps need."""
+        """The base optimiser's state, with what the common steps need."""
         values = (self.slowmo_freq, self.slowmo_factor, self.slowmo_lr, self.steps)
         own = {**dict(zip(KEYS, values, strict=True)), PREVIOUS: [p.clone() for p in self._previous]}
         return {**self._base_optim.state_dict(), **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up where `state_dict()` was called. The dict stays as it is.
+        """Resume from where `state_dict()` was called. The dict is not changed.
 
-        One that torchdistX has saved does not hold the weights of the last common step: they are those of the model now.
+        One saved by torchdistX lacks the weights of the last common step: the model's present weights take their place.
         """
         missing = [key for key in KEYS if key not in state_dict]
         if missing:
@@ -158,7 +158,7 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
         if not self.param_groups:
             raise PartitionError("Base optimizer does not have parameter groups specified.")
         for state in self.state.values():
-            if "slow_momentum" in state:  # torch hands on the tensors of the dict, which may still be another's
+            if "slow_momentum" in state:  # torch keeps the dict's own tensors, which may be in use elsewhere
                 state["slow_momentum"] = state["slow_momentum"].clone()
         saved = state_dict.get(PREVIOUS, self._parameters())
         self._previous = [v.detach().to(p, copy=True) for v, p in zip(saved, self._parameters(), strict=True)]

@@ -10,11 +10,11 @@ from torch.distributed.algorithms._comm_hooks import default
 
 
 class SlowMoState(default.DefaultState):
-    """Whom gradients are averaged with.
+    """The workers that gradients are averaged over.
 
     Parameters
     ----------
-    subgroup : the workers of this one's node; None: found by torch, as many as there are devices in a node
+    subgroup : the workers of this worker's node; None: found by `LOCAL_WORLD_SIZE`, which torchrun sets
     sync_grads : whether gradients are averaged at all
 
     Examples
@@ -33,7 +33,7 @@ def slowmo_hook(state: SlowMoState, grad: Tensor) -> None:
 
     Parameters
     ----------
-    state : who averages with whom
+    state : the workers to average over
     grad : this worker's gradient, changed in place
 
     Examples
@@ -45,9 +45,9 @@ def slowmo_hook(state: SlowMoState, grad: Tensor) -> None:
 
 
 def own_node() -> tuple[dist.ProcessGroup, int]:
-    """The group of the workers on this machine, and how many machines there are; also where there is no CUDA.
+    """The group of the workers on this machine, and the number of machines; works without CUDA too.
 
-    By `LOCAL_WORLD_SIZE`, which torchrun sets; without it, all workers are taken to be on one machine.
+    Found by `LOCAL_WORLD_SIZE`, which torchrun sets; without it, all workers are assumed to be on one machine.
     """
     size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     size = min(size, dist.get_world_size())

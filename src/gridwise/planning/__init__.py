@@ -1,21 +1,20 @@
-"""Planning: what a model on a grid of thousands of workers takes, sends and waits for, before anyone pays for them; and
-what it did, after.
+"""Planning: what a training step on thousands of workers needs, sends and waits for, before anyone pays for them.
 
 A plan
-    plan            the entry: a grid planned, or grids searched
-    one_step        one worker's training step, on tensors without numbers
-    roles           workers that do the same: one of each is run
-    recorder        operators as they are called: work and memory, by layer (`current_layer`, `layer_names`)
+    plan            the entry point: plan one grid, or search for the best
+    one_step        one worker's training step, on meta tensors
+    roles           workers that do the same: one of each role is run
+    recorder        work and memory of every operator called, by layer (`current_layer`, `layer_names`)
     halos           what a worker fetches around its blocks
-    memory          allocations and releases: the curve, its peak and who holds it (`convolutions`: what their kernels take)
-    report          what comes out, as data and as tables (`tables`); `gridwise.show.planned` draws it
+    memory          allocations and releases: the curve, its peak and who holds it (`convolutions`: their workspaces)
+    report          the result, as data and as tables (`tables`); `gridwise.show.planned` draws it
 Its time
     machine         a machine as a few numbers in a TOML file; `machines/` has some
-    calibrate       those numbers, measured here
+    calibrate       measures those numbers on this machine
     times           compute, communication and waiting of each layer
-    search          grids in the order of their times (`checkpointed`: what recomputing would save)
+    search          ranks grids by time (`checkpointed`: what recomputation would save)
 What happened
-    tracing/        what a real run sends, waits for and computes, for ui.perfetto.dev, and beside the plan
+    tracing/        what a real run sends, waits for and computes, for ui.perfetto.dev and next to the plan
     page            all of it as one HTML file
 """
 

@@ -1,14 +1,14 @@
 """The numbers of a `Machine`, measured here: all workers of this machine compute at once, and exchange messages in pairs.
 
-    convolutions, products    forward and backward of middle-sized ones, in float32 and float64; the median of some repeats
-    short rows                a convolution of as many operations, with rows of 8 columns
-    unrolled windows          a small convolution of one sample, which torch computes itself
+    convolutions, products    of medium size, forward and backward, in float32 and float64; the median of several repeats
+    short rows                a convolution with as many operations, but rows of 8 columns
+    unrolled windows          a small convolution of one sample, which torch computes without oneDNN
     memory bandwidth          a sum of two large tensors
-    an operator               a step of a small distributed model on tiny tensors, for each operator that a plan counts in it
-    messages                  exchanges of 8 bytes and of 4 MiB with a neighbour, and of 8 bytes with three of them
+    an operator               a step of a small distributed model on tiny tensors, divided by the operators in its plan
+    messages                  exchanges of 8 bytes and of 4 MiB with one neighbour, and of 8 bytes with three
     sums                      of 8 bytes and of 4 MiB over all workers
 
-Only workers of one machine are measured: what is between nodes is taken to be as fast, until the file says otherwise.
+Only workers of one machine are measured: links between nodes are assumed to be as fast, until the file is edited.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from .plan import plan
 REPEATS = 7
 SMALL, LARGE = 8, 1 << 22
 WIDE, NARROW = 96, 8
-"""Columns of the convolutions that are measured."""
+"""Columns of the measured convolutions."""
 OPERATIONS = 2 * 16
-"""With each element of the windows that are unrolled."""
+"""Per element of the unrolled windows."""
 DTYPES = (torch.float32, torch.float64)
 Measured = dict[str, float]
 
 
 def calibrated(workers: int | None = None, transport: str = "auto") -> Machine:
-    """Measure this machine with so many workers; by default two, or as many as it has cores."""
+    """Measure this machine with `workers` workers; by default one per core, and at least two."""
     count = workers or max(2, cores())
     found = launch(measure, workers=count, transport=transport, timeout=600.0)
-    worst = {name: max(each[name] for each in found) for name in found[0]}  # seconds: of the slowest worker
+    worst = {name: max(each[name] for each in found) for name in found[0]}  # seconds, of the slowest worker
     names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     flops = {kind: {name: 1 / worst[f"{kind} {name}"] for name in names} for kind in ("conv", "matmul")}
     columns = _row_columns(worst["narrow float32"] / worst["conv float32"])
@@ -77,13 +77,13 @@ def calibrated(workers: int | None = None, transport: str = "auto") -> Machine:
 
 
 def _row_columns(slower: float) -> float:
-    """How many columns a row costs beyond its own, if rows of `NARROW` take `slower` times as long as rows of `WIDE`."""
+    """How many extra columns each row costs, if rows of `NARROW` columns take `slower` times as long as rows of `WIDE`."""
     slower = min(max(1.0, slower), 0.5 * WIDE / NARROW)
     return (slower - 1) / (1 / NARROW - slower / WIDE)
 
 
 def measure() -> Measured:
-    """Runs on every worker at the same time: seconds for one operation, one byte, one call, by name."""
+    """Runs on every worker at the same time: seconds per operation, per byte and per call, by name."""
     found: Measured = {}
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
@@ -110,7 +110,7 @@ def measure() -> Measured:
 
 
 def _conv(dtype: torch.dtype, rows: int, columns: int) -> float:
-    """Seconds for an operation of a convolution, forward and backward."""
+    """Seconds per operation of a convolution, forward and backward."""
     x = torch.ones(1, 16, rows, columns, dtype=dtype, requires_grad=True)
     weight = torch.ones(16, 16, 3, 3, dtype=dtype, requires_grad=True)
     operations = 3 * 2 * 16 * 16 * 9 * rows * columns
@@ -123,7 +123,7 @@ def _conv(dtype: torch.dtype, rows: int, columns: int) -> float:
 
 
 def _unrolled() -> float:
-    """Seconds for each element of the windows of a convolution that torch unrolls, forward and backward, products included."""
+    """Seconds per element of the windows that torch unrolls to convolve, forward and backward, products included."""
     x, weight = torch.ones(1, 16, 12, 12, 12), torch.ones(16, 16, 3, 3, 3)
     arguments = (1,) * 3, (1,) * 3, (1,) * 3, False, (0,) * 3, 1
 
@@ -135,7 +135,7 @@ def _unrolled() -> float:
 
 
 def _call() -> float:
-    """Seconds for an operator with hardly anything to do, as a plan counts them: autograd and Python included."""
+    """Seconds per operator, as a plan counts them, with hardly any work in it: autograd and Python included."""
     transport = find.current()
     P_x = world(transport).create_partition_inclusive([transport.rank]).create_cartesian_topology_partition([1] * 4)
     parts = [part for _ in range(3) for part in (torch.nn.Conv2d(2, 2, 3, padding=1), torch.nn.BatchNorm2d(2))]
@@ -158,7 +158,7 @@ def _matmul(dtype: torch.dtype) -> float:
 
 
 def _exchange(nbytes: int, repeats: int, peers: int = 1) -> float:
-    """Seconds for messages of this size to some neighbours and as many from them, at the same time."""
+    """Seconds to send messages of this size to `peers` neighbours and receive as many, at the same time."""
     transport = find.current()
     others = [peer for peer in (transport.rank ^ i for i in range(1, peers + 1)) if peer < transport.size]
     sent = torch.ones(nbytes, dtype=torch.uint8)
@@ -166,14 +166,14 @@ def _exchange(nbytes: int, repeats: int, peers: int = 1) -> float:
 
     def swap() -> None:
         for _ in range(repeats):
-            if others:  # else nobody is left: the others are measured without it
+            if others:  # a worker without a partner measures nothing
                 transport.exchange([(peer, sent) for peer in others], arrived, "a calibration")
 
     return max(1e-7, _timed(swap) / repeats)
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """The median time of a call, which all workers begin together."""
+    """The median time of a call that all workers begin together."""
     call()
     spent = []
     for _ in range(REPEATS):
@@ -185,11 +185,11 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _memory() -> int:
-    """Bytes of this machine."""
+    """Bytes of memory in this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def write_calibration(path: Path, machine: Machine) -> None:
-    """Write the file, and the folder that it is in."""
+    """Write the machine as a TOML file, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(machine.as_toml(), encoding="utf-8")

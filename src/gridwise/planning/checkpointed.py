@@ -1,4 +1,4 @@
-"""A copy of a model whose blocks are computed again in backward: what checkpointing would save, for a plan."""
+"""A copy of a model whose blocks are recomputed in backward, for a plan of what checkpointing would save."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .one_step import without_numbers
 
 
 def checkpointed(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy, without numbers, in which every block is recomputed: the children of the model, and those of its lists."""
+    """A meta copy in which every block is recomputed: the children of the model, and those of its lists and dicts."""
     copied = without_numbers(model)
     _recompute_children(copied)
     return copied

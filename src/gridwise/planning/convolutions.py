@@ -1,16 +1,16 @@
-"""Convolutions as torch's kernels compute them: the memory that these take for themselves, and what they compute in vain.
+"""Convolutions as torch's kernels compute them: the workspace that they allocate, and the work that they waste.
 
-oneDNN computes float32 convolutions on copies in which 16 channels lie side by side (`n` channels take the room of the next
-multiple of 16), and makes the results dense again. Of other dtypes, and of small inputs of one sample, torch unrolls the
-windows of the input into the rows of a matrix. Which of these copies are there at the same time was read off torch's profiler
-(torch 2.13, x86 with AVX); a product of 1 x 1 windows needs none. The matrix of a small input is small, and left out.
+oneDNN computes float32 convolutions on copies in which 16 channels lie side by side (`n` channels take the space of the next
+multiple of 16), and makes the results dense again. For other dtypes, and for small inputs of one sample, torch unrolls the
+windows of the input into the rows of a matrix. Which of these copies exist at the same time was read off torch's profiler
+(torch 2.13, x86 with AVX); a product of 1 x 1 windows needs none. The matrix of a small input is small, and ignored.
 
-    forward     weight and input and output blocked,  then  output blocked + output
+    forward     weight, input and output blocked,  then  output blocked + output
     backward    gradient of output blocked + that of input blocked,  then  of input blocked + of input,
                 then  of input + gradient of output and input and gradient of weight blocked
 
-On a GPU, cuDNN chooses among workspaces at run time. Of 76 convolutions on an H200 (float32, cuDNN 9.19) most take copies of
-input, weight and output with channels last; the products of 1 x 1 windows take none in forward.
+On a GPU, cuDNN chooses a workspace at run time. Of 76 convolutions on an H200 (float32, cuDNN 9.19) most make channels-last
+copies of input, weight and output; products of 1 x 1 windows make none in forward.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 SIDE_BY_SIDE = 16
 SMALL = 20480
-"""Elements up to which torch convolves a single sample by itself."""
+"""Up to this many elements, torch convolves a single sample without oneDNN."""
 PLAIN = 4
-"""Up to so many channels the input of a convolution is read as it lies."""
+"""Up to this many channels, the input of a convolution is read without a copy."""
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A call of the operator, or of its backward."""
+    """A call of the convolution operator, or of its backward."""
 
     x: Tensor
     weight: Tensor
     y: Tensor
-    """The output; of backward its gradient."""
+    """The output; in backward, its gradient."""
     stride: Sequence[int]
     dilation: Sequence[int]
     transposed: bool
     groups: int
     wanted: Sequence[bool] | None = None
-    """Of backward: whether it makes the gradients of `x` and of `weight`."""
+    """In backward: whether it computes the gradients of `x` and of `weight`."""
 
     @classmethod
     def of(cls, operator: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Convolution | None:
-        """The convolution that a call is, if it is one."""
+        """The convolution that a call computes; None if it is another operator."""
         if operator is aten.convolution.default:
             x, weight, _, stride, _, dilation, transposed, _, groups = args
             return cls(x, weight, outputs[0], stride, dilation, transposed, groups)
@@ -59,7 +59,7 @@ class Convolution:
         return None
 
     def workspace(self, device: str = "cpu") -> int:
-        """Bytes that are held at the most while it runs, beyond what it returns."""
+        """The most bytes held while it runs, besides what it returns."""
         if device == "cuda":
             plain = self.wanted is None and self._is_product and max(self.stride) == 1
             return 0 if plain else self.x.nbytes + self.weight.nbytes + self.y.nbytes
@@ -88,9 +88,9 @@ class Convolution:
 
     @property
     def unrolled_elements(self) -> int:
-        """Elements of the windows that torch unrolls on the CPU; none where oneDNN convolves.
+        """Elements of the windows that torch unrolls on the CPU; 0 where oneDNN convolves.
 
-        Torch's own rule: it leaves float32 to oneDNN unless a single sample is small. Backward unrolls once for each gradient.
+        Torch's own rule: float32 goes to oneDNN unless a single sample is small. Backward unrolls once for each gradient.
         """
         if not self.y.numel() or self._is_by_onednn:
             return 0
@@ -98,7 +98,7 @@ class Convolution:
 
     @property
     def wasted(self) -> float:
-        """How many times as much is computed on the CPU as has to be: channels fill up vectors."""
+        """The factor by which the CPU computes more than necessary, because channels are padded to fill vectors."""
         if self.x.dtype != torch.float32 or not self.weight.numel():
             return 1.0
         outer, inner = self.weight.shape[:2]
@@ -106,7 +106,7 @@ class Convolution:
 
     @property
     def columns(self) -> int:
-        """How long the rows are: of its outputs, of a transposed one of its inputs."""
+        """The length of the output's rows; of the input's if it is transposed."""
         return int((self.x if self.transposed else self.y).shape[-1])
 
     @property
@@ -127,7 +127,7 @@ class Convolution:
 
     @property
     def _unrolled(self) -> int:
-        """Elements of the windows of the input as rows; of a transposed convolution, of those of its output."""
+        """Elements of the input's windows as rows of a matrix; of the output's if it is transposed."""
         places, channels = (self.x, self.y.shape[1]) if self.transposed else (self.y, self.x.shape[1])
         windows = prod(places.shape[2:]) * places.shape[0]
         return windows * channels // self.groups * prod(self.weight.shape[2:])
@@ -143,7 +143,7 @@ def _blocked(x: Tensor) -> int:
 
 
 def _dense(x: Tensor) -> int:
-    """Bytes of a copy, where the tensor does not lie densely."""
+    """Bytes of a dense copy; 0 if the tensor is dense already."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if x.is_contiguous() or (x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])):
         return 0

@@ -1,7 +1,7 @@
-"""Which layer of a model is being run: in forward by the step of its program, in backward by the node of autograd.
+"""Which layer of a model is running: in forward by the step of its program, in backward by the autograd node.
 
-Nodes of autograd are numbered in the order in which they are made, so those of a layer are those between the number before
-its step and the number after it. Steps that backward runs again, of a checkpoint, say their names as in forward.
+Autograd numbers its nodes in the order of their creation, so a layer's nodes are those between the number before its step
+and the number after it. Steps that backward runs again for a checkpoint report their names as in forward.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from .halos import LayerHalo
 from .layer_names import OUTSIDE, layer_of
 
 MANY = 1 << 62
-"""Numbers beyond are of nodes that take a gradient to its parameter: they have none of their own."""
+"""Larger numbers belong to nodes that accumulate the gradient of a parameter: they are not numbered in order."""
 
 
 class CurrentLayer:
-    """Give `watch` to `models.program.watched_steps`, and ask for `current`."""
+    """The layer that is running: pass `watch` to `models.program.watched_steps`, then call `current`."""
 
     def __init__(self) -> None:
         self.layouts: dict[str, Layout] = {}
-        """How the output of each layer is cut, in the order of the layers; those that every worker has are left out."""
+        """How the output of each layer is cut, in layer order; outputs that are whole on every worker are left out."""
         self.names: dict[str, None] = {}
         """All layers, in order."""
         self.halos: dict[str, LayerHalo] = {}
-        """What this worker fetches for a layer, the first time that it does."""
+        """By layer: what this worker fetches for it, as of its first fetch."""
         self.given: tuple[int, Layout] | None = None
-        """Which worker this is, and how the input of the model is cut; without it no halos are kept."""
+        """This worker's rank, and how the input of the model is cut; without them no halos are kept."""
         self._step: Step | None = None
         self._made: dict[int, Layout] = {}
-        """By slot: how what lies there is cut."""
+        """By slot: how the tensor in it is cut."""
         self._now = OUTSIDE
         self._starts, self._layers = [0], [OUTSIDE]
         self._runs: dict[int, list[Step]] = defaultdict(list)
-        """By the id of a step, its runs; the steps stay alive, so that their ids stay their own."""
+        """By the id of a step: itself, once per run. This keeps the steps alive, so that no id is reused."""
 
     @property
     def passes(self) -> int:
@@ -49,7 +49,7 @@ class CurrentLayer:
         return max(map(len, self._runs.values()), default=0)
 
     def watch(self, step: Step) -> Callable[..., Any]:
-        """The step, which says its name while it runs."""
+        """A function that runs the step and makes its layer the current one meanwhile."""
         if step.name and torch._C._current_autograd_node() is None:
             self._runs[id(step)].append(step)
             name = layer_of(step.name)
@@ -71,7 +71,7 @@ class CurrentLayer:
         return run
 
     def fetched(self, route: Route) -> None:
-        """What the step that runs now fetches; kept if it is known how the tensor is cut that it fetches from."""
+        """Keep what the running step fetches, if it is known how the tensor that it fetches from is cut."""
         if self.given is None or self._step is None or route.owned is None or route.needed is None:
             return
         rank, whole = self.given
@@ -85,7 +85,7 @@ class CurrentLayer:
         self._layers.append(name)
 
     def current(self) -> str:
-        """The layer to which an operator belongs that is called now."""
+        """The layer that an operator called now belongs to."""
         if self._now is not OUTSIDE:
             return self._now
         node = torch._C._current_autograd_node()

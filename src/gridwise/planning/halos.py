@@ -1,7 +1,7 @@
-"""Halos: the box of a layer's input that a worker fetches around its own block, caught while a plan runs the layer.
+"""Halos: the box of a layer's input that a worker fetches around its own block, noted while a plan runs the layer.
 
-Layers with a window bring what they need by a `Fetch`, whose route knows both boxes. While somebody listens, a method that
-reports each call takes the place of its own, as a trace does with those of a transport.
+Layers with a window get their input through a `Fetch`, whose route knows both boxes. While fetches are observed, its
+`__call__` is replaced by one that reports each call, as a trace does with methods of a transport.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class LayerHalo:
 
     @property
     def widths(self) -> tuple[tuple[int, int], ...]:
-        """For each dim, how many rows it needs before its block, and after it; negative where it needs fewer than it has."""
+        """For each dim, how many rows it needs before and after its block; negative where it needs only part of it."""
         mine, box = self.owned, self.needed
         return tuple((a - b, d - c) for a, b, c, d in zip(mine.start, box.start, mine.stop, box.stop, strict=True))
 
 
 @contextmanager
 def observed_fetches(listener: Callable[[Route], None]) -> Iterator[None]:
-    """While the body runs, report the route of every fetch."""
+    """Report the route of every fetch while the body runs."""
     plain = Fetch.__call__
 
     def observed(self: Fetch, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The layer that something belongs to, from how operators name what they do.
+"""The layer that a computation or a message belongs to, from the text that describes it.
 
 conv2d in layer1.0, model.py:12, in forward:  ...       layer1.0
 the adjoint of conv2d in layer1.0, ...                  layer1.0
@@ -11,16 +11,16 @@ import re
 from functools import cache
 
 OUTSIDE = "outside the model"
-"""What is called by nobody in the model: the loss, the optimiser."""
+"""The layer of what is called outside the model: the loss, the optimiser."""
 ADJOINT, GRADIENT = "the adjoint of ", "the gradient of "
-"""How the names of what is sent in backward begin, mostly."""
+"""How most descriptions of what is sent in backward begin."""
 OPERATOR = re.compile(r"(?P<name>[\w.]+?)(\.\w+)?( in (?P<module>[\w.]+))?, [^:]+:\d+, in ")
-"""How an operator of a recorded model is named: "conv2d in layer1.0, model.py:12, in forward:  ..."."""
+"""How an operator of a recorded model is described: "conv2d in layer1.0, model.py:12, in forward:  ..."."""
 
 
 @cache
 def layer_of(what: str) -> str:
-    """Where something is computed or sent, in short: the module in which an operator is called, or else the operator."""
+    """Where something is computed or sent, in short: the module that calls the operator, or else the operator."""
     if what.startswith(GRADIENT):
         return f"gradients: {what.removeprefix(GRADIENT).partition(', of the distributed ')[0].rstrip(',')}"
     plain = what.removeprefix(ADJOINT)

@@ -4,18 +4,20 @@
     memory = "40GiB"                of a worker
     device = "cuda"                 what a worker computes with: "cpu" (if left out) or "cuda"; decides how memory is counted
     workers_per_node = 8            workers with consecutive ranks share a node
-    memory_bandwidth = 1.0e12       bytes per second, read and written, of a worker while all others work too
-    call_overhead = 1.0e-5          seconds that each operator takes however small it is
-    overlap = 0.0                   the share of messages that travels while a layer computes
-    row_columns = 0.0               a row of a convolution's output takes as long as so many columns more (if left out, 0)
-    unroll_seconds = 0.0            for each element of a window that torch unrolls to convolve (if left out, 0)
+    memory_bandwidth = 1.0e12       bytes per second that a worker reads and writes while all others do too
+    call_overhead = 1.0e-5          seconds that every operator takes, however small
+    overlap = 0.0                   the share of communication that is hidden behind computing, 0 to 1
+    row_columns = 0.0               how many extra columns each row of a convolution's output costs (if left out, 0)
+    unroll_seconds = 0.0            seconds per element of a window that torch unrolls to convolve (if left out, 0)
     [flops.conv] float32 = 1.0e13   operations per second, by kind of operator (conv, matmul) and dtype
     [inside]                        between workers of one node: latency of a message in seconds, bandwidth in bytes per second
-    exchange = 0.0                  what an exchange takes beyond its messages; a sum over p workers has 2 log2(p) steps, of
-    sum_latency, sum_bandwidth      which each takes so long and carries so much (if left out: as a message)
-    [between]                       between nodes
+    exchange = 0.0                  seconds that an exchange takes besides its messages (if left out, 0)
+    sum_latency                     seconds for each of the 2 log2(p) steps of a sum over p workers (if left out: latency)
+    sum_bandwidth                   bytes per second of a sum (if left out: bandwidth)
+    [between]                       the same between nodes
 
-`gridwise doctor --calibrate` measures such a file here. Those in `machines/` are from datasheets, and say so.
+`gridwise doctor --calibrate` measures this machine and writes such a file. None in `machines/` is measured; each names its
+source.
 """
 
 from __future__ import annotations
@@ -41,32 +43,32 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 
 @dataclass(frozen=True)
 class Link:
-    """Between two workers: seconds before the first byte of a message, and bytes per second."""
+    """The link between two workers: seconds before the first byte of a message, and bytes per second."""
 
     latency: float
     bandwidth: float
     exchange: float = 0.0
-    """Seconds that an exchange of messages takes beyond them, however many they are."""
+    """Seconds that an exchange takes besides its messages, however many there are."""
     sum_latency: float | None = None
-    """Of each step of a sum; as of a message if it is not known. So is the bandwidth."""
+    """Of each step of a sum; None: that of a message. The same holds for the bandwidth."""
     sum_bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How fast a machine computes and sends; what a TOML file for `plan` says.
+    """How fast a machine computes and sends: the contents of a TOML file for `plan`.
 
     Parameters
     ----------
     name, source : what it is called, and where the figures come from
     measured : whether `gridwise doctor --calibrate` measured them
     memory, workers_per_node : bytes of each worker, and how many workers share a node
-    memory_bandwidth, call_overhead : bytes per second, and seconds that a call of an operator takes at least
+    memory_bandwidth, call_overhead : bytes per second, and seconds that every operator takes, however small
     overlap : the share of communication that is hidden behind computing, 0 to 1
     flops : operations per second, by kind of operator and dtype
     inside, between : latency and bandwidth within a node, and between nodes
-    row_columns : how many columns longer each row of a convolution's output seems
-    unroll_seconds : for each element of a window where torch unrolls the windows of a convolution
+    row_columns : how many extra columns each row of a convolution's output costs
+    unroll_seconds : seconds per element of a window that torch unrolls to convolve
     device : what a worker computes with, "cpu" or "cuda": decides how its memory is counted
 
     Examples
@@ -92,12 +94,12 @@ class Machine:
     unroll_seconds: float = 0.0
 
     def rate(self, kind: str, dtype: str) -> float:
-        """Operations per second; of a dtype that the file does not name, as of float32."""
+        """Operations per second; those of float32 for a dtype that the file does not name."""
         rates = self.flops.get(kind) or next(iter(self.flops.values()))
         return rates.get(dtype) or rates["float32"]
 
     def link(self, ranks: Sequence[int]) -> Link:
-        """The slowest among these workers: they are on one node, or not."""
+        """The slowest link among these workers: that inside a node if they share one, else that between nodes."""
         nodes = {rank // self.workers_per_node for rank in ranks}
         return self.inside if len(nodes) == 1 else self.between
 
@@ -106,13 +108,13 @@ class Machine:
         return link.latency + nbytes / link.bandwidth
 
     def collective_seconds(self, team: Sequence[int], nbytes: int) -> float:
-        """Of a sum or a copy over a team, in which this worker sends so many bytes: there and back by a tree."""
+        """Seconds for a sum or a copy over a team in which this worker sends `nbytes`: up a tree and down again."""
         link = self.link(team)
         steps = 2 * ceil(log2(max(2, len(team))))
         return steps * (link.sum_latency or link.latency) + nbytes / (link.sum_bandwidth or link.bandwidth)
 
     def as_toml(self) -> str:
-        """The file."""
+        """The machine as the text of a TOML file."""
         tables = {f"flops.{kind}": rates for kind, rates in self.flops.items()}
         tables |= {"inside": vars(self.inside), "between": vars(self.between)}
         lines = [f"{key} = {_toml(value)}" for key, value in vars(self).items() if isinstance(value, str | int | float)]
@@ -123,7 +125,7 @@ class Machine:
 
 
 def find_machine(which: Machine | str | Path | None) -> Machine:
-    """The machine of that name or in that file; None: the one measured here, or a cautious guess."""
+    """The machine of that name or in that file; for None, the one measured here, or else a cautious guess."""
     if isinstance(which, Machine):
         return which
     if which is None:
@@ -142,13 +144,13 @@ def find_machine(which: Machine | str | Path | None) -> Machine:
 
 
 def calibrated_file() -> Path:
-    """Where `gridwise doctor --calibrate` writes what it has measured."""
+    """Where `gridwise doctor --calibrate` writes its measurements."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "gridwise" / "machine.toml"
 
 
 def read_machine(path: str | Path) -> Machine:
-    """The machine in a file, everything in it checked.
+    """The machine described in a file, with every value checked.
 
     Parameters
     ----------
@@ -176,7 +178,7 @@ def read_machine(path: str | Path) -> Machine:
 
 
 def number_of_bytes(size: str | int) -> int:
-    """Bytes, from a number or from words like "40GiB"."""
+    """Bytes, from a number or from text such as "40GiB"."""
     if isinstance(size, int) and size > 0:
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(size).upper())
@@ -186,7 +188,7 @@ def number_of_bytes(size: str | int) -> int:
 
 
 def _read(kind: type[Kind], found: Mapping[str, object]) -> Kind:
-    """A `Machine` or a `Link` from what the file says of it; what has a default may be left out."""
+    """A `Machine` or a `Link` from its part of the file; values with a default may be left out."""
     names = [field.name for field in fields(kind) if field.default is MISSING or field.name in found]  # type: ignore[arg-type]
     return kind(**{name: READERS[name](found[name]) for name in names})
 
@@ -236,7 +238,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
         ("memory_bandwidth", "call_overhead", "latency", "bandwidth", "sum_latency", "sum_bandwidth"), _positive
     ),
 }
-"""What each value in a file has to be."""
+"""How each value of a file is checked and converted."""
 
 
 def _toml(value: str | float) -> str:

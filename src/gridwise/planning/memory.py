@@ -1,7 +1,7 @@
-"""The memory of a step: every allocation and release in order, the curve that they make, and who holds what at its peak.
+"""The memory of a step: every allocation and release in order, the resulting curve, and who holds what at its peak.
 
-Memory is followed by storage, as the allocator sees it: tensors that share it count once, and it is released when the last
-of them is gone. What a layer makes and what a layer needs for a moment are told apart by that alone.
+Memory is tracked by storage, as the allocator sees it: tensors that share one count once, and it is released with the last
+of them. This alone separates a layer's results from what it needs temporarily.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, UntypedStorage
 Place = tuple[str, str]
 """A layer and a phase."""
 BLOCKS = {"cpu": 1, "cuda": 512}
-"""What an allocator hands out is a multiple of this many bytes."""
+"""Allocators hand out multiples of this many bytes."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Memory that is held at the peak, by the layer and the phase that have made it."""
+    """Memory held at the peak, by the layer and the phase that allocated it."""
 
     layer: str
     phase: str
@@ -30,7 +30,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Moment:
-    """A stretch of the step in one layer: the most that is held in it, and what is held after it."""
+    """A stretch of the step within one layer: the most that is held during it, and what is held after it."""
 
     layer: str
     phase: str
@@ -39,23 +39,23 @@ class Moment:
 
 
 class Memory:
-    """What is allocated and released, as it happens; `at` says where."""
+    """Allocations and releases, as they happen; `at` is the current layer and phase."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._block = BLOCKS[device]
         self.at: Place = "", ""
         self.held = 0
         self._log: list[tuple[int, Place, Place]] = []
-        """Bytes allocated (or, negative, released), who has allocated them, and where that happens."""
+        """Bytes allocated (or, negative, released), the place that allocated them, and the place at that moment."""
         self._followed: dict[int, weakref.ref[UntypedStorage]] = {}
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """Memory that is there before the step: it is counted apart."""
+        """Leave out memory that exists before the step: it is counted separately."""
         for tensor in tensors:
             self._follow(tensor, None)
 
     def add(self, tensors: Iterable[Tensor], workspace: int = 0) -> None:
-        """What an operator has made; memory that it has needed in between, `workspace`, is released at once."""
+        """Add what an operator has returned; its temporary memory, `workspace`, is released at once."""
         for tensor in tensors:
             size = self._rounded(tensor.untyped_storage().nbytes())
             if self._follow(tensor, (size, self.at)):
@@ -65,7 +65,7 @@ class Memory:
             self._note(-self._rounded(workspace), self.at)
 
     def size_of(self, tensors: Iterable[Tensor]) -> int:
-        """What these take, each in memory of its own."""
+        """Bytes that these take, each in a storage of its own."""
         return sum(self._rounded(tensor.nbytes) for tensor in tensors)
 
     def _rounded(self, size: int) -> int:
@@ -76,7 +76,7 @@ class Memory:
         self._log.append((size, owner, self.at))
 
     def _follow(self, tensor: Tensor, what: tuple[int, Place] | None) -> bool:
-        """Whether its memory is new."""
+        """Track the storage of a tensor; return whether it is new."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._followed:
@@ -91,16 +91,16 @@ class Memory:
         return True
 
     def close(self) -> None:
-        """Follow nothing any longer."""
+        """Stop tracking."""
         self._followed.clear()
 
     @property
     def peak(self) -> int:
-        """The most that was held beyond what is ignored."""
+        """The most that was held, besides what is ignored."""
         return max((moment.peak for moment in self.curve()), default=0)
 
     def curve(self) -> list[Moment]:
-        """The step as stretches in one layer and phase each, in order."""
+        """The step as stretches of one layer and phase each, in order."""
         moments: list[Moment] = []
         held = peak = 0
         for place, (size, _, at) in enumerate(self._log):

@@ -1,8 +1,8 @@
-"""One training step of one pretended worker: forward, loss, backward, optimiser, on tensors without numbers, written down.
+"""One training step of one pretended worker, recorded: forward, loss, backward and optimiser, on meta tensors.
 
-distribute the model on the counting transport    its construction is no part of the step
+distribute the model on the counting transport    construction is not part of the step
 forward, loss, backward                           the code that real workers run
-the optimiser, twice                              the first makes its states, the second is that of every later step
+the optimiser, twice                              the first step creates its states, the second is like every later one
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ Optimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class OptimiserStep:
-    """What a step of the optimiser takes."""
+    """What a step of the optimiser costs."""
 
     states: int = 0
     work: Work | None = None
     peak: int = 0
-    """Bytes that it needs for a while."""
+    """Bytes that it needs temporarily."""
 
 
 @dataclass
 class PlannedStep:
-    """What is planned, on whatever grid; what was recorded of the model stays for the next one."""
+    """The step to plan, on any grid; recordings of the model are kept for the next grid."""
 
     model: torch.nn.Module
-    """Without numbers."""
+    """On the meta device."""
     shape: tuple[int, ...]
     machine: Machine
-    """Decides whose allocator is followed: that of the CPU, or of CUDA."""
+    """Decides whose allocator is modelled: that of the CPU, or of CUDA."""
     dtype: torch.dtype = torch.float32
     loss: Loss | None = None
     optimizer: Optimizer | None = None
@@ -73,7 +73,7 @@ class StepRecord:
     curve: tuple[Moment, ...]
     """Memory over the step, beyond parameters, buffers, the input and the states of the optimiser."""
     holders: tuple[Holder, ...]
-    """Who holds that at the peak."""
+    """Which layers hold it at the peak."""
     layouts: Mapping[str, Layout]
     """How the outputs of layers are cut, in the order of the layers."""
     halos: Mapping[str, LayerHalo]
@@ -83,7 +83,7 @@ class StepRecord:
 
 
 def step(task: PlannedStep, P_x: Partition) -> StepRecord:
-    """Run it as the worker of `P_x`, whose transport counts."""
+    """Run the step as this worker of `P_x`, whose transport counts, and return the record."""
     transport = P_x.transport
     assert isinstance(transport, CountingTransport)
     ledger, rank = transport.ledger, transport.rank
@@ -143,20 +143,20 @@ def step(task: PlannedStep, P_x: Partition) -> StepRecord:
 
 
 def _optimised(task: PlannedStep, parameters: list[torch.nn.Parameter]) -> OptimiserStep:
-    """What a step of the optimiser takes; run once for parameters of the same shapes."""
+    """What a step of the optimiser costs; run once for parameters of the same shapes."""
     if task.optimizer is None or not parameters:
         return OptimiserStep()
     key = tuple([(p.shape, p.dtype, p.grad is not None) for p in parameters])
     if key not in task.optimised:
         record = StepRecorder(device=task.machine.device)
-        with torch.device("cpu"):  # how many steps it has made is a number
+        with torch.device("cpu"):  # its step counter needs a value
             optimizer = task.optimizer(parameters)
             if task.machine.device == "cuda":
                 _as_on_cuda(optimizer)
             optimizer.step()
             states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
             if task.machine.device != "cpu":
-                states = [x for x in states if x.device.type == "meta"]  # numbers stay on the host
+                states = [x for x in states if x.device.type == "meta"]  # step counters stay on the host
             record.memory.ignore([*parameters, *states, *(p.grad for p in parameters if p.grad is not None)])
             record.phase = OPTIMISER
             with record:
@@ -168,14 +168,14 @@ def _optimised(task: PlannedStep, parameters: list[torch.nn.Parameter]) -> Optim
 
 
 def _as_on_cuda(optimizer: torch.optim.Optimizer) -> None:
-    """Let it take all parameters at once, as torch's optimisers do there unless they are told otherwise."""
+    """Let it update all parameters at once, as torch's optimisers do on CUDA by default."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
 
 
 def without_numbers(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy of the model on the meta device, made without copying a number; of a deferred model too."""
+    """A copy of the model, deferred or not, on the meta device; no data are copied."""
     memo: dict[int, Any] = {}
     plain = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     for tensor in [*model.parameters(), *model.buffers(), *plain]:
@@ -186,9 +186,9 @@ def without_numbers(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _prepare_apart(placed: DistributedModel, recordings: list[Recording], record: StepRecorder) -> None:
-    """Let the first of the pretended workers record the model, and the others take what it has recorded.
+    """Let the first pretended worker record the model, and the others reuse its recording.
 
-    What is computed to record and to place it is no part of a step.
+    Recording and placing the model is not part of a step, so operators called meanwhile are not counted.
     """
     runner: Any = runner_of(placed)
     record_model, prepare = runner.record, runner._prepared
@@ -209,7 +209,7 @@ def _prepare_apart(placed: DistributedModel, recordings: list[Recording], record
 
 
 def _expect_outputs(ledger: Ledger, model: DistributedModel, recording: Recording) -> None:
-    """The shapes that a loss asks about; of several outputs any, in any order, which their blocks tell apart."""
+    """Declare the output shapes that a loss asks about; several outputs, in any order, are told apart by their blocks."""
     (output,) = (node for node in recording.module.graph.nodes if node.op == "output")
     shapes = [tuple(leaf.meta["val"].shape) for leaf in output.args[0]]
     if len(shapes) == 1:

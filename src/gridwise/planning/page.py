@@ -1,8 +1,7 @@
-"""A plan, a ranking of grids and a trace as one HTML file that needs nothing else: no network, no library.
+"""A plan, a ranking of grids and a trace as one self-contained HTML file: no network, no library.
 
-The numbers are put into the page as JSON, and its script (`page.html`) draws them. Names come from models, so from anywhere:
-none of them is ever read as HTML. In the JSON no character is left that could end its element, and the script only ever sets
-text.
+The numbers are embedded as JSON, and the script in `page.html` draws them. Names come from models and are not trusted: none
+is ever parsed as HTML. Characters that could end the JSON's element are escaped, and the script only ever sets text.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from .tracing.traced import Traced
 
 TEMPLATE = Path(__file__).parent / "page.html"
 MATRIX = 64
-"""Workers up to which there is a matrix of who sends to whom; of more, the first."""
+"""How many workers the matrix of who sends to whom shows; of more, the first."""
 DRAWN = 64
-"""Blocks along a dim that are drawn."""
+"""How many blocks are drawn along a dim."""
 
 
 def save_page(path: str | Path, what: Plan | Ranking, traced: Traced | None = None) -> None:
-    """Write the page of a plan, or of a ranking and its best plan; with what was measured beside it if there is a trace."""
+    """Write the page of a plan, or of a ranking and its best plan; with a trace, next to what was measured."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(page(what, traced), encoding="utf-8")
 
 
 def page(what: Plan | Ranking, traced: Traced | None = None) -> str:
-    """The text of the file."""
+    """The page as HTML text."""
     ranking = what if isinstance(what, Ranking) else None
     plan = what if isinstance(what, Plan) else _first(what)
     data = {
@@ -50,7 +49,7 @@ def page(what: Plan | Ranking, traced: Traced | None = None) -> str:
 
 
 def as_script(data: object) -> str:
-    """JSON that can stand in a script element, whatever is in it."""
+    """JSON that is safe inside a script element, whatever it contains."""
     text = json.dumps(data, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -123,12 +122,12 @@ def _halo(plan: Plan, name: str) -> dict[str, Any] | None:
         return None  # nothing is fetched
     (layout,) = layouts
     if layout.grid.ranks != tuple(range(plan.ledger.size)):
-        return None  # the page finds a worker by its place
+        return None  # the page computes a worker's rank from its place
     return {**_blocks(layout), "widths": {rank: halo.widths for rank, halo in found.items()}}
 
 
 def _sent(entries: list[Entry], grid: Grid, rank: int) -> list[dict[str, Any]]:
-    """What a worker sends for a layer, by where it goes."""
+    """What a worker sends for a layer, by destination."""
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for entry in entries:
         if entry.kind in ("control", "receipt"):
@@ -157,7 +156,7 @@ def _curve(plan: Plan) -> dict[str, Any]:
 
 
 def _matrix(plan: Plan) -> dict[str, Any]:
-    """Bytes in messages per step among the first workers; those that were not run do as those that stand for them."""
+    """Bytes in messages per step among the first workers; one that was not run sends what its stand-in sends."""
     grid = grid_of(plan.grid)
     count = min(MATRIX, plan.ledger.size)
     run = {worker.rank for worker in plan.workers}

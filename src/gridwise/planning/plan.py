@@ -1,12 +1,12 @@
-"""`plan`: one training step of a model on a grid, counted for every worker, without a process and without memory.
+"""`plan`: one training step of a model on a grid, counted for every worker, without starting or allocating anything.
 
-    once                 record the model, with tensors that have no numbers
+    once                 record the model, on meta tensors
     for each role        distribute it on the counting transport
                          run forward, loss, backward and optimiser: the code that real workers run
     in the ledger        what each of them would send, to whom, for which layer
 
-The first step of a model is counted. It moves what every later one moves; its agreement, which later steps leave out,
-is kept apart. Without a grid, but a number of workers, `search` tries the grids that there are.
+The first step of a model is counted. It moves what every later one moves; its agreement, which later steps skip, is kept
+apart. Given a number of workers instead of a grid, `search` tries the possible grids.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .times import step_time
 
 Result = TypeVar("Result")
 FEW = 16
-"""Workers up to which all of them are run."""
+"""Up to this many workers, all of them are run."""
 
 
 @overload
@@ -76,28 +76,28 @@ def plan(
     optimizer: Optimizer | None = None,
     machine: Machine | str | Path | None = None,
 ) -> Plan | Ranking:
-    """What a training step of `model` on a grid of workers takes and sends: memory, time, bytes, messages, balance.
+    """What a training step of `model` on a grid of workers costs: memory, time, bytes, messages, balance.
 
-    Nothing is started, allocated or computed. The model may be a deferred one, and the grid have thousands of workers.
+    Nothing is started, allocated or computed. The model may be deferred, and the grid may have thousands of workers.
 
     Parameters
     ----------
     model : an ordinary torch model, as for `gridwise.distribute`; it is not changed
-    grid : the shape of the grid of workers, one axis for each dim of the input; left out, grids of `workers` are tried
+    grid : the shape of the grid of workers, one axis for each dim of the input; if left out, grids are searched
     input_shape : of the global input
-    workers : with a grid, which workers to run, by their ranks: by default one of each role. Without a grid, how many
-        workers there are
-    memory : without a grid, how much each worker has, in bytes or as in "40GiB"; by default what the machine says
-    loss : ``loss(P_y, y)`` makes the loss of the output `y` on `P_y`; by default backward starts from the output
+    workers : with a grid, the ranks of the workers to run, by default one of each role; without a grid, the number of
+        workers
+    memory : without a grid, the memory of each worker, in bytes or as in "40GiB"; by default that of the machine
+    loss : ``loss(P_y, y)`` computes the loss from the output `y` on `P_y`; by default backward starts from the output
     dtype : of the input
-    optimizer : makes an optimiser of the parameters, as ``torch.optim.AdamW`` does; its states take memory
-    machine : how fast the workers are: the name of one that is shipped, a TOML file (`gridwise doctor --calibrate` writes
+    optimizer : makes an optimiser from the parameters, as ``torch.optim.AdamW`` does; its states count as memory
+    machine : how fast the workers are: the name of a shipped machine, a TOML file (`gridwise doctor --calibrate` writes
         one), or a `Machine`; by default the one that was measured here, if any
 
     Returns
     -------
     Plan : of the grid
-    Ranking : of all grids of `workers` that were tried, the fastest that fits first, if `grid` is left out
+    Ranking : of the grids that were tried, the fastest that fits first, if `grid` is left out
 
     Examples
     --------
@@ -131,13 +131,13 @@ def plan(
 
 
 def planned(task: PlannedStep, grid: tuple[int, ...], workers: Sequence[int] | None) -> Plan:
-    """The plan of a grid; of these workers alone, or of one of each role."""
+    """The plan of a grid, from these workers only, or from one of each role."""
     size, on_cpu = math.prod(grid), task.machine.device == "cpu"
     ledger = Ledger(size, workers_per_node=task.machine.workers_per_node if on_cpu else 1)  # nccl sums in place
     records: dict[int, StepRecord] = {}
 
     def on_grid(P_world: Partition) -> StepRecord:
-        with torch.device("meta"):  # what the model's code makes has no numbers either
+        with torch.device("meta"):  # for tensors that the model's own code makes
             return step(task, P_world.create_cartesian_topology_partition(grid))
 
     def run(rank: int) -> tuple[StepRecord, Sequence[Entry]]:
@@ -170,16 +170,15 @@ def planned(task: PlannedStep, grid: tuple[int, ...], workers: Sequence[int] | N
 
 
 def count(program: Callable[[Partition], object], size: int, workers: Iterable[int] | None = None) -> Ledger:
-    """The ledger of a world of `size` in which each pretended worker has called ``program(P_world)``, one after the
-    other.
+    """The ledger of a world of `size` in which pretended workers have called ``program(P_world)``, one after the other.
 
-    Where a worker asks for what only others hold, the source of a broadcast say, let those run first: `workers` is also
-    the order. Give the program's tensors the device "meta", and the ledger the layouts of what its layers get
+    Where a worker needs what only others hold, such as the source of a broadcast, run those first: `workers` is also the
+    order. Create the program's tensors on the device "meta", and tell the ledger the layouts of its layers' inputs
     (``P_world.transport.ledger``, see `gridwise.comm.transports.counting`).
 
     Parameters
     ----------
-    program : called once for each worker, with the world that it pretends to be in
+    program : called once for each worker, with its pretended world
     size : how many workers
     workers : those to run, in this order; default: all
 
@@ -209,7 +208,7 @@ def _run_as(rank: int, ledger: Ledger, program: Callable[[Partition], Result]) -
 
 
 def _numbers(name: str, values: object, least: int) -> tuple[int, ...]:
-    """Whole numbers, as the user gave them: a fraction is no extent and no worker."""
+    """The user's values as whole numbers, none below `least`; fractions are refused."""
     try:
         found = tuple(map(operator.index, values))  # type: ignore[call-overload]
     except TypeError:

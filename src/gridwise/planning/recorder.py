@@ -1,13 +1,13 @@
-"""What a training step does, operator by operator, while it runs: which layer, what it computes, what memory it holds.
+"""What a training step does, operator by operator, while it runs: the layer, the work, the memory held.
 
     record = StepRecorder()
-    with record:                            every operator of torch that is called in the body passes here
+    with record:                            sees every torch operator called in the body
         record.phase = "forward"
         y = model(x)
     record.work                             by layer and phase: floating-point operations, bytes read and written, calls
     record.memory                           every allocation and every release, in order
 
-It runs on tensors without numbers in a plan, and on real ones in a test.
+It runs on meta tensors in a plan, and on real ones in a test.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .halos import observed_fetches
 from .memory import Memory
 
 LINE = 64
-"""Bytes that come from memory together."""
+"""Bytes of a cache line."""
 
 
 @dataclass
@@ -41,20 +41,20 @@ class Work:
     flops: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     """Floating-point operations by kind of operator, "conv" or "matmul", and dtype."""
     effort: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """The same with what a processor computes in vain: of channels that fill up a vector."""
+    """The same, including the work wasted on channels that pad a vector."""
     per_column: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """The effort of convolutions for each column of their outputs: what rows cost is so much for each column lost."""
+    """The effort of convolutions divided by their columns: what one extra column in each row would cost."""
     unrolled: int = 0
-    """Elements of windows that torch unrolls into the rows of a matrix, where oneDNN does not convolve."""
+    """Elements of windows that torch unrolls into the rows of a matrix where it does not use oneDNN."""
     product_bytes: int = 0
-    """Read and written by convolutions and products."""
+    """Read and written by convolutions and matrix products."""
     bytes: int = 0
     """Read and written by all other operators."""
     calls: int = 0
 
 
 class StepRecorder(TorchDispatchMode):
-    """Listens to every operator in its body; may be entered again."""
+    """Records every operator called in its body; may be entered again."""
 
     def __init__(self, known: Iterable[Tensor] = (), device: str = "cpu") -> None:
         super().__init__()
@@ -62,15 +62,13 @@ class StepRecorder(TorchDispatchMode):
         self.work: dict[tuple[str, str], Work] = defaultdict(Work)
         self.phase = ""
         self.paused = False
-        """Whether what is called now is no part of the step."""
+        """Whether operators called now are not part of the step."""
         self._stack = ExitStack()
         self.memory.ignore(known)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return (
-            False  # torch would guard every operator against a compiler that nobody runs here, at a third of the time
-        )
+        return False  # else torch guards every operator against a compiler that is not used here: a third of the time
 
     def __enter__(self) -> StepRecorder:
         self._stack.enter_context(watched_steps(self.layers.watch))
@@ -119,14 +117,14 @@ class StepRecorder(TorchDispatchMode):
 
 
 def bytes_of(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> int:
-    """Bytes read and written, those of an expanded tensor once; of what lies apart, whole lines of the cache."""
+    """Bytes read and written: an expanded tensor counts once, scattered elements count as whole cache lines."""
     return sum({id(x): _touched(x) for x in (*inputs, *outputs)}.values())
 
 
 def _touched(x: Tensor) -> int:
     if x.is_contiguous():
         return x.nbytes
-    run = 1  # elements that lie one after the other
+    run = 1  # elements that are contiguous
     for length, stride in sorted(zip(x.shape, x.stride(), strict=True), key=lambda dim: dim[1]):
         if stride != run and length > 1:
             break

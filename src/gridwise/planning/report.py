@@ -1,7 +1,7 @@
-"""What a plan says: per worker and per layer, as data; and how it prints.
+"""A plan as data, per worker and per layer, and how it prints.
 
-The table is that of the busiest and the idlest worker, since thousands of lines help nobody: a job is as fast as its
-busiest worker, and as large as the one that needs most.
+The table shows the least, the mean and the most over the workers, since thousands of lines help nobody: a job is as fast
+as its busiest worker, and fits if the worker that needs the most memory does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 FORWARD, BACKWARD, OPTIMISER = "forward", "backward", "optimiser"
 SHOWN = 12
-"""How many layers the table of times has."""
+"""How many layers the table of times shows."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,25 @@ class Worker:
     states: int
     """Of the optimiser."""
     activations: int
-    """What is kept from forward for backward, apart from the model and the input; the output too."""
+    """Kept from forward for backward, besides the model and the input; includes the output."""
     memory: int
-    """The most that it holds at any moment of the step, all of this and what operators need for a while."""
+    """The peak over the step: all of the above, and what operators need temporarily."""
     fetched: int
-    """What it gets of other workers' blocks on the way forward: halos, and blocks that move."""
+    """Received from other workers' blocks in forward: halos, and blocks that move."""
     sent: int
-    """In all: messages, and its share of sums and copies."""
+    """In total: messages, and its share of sums and copies."""
     received: int
     """In messages."""
     messages: int
     sums: int
     """How many sums and copies over several workers it takes part in."""
     control: int
-    """Of the agreement in the first step, which later ones leave out."""
+    """Of the agreement in the first step, which later steps skip."""
 
 
 @dataclass(frozen=True)
 class LayerTraffic:
-    """What a worker sends for a layer in one training step: the largest of all workers, each for itself."""
+    """What a worker sends for a layer in one training step: for each number, the largest over the workers."""
 
     name: str
     messages: int
@@ -68,12 +68,12 @@ class LayerTraffic:
 
 @dataclass(frozen=True)
 class Plan(PrintsAsTables):
-    """A training step on a grid, counted. Prints as two tables; `gridwise.show.planned` draws it.
+    """What a training step on a grid costs. Prints as three tables; `gridwise.show.planned` draws it.
 
     Parameters
     ----------
     model : its name
-    grid, input_shape : what was asked
+    grid, input_shape : as given to `plan`
     workers : those that were run
     layers : what each sends
     ledger : every call of every worker
@@ -96,19 +96,19 @@ class Plan(PrintsAsTables):
     weights: tuple[int, ...] = field(repr=False)
     """How many workers of the grid each of `workers` stands for."""
     roles: Roles | None = field(repr=False)
-    """Who stands for whom; None if those that were run stand for themselves."""
+    """Which workers stand for which; None if each worker that was run stands for itself only."""
     records: tuple[StepRecord, ...] = field(repr=False)
-    """Of each of `workers`, what it computes and holds."""
+    """What each of `workers` computes and holds."""
     time: StepTime = field(repr=False)
-    """How long the step takes, as far as can be estimated."""
+    """The estimated time of the step."""
 
     @property
     def exact(self) -> bool:
-        """Whether those that were run do just what those do for which they stand."""
+        """Whether the workers that were run do exactly what the workers they stand for do."""
         return max(self.weights) == 1 or (self.roles is not None and self.roles.exact)
 
     def worker(self, rank: int) -> Worker:
-        """What a worker does, or the one that was run for it."""
+        """What a worker does, or the one that was run in its place."""
         stand_in = self.roles.stand_in(rank) if self.roles and 0 <= rank < self.ledger.size else rank
         for worker in self.workers:
             if worker.rank == stand_in:
@@ -116,13 +116,13 @@ class Plan(PrintsAsTables):
         raise PartitionError(f"plan: worker {rank} was not run, and no other stands for it.")
 
     def save_html(self, path: str | Path) -> None:
-        """Write the plan as one HTML file that needs nothing else (see `gridwise.planning.page`)."""
+        """Write the plan as one self-contained HTML file (see `gridwise.planning.page`)."""
         from .page import save_page
 
         save_page(path, self)
 
     def mean(self, of: Callable[[Worker], int]) -> float:
-        """Over the workers of the grid; an estimate where some stand for others."""
+        """The mean over the workers of the grid; an estimate where some stand for others."""
         total = sum(weight * of(worker) for weight, worker in zip(self.weights, self.workers, strict=True))
         return total / sum(self.weights)
 
@@ -191,7 +191,7 @@ class Plan(PrintsAsTables):
 
 
 def busiest(ledger: Ledger, ranks: Iterable[int], key: Callable[[Entry], Key]) -> dict[Key, tuple[int, int, int]]:
-    """What is sent, by `key`, in order: the most messages of any worker, bytes forward and bytes backward, each by itself."""
+    """What is sent, by `key`: messages, bytes forward and bytes backward, for each the most of any worker."""
     sums: dict[Key, dict[int, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0]))
     for rank in ranks:
         for entry in ledger.entries[rank]:

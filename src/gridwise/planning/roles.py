@@ -1,21 +1,21 @@
-"""Roles: workers that do the same, seen from where they stand. One of each is run, and the others follow.
+"""Roles: workers that do the same relative to their place on the grid. One of each role is run, and stands for the others.
 
-Blocks on a grid are products of cuts along its axes, so what a worker does is made of what it does along each axis. Two
-places along an axis are alike if the blocks there are equally long and workers there, with everything else equal, do the
-same: compute as much, hold as much, and send as many bytes as far in the same direction. A role is one kind of place along
-each axis.
+Blocks on a grid are products of cuts along its axes, so what a worker does is composed of what it does along each axis. Two
+places along an axis are of one kind if their blocks are equally long and workers there, all else being equal, do the same:
+compute as much, hold as much, and send as many bytes as far in the same direction. A role is one kind of place along each
+axis.
 
-    1. along each axis, on a line of workers that have a part of every tensor, find the kinds of places: between two places
-       of one kind, where all blocks are equally long, halos grow or shrink steadily with the place, so all places between
-       are of that kind
+    1. along each axis, on a line of workers that hold a part of every tensor, find the kinds of places: where two places
+       are of one kind and all blocks from one to the other are equally long, halos grow or shrink steadily with the
+       place, so all places between them are of that kind too
     2. run one worker for each combination of kinds
 
-On a line of workers some of whose blocks are empty nothing would be seen of what others do with theirs, so the line is
-through the middle of the grid only if the blocks there have something in them.
+Workers with empty blocks do not show what others do with theirs, so the line passes as close to the middle of the grid
+as it can while avoiding empty blocks.
 
 This is exact for models whose tensors all lie along the axes of the grid, whichever of their dims are cut. Where some lie on
-other grids workers have peers of their own; then, and where there would be more than `MOST` roles, workers at the ends, in
-the middle and where blocks become shorter stand for those nearest to them, and the plan says that it estimates.
+other grids, each worker has peers of its own; then, and where there would be more than `MOST` roles, workers at the ends, in
+the middle and where blocks become shorter stand for those nearest to them, and the plan says that it is an estimate.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from ..grid import Grid, Layout
 from .one_step import StepRecord
 
 MOST = 128
-"""Roles beyond which some are taken for others."""
+"""With more roles than this, some stand for others."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Who is run, and for whom it stands."""
+    """Which workers are run, and which others they stand for."""
 
     kinds: tuple[tuple[int, ...], ...]
-    """For each axis, by place: the place of its kind that is run."""
+    """For each axis, by place: the place of the same kind that is run."""
     exact: bool
 
     @property
     def weights(self) -> dict[int, int]:
-        """By rank of those that are run: for how many workers each stands."""
+        """By rank of each worker that is run: how many workers it stands for, itself included."""
         counted = [sorted(Counter(line).items()) for line in self.kinds]
         return {
             self._grid.rank_at([place for place, _ in chosen]): math.prod(n for _, n in chosen)
@@ -55,7 +55,7 @@ class Roles:
         }
 
     def stand_in(self, rank: int) -> int:
-        """The worker that was run for this one."""
+        """The worker that is run in place of this one."""
         index = self._grid.index_of(rank)
         return self._grid.rank_at([line[i] for line, i in zip(self.kinds, index, strict=True)])
 
@@ -65,12 +65,12 @@ class Roles:
 
 
 def grid_of(shape: Sequence[int]) -> Grid:
-    """The grid of all workers, in order."""
+    """The grid of that shape with its workers in order."""
     return Grid(tuple(range(math.prod(shape))), tuple(shape))
 
 
 def steps_between(grid: Grid, rank: int, peer: int) -> tuple[int, ...]:
-    """How far it is from one worker to another, along each axis."""
+    """The steps from one worker to another along each axis."""
     return tuple(there - here for here, there in zip(grid.index_of(rank), grid.index_of(peer), strict=True))
 
 
@@ -104,7 +104,7 @@ def find_roles(shape: Sequence[int], run: Run, rows: Sequence[int]) -> Roles:
 
 
 def signature(rank: int, grid: Grid, record: StepRecord, entries: Iterable[Entry]) -> Hashable:
-    """What a worker does, seen from where it stands."""
+    """What a worker does, relative to its place."""
     worker = record.worker
     sent: Counter[Hashable] = Counter()
     for entry in entries:
@@ -116,7 +116,7 @@ def signature(rank: int, grid: Grid, record: StepRecord, entries: Iterable[Entry
 
 
 def _block_lengths(layouts: Iterable[Layout], grid: Grid) -> list[list[tuple[int, ...]]] | None:
-    """For each axis, by place: how long the blocks there are, in all layouts. None if one is on another grid."""
+    """For each axis, by place: how long the blocks there are, in all layouts; None if a layout is on another grid."""
     lengths: list[list[list[int]]] = [[[] for _ in range(extent)] for extent in grid.shape]
     known: dict[Grid, list[int | None] | None] = {}
     for layout in layouts:
@@ -133,7 +133,7 @@ def _block_lengths(layouts: Iterable[Layout], grid: Grid) -> list[list[tuple[int
 
 
 def _axes_of(inner: Grid, grid: Grid) -> list[int | None] | None:
-    """For each axis of `inner`, the axis of `grid` along which its workers stand; None for a grid that lies otherwise."""
+    """For each axis of `inner`, the axis of `grid` along which its workers lie; None if there is none for one of them."""
     if inner.size != grid.size:
         return None
     places = np.empty((inner.dim, inner.size), dtype=np.int64)
@@ -149,7 +149,7 @@ def _axes_of(inner: Grid, grid: Grid) -> list[int | None] | None:
 
 
 def _kinds_along(observe: Callable[[int], Hashable], even: Sequence[bool], base: int) -> tuple[int, ...]:
-    """By place: one of its kind, the same for all of them; `base` for its own. Looks at few places where many are alike.
+    """By place: the representative of its kind, `base` for its own. Looks at few places where many are alike.
 
     `even` says of each place whether its blocks are as long as those before it.
     """
@@ -168,7 +168,7 @@ def _kinds_along(observe: Callable[[int], Hashable], even: Sequence[bool], base:
         elif last - first > 1:
             middle = (first + last) // 2
             todo += [(first, middle), (middle, last)]
-    names = {look(base): base}  # which was run for the other axes too
+    names = {look(base): base}  # already run for the other axes
     return tuple(names.setdefault(found[place], place) for place in range(extent))
 
 
@@ -179,6 +179,6 @@ def _typical(extent: int, rows: int) -> list[int]:
 
 
 def _nearest(known: Sequence[int], extent: int) -> tuple[int, ...]:
-    """By place: the known one that is nearest to it; only an end stands for an end."""
+    """By place: the nearest known place; only an end stands for an end."""
     inner = [place for place in known if 0 < place < extent - 1] or known
     return tuple(i if i in known else min(inner, key=lambda place: abs(place - i)) for i in range(extent))

@@ -1,11 +1,10 @@
-"""Search: the grids of so many workers, tried one after the other, ranked by the time of a step among those that fit.
+"""Search: try the grids of a given number of workers, and rank those that fit into memory by the time of a step.
 
     1. every way to write the number of workers as a product of extents, none longer than its dim
-    2. of each, one worker in the middle and those at two corners are run: where most is sent and where blocks are largest
-    3. the best are planned whole, and put in order again
+    2. on each, run one worker in the middle and two at corners: where most is sent and where blocks are largest
+    3. plan the best in full, and rank again
 
-If nothing fits, what would make it fit is tried, not guessed: layers that are computed again in backward, half precision,
-and more workers.
+If nothing fits, possible remedies are tried, not guessed: recomputing layers in backward, half precision, more workers.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from .roles import grid_of
 from .tables import PrintsAsTables, readable, seconds_text, spelt
 
 TRIED, FINALISTS = 64, 3
-"""How many grids are tried, those with the smallest seams first; and how many are planned whole."""
+"""How many grids are tried, those with the shortest seams first; and how many are planned in full."""
 CLOSE = 0.02
-"""Estimates that differ by less are taken for equal."""
+"""Estimates that differ by a smaller fraction count as equal."""
 Planned = Callable[[PlannedStep, tuple[int, ...], Sequence[int] | None], Plan]
 
 
@@ -37,7 +36,7 @@ class Candidate:
 
     grid: tuple[int, ...]
     plan: Plan | None
-    """Of some workers; of all roles for those in front. None if the model cannot be run on this grid."""
+    """From some workers; from all roles for the finalists. None if the model cannot run on this grid."""
     fits: bool
     problem: str = ""
 
@@ -52,15 +51,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking(PrintsAsTables):
-    """Grids in order: those that fit first, the fastest in front. Prints as a table.
+    """Ranked grids: those that fit first, the fastest of them in front. Prints as a table.
 
     Parameters
     ----------
-    model, workers, input_shape : what was asked for
-    limit : bytes that a worker has
-    machine : whose speeds the times are estimated for
+    model, workers, input_shape : as given to `plan`
+    limit : bytes of memory per worker
+    machine : the one that times are estimated for
     rows : the grids, the best first
-    left_out : how many grids were not tried, because there are so many
+    left_out : how many grids were not tried, because there are too many
     advice : why the best is best, or what would make it fit
 
     Examples
@@ -74,11 +73,11 @@ class Ranking(PrintsAsTables):
     workers: int
     input_shape: tuple[int, ...]
     limit: int
-    """Bytes that a worker has."""
+    """Bytes of memory per worker."""
     machine: Machine
     rows: tuple[Candidate, ...]
     left_out: int
-    """How many grids were not tried, because there are so many."""
+    """How many grids were not tried, because there are too many."""
     advice: tuple[str, ...]
     """Why the best is best, or what would make it fit."""
 
@@ -115,7 +114,7 @@ class Ranking(PrintsAsTables):
 
 
 def search(task: PlannedStep, workers: int, limit: int, planned: Planned) -> Ranking:
-    """Try the grids of so many workers with `limit` bytes each."""
+    """Rank the grids of `workers` workers with `limit` bytes of memory each."""
 
     def tried(task: PlannedStep, grid: tuple[int, ...], whole: bool = False) -> Candidate:
         try:
@@ -143,7 +142,7 @@ def search(task: PlannedStep, workers: int, limit: int, planned: Planned) -> Ran
 
 
 def grids_of(workers: int, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Every grid of so many workers with an axis for each dim, none longer than the dim."""
+    """Every grid of `workers` workers with an axis for each dim, none longer than the dim."""
     if not shape:
         if workers == 1:
             yield ()
@@ -155,9 +154,9 @@ def grids_of(workers: int, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _promising(workers: int, shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """The grids of so many workers, those with the shortest seams between blocks first; cuts between samples have none.
+    """The grids of `workers` workers, those with the shortest seams between blocks first; cuts between samples have none.
 
-    Of equal ones, those across earlier dims come first: what is sent there lies together in memory.
+    Among equals, those that cut earlier dims come first: what is sent there is contiguous in memory.
     """
 
     def seams(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
@@ -179,7 +178,7 @@ def _order(row: Candidate) -> tuple[bool, bool, float, int]:
 
 
 def _why(rows: Sequence[Candidate]) -> list[str]:
-    """The best against the next."""
+    """Compare the best with the next."""
     best, *others = (row for row in rows if row.plan is not None)
     assert best.plan is not None
     name, time = spelt(best.grid), best.plan.time
@@ -206,7 +205,7 @@ def _what_would_fit(
     least: Candidate,
     tried: Callable[[PlannedStep, tuple[int, ...]], Candidate],
 ) -> Iterator[str]:
-    """What was tried with the grid that needs least."""
+    """Try remedies on the grid that needs least memory, and report each."""
     yield f"No grid fits into {readable(limit)}; {spelt(least.grid)} needs least, {readable(least.memory)}."
     half = torch.bfloat16
     again = replace(task, model=checkpointed(task.model), recordings=[])

@@ -1,4 +1,4 @@
-"""Data that print as tables: in a terminal through rich, in a notebook as HTML. Every cell is text, whatever is in it."""
+"""Data that print as tables: in a terminal through rich, in a notebook as HTML. Cells are never parsed as markup."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Lines = Sequence[Sequence[str]]
 
 
 class PrintsAsTables:
-    """A subclass says what its tables are; the last line of each may be a total."""
+    """Base class: a subclass defines its tables; the last line of each may be a total."""
 
     _words = 1
-    """How many columns are words; the others are numbers."""
+    """How many of the first columns are words; the others are numbers."""
     _has_total = False
 
     def _tables(self) -> Sequence[tuple[Lines, str]]:
@@ -80,7 +80,7 @@ def readable(size: int) -> str:
 
 
 def unit_for(size: int) -> tuple[int, str]:
-    """The unit in which a number of bytes is read best, and its size."""
+    """The size and the name of the unit that suits a number of bytes."""
     place = min(max(0, size.bit_length() - 1) // 10, 4)
     return 1024**place, ("B", "KiB", "MiB", "GiB", "TiB")[place]
 

@@ -1,13 +1,13 @@
-"""How long a step takes, layer by layer, from what its operators do and what its workers send, on a given machine.
+"""How long a step takes on a given machine, layer by layer, from what its operators do and what its workers send.
 
-    compute          the larger of operations / speed and bytes / bandwidth for convolutions and products,
-                     bytes / bandwidth for everything else, and a little for every call. Convolutions are slower where
-                     rows are short, where channels do not fill the vectors of a processor, and where torch unrolls windows
-    communication    for each exchange a little, for each of its messages a latency and its bytes; a sum goes through a tree
+    compute          the larger of operations / speed and bytes / bandwidth for convolutions and matrix products,
+                     bytes / bandwidth for everything else, and an overhead per call. Convolutions are slower where
+                     rows are short, where channels do not fill the processor's vectors, and where torch unrolls windows
+    communication    an overhead per exchange, a latency and the bytes per message; a sum goes through a tree
     waiting          a layer ends for everybody when the slowest worker has computed and the busiest has communicated: halos
-                     and sums tie neighbours together at every layer, so nobody is far ahead
+                     and sums couple neighbours at every layer, so no worker gets far ahead
 
-The estimate of a step is the sum of these over the layers.
+The estimate of a step is the sum of compute and communication over the layers, of which waiting is a part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PHASES = {FORWARD: 0, BACKWARD: 1}
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer in one phase, planned or traced: the most of any worker, of each by itself."""
+    """A layer in one phase, planned or traced: for each number, the largest over the workers."""
 
     layer: str
     phase: str
@@ -38,7 +38,7 @@ class LayerRow:
     """Seconds, as are the next two."""
     communication: float = 0.0
     waiting: float = 0.0
-    """For those who have more to do: planned, that of the average worker; traced, a part of the communication."""
+    """Waiting for busier workers: planned, that of the average worker; traced, a part of the communication."""
     sent: int = 0
     messages: int = 0
 
@@ -49,7 +49,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The estimate of a step."""
+    """The estimated time of a step."""
 
     machine: Machine
     layers: tuple[LayerRow, ...]
@@ -72,7 +72,7 @@ class StepTime:
 
 
 def step_time(records: Sequence[StepRecord], ledger: Ledger, machine: Machine) -> StepTime:
-    """The estimate from what some workers do, one of each role, and what they send."""
+    """The estimate, from what one worker of each role does and sends."""
     spent: dict[Place, list[tuple[float, float]]] = defaultdict(list)
     for record in records:
         sending = _communication(record.worker.rank, ledger.entries[record.worker.rank], machine)
@@ -97,7 +97,7 @@ def step_time(records: Sequence[StepRecord], ledger: Ledger, machine: Machine) -
 
 
 def compute_seconds(work: Work, machine: Machine) -> float:
-    """Of the operators of a layer, one after the other."""
+    """Seconds that the operators of a layer take, one after the other."""
     operations = sum(count / machine.rate(kind, dtype) for (kind, dtype), count in work.effort.items())
     operations += machine.row_columns * sum(
         count / machine.rate(kind, dtype) for (kind, dtype), count in work.per_column.items()
@@ -108,7 +108,7 @@ def compute_seconds(work: Work, machine: Machine) -> float:
 
 
 def _communication(rank: int, entries: Sequence[Entry], machine: Machine) -> dict[Place, float]:
-    """By layer and phase; messages of one exchange go out and come in at the same time."""
+    """Seconds by layer and phase; the messages of an exchange are sent and received at the same time."""
     out: dict[Place, float] = defaultdict(float)
     into: dict[Place, float] = defaultdict(float)
     sums: dict[Place, float] = defaultdict(float)

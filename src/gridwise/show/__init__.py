@@ -1,4 +1,4 @@
-"""Pictures and tables, where people would rather look than read."""
+"""Pictures of layouts and plans, tables of models, and progress bars."""
 
 from ..progress import progress as progress
 from .owners import owners as owners

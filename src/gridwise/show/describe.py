@@ -1,6 +1,6 @@
-"""`describe`: a table of a model's tensors and what they take, real or deferred, for one worker or for each of a grid.
+"""`describe`: a table of a model's tensors and their sizes, real or deferred, in all and per worker of a grid.
 
-The table is data (`Description.rows`); it prints in a terminal through rich and shows itself in notebooks as HTML.
+The table is data (`Description.rows`); it prints in a terminal through rich and in notebooks as HTML.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ COLUMNS = ("name", "kind", "shape", "dtype", "bytes")
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter or buffer; `size` is None while a Lazy module does not know its shape, `tied` names its twin."""
+    """One parameter or buffer; `size` is None until a lazy module knows its shape, `tied` names the tensor it shares."""
 
     name: str
     kind: str
     shape: tuple[int, ...] | None
     dtype: torch.dtype
-    size: int | None  # bytes of all of it
-    worker_size: int | None  # bytes of the block that a worker holds; the largest one
+    size: int | None  # bytes of the whole tensor
+    worker_size: int | None  # bytes of the largest block that a worker holds
     deferred: bool
     tied: str | None = None
 
@@ -55,7 +55,7 @@ class Description(PrintsAsTables):
 
     @property
     def bytes_per_worker(self) -> int:
-        """Bytes on the worker that holds most; every worker holds what is not cut."""
+        """The sum of the largest block of each tensor, in bytes; a tensor that is not cut counts in full."""
         return sum(row.worker_size or 0 for row in self._own())
 
     def _own(self) -> Iterator[Row]:
@@ -83,7 +83,7 @@ def describe(
     layout: Layouts | None = None,
     workers: int | None = None,
 ) -> Description:
-    """A table of a module's parameters and buffers, also of a deferred one.
+    """A table of the parameters and buffers of a module, which may be deferred.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def describe(
         Any module.
     layout
         How tensors are cut: a function `(name, shape, rank) -> slices`, or a mapping from names to layouts of
-        `gridwise.grid`. What it does not cut (None, or no such name) is on every worker.
+        `gridwise.grid`. What it does not cut (None, or no such name) is whole on every worker.
     workers
         The number of workers that `layout` is for.
 

@@ -1,6 +1,6 @@
 """Pictures of who owns what: the blocks of layouts, side by side, one colour per worker.
 
-Drawn from geometry alone, so a grid of any size can be drawn by one process. matplotlib is imported when needed
+Drawn from geometry alone, so one process can draw a grid of any size. matplotlib is imported when needed
 (`pip install 'gridwise[viz]'`).
 """
 
@@ -37,7 +37,7 @@ def owners(
     path : where to save the picture
     dims : the two dims to draw (rows, columns), negative ones from the end; default: the last two. A 1-D tensor is
         drawn as one row.
-    image : something to see through the blocks, of the shape of the drawn dims
+    image : a picture to show through the blocks, of the shape of the drawn dims
     needs : per name, boxes that workers need beyond their blocks, drawn as dashed outlines
 
     Examples
@@ -63,7 +63,7 @@ def owners(
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """An empty figure, with its size in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A plan as a picture: where on the grid the bytes are sent and the memory is needed, and which layers send them."""
+"""A plan as a picture: where on the grid bytes are sent and memory is needed, and which layers send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD = "#4477aa", "#ee6677"
 SHOWN = 16
-"""How many layers get a bar; those that send most."""
+"""How many layers get a bar: those that send most."""
 
 
 def planned(plan: Plan, path: str | Path | None = None) -> Figure:
@@ -28,7 +28,7 @@ def planned(plan: Plan, path: str | Path | None = None) -> Figure:
 
     Parameters
     ----------
-    plan : of `gridwise.plan`
+    plan : from `gridwise.plan`
     path : where to save the picture
 
     Examples
@@ -47,7 +47,7 @@ def planned(plan: Plan, path: str | Path | None = None) -> Figure:
 
 
 def _map(ax: Axes, plan: Plan, name: str, of: Callable[[Worker], int]) -> None:
-    """A square for each place along the two longest axes; places of which no worker was run are left out."""
+    """A square for each place along the two longest axes; places where no worker was run are left out."""
     rows, columns = sorted(np.argsort(plan.grid, kind="stable")[-2:]) if len(plan.grid) > 1 else (None, 0)
     high = [sorted({w.index[axis] for w in plan.workers}) if axis is not None else [0] for axis in (rows, columns)]
     values = np.full((len(high[0]), len(high[1])), np.nan)
@@ -69,7 +69,7 @@ def _map(ax: Axes, plan: Plan, name: str, of: Callable[[Worker], int]) -> None:
 
 
 def _bars(ax: Axes, plan: Plan) -> None:
-    """What the layers send, in the order of the model; the first at the top."""
+    """What the layers send, in the order of the model, the first at the top."""
     ax.set_title("sent at most by a worker, per layer", fontsize=10)
     if not plan.layers:
         ax.set_axis_off()

@@ -2,8 +2,8 @@
 
 Every weight and every hidden unit is a Gaussian. A batch is one forward pass of means and variances and one backward
 pass of innovations; there is no gradient descent and no learning rate. `gridwise.tagi.nn` has the layers;
-`Regressor`, `Classifier` and `Forecaster` are the short way from arrays to predictions with intervals, and
-`gridwise.tagi.sklearn` has estimators for scikit-learn that find the noise by themselves.
+`Regressor`, `Classifier` and `Forecaster` go from arrays to predictions with intervals in a few lines, and
+`gridwise.tagi.sklearn` has scikit-learn estimators that learn the noise from the data.
 """
 
 import torch as _torch
@@ -32,7 +32,7 @@ def manual_seed(seed: int) -> None:
 
     Parameters
     ----------
-    seed : of torch's generators, which draw all initial parameters
+    seed : the seed
 
     Examples
     --------

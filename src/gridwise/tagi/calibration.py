@@ -1,7 +1,7 @@
-"""Whether predictions can be trusted: what they claim, beside what is found.
+"""Calibration of predictions: the probabilities that they claim against the frequencies that are found.
 
-numbers   an interval claims to hold a part of the observations           found: the part that it holds
-classes   a label claims to be right with its probability                 found: the part of such labels that is right
+numbers   an interval claims to contain a fraction of the observations   found: the fraction that it contains
+classes   a label claims to be right with its probability                found: the fraction of them that is right
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Calibration(NamedTuple):
 
     Parameters
     ----------
-    claimed : probabilities that predictions claim
-    found : how often it was so
-    rows : how many observations there are
+    claimed : probabilities that the predictions claim
+    found : frequencies that were observed
+    rows : observations behind each point
 
     Attributes
     ----------
     claimed, found
-        Probabilities that were claimed, and how often it was so; equal where predictions are calibrated.
+        Claimed probabilities and observed frequencies; equal where the predictions are calibrated.
     rows
         Observations behind each point.
 
@@ -44,7 +44,7 @@ class Calibration(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The mean distance of claimed and found, each point with the weight of its observations."""
+        """The mean distance between claimed and found, each point weighted by its number of observations."""
         return float((np.abs(self.claimed - self.found) * self.rows).sum() / max(self.rows.sum(), 1))
 
 
@@ -54,18 +54,18 @@ def calibration_curve(
     levels: np.ndarray | None = None,
     bins: int = 10,
 ) -> Calibration:
-    """Claimed and found probabilities of predictions, for a calibration plot.
+    """Claimed probabilities and observed frequencies of predictions, for a calibration plot.
 
     Parameters
     ----------
     prediction
-        Of numbers: a `Prediction`. Of classes: a `ClassPrediction`, or probabilities (row, class).
+        For numbers a `Prediction`; for classes a `ClassPrediction`, or probabilities (row, class).
     observation
-        Numbers, NaN where missing; or the places 0, 1, ... of the true classes.
+        Numbers, NaN where missing; or the indices 0, 1, ... of the true classes.
     levels
-        Of numbers: probabilities of the intervals, 5 % to 95 % if not given.
+        For numbers: probabilities of the intervals, 5 % to 95 % by default.
     bins
-        Of classes: the labels are put into this many bins of equal width by their probability; empty bins are left out.
+        For classes: labels are sorted by their probability into this many bins of equal width; empty bins are left out.
 
     Examples
     --------

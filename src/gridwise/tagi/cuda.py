@@ -1,4 +1,4 @@
-"""What CUDA devices there are, under pytagi's names; without a driver the answers are False and 0, never an error."""
+"""Queries about CUDA devices, under pytagi's names; without a driver availability is False and counts are 0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Whether this torch can talk NCCL, and there is a device to talk for.
+    """Whether this torch has NCCL and there is a device to use it on.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def is_nccl_available() -> bool:
 
 
 def get_device_count() -> int:
-    """How many CUDA devices there are.
+    """The number of CUDA devices.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def get_device_count() -> int:
 
 
 def get_current_device() -> int:
-    """The number of the device in use.
+    """The index of the current device.
 
     Examples
     --------
@@ -55,11 +55,11 @@ def get_current_device() -> int:
 
 
 def is_device_available(device_index: int) -> bool:
-    """Whether the device of this number exists.
+    """Whether the device with this index exists.
 
     Parameters
     ----------
-    device_index : a device
+    device_index : index of the device
 
     Examples
     --------
@@ -74,7 +74,7 @@ def get_device_properties(device_index: int) -> str:
 
     Parameters
     ----------
-    device_index : a device
+    device_index : index of the device
 
     Examples
     --------
@@ -88,7 +88,7 @@ def get_device_properties(device_index: int) -> str:
 
 @documented_like(get_device_properties)
 def get_device_memory(device_index: int) -> tuple[int, int]:
-    """(total, free) bytes of a device."""
+    """Total and free memory of a device, in bytes."""
     _need_device(device_index)
     free, total = torch.cuda.mem_get_info(device_index)
     return total, free

@@ -1,13 +1,13 @@
 """Classes as the leaves of a binary tree: the hierarchical softmax of TAGI.
 
 Class r is written with L = ceil(log2(classes)) binary digits; each digit is a turn at a node, +1 for 0 and -1 for 1.
-The network has one output for each node that lies on the way to some class (11 for 10 classes), and the observation
-of a class is L turns at L nodes. The probability of a turn at a node with output N(m, v) is, with alpha = 3,
+The network has one output for each node on the path to some class (11 for 10 classes), and the observation of a class
+is L turns at L nodes. The probability of a turn at a node with output N(m, v) is, with alpha = 3,
 
     P(+1) = Phi(m / sqrt(1 / alpha**2 + v))
 
-and a class has the product of its turns. Where the number of classes is not a power of two, some ways lead nowhere and
-the products do not add up to one.
+and that of a class is the product over its turns. Where the number of classes is not a power of two, some paths end at
+no class and the products do not add up to one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ALPHA = 3.0
 
 
 def class_tree(num_classes: int) -> HRCSoftmax:
-    """The turns and nodes of every class."""
+    """The binary tree of `num_classes` classes: the turns and nodes of each."""
     if num_classes < 2:
         raise PartitionError(f"class_tree: `num_classes` (={num_classes}) is less than two.")
     depth = (num_classes - 1).bit_length()
-    width = [num_classes]  # nodes that are in use, level by level from the leaves up
+    width = [num_classes]  # nodes in use on each level, filled from the leaves up
     for _ in range(depth - 1):
         width.insert(0, -(-width[0] // 2))
     before = np.concatenate(([0], np.cumsum([-(-width[0] // 2), *width])))  # nodes above each level
@@ -44,7 +44,7 @@ def class_tree(num_classes: int) -> HRCSoftmax:
 
 
 def class_probabilities(mu: Tensor, var: Tensor, tree: HRCSoftmax, noise: float = 1.0 / _ALPHA) -> Tensor:
-    """The probability of every class, (batch, classes), from the outputs (batch, nodes); `noise` stands for 1 / alpha."""
+    """The probability of every class, (batch, classes), from the outputs (batch, nodes); `noise` is 1 / alpha."""
     mu, var = mu.reshape(-1, tree.len), var.reshape(-1, tree.len)
     turn = torch.special.ndtr(mu / torch.sqrt(noise * noise + var))
     index = torch.as_tensor(tree.idx.reshape(-1, tree.num_obs).astype(np.int64) - 1, device=mu.device)

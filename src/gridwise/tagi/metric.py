@@ -1,4 +1,4 @@
-"""How good predictions are: errors, likelihood, CRPS, coverage, calibration. NaN observations are left out."""
+"""Scores of predictions: errors, likelihood, CRPS, coverage, calibration. NaN observations are left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HRCSoftmaxMetric:
 
     Parameters
     ----------
-    num_classes : how many classes
+    num_classes : number of classes
 
     Examples
     --------
@@ -90,7 +90,8 @@ def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndar
 def crps(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float) -> float:
     """The mean continuous ranked probability score of N(prediction, std**2): an error in the units of the observations.
 
-    For a prediction without spread it is the absolute error; of two that are equally far off, the surer one has the larger.
+    For a prediction without spread it is the absolute error; of two predictions that are equally far off, the more
+    confident one scores worse.
     """
     guess, observed, spread = _alike("crps", prediction=prediction, observation=observation, std=std)
     z = torch.from_numpy(np.asarray((observed - guess) / np.maximum(spread, np.finfo(np.float64).tiny)))
@@ -116,13 +117,13 @@ def classification_error(prediction: np.ndarray, label: np.ndarray) -> float:
 
 
 def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float, level: float = 0.95) -> float:
-    """The fraction of observations inside the central interval of probability `level`; `level` itself is ideal.
+    """The fraction of observations inside the central interval of probability `level`; ideally `level` itself.
 
     Parameters
     ----------
     prediction, observation : arrays of one shape; NaN is left out
     std : standard deviations of the predictions
-    level : what the intervals claim
+    level : probability of the interval
 
     Examples
     --------
@@ -137,13 +138,13 @@ def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | 
 def calibration(
     prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float, levels: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(levels, coverage at each level): the points of a calibration plot.
+    """Levels, and the coverage at each level: the points of a calibration plot.
 
     Parameters
     ----------
     prediction, observation : arrays of one shape; NaN is left out
     std : standard deviations of the predictions
-    levels : what the intervals claim
+    levels : probabilities of the intervals
 
     Examples
     --------
@@ -154,7 +155,7 @@ def calibration(
 
 
 def half_width(level: float) -> float:
-    """How many standard deviations the central interval of probability `level` reaches to each side.
+    """Half the width of the central interval of probability `level`, in standard deviations.
 
     Parameters
     ----------
@@ -174,7 +175,7 @@ def half_width(level: float) -> float:
 
 
 def _alike(what: str, **arrays: np.ndarray | float) -> list[np.ndarray]:
-    """The arrays, numbers as float64, in one shape: (n, 1) is (n,), and `std` may be one number; else nothing is broadcast."""
+    """The arrays in one shape, numbers as float64: (n, 1) counts as (n,); only a scalar `std` is broadcast."""
     given = {name: np.asarray(value) for name, value in arrays.items()}
     given = {name: value.astype(np.float64) if value.dtype.kind in "biuf" else value for name, value in given.items()}
     shapes = {name: _without_trailing_ones(value.shape) for name, value in given.items()}

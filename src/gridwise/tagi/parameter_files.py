@@ -1,15 +1,15 @@
-"""Parameters in and out in the forms that pytagi's users have: dictionaries of tuples, CSV files, binary files.
+"""Reading and writing parameters in pytagi's formats: dictionaries of tuples, CSV files, binary files.
 
-Names of layers, as in the original: `Linear.0` is layer 0; inside the ResNetBlock at position 3, layer 1 of the main
-block is `BatchNorm2d.main.3.1` (`BatchNorm2d.main.3` where the branch is that single layer), of the shortcut
-`BatchNorm2d.shortcut.3.1`.
+Layers are named as in the original: `Linear.0` is layer 0; inside the ResNetBlock at position 3, layer 1 of the main
+block is `BatchNorm2d.main.3.1` (`BatchNorm2d.main.3` where the branch is that single layer), and layer 1 of the
+shortcut `BatchNorm2d.shortcut.3.1`.
 
 The binary file has, for every layer that is not an activation: the length of its description (8 bytes, little-endian),
-the description, then mu_w, var_w, mu_b, var_b and, for BatchNorm2d, the running mean and variance, all float32. The
-original writes the statistics of the last batch after a LayerNorm that it has used, a mean and a variance for each sample;
-nothing reads them, and how many there are is found by where the next layer is described.
+the description, then mu_w, var_w, mu_b, var_b and, for BatchNorm2d, the running mean and variance, all float32. After
+a LayerNorm that has been used, the original also writes the statistics of its last batch, a mean and a variance for
+each sample. They are skipped; where they end is found by searching for the next layer's description.
 
-What does not fit is refused before anything is changed.
+Parameters that do not fit the network are refused before anything is changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIELDS = tuple(_CSV)
 
 
 def named_layers(layers: list[BaseLayer]) -> Iterator[tuple[str, ParametricLayer]]:
-    """The layers with parameters, under the names that pytagi gives them."""
+    """The layers with parameters, under pytagi's names."""
     for position, layer in enumerate(layers):
         yield from _named(layer, str(position))
 
@@ -57,7 +57,7 @@ def _named(layer: BaseLayer, where: str) -> Iterator[tuple[str, ParametricLayer]
 
 
 def fields(layer: ParametricLayer) -> list[Tensor | None]:
-    """mu_w, var_w, mu_b, var_b; None for the biases of a layer without."""
+    """mu_w, var_w, mu_b, var_b; None for the biases of a layer that has none."""
     return [getattr(layer, name) for name in _FIELDS]
 
 
@@ -70,13 +70,13 @@ def to_pytagi(layers: list[BaseLayer]) -> dict[str, tuple[list[float], ...]]:
 
 
 def is_pytagi(state: Mapping[str, Any]) -> bool:
-    """Whether a dictionary has pytagi's form: tuples or lists of four, rather than tensors."""
+    """Whether a dictionary is in pytagi's form: tuples or lists of four, rather than tensors."""
     return bool(state) and all(isinstance(value, tuple | list) and len(value) == 4 for value in state.values())
 
 
 @torch.no_grad()
 def from_pytagi(layers: list[BaseLayer], state: Mapping[str, Any]) -> None:
-    """Take over the parameters of pytagi's form; names and sizes must agree."""
+    """Load parameters in pytagi's form; names and sizes must agree."""
     mine = dict(named_layers(layers))
     if mine.keys() != state.keys():
         raise PartitionError(
@@ -104,7 +104,7 @@ def _take(found: list[tuple[Tensor, np.ndarray]]) -> None:
 
 # ---- CSV -------------------------------------------------------------------------------------------------------------
 def save_csv(layers: list[BaseLayer], prefix: str) -> None:
-    """Four files, one value a line, the layers one after the other, with all digits."""
+    """Write four files with one value per line, layer after layer, in full precision."""
     for field, suffix in _CSV.items():
         values = [getattr(layer, field) for _, layer in named_layers(layers)]
         flat = [v.detach().reshape(-1).cpu().double().numpy() for v in values if v is not None]
@@ -130,7 +130,7 @@ def load_csv(layers: list[BaseLayer], prefix: str) -> None:
 
 
 def _values(filename: str) -> np.ndarray:
-    """One number a line; none in an empty file."""
+    """The numbers in a file, one per line; none in an empty file."""
     return np.array(Path(filename).read_text().split(), np.float64)
 
 
@@ -185,7 +185,7 @@ def _kind(description: str) -> str:
 
 
 def _after_statistics(data: bytes, at: int, following: BaseLayer | None) -> int:
-    """Where the statistics of a LayerNorm's last batch end; `at` where none are found."""
+    """The byte where the statistics of a LayerNorm's last batch end; `at` if there are none."""
     if following is None:
         rest = np.frombuffer(data, "<f4", (len(data) - at) // 4, at)
         _, var = np.split(rest, 2) if rest.size % 2 == 0 else (rest, rest[:0])
@@ -197,7 +197,7 @@ def _after_statistics(data: bytes, at: int, following: BaseLayer | None) -> int:
 
 
 def _described(data: bytes, at: int) -> str | None:
-    """The description at byte `at`, if that is what is there."""
+    """The description at byte `at`; None if there is none."""
     if at + 8 > len(data):
         return None
     (length,) = struct.unpack_from("<Q", data, at)

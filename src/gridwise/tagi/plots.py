@@ -1,4 +1,4 @@
-"""Pictures of predictions: intervals around a mean, and calibration (matplotlib: `pip install gridwise[viz]`)."""
+"""Plots of predictions: intervals around a mean, and calibration (matplotlib: `pip install gridwise[viz]`)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def plot_intervals(
     levels: tuple[float, ...] = (0.5, 0.95),
     ax: Any = None,
 ) -> Any:
-    """The mean with a band for each level, and the observations as dots; returns the axes.
+    """Plot the mean with a band for each level, and the observations as dots; returns the axes.
 
     Parameters
     ----------
     x : one number for each prediction
-    prediction : of a regressor or forecaster
-    observation : dots to draw, if any
-    levels : the bands
-    ax : the axes to draw into; made if not given
+    prediction : from a regressor or forecaster
+    observation : drawn as dots, if given
+    levels : probability of each band
+    ax : the axes to draw into; created if not given
 
     Examples
     --------
@@ -50,7 +50,7 @@ def plot_intervals(
     across = across.reshape(-1)[order]
     for level in sorted(levels, reverse=True):
         low, high = (side.reshape(-1)[order] for side in prediction.interval(level))
-        shade = 0.15 + 0.4 * (1 - level)  # a narrow band darker than a wide one, in the legend too
+        shade = 0.15 + 0.4 * (1 - level)  # narrow bands darker than wide ones, in the legend too
         ax.fill_between(across, low, high, alpha=shade, color="tab:blue", linewidth=0, label=f"{level:.0%}")
     ax.plot(across, prediction.mean.reshape(-1)[order], color="tab:blue", label="mean")
     if observation is not None:
@@ -65,13 +65,13 @@ def plot_calibration(
     ax: Any = None,
     label: str = "observed",
 ) -> Any:
-    """How often it was so, against the probability that was claimed: of intervals, or of labels (`calibration_curve`).
+    """Plot observed frequencies against claimed probabilities, of intervals or labels (`calibration_curve`).
 
     Parameters
     ----------
-    prediction : of an estimator
-    observation : what was found
-    ax : the axes to draw into; made if not given
+    prediction : from an estimator
+    observation : the values or labels that were observed
+    ax : the axes to draw into; created if not given
     label : for the legend
 
     Examples

@@ -1,4 +1,4 @@
-"""A time series as arrays: values with gaps, columns that are known besides them, and windows over both."""
+"""A time series as arrays: values with gaps, exogenous columns, and windows over both."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .nn.data_struct import Values
 
 
 class TimeSeries(NamedTuple):
-    """Values (n,), NaN where missing, and columns (n, columns), which may reach further."""
+    """Values (n,), NaN where missing, and exogenous columns (n or more, columns), which may extend into the future."""
 
     values: np.ndarray
     exogenous: np.ndarray
 
 
 def as_series(series: Values, exogenous: Values | None, columns: int, ahead: int, what: str) -> TimeSeries:
-    """The series and its `columns` exogenous columns, which reach `ahead` steps beyond it; raises for what is neither."""
+    """The series and its `columns` exogenous columns, which extend `ahead` steps beyond it; raises if malformed."""
     values = np.asarray(series, np.float64)
     if values.ndim != 1 and values.shape != (len(values), 1):
         raise PartitionError(
@@ -52,14 +52,14 @@ def as_series(series: Values, exogenous: Values | None, columns: int, ahead: int
 
 
 def covariates(exogenous: np.ndarray, periods: Sequence[float], start: int) -> np.ndarray:
-    """(time, covariate): sine and cosine of every period, then the columns; the first time is `start`."""
+    """Covariates (time, covariate) from time `start` on: sine and cosine of each period, then the exogenous columns."""
     time = start + np.arange(len(exogenous))
     waves = [f(2.0 * np.pi * time / period) for period in periods for f in (np.sin, np.cos)]
     return np.concatenate([np.stack(waves, 1), exogenous], 1) if waves else exogenous
 
 
 def windows(values: np.ndarray, known: np.ndarray, window: int) -> np.ndarray:
-    """(n - window, window * (1 + covariates)): values with the covariates of the time after each."""
+    """Windows (n - window, window * (1 + covariates)): each value with the covariates of the step after it."""
     count = max(len(values) - window, 0)
     if not count:
         return np.zeros((0, window * (1 + known.shape[1])))

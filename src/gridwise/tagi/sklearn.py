@@ -1,4 +1,4 @@
-"""scikit-learn estimators with intervals that can be trusted: `pip install 'gridwise[sklearn]'`.
+"""scikit-learn estimators with calibrated intervals: `pip install 'gridwise[sklearn]'`.
 
     from gridwise.tagi.sklearn import TAGIRegressor, TAGIClassifier
 

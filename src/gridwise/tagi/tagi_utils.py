@@ -1,4 +1,4 @@
-"""Helpers under pytagi's names: encodings of labels, image files, rolling windows, normalisation, schedules."""
+"""Helpers under pytagi's names: label encodings, image files, rolling windows, normalisation, schedules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .nn.data_struct import HRCSoftmax as HRCSoftmax
 
 
 class Utils:
-    """Encodings, readers and windows; the class has no state.
+    """Label encodings, file readers and rolling windows; the class has no state.
 
     Examples
     --------
@@ -28,7 +28,7 @@ class Utils:
         return class_tree(num_classes)
 
     def label_to_obs(self, labels: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Turns (+1, -1) and nodes (counted from 1) of each label, flat, and how many there are for one label."""
+        """Turns (+1, -1) and nodes (counted from 1) of each label, both flat, and how many there are per label."""
         labels = _checked_labels(labels, num_classes)
         tree = class_tree(num_classes)
         obs, idx = tree.obs.reshape(num_classes, -1), tree.idx.reshape(num_classes, -1)
@@ -98,7 +98,7 @@ class Utils:
         num_features: int,
         stride: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Windows of a series: inputs (number, seq * features) and what follows, (number, out_seq * columns)."""
+        """Windows of a series: inputs (number, seq * features) and what follows them (number, out_seq * columns)."""
         if stride < 1:
             raise PartitionError(f"create_rolling_window: `stride` (={stride}) is less than one.")
         series = np.asarray(data, np.float32).reshape(-1, num_features)
@@ -120,7 +120,7 @@ def _checked_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
     given = np.asarray(labels).reshape(-1)
     out = given.astype(np.int64)
     if (out != given).any():
-        raise PartitionError(f"label {given[out != given][0]} is no whole number.")
+        raise PartitionError(f"label {given[out != given][0]} is not a whole number.")
     if out.size and not (0 <= out.min() <= out.max() < num_classes):
         raise PartitionError(
             f"labels from {out.min()} to {out.max()} came in, `num_classes` (={num_classes}).\n"
@@ -146,10 +146,10 @@ def exponential_scheduler(curr_v: float, min_v: float, decaying_factor: float, c
 
     Parameters
     ----------
-    curr_v : the value at the beginning
-    min_v : the least
-    decaying_factor : by which it shrinks at each step
-    curr_iter : the step
+    curr_v : the initial value
+    min_v : the lower bound
+    decaying_factor : the factor of each decay
+    curr_iter : how many decays
 
     Examples
     --------
@@ -160,11 +160,11 @@ def exponential_scheduler(curr_v: float, min_v: float, decaying_factor: float, c
 
 
 class Normalizer:
-    """Standardisation and max-min normalisation of columns, and the way back; NaN is left out of the statistics.
+    """Standardisation and max-min normalisation of columns, and their inverses; statistics ignore NaN.
 
     Parameters
     ----------
-    method : kept for pytagi's sake
+    method : stored for compatibility with pytagi, not used
 
     Examples
     --------

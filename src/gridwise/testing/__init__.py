@@ -1,4 +1,4 @@
-"""Checks that are shipped for users, to test their own layers as Gridwise tests its own."""
+"""Checks for users' own layers: the same that Gridwise runs on its own."""
 
 from .adjoint import check_adjoint as check_adjoint
 from .contract import PrimitiveContract as PrimitiveContract

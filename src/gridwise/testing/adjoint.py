@@ -19,13 +19,13 @@ def check_adjoint(layer: Callable[..., Tensor], *inputs: Tensor, tolerance: floa
     """Compare ``<A x, y>`` with ``<x, A' y>`` over all workers, and return their relative difference.
 
     Every worker of the world calls this with its local `inputs` (zero-volume tensors where it has no part); only their
-    shapes count. Raises `CheckFailed` on all workers if the difference is larger than `tolerance`.
+    shapes matter. Raises `CheckFailed` on all workers if the difference is larger than `tolerance`.
 
     Parameters
     ----------
     layer : a linear function of tensors
     *inputs : tensors of the shapes of this worker's blocks
-    tolerance : the largest relative difference
+    tolerance : the largest relative difference allowed
     seed : of the random x and y
 
     Examples

@@ -1,4 +1,4 @@
-"""One contract for every linear primitive: a new one writes two methods and inherits all checks.
+"""One contract for every linear primitive: the test of a new one defines two methods and inherits all checks.
 
     @workers(1, 2, 3, 4)
     class TestMyPrimitive(PrimitiveContract):
@@ -8,8 +8,8 @@
         def block(self):
             return (4, 5)        # the shape of this worker's input, None where it holds no part
 
-Every check runs on all workers at once. What it demands: the backward pass is the adjoint in float64, the layer is
-linear, gradients of gradients are right, every dtype and memory layout gives the same numbers, and autograd's modes work.
+Every check runs on all workers at once. The contract: the backward pass is the adjoint in float64, the layer is linear,
+gradients of gradients are right, every dtype and memory layout gives the same numbers, and autograd's modes work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHORT = (torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, to
 
 
 class PrimitiveContract:
-    """Checks of a linear layer; subclasses say which layer and which block.
+    """Checks of a linear layer; subclasses provide the layer and the shape of the block.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class PrimitiveContract:
         raise AssertionError("a subclass tells the shape of its block here")
 
     def tensor(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """This worker's input, of whole numbers small enough for every dtype."""
+        """This worker's input: whole numbers that every dtype can represent."""
         shape = self.block()
         if shape is None:
             return zero_volume_tensor(dtype=dtype)

@@ -1,4 +1,4 @@
-"""Tests on another device: tensors are made there, of the random numbers that the host would draw."""
+"""Tests on another device: tensors are created there, with the random numbers that the host would draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANDOM = frozenset({torch.rand, torch.randn, torch.randint, torch.randperm})
 
 @contextmanager
 def made_on(device: str) -> Iterator[None]:
-    """Make tensors on `device` while the body runs, unless it says where."""
+    """Create tensors on `device` while the body runs, unless it names a device itself."""
     if device == "cpu":
         yield
         return

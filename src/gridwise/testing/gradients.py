@@ -27,10 +27,10 @@ def check_gradients(
     double: bool = True,
     seed: int = 0,
 ) -> float:
-    """Compare gradients with finite differences, and with `double` those of the gradient itself; return the worst error.
+    """Compare gradients, and with `double` also their gradients, with finite differences; return the worst error.
 
-    Every worker of the world calls this with its local float64 `inputs`, where it wants the gradient (zero-volume tensors
-    where it has no part). Raises `CheckFailed` on all workers if a difference is larger than `tolerance`.
+    Every worker of the world calls this with its local float64 `inputs`, the point to check at (zero-volume tensors where
+    it has no part). Raises `CheckFailed` on all workers if a difference is larger than `tolerance`.
 
     Parameters
     ----------

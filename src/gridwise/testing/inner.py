@@ -1,4 +1,4 @@
-"""Inner products over the grid, and tensors to test with: what the checks share."""
+"""Inner products over the grid, and random tensors: what the checks share."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class CheckFailed(GridwiseError, AssertionError):
 
 
 def inner(a: Sequence[Tensor], b: Sequence[Tensor], transport: Transport | None = None) -> float:
-    """``sum_i <a_i, b_i>`` over all tensors and all workers, in double precision; real for real tensors.
+    """``sum_i <a_i, b_i>`` over all tensors and all workers, in double precision.
 
-    Complex tensors are taken as pairs of reals, as autograd does, so the result is real for them too.
+    Complex tensors are taken as pairs of reals, as autograd does, so the result is always real.
     """
     transport = transport or world().transport
     total = sum(
@@ -42,7 +42,7 @@ def _real_dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def random_like(x: Tensor, name: str, seed: int = 0) -> Tensor:
-    """A normal tensor like `x` from a generator of its own: another one on each worker and for each name."""
+    """A normally distributed tensor like `x`, from its own generator: different on each worker and for each name."""
     rank = world().transport.rank
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {rank} {seed}".encode()))
     dtype = x.dtype if x.dtype.is_floating_point or x.is_complex() else torch.float64

@@ -1,7 +1,7 @@
-"""What `gridwise_pytest`, the plugin, does when a test asks for workers: its body is called on each of them.
+"""What the plugin `gridwise_pytest` does when a test asks for workers: it calls the body of the test on each of them.
 
-The body travels to the workers as code, already rewritten by pytest, so that a failed `assert` says the same as in any other
-test; arguments (parametrised, or of fixtures whose values can be pickled) travel along.
+The body is sent to the workers as code, already rewritten by pytest, so that a failed `assert` reports the same as in any
+other test. Arguments (parameters, and values of fixtures that can be pickled) are sent along.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import cloudpickle
 import pytest
 import torch
 
-# The hooks, for who has installed an earlier version in place: its metadata name this module.
+# The hooks, for editable installs of an earlier version, whose metadata name this module.
 from gridwise_pytest import gridwise_setting as gridwise_setting
 from gridwise_pytest import pytest_addoption as pytest_addoption
 from gridwise_pytest import pytest_collection_finish as pytest_collection_finish
@@ -42,7 +42,7 @@ def call_on_workers(
     pools: dict[str, Pool],
     size: int,
 ) -> None:
-    """Call `test` on `count` workers of the pool of that transport, started with `size` of them if there is none yet."""
+    """Call `test` on `count` workers of the transport's pool, which is started with `size` of them if there is none yet."""
     __tracebackhide__ = True
     missing = mpi_missing() if transport == "mpi" else None
     if missing:
@@ -52,14 +52,14 @@ def call_on_workers(
         with _by_value(test):
             outcomes = pool.run(_body, test, arguments, device, workers=count, timeout=seconds)
     except Exception as error:
-        raise error.with_traceback(None) from None  # the note has the worker's; the pool's would only hide it
+        raise error.with_traceback(None) from None  # the note has the worker's traceback; the pool's would only hide it
     for outcome in filter(None, outcomes):
         outcome.happen()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a test ended on a worker, where that is neither well nor an error. Pytest's own cannot be pickled."""
+    """A skip or an expected failure on a worker; pytest's own exceptions cannot be pickled."""
 
     expected_failure: bool
     reason: str
@@ -94,7 +94,7 @@ def _pool(pools: dict[str, Pool], transport: str, size: int) -> Pool:
 
 @contextmanager
 def _by_value(test: Callable[..., object]) -> Iterator[None]:
-    """Ship the code of the test's module, not its name: the workers would import it without pytest's rewriting."""
+    """Send the code of the test's module, not its name: workers would import it without pytest's rewriting."""
     module = sys.modules[test.__module__]
     if module.__name__ in cloudpickle.list_registry_pickle_by_value():
         yield

@@ -21,15 +21,15 @@ def check_rule(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> None:
-    """Compare `function`, which calls an operator with a rule, on blocks of `x` with itself on all of it.
+    """Compare `function`, which calls an operator that has a rule, on blocks of `x` with itself on the whole.
 
     Every worker of the world calls this with the same `x`. Output and gradient are compared on each grid, for balanced
-    blocks and for uneven ones of which one is empty. Nothing may be gathered: a rule that raises `NoRule` fails here.
+    blocks and for uneven ones, the first of them empty. Nothing may be gathered: a rule that raises `NoRule` fails here.
 
     Parameters
     ----------
-    function : of one tensor, returning one
-    x : the global input, of float64 if gradients are to be compared closely
+    function : takes one tensor and returns one
+    x : the global input, in float64 if gradients are to be compared closely
     grids : shapes of grids of all workers, with an axis for each dim of `x`; default: each dim cut in turn
     rtol, atol : tolerances, as in `torch.testing.assert_close`
 
@@ -62,7 +62,7 @@ class _Function(torch.nn.Module):
 
 
 def _uneven(grid: Grid, shape: tuple[int, ...]) -> Layout:
-    """The first block of each cut dim is empty, the last has what is left."""
+    """A layout whose first block along each cut dim is empty, and whose last one has the rest."""
     cuts = []
     for n, p in zip(shape, grid.shape, strict=True):
         inner = [min(i, n) for i in range(p)]

@@ -26,7 +26,7 @@ def check_equal_to_sequential(
     """Compare `layer` on blocks of `x` with `sequential` on the whole of it, forward and backward.
 
     Every worker of the world calls this with the same global `x`. Parameters of the same name are compared too, when both
-    are modules; a split one is compared with its part of the sequential gradient. Raises `CheckFailed` on all workers,
+    are modules; a block of one is compared with its part of the sequential gradient. Raises `CheckFailed` on all workers,
     naming what differs.
 
     Parameters
@@ -67,9 +67,9 @@ def check_equal_to_sequential(
 def _place_of(
     y_local: Tensor, P_y: CartesianPartition, shape: tuple[int, ...]
 ) -> tuple[tuple[slice, ...] | None, list[str]]:
-    """Where this worker's part of the output lies, for blocks as the layer has chosen them; None without one.
+    """Where this worker's block of the output lies, with blocks as the layer chose them; None if it has none.
 
-    The blocks of all must be the whole, neither more nor less: what everyone compares is then all there is.
+    The blocks of all workers must make up the output exactly, so that the comparisons cover all of it.
     """
     if not P_y.active:
         return None, []

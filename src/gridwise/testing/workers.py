@@ -1,4 +1,4 @@
-"""The decorator that makes a test run on several workers; `pytest_plugin` does what it says."""
+"""The decorator that makes a test run on several workers; `pytest_plugin` implements it."""
 
 from __future__ import annotations
 

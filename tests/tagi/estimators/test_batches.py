@@ -157,7 +157,7 @@ def test_loaders_that_cannot_be_used() -> None:
 
 # ---- series ---------------------------------------------------------------------------------------------------------
 def test_arrays_of_words_and_arrays_that_torch_does_not_take() -> None:
-    refused(classifier(), "`y` is no array of numbers", X, np.array(["cat", "dog"] * 6))
+    refused(classifier(), "`y` is not an array of numbers", X, np.array(["cat", "dog"] * 6))
     model, frozen = regressor(), X.copy()
     frozen.flags.writeable = False
     with warnings.catch_warnings():

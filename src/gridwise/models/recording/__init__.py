@@ -1,12 +1,13 @@
 """Recording: what a model does with inputs of one structure, as one flat graph of operators of global sizes.
 
 recording      the result
-record         one call of a model, on fakes of the global shapes
-tracing        torch's tracer, and nothing else that knows of it
+record         one call of a model, on fake tensors of the global shapes
+tracing        all code that depends on torch's tracer
 interception   what a graph would lose of a model's code: kept, or refused by name; `regions`: checkpoints and Functions
-state          what modules hold, compared and put back
-containers     any nesting of tensors, taken apart and put together again
+state          what modules hold, compared and restored
+containers     any nesting of tensors, flattened and rebuilt
 indices        inputs that are indices of an embedding
+merged_rows    dims merged only for a `linear` stay apart
 """
 
 from .recording import GraphRegion as GraphRegion

@@ -1,8 +1,8 @@
-"""Any nesting of tensors, taken apart into a flat list and put together again.
+"""Any nesting of tensors, flattened into a list and rebuilt.
 
-Lists, tuples, named ones, dicts and whatever derives from these; dataclasses, and other objects that hold tensors as
-attributes (transformers' ModelOutput is a dict and a dataclass at once). What holds no tensor stays as it is. Nothing is
-registered with torch: classes of users stay theirs.
+Containers are lists, tuples, named tuples, dicts and their subclasses, dataclasses, and other objects with tensors as
+attributes (transformers' ModelOutput is both a dict and a dataclass). Values without tensors are kept as they are.
+Users' classes need not be registered with torch, and are not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor; `place` is its place in the flat list."""
+    """A tensor; `place` is its position in the flat list."""
 
     place: int
 
@@ -40,17 +40,17 @@ class Constant:
 
 @dataclass(frozen=True)
 class Branch:
-    """A container: its class, what it has by place or key, and its attributes."""
+    """A container: its class, its items by position or key, and its attributes."""
 
     kind: type
     keys: tuple[Any, ...] | None
-    """Of a dict."""
+    """The keys of a dict, else None."""
     parts: tuple[Tree, ...]
     attributes: tuple[tuple[str, Tree], ...] = ()
 
     @property
     def inside(self) -> tuple[Tree, ...]:
-        """All that it holds."""
+        """All items and attributes."""
         return (*self.parts, *(part for _, part in self.attributes))
 
 
@@ -60,15 +60,18 @@ Tree = Leaf | Constant | Branch
 def flatten(
     value: object, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
 ) -> tuple[list[Any], Tree]:
-    """The tensors in `value`, each once, and what they were in."""
+    """The tensors in `value`, each once, and the tree of containers around them."""
     found = _Leaves(is_leaf)
     tree = found.visit(value, ())
     return found.leaves, tree
 
 
 class _Leaves:
-    """Those that were found on the way through a value. (A function that calls itself would hold them until the garbage is
-    collected, and with them the memory of a device.)"""
+    """The leaves found so far in a value.
+
+    A class, because a recursive closure would keep them, and with them memory of the device, until the next garbage
+    collection.
+    """
 
     def __init__(self, is_leaf: Callable[[Any], bool]) -> None:
         self.is_leaf = is_leaf
@@ -102,12 +105,12 @@ class _Leaves:
 
 
 def _has_leaf(tree: Tree) -> bool:
-    """Whether a tensor is inside, perhaps one that was met before."""
+    """Whether a tree contains a tensor, new or already found elsewhere."""
     return any(map(_has_leaf, tree.inside)) if isinstance(tree, Branch) else isinstance(tree, Leaf)
 
 
 def constants_in(tree: Tree) -> list[Any]:
-    """All that is no tensor."""
+    """All values other than tensors."""
     if isinstance(tree, Branch):
         return [value for part in tree.inside for value in constants_in(part)]
     return [tree.value] if isinstance(tree, Constant) else []
@@ -123,7 +126,7 @@ def _attributes(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
-    """The container of `tree` with these tensors in it."""
+    """The containers of `tree` with these tensors in them."""
     if isinstance(tree, Leaf):
         return leaves[tree.place]
     if isinstance(tree, Constant):
@@ -155,7 +158,7 @@ def without_values(tree: Tree) -> Tree:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are the same to a model: of one type, and equal."""
+    """Whether two values are the same to a model: of the same type, and equal."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -167,7 +170,7 @@ def same(one: object, other: object) -> bool:
 
 
 def described(tree: Tree) -> str:
-    """A text that is the same on all workers whose containers and values are."""
+    """A description that is the same on all workers with the same containers and values."""
     if isinstance(tree, Leaf):
         return f"tensor {tree.place}"
     if isinstance(tree, Constant):

@@ -1,4 +1,4 @@
-"""Inputs that are indices of an embedding: one out of range is an error on all workers, found before anything runs."""
+"""Inputs that are indices of an embedding: one out of range is an error on all workers, raised before anything runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .recording import Recording
 KEEPS_NUMBERS = frozenset(
     "to _to_copy contiguous flatten view reshape transpose permute t unsqueeze squeeze clone alias slice select".split()  # noqa: SIM905
 )
-"""Operators whose result contains only numbers of their input, perhaps with the fractions cut off."""
+"""Operators whose result contains only values of their input, perhaps truncated to integers."""
 
 
 def limits_of(recording: Recording) -> dict[int, int]:
-    """For each input whose numbers are indices of embeddings, by its place, how many rows they have."""
+    """The number of rows of the embedding that an input indexes, by the input's position; the smallest if several."""
     limits: dict[int, int] = {}
     for node in recording.module.graph.nodes:
         if node.target is not torch.ops.aten.embedding.default:
@@ -33,17 +33,17 @@ def limits_of(recording: Recording) -> dict[int, int]:
 
 
 def problem_with(inputs: Sequence[Tensor], limits: Mapping[int, int]) -> str | None:
-    """What is wrong with indices among the inputs."""
+    """A description of an index out of range among the inputs; None if there is none."""
     for place, rows in limits.items():
         x = inputs[place]
         if not x.numel() or x.is_meta or x.is_complex():
             continue
         ends = torch.aminmax(x)
-        if capturing() is not None:  # the host cannot look, now or at a replay: the device does
+        if capturing() is not None:  # the host cannot read values, now or at a replay: check on the device
             torch._assert_async((ends.min > -1) & (ends.max < rows))
             continue
         for end in ends:
-            if not -1 < end.item() < rows:  # fractions are cut off where they become indices
+            if not -1 < end.item() < rows:  # fractions are truncated when they become indices
                 return f"an embedding has indices from 0 to {rows - 1}, got {int(end)}"
     return None
 

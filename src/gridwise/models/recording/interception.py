@@ -1,8 +1,8 @@
-"""What a graph of operators would silently lose of a model's code: noted, or refused by name, while it is recorded.
+"""What a graph of operators would silently lose of a model's code: kept, or refused by name, while it is recorded.
 
 torch.autograd.Function     a region, with its backward
 torch.utils.checkpoint      a region
-torch.inference_mode        as no_grad
+torch.inference_mode        treated as no_grad
 BatchNorm(momentum=None)    the number of batches stays a tensor
 hooks of tensors, retain_grad, saved_tensors_hooks, full backward hooks; forward hooks that return nothing;
 random numbers of Python and NumPy      refused
@@ -46,13 +46,13 @@ class Calls:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note all calls of modules in the body; entered below the tracer, which has its own way to call them."""
+        """Note all calls of modules in the body. Entered within the tracer, which replaces `Module.__call__` itself."""
         call = patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs))
         with (
             call,
             patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False),
             _AsEager(self),
-        ):  # a model may ask
+        ):  # a model may read the flag
             yield
 
     def _call(self, module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
@@ -69,8 +69,11 @@ class Calls:
 
 
 class _AsEager(TorchFunctionMode):
-    """Lets functions do with fakes what they do with tensors: a dropout that is off returns the very tensor that it gets, and
-    ``x.data`` is ``x.detach()``; ``x.data = y`` the tracer does not follow."""
+    """Lets functions treat fakes like ordinary tensors.
+
+    A dropout that is off returns its very argument, and ``x.data`` is ``x.detach()``. ``x.data = y``, which the tracer
+    does not follow, is refused.
+    """
 
     def __init__(self, calls: Calls) -> None:
         super().__init__()
@@ -101,7 +104,10 @@ TENSOR_HOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_h
 
 @contextmanager
 def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: Regions) -> Iterator[None]:
-    """Let the code of `modules` be recorded as it means while the body runs; raises `UnsupportedError` by name."""
+    """Let the code of `modules` be recorded with its full meaning while the body runs.
+
+    Raises `UnsupportedError`, naming the construct, where that is impossible.
+    """
     if any(getattr(torch.nn.modules.module, name, None) for name in GLOBAL_HOOKS):
         raise refusal("a hook of all modules (register_module_..._hook)", "")
     for path, module in modules.items():
@@ -148,7 +154,7 @@ def _refusing(what: str, calls: Calls) -> Callable[..., NoReturn]:
 
 
 def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:
-    """Let hooks that return nothing be refused: all that they can be there for is what a recording does not do again."""
+    """Refuse hooks that return nothing: they can only have side effects, which a recording does not repeat."""
 
     def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: object, **kwargs: object) -> Any:
@@ -163,7 +169,7 @@ def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for key, hook in list(hooks.items()):
             package = str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0]
-            if package != "torch":  # whose older weight_norm and spectral_norm are hooks
+            if package != "torch":  # torch's older weight_norm and spectral_norm are hooks
                 hooks[key] = watched(hook)
 
 
@@ -177,7 +183,7 @@ def _as_before(self: Any, *error: object) -> None:
 
 
 def _reentrant(regions: Regions) -> SimpleNamespace:
-    """Stands for `CheckpointFunction`: the same gradients, by the other way of computing again."""
+    """Replaces `CheckpointFunction`: the same gradients, by non-reentrant recomputation."""
 
     def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
         needed = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
@@ -189,7 +195,7 @@ def _reentrant(regions: Regions) -> SimpleNamespace:
 
 @contextmanager
 def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
-    """Let every `Function.apply` be noted, also one that was bound long before: by the code of that one function."""
+    """Note every `Function.apply`, including ones bound earlier, by replacing the code object of that one function."""
     function = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
     code = function.__code__
     plain = FunctionType(code, function.__globals__, "apply", function.__defaults__, function.__closure__)
@@ -198,12 +204,12 @@ def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
     def applied(cls: type[torch.autograd.Function], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         noted[0] = True
         apply = partial(plain, cls, *args, **kwargs)
-        if get_proxy_mode() is None:  # below an operator that is recorded: it is that operator's own gradient
+        if get_proxy_mode() is None:  # inside a recorded operator, whose own gradient it is
             return apply()
         return regions.applied(cls, args, apply)
 
     def unwrapped(args: tuple[Any, ...]) -> Any:
-        """What `apply` asks first; a copy of it, which a function that was sent to a worker may have, comes here only."""
+        """Called first by `apply`. A copy of `apply`, as in a function pickled by value, comes here directly."""
         if not noted[0]:
             raise refusal("the backward of an autograd.Function, by a copied `apply`,", calls.path, current_line())
         noted[0] = False
@@ -227,12 +233,12 @@ class _Apply:
     def apply(cls, *args: object, **kwargs: object) -> Any:
         from gridwise.models.recording.interception import _applied
 
-        __class__  # type: ignore[name-defined]  # noqa: B018  which the code that it replaces has a cell for
+        __class__  # type: ignore[name-defined]  # noqa: B018  the replaced code has a cell for it
         return _applied[-1](cls, args, kwargs)
 
 
 def _mean_over_batches(module: Any, x: Tensor) -> Tensor:
-    """The forward of batch norms whose momentum is None, with the number of batches as a tensor instead of a Python number."""
+    """The forward of a batch norm with `momentum=None`, with the number of batches as a tensor, not a Python number."""
     module._check_input_dim(x)
     statistics = [module.running_mean, module.running_var]
     batch_norm: Any = torch.nn.functional.batch_norm
@@ -250,7 +256,7 @@ def _mean_over_batches(module: Any, x: Tensor) -> Tensor:
 
 @contextmanager
 def _generators_unchanged() -> Iterator[None]:
-    """Raise if the body draws random numbers that are no operators: they would be the same in every call."""
+    """Raise if the body draws random numbers other than by operators: they would be the same in every call."""
     before, own, of_numpy = random.getstate(), torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
     yield
     now = np.random.get_state()  # noqa: NPY002

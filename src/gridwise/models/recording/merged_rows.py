@@ -1,9 +1,9 @@
-"""Rows that are merged only for a product along the last dim, and parted again after it, stay apart.
+"""Keep leading dims apart that a model merges only for a `linear`, and splits again after it.
 
     reshape (l, b, h, e) to (l b, k);  linear;  view (l b, m) as (l, b, m)
 
-is what torch's multi-head attention does. Blocks of b are no blocks of l b, so both views would move tensors; the product
-does not care, and `linear` takes any leading dims.
+is what torch's multi-head attention does. Blocks of b are not blocks of l b, so both views would move tensors. `linear`
+takes any number of leading dims, so the merge is unnecessary.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _exchange(graph: Graph, node: Node, view: Node) -> None:
 
 
 def leading(shape: torch.Size, merged: torch.Size) -> list[int] | None:
-    """The rows of ``shape`` that a view has merged into the first of two dims; None if it has merged none."""
+    """The leading extents of ``shape`` that a view merges into the first of two dims; None if it merges none."""
     if len(merged) != 2 or not prod(shape):
         return None
     rows, left = list[int](), merged[0]

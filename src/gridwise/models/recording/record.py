@@ -1,4 +1,4 @@
-"""Recording a call: the model runs once on fakes of the global shapes, and what it did is kept as a graph."""
+"""Recording a call: the model runs once on fake tensors of the global shapes, and its operators are kept as a graph."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from .tracing import (
 def record(
     call: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Sequence[InputSpec], tree: Tree, says: str
 ) -> Recording:
-    """What ``call(*args, **kwargs)`` does, where `tree` is that of ``(args, kwargs)`` and `inputs` its tensors.
+    """The recording of ``call(*args, **kwargs)``; `tree` is the structure of ``(args, kwargs)``, `inputs` its tensors.
 
-    What the call leaves in plain attributes of the modules is left there, once: a call that changes them every time is
-    refused, as is one that keeps tensors.
+    Plain attributes of modules that the call sets once keep their new values. A call that changes them every time is
+    refused, and so is one that keeps tensors.
 
     Raises
     ------
@@ -84,7 +84,7 @@ class _Attempt:
         self.returned: Tree | None = None
 
     def run(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
-        """The recording, and what it would leave in attributes of modules."""
+        """The recording, and the attributes of modules that it would change, with their new values."""
         with without_collection(), undisturbed():
             return self._record()
 
@@ -97,7 +97,7 @@ class _Attempt:
             with intercepting(self.modules, self.calls, self.regions):
                 with numbers_needed() as needed:
                     module = trace(partial(self._run, len(values)), fakes, [*values, *given], self._note)
-                if needed:  # and caught by the model's code, which then took another branch
+                if needed:  # the model's code caught it, and took another branch
                     raise needed[0]
             self.regions.record_backwards(fakes)
         except UnsupportedError as error:
@@ -111,14 +111,12 @@ class _Attempt:
         changes = self._plain_changes(values)
         _without_idle_switches(module.graph)
         _without_out(module.graph)
-        if not any(region.backward for region in self.regions.found.values()):  # which names nodes that it needs
+        if not any(region.backward for region in self.regions.found.values()):  # a backward refers to nodes by name
             with fakes.mode:
                 keep_rows_apart(module.graph)
         sources, constants = _with_sources(module, holdings, len(given))
         for node in module.graph.nodes:
-            node.meta.pop(
-                "eager_input_vals", None
-            )  # torch notes them for operators of others, and would keep them alive
+            node.meta.pop("eager_input_vals", None)  # noted by torch for custom operators; would keep the fakes alive
             region = self.regions.enclosing(node.meta.pop("region", None))
             if region is not None:
                 node.meta["region"] = region
@@ -142,7 +140,10 @@ class _Attempt:
             meta["region"] = self.regions.current
 
     def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes that the call has changed, where they hold no tensors; those that torch's hooks compute are left out."""
+        """The attributes that the call has changed, with their new values; raises if these contain tensors of the call.
+
+        Attributes that hooks of torch compute are left out.
+        """
         paths, found = {path or type(m).__name__: m for path, m in self.modules.items()}, []
         own = [change for change in self.changes if not _is_made_by_hook(paths.get(change[0]), change[1])]
         held = {id(value) for value in values}
@@ -193,13 +194,13 @@ class _Attempt:
 
 
 def _is_made_by_hook(module: torch.nn.Module | None, name: str) -> bool:
-    """Whether a hook of torch's makes the attribute before every call: as the older weight_norm and spectral_norm do."""
+    """Whether a hook of torch sets the attribute before every call, as the older weight_norm and spectral_norm do."""
     hooks = module._forward_pre_hooks.values() if module is not None else ()
     return any(getattr(hook, "name", None) == name for hook in hooks)
 
 
 def _refers_to(value: object, held: set[int]) -> bool:
-    """Whether all tensors in an attribute are parameters and buffers, as in the list of weights that an LSTM keeps."""
+    """Whether an attribute contains tensors, all of them parameters or buffers, like an LSTM's list of weights."""
     found = flatten(value)[0]
     return bool(found) and all(id(x) in held for x in found)
 
@@ -213,7 +214,7 @@ def _short(value: object) -> str:
 def _with_sources(
     module: torch.fx.GraphModule, holdings: Sequence[Holding], inputs: int
 ) -> tuple[dict[str, ValueSource], dict[str, Tensor]]:
-    """Say where placeholders come from; constants become placeholders, and unused ones are removed."""
+    """The sources of the placeholders, and the constants, which become placeholders; unused ones are removed."""
     graph, constants, known = module.graph, dict[str, Tensor](), {id(holding.value): holding for holding in holdings}
     all_sources = [ValueSource(holding.kind, holding.name) for holding in holdings]
     all_sources += [ValueSource("input", str(place)) for place in range(inputs)]
@@ -245,11 +246,11 @@ def _with_sources(
 
 def _erase(node: torch.fx.Node) -> None:
     node.graph.erase_node(node)
-    node.meta.clear()  # or its fake would seem to be kept by the model's code
+    node.meta.clear()  # otherwise its fake would seem to be kept by the model's code
 
 
 def _without_idle_switches(graph: torch.fx.Graph) -> None:
-    """Remove switches of autograd that change nothing."""
+    """Remove switches of autograd that have no effect."""
     mode = torch.is_grad_enabled()
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
@@ -259,7 +260,7 @@ def _without_idle_switches(graph: torch.fx.Graph) -> None:
 
 
 def _without_out(graph: torch.fx.Graph) -> None:
-    """Let operators that write their result to a tensor be those that return it, followed by a copy."""
+    """Replace operators that write their result to an `out` tensor by those that return it, followed by a copy."""
     for node in [node for node in graph.nodes if isinstance(node.target, OpOverload)]:
         names = [argument.name for argument in node.target._schema.arguments if argument.is_out]
         if len(names) != 1 or names[0] not in node.kwargs:
@@ -278,7 +279,7 @@ def _without_out(graph: torch.fx.Graph) -> None:
 
 
 def _returning(op: OpOverload, out: str) -> OpOverload | None:
-    """The overload without the argument `out`."""
+    """The overload without the argument named `out`."""
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != out]
     packet = op.overloadpacket
     overloads = [getattr(packet, name) for name in packet.overloads()]
@@ -286,7 +287,7 @@ def _returning(op: OpOverload, out: str) -> OpOverload | None:
 
 
 def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], returned: str, regions: Regions) -> int:
-    """A number that differs where recordings do."""
+    """A checksum that differs between different recordings."""
     made = [(node, tensors_in(node.meta.get("val"))) for node in module.graph.nodes]
     lines = [f"{node.format_node()} {[(tuple(x.shape), x.dtype) for x in tensors]}" for node, tensors in made]
     lines += [returned, *(f"{n} {r.kind} {r.within}" for n, r in regions.found.items())]

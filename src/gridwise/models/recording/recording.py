@@ -1,17 +1,17 @@
 """What a model does with inputs of one structure: a flat graph of ATen operators, with the sizes of the global tensors.
 
-    placeholders   parameters, buffers, constants and inputs, each with its `ValueSource`; those that are not used are left out
+    placeholders   parameters, buffers, constants and inputs, each with its `ValueSource`; unused ones are left out
     nodes          call_function of an ATen operator above autograd (``conv2d.default``, ``batch_norm.default``), of
-                   ``operator.getitem``, or of a switch: ``torch._C._set_grad_enabled(mode)``, ``_enter_autocast(...)`` and
-                   ``_exit_autocast(entered)`` of `torch.amp.autocast_mode`; these act on all nodes that follow
+                   ``operator.getitem``, or of a switch: ``torch._C._set_grad_enabled(mode)``, ``_enter_autocast(...)``
+                   and ``_exit_autocast(entered)`` of `torch.amp.autocast_mode`; these act on all nodes that follow
     node.meta      "val"            a fake tensor of the global shape, or a tuple or list of them
-                   "tensor_meta"    torch's; its `requires_grad` is that of the model's tensor, "val" is detached
+                   "tensor_meta"    torch's; its `requires_grad` is that of the model's tensor, while "val" is detached
                    "module"         the dotted name of the module whose code made the node
                    "line"           where in the user's code: "file.py:12, in forward:  y = self.conv(x)"
-                   "region"         the number of the innermost `GraphRegion` that the node is in; absent outside of all
-    output         a flat tuple of tensors; `Recording.outputs` puts them into what the model returns
+                   "region"         the number of the innermost `GraphRegion` around the node; absent outside regions
+    output         a flat tuple of tensors; `Recording.outputs` puts them into the containers that the model returns
 
-Writes to buffers are operators that change a placeholder (``batch_norm``, ``add_``), as the model made them. The output
+Writes to buffers are operators that change a placeholder (``batch_norm``, ``add_``), as in the model's code. An output
 may be a placeholder.
 """
 
@@ -34,14 +34,14 @@ class ValueSource:
 
     kind: Literal["parameter", "buffer", "constant", "input"]
     name: str
-    """Of a parameter or buffer, dotted; a key of `Recording.constants`; of an input its place among them, as in "0"."""
+    """The dotted name of a parameter or buffer, a key of `Recording.constants`, or an input's position, as in "0"."""
 
 
 @dataclass(frozen=True)
 class GraphRegion:
-    """Nodes that run as one call: what `torch.utils.checkpoint` computes again, or what a Function differentiates itself.
+    """Nodes that run as one call: those that `torch.utils.checkpoint` recomputes, or an autograd Function.
 
-    The nodes of a region and of those within it follow one another in the graph.
+    The nodes of a region and of the regions within it are consecutive in the graph.
     """
 
     number: int
@@ -49,14 +49,14 @@ class GraphRegion:
     within: int | None = None
     """The region around this one."""
     keeps_random_state: bool = True
-    """Of a checkpoint: whether it computes again with the random numbers of the first time."""
+    """For a checkpoint: whether it recomputes with the same random numbers."""
     backward: Backward | None = None
-    """Of a function."""
+    """For a function: its backward."""
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward of a `torch.autograd.Function`, recorded too: ``module(*saved, *gradients of the outputs)``.
+    """The recorded backward of a `torch.autograd.Function`: ``module(*saved, *gradients of the outputs)``.
 
     It returns the gradients of the inputs that need one.
     """
@@ -68,30 +68,30 @@ class Backward:
     outputs: tuple[str, ...]
     """The nodes that are the function's outputs, in the order of the gradients."""
     inputs: tuple[str, ...]
-    """The nodes whose gradients it returns, in their order."""
+    """The nodes whose gradients it returns, in the order of these."""
 
 
 @dataclass
 class Recording:
-    """One recorded call of a model; the same on all workers, which `digest` says."""
+    """One recorded call of a model; the same on all workers, as compared by `digest`."""
 
     module: torch.fx.GraphModule
     sources: dict[str, ValueSource]
     """By the name of a placeholder, in the order of the placeholders."""
     constants: dict[str, Tensor]
-    """Tensors that the model's code has made of numbers, or found where the model does not hold them."""
+    """Tensors that the model's code made from numbers, or found outside the model."""
     returned: Tree
-    """What the model returns; its tensors are those that the graph returns."""
+    """The containers that the model returns; their tensors are the outputs of the graph."""
     digest: int
     regions: dict[int, GraphRegion] = field(default_factory=dict)
 
     def outputs(self, tensors: Sequence[Any]) -> Any:
-        """What the model returns, of what the graph returns."""
+        """What the model returns, made from what the graph returns."""
         return unflatten(self.returned, tensors)
 
     @property
     def draws(self) -> bool:
-        """Whether the call takes random numbers."""
+        """Whether the call draws random numbers."""
         return any(map(draws, self.module.graph.nodes))
 
 
@@ -103,13 +103,13 @@ def tensors_in(value: object) -> list[Tensor]:
 
 
 def memory_of(node: torch.fx.Node) -> int | None:
-    """An identifier of the memory that a tensor lies in; None for what is no tensor."""
+    """An identifier of the storage of a node's tensor; None if its value is not a tensor."""
     value = node.meta.get("val")
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
 
 
 def arguments_of(node: torch.fx.Node, op: OpOverload) -> dict[str, Any]:
-    """What a node gives to an operator, by the names of its arguments, in their order; None where it gives nothing."""
+    """The arguments that a node passes to an operator, by name, in the schema's order; None where it passes none."""
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     return {name: given.get(name) for name in names}
@@ -123,7 +123,7 @@ def nodes_in(value: Any) -> list[torch.fx.Node]:
 
 
 def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The nodes whose tensors an operator changes, as its schema says."""
+    """The nodes whose tensors an operator changes, according to its schema."""
     op = node.target
     if not isinstance(op, OpOverload) or not op._schema.is_mutable:
         return []
@@ -132,7 +132,7 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Whether an operator takes random numbers: a dropout that is off does not."""
+    """Whether an operator draws random numbers; a dropout that is off does not."""
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     given = arguments_of(node, node.target)
@@ -145,7 +145,7 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def where(node: torch.fx.Node) -> str:
-    """An operator as an error names it: what, in which module, at which line."""
+    """An operator as named in error messages: operator, module, line."""
     name = str(node.target).removeprefix("aten.").removesuffix(".default")
     module, line = node.meta.get("module"), node.meta.get("line")
     return f"{name}{f' in {module}' if module else ''}{f', {line}' if line else ''}"

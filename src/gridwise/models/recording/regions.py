@@ -1,4 +1,4 @@
-"""Regions of a recording: checkpoints, and Functions with a backward of their own, which is recorded as well."""
+"""Regions of a recording: checkpoints, and autograd Functions, whose backward is recorded as well."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tracing import Fakes, current_line, node_of, trace
 
 @dataclass
 class _FunctionCall:
-    """A call of a Function, as far as its backward needs it."""
+    """What the backward of a Function needs to know of one call."""
 
     kind: type[torch.autograd.Function]
     line: str
@@ -26,7 +26,7 @@ class _FunctionCall:
     attributes: Tree | None = None
     needed: tuple[bool, ...] = ()
     tensors: list[Tensor] = field(default_factory=list)
-    """All that backward may read: saved tensors and those that are attributes of its context."""
+    """All tensors that backward may read: the saved ones, and attributes of its context."""
     nodes: tuple[str, ...] = ()
     outputs: list[Tensor] = field(default_factory=list)
     output_nodes: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class _FunctionCall:
 
 
 class Regions:
-    """The regions met so far, and those that the code is in."""
+    """The regions found so far, and the stack of those that are open."""
 
     def __init__(self) -> None:
         self.found: dict[int, GraphRegion] = {}
@@ -47,7 +47,7 @@ class Regions:
         return self._stack[-1] if self._stack else None
 
     def enclosing(self, number: int | None) -> int | None:
-        """The region of this number, or the innermost around it that was kept."""
+        """The region of this number if it was kept, else the innermost kept one around it."""
         while number is not None and number not in self.found:
             number = self._parents[number]
         return number
@@ -63,7 +63,7 @@ class Regions:
         self._stack.pop()
 
     def checkpointed(self, function: object, preserve: bool, *rest: object, **named: object) -> Iterator[None]:
-        """Stands for the generator of `torch.utils.checkpoint`, which runs up to its `yield` before the function."""
+        """Replaces the generator of `torch.utils.checkpoint`, which runs up to its `yield` before the function does."""
         with self.inside("checkpoint", preserve):
             yield
 
@@ -74,7 +74,7 @@ class Regions:
             self._functions[self._stack[-1]].saved = list(tensors)
 
     def applied(self, kind: type[torch.autograd.Function], args: Sequence[Any], apply: Callable[[], Any]) -> Any:
-        """``apply()``, which is ``kind.apply(*args)``; noted, if it is differentiated."""
+        """Call ``apply()``, which is ``kind.apply(*args)``, and note the call if it is differentiated."""
         with self.inside("function") as number:
             call = self._functions[number] = _FunctionCall(kind, current_line())
             result = apply()

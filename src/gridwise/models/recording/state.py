@@ -1,9 +1,9 @@
-"""What modules hold: their tensors by name, and everything else as it was at a moment, to be compared and put back.
+"""What modules hold: their tensors by name, and snapshots of everything else, to be compared and restored.
 
-A snapshot of a module is a copy of its `__dict__`, of the lists, dicts, sets and arrays in it, of objects of the user's own
-classes that it refers to, and of plain values that its class has or its functions find in global variables. Comparing it with
-what is there now is one comparison of dicts, in which what is the same object is not looked at further: cheap enough for every
-call.
+A snapshot of a module is a copy of its `__dict__`, of the lists, dicts, sets and arrays in it, of objects of the user's
+own classes that it refers to, and of plain values that its class has or that its methods read from global variables.
+Comparing it with the present state is one comparison of dicts, which stops at identical objects and is cheap enough for
+every call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 INNER = ("_parameters", "_buffers", "_modules")
-"""Where torch keeps what a module has; the rest of its `__dict__` is its own."""
+"""Where torch keeps a module's parameters, buffers and submodules; the rest of its `__dict__` is plain attributes."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Holding:
     kind: Literal["parameter", "buffer"]
     value: Tensor
     shape: tuple[int, ...]
-    """Of the global tensor, of which a worker outside the grid holds nothing."""
+    """The global shape; a worker outside the grid holds an empty tensor."""
     places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
 
 
@@ -45,7 +45,7 @@ def modules_of(roots: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Modul
 
 
 def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
-    """The tensors that modules hold, each once: parameters, buffers, and those that are plain attributes."""
+    """The tensors that modules hold, each once: parameters, buffers, and plain attributes."""
     found: dict[int, Holding] = {}
     for path, module in modules.items():
         for held in (module._parameters, module._buffers, module.__dict__):
@@ -61,7 +61,7 @@ def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
 
 
 class Snapshot:
-    """The state of modules at one moment, apart from the numbers in their tensors."""
+    """The state of modules at one moment, apart from the values of their tensors."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self.modules = dict(modules)
@@ -81,7 +81,7 @@ class Snapshot:
         self._globals = [each for kind in classes for each in _globals_of(kind)]
 
     def holds(self) -> bool:
-        """Whether nothing has changed since."""
+        """Whether nothing has changed since the snapshot."""
         try:
             return (
                 self._now == self._quickly
@@ -92,7 +92,7 @@ class Snapshot:
             return False
 
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
-        """Module, attribute, what it was and what it is now."""
+        """Each change as module, attribute, old value and new value."""
         for path, (now, was) in zip(self._names, self._was, strict=True):
             for key in {**was, **now}:
                 if key in INNER and isinstance(was.get(key), dict):
@@ -112,7 +112,7 @@ class Snapshot:
 
 
 def _is_own(value: object) -> bool:
-    """Whether a value is an instance of a user's class, whose attributes the model's code may read."""
+    """Whether a value is an instance of a user's class, with attributes that the model's code may read."""
     kind = type(value)
     if isinstance(value, Tensor | torch.nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
         return False
@@ -120,7 +120,7 @@ def _is_own(value: object) -> bool:
 
 
 def _find_objects(path: str, value: object, found: dict[int, tuple[str, dict[str, Any]]]) -> None:
-    """Add the attributes of a configuration, say, and of those in it, by the dict that holds them."""
+    """Add the attribute dicts of users' objects in a value (a configuration, say), and of the objects in these."""
     if isinstance(value, list | tuple):
         for i, part in enumerate(value):
             _find_objects(f"{path}[{i}]", part, found)
@@ -138,18 +138,18 @@ PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
 
 
 def _own_classes(modules: Iterable[torch.nn.Module]) -> Iterator[type]:
-    """The classes of modules that are not torch's."""
+    """The classes of modules, and their bases, other than torch's."""
     kinds = {kind for module in modules for kind in type(module).__mro__}
     return (kind for kind in kinds if kind.__module__.partition(".")[0] not in FOREIGN)
 
 
 def _plain_values(kind: type) -> dict[str, Any]:
-    """What a class has besides functions: numbers and words that its code may read."""
+    """The plain attributes of a class (numbers, strings, tuples), which its code may read."""
     return {key: value for key, value in vars(kind).items() if isinstance(value, PLAIN)}
 
 
 def _globals_of(kind: type) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """The plain values of global variables that the functions of a class name: where they are, and what they were."""
+    """The plain global variables that the methods of a class name: namespace, name and value."""
     for function in vars(kind).values():
         if isinstance(function, FunctionType):
             names = function.__globals__
@@ -161,9 +161,9 @@ def _globals_of(kind: type) -> Iterator[tuple[dict[str, Any], str, Any]]:
 
 
 class _Numbers:
-    """A copy of an array, which equals it as long as it has the same numbers."""
+    """A copy of an array, which equals the original as long as that has the same elements."""
 
-    __array_ufunc__ = None  # or the array would compare itself with each of its elements
+    __array_ufunc__ = None  # otherwise an array on the other side would compare element by element
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array.copy()
@@ -199,12 +199,12 @@ def _copied(value: Any) -> Any:
 
 
 def _comparable(value: object) -> object:
-    """An equal value that is compared sooner: ordered dicts, of which each module has ten, compare their order too."""
+    """An equal value that is faster to compare: each module has ten ordered dicts, which compare their order too."""
     return {} if type(value) is OrderedDict and not value else value
 
 
 def _refilled(value: object, was: object) -> object:
-    """A container with the contents of its copy `was`; anything else as it is."""
+    """A container, refilled with the contents of its copy `was`; any other value unchanged."""
     if not isinstance(value, np.ndarray | list | dict | set | deque) or _same(was, value):
         return value
     contents = _uncopied(was)
@@ -219,7 +219,7 @@ def _refilled(value: object, was: object) -> object:
 
 
 def _uncopied(was: object) -> Any:
-    """A copy as what it is a copy of, in containers of its own."""
+    """The contents of a copy, in new containers of the original types."""
     if isinstance(was, _Numbers):
         return was.array.copy()
     if type(was) is dict:
@@ -232,7 +232,7 @@ def _same(one: Any, other: Any) -> bool:
         return one is other or one == other
     if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
         return False
-    if isinstance(one, weakref.ref):  # torch's RNNs keep them to notice that their weights were replaced
+    if isinstance(one, weakref.ref):  # torch's RNNs keep weak references to notice that their weights were replaced
         return True
     if isinstance(one, dict):
         return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)

@@ -1,8 +1,8 @@
-"""A function of tensors, run once on fakes, as a graph of the operators that it has called: all that knows torch's tracer.
+"""Tracing: one run of a function on fake tensors, as a graph of its operators. All use of torch's tracer is here.
 
-This is the tracer below `torch.export` (``make_fx``, above autograd), whose graphs are export's training IR, taken
-directly. Export would besides refuse classes that are not registered with it, undo what a model assigns, let
-`torch.compiler.is_compiling()` say yes, so that a model may take another branch, and take four times as long.
+This uses the tracer beneath `torch.export` (``make_fx``, above autograd) directly; its graphs are export's training IR.
+Export itself would refuse classes that are not registered with it, undo a model's assignments, make
+`torch.compiler.is_compiling()` true, so that a model may take another branch, and take four times as long.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..rules.table import rule_for
 from .containers import flatten
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
-"""What an operator raises whose result, or its size, depends on the values of a tensor, which a fake lacks."""
+"""Raised by an operator whose result, or the size of it, depends on the values of a tensor; a fake has none."""
 
 _TORCH = os.path.dirname(torch.__file__)
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -58,13 +58,13 @@ class InputSpec:
 
 
 class Fakes:
-    """Makes fake tensors that can be used together."""
+    """Makes fake tensors of one common mode."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def like(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A fake of the class, strides, dtype and device of a tensor, and of its shape, unless it is a part of one."""
+        """A fake of `shape` with the class, dtype and device of a tensor, and with its strides if it has that shape."""
         with self.mode:
             if tuple(x.shape) == shape:
                 fake = torch.empty_strided(shape, x.stride(), dtype=x.dtype, device=x.device)
@@ -75,7 +75,7 @@ class Fakes:
         return fake.requires_grad_(x.requires_grad)
 
     def empty(self, x: Tensor | InputSpec) -> Tensor:
-        """A fake of the shape, dtype and device of a tensor, dense."""
+        """A dense fake with the shape, dtype and device of a tensor."""
         format = x.format if isinstance(x, InputSpec) else torch.contiguous_format
         with self.mode:
             return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
@@ -87,7 +87,7 @@ def trace(
     inputs: Sequence[Tensor],
     note: Callable[[dict[str, Any]], None],
 ) -> torch.fx.GraphModule:
-    """The graph of ``function(*inputs)``; `note` adds to the meta of every node, as it is made."""
+    """The graph of ``function(*inputs)``; `note` adds to the meta of every node when it is created."""
 
     def annotated(*inputs: Tensor) -> Sequence[Tensor]:
         tracer = tracer_of()
@@ -111,7 +111,7 @@ def trace(
 
 @cache
 def _composites() -> list[OpOverload]:
-    """Operators that torch composes of others, and that make tensors: recorded as those others if they have no rule."""
+    """Operators on tensors that torch composes of others; those without a rule are recorded as these others."""
     found = []
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
         namespace, _, rest = name.partition("::")
@@ -126,7 +126,7 @@ def _composites() -> list[OpOverload]:
 
 
 def _apart(op: OpOverload, *args: object, **kwargs: object) -> Any:
-    """What a composite operator consists of; under autocast those that it knows as they are stay whole."""
+    """Decompose a composite operator, unless autocast is on and has a kernel for the operator itself."""
     for kind in ("cpu", "cuda"):
         known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{kind.upper()}")
         if known and torch.is_autocast_enabled(kind):
@@ -136,7 +136,7 @@ def _apart(op: OpOverload, *args: object, **kwargs: object) -> Any:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep what counts operators or looks at saved tensors, around the first call of a model, from seeing fakes."""
+    """Hide the fakes from dispatch modes and saved-tensor hooks that are active around the first call of a model."""
     autograd: Any = torch._C._autograd
     hooks = []
     while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
@@ -157,13 +157,13 @@ def tracer_of() -> Any:
 
 
 def node_of(x: Tensor) -> torch.fx.Node:
-    """The node of the graph being made whose value `x` is."""
+    """The node whose value is `x`, in the graph that is being made."""
     return get_proxy_slot(x, tracer_of()).proxy.node
 
 
 @contextmanager
 def numbers_needed() -> Iterator[list[Exception]]:
-    """What operators raise in the body because values are missing, even if the model's code catches it."""
+    """The errors that operators raise in the body because values are missing, even if the model's code catches them."""
     found: list[Exception] = []
     with ExitStack() as stack:
         for kind in NEEDS_NUMBERS:
@@ -182,12 +182,12 @@ def is_fake(x: object) -> bool:
 
 
 def current_line() -> str:
-    """The innermost line of the user's code that is being run."""
+    """The innermost line of the user's code on the stack."""
     return _first_own(traceback.walk_stack(sys._getframe(1)))
 
 
 def line_of(error: BaseException) -> str:
-    """The innermost line of the user's code that an error went through."""
+    """The innermost line of the user's code in the traceback of an error."""
     return _first_own(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
@@ -202,7 +202,7 @@ def _first_own(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Let what is made in the body stay in the youngest generation of the garbage collector, where `kept_fakes` looks."""
+    """Keep objects made in the body in the youngest generation of the garbage collector, for `kept_fakes`."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -213,8 +213,8 @@ def without_collection() -> Iterator[None]:
 
 
 def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
-    """Fakes of a recording that are referenced from outside its graphs."""
-    gc.collect(0)  # what only hangs together in a circle is not kept; the rest becomes a generation older
+    """The fakes of a recording that are referenced from outside its graphs."""
+    gc.collect(0)  # frees reference cycles; survivors move to generation 1
     ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
     ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
     made = gc.get_objects(generation=1)

@@ -1,4 +1,4 @@
-"""Rules, by kind of operator: how the tensors of a call have to lie, where its outputs lie then, and what makes them.
+"""Rules, by kind of operator: where the tensors of a call must lie, where its outputs then lie, and what computes them.
 
 Importing a file of rules enters them into the table.
 """

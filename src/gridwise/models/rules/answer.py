@@ -1,4 +1,4 @@
-"""What becomes of one call of an operator: by its rule, element by element, or everywhere, where nothing says how."""
+"""How one call of an operator is placed: by its rule, as a pointwise operator, or else replicated on every worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .table import rule_for
 
 
 def answer(call: Call) -> Placed:
-    """What the rule of an operator says; without one, its tensors are gathered."""
+    """The answer of the operator's rule; without a rule, its tensors are gathered."""
     rule = rule_for(call.op) or (pointwise if is_elementwise(call.op) else None)
     reason = "there is no rule for it"
     if rule is not None:
@@ -35,7 +35,7 @@ def is_elementwise(op: OpOverload) -> bool:
 
 
 def functional(op: OpOverload) -> OpOverload | None:
-    """The operator that makes a new tensor where `op` changes its first argument; None if there is none."""
+    """The out-of-place form of an operator that changes its first argument; None if there is none."""
     name = str(op._schema.name).partition("::")[2]
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
     if packet is None or not name.endswith("_"):

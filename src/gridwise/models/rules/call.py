@@ -1,11 +1,11 @@
-"""What a rule is asked, and what it answers.
+"""The question put to a rule, and its answer.
 
-A rule speaks of placements and arguments, not of nodes of a graph:
+A rule deals with placements and arguments, not with nodes of a graph:
 
-    asked       one call of an operator: its arguments, with a `GlobalTensor` (global shape, dtype, placement) for each tensor
-    answered    `Placed`: how each tensor has to lie, where the outputs lie then, and the function that makes them
+    question    `Call`: an operator and its arguments, with a `GlobalTensor` (shape, dtype, placement) for each tensor
+    answer      `Placed`: where each tensor has to lie, where the outputs then lie, and the function that computes them
 
-The function gets this worker's tensors, in the order in which they stand among the arguments, as they were asked for.
+The function gets this worker's tensors in the requested placements, in the order of the arguments.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Run = Callable[..., Any]
 
 
 class NoRule(UnsupportedError):
-    """A rule cannot take these arguments: the reason, in words that complete "cannot be run on blocks: ..."."""
+    """Raised by a rule that cannot handle these arguments; the message completes "cannot be run on blocks: ..."."""
 
 
 class NothingCut(Exception):
-    """Raised for a rule by `Call.first_cut` and `Call.whole`: there are no blocks to run on, so all compute the same."""
+    """Raised by `Call.first_cut`, `Call.whole` and others: there are no blocks, so every worker computes everything."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Placed:
     """A rule's answer."""
 
     outputs: Placement | Sequence[Placement]
-    """Of all outputs, or of each of them."""
+    """One for all outputs, or one for each."""
     run: Run
     inputs: Sequence[Want] = ()
-    """The placement that each tensor argument needs; if left out, all stay as they are."""
+    """Where each tensor argument has to lie; if left out, all stay where they are."""
     draws: bool = False
-    """Whether `run` takes random numbers: its first argument is then a `random.RandomStream`."""
+    """Whether `run` draws random numbers; its first argument is then a `random.RandomStream`."""
     gathers: str | None = None
-    """Why something is gathered that should not be; for the report."""
+    """Why a tensor is gathered that should have stayed in blocks; for the report."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,17 @@ class Call:
     """One call of an operator."""
 
     op: OpOverload
-    """The `OpOverload`."""
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     results: tuple[GlobalTensor, ...]
-    """The outputs' global shapes and dtypes; their placements are not known yet, and read as replicated."""
+    """The outputs' global shapes and dtypes; their placements are not known yet, and given as replicated."""
     workers: Workers
     name: str
-    """For messages: the operator, and where in the model."""
+    """For error messages: the operator, and where it is in the model."""
     keeps_alias: bool = False
-    """Whether the output has to share memory with its input on every worker: one is written to and the other read."""
+    """Whether the output must share memory with its input on every worker: one is written to and the other read."""
     written: bool = False
-    """Whether the first argument is changed in place: it must stay where it lies."""
+    """Whether the first argument is changed in place, so that it must stay where it lies."""
 
     @property
     def result(self) -> GlobalTensor:
@@ -97,7 +96,7 @@ class Call:
         return list(_values(self.given.values()))
 
     def dims(self, name: str, of: int) -> tuple[int, ...]:
-        """An argument that names dims of a tensor with `of` dims, none negative; all of them for None or an empty list."""
+        """The dims that an argument names, of a tensor with `of` dims: non-negative; all for None or an empty list."""
         given = self[name]
         if given is None or given == []:
             return tuple(range(of))
@@ -128,7 +127,7 @@ class Call:
         return layout.block(self.workers.rank)
 
     def unless_empty(self, run: Run, *layouts: Layout) -> Run:
-        """`run`, for an operator that refuses blocks without elements; these are made without it. One layout per output."""
+        """`run` of an operator that refuses empty blocks; these are made without it. One layout per output."""
         if self.block(layouts[0]).volume:
             return run
         made = [(self.block(layout).shape, value.dtype) for layout, value in zip(layouts, self.results, strict=True)]
@@ -137,28 +136,28 @@ class Call:
         return lambda *tensors: tuple(of_nothing(tensors, *each) for each in made)
 
     def first_cut(self) -> tuple[GlobalTensor, Layout]:
-        """The first tensor and its blocks; if it has none, the call runs everywhere, whatever the rule would say."""
+        """The first tensor and its layout; if it is not cut, every worker computes the whole call."""
         x = self.tensors[0]
         if x.layout is None:
             raise NothingCut
         return x, x.layout
 
     def largest_cut(self) -> tuple[GlobalTensor, Layout]:
-        """The largest of the tensors that are cut, and its blocks; if none is, the call runs everywhere."""
+        """The largest tensor that is cut, and its layout; if there is none, every worker computes the whole call."""
         x = max(self.cut, key=lambda value: value.volume, default=None)
         if x is None or x.layout is None:
             raise NothingCut
         return x, x.layout
 
     def whole(self, x: GlobalTensor, dims: Sequence[int]) -> Layout:
-        """The blocks of a tensor with these dims whole and others cut instead; if it has none, the call runs everywhere."""
+        """The layout of a tensor with these dims whole, others cut; if none, every worker computes the whole call."""
         placed = None if x.layout is None else self.workers.spread(x.shape, dims, like=x.layout)
         if not isinstance(placed, Cut):
             raise NothingCut
         return placed.layout
 
     def first_alone(self, want: Want) -> list[Want]:
-        """The first tensor as wanted, all others as they are."""
+        """The first tensor as wanted, all others where they lie."""
         return [want, *[None] * (len(self.tensors) - 1)]
 
     def others_whole(self, want: Want) -> list[Want]:
@@ -166,18 +165,18 @@ class Call:
         return [want, *[Replicated()] * (len(self.tensors) - 1)]
 
     def everywhere(self) -> Placed:
-        """All tensors whole on every worker, which then compute the same."""
+        """All tensors whole on every worker; all workers compute the same."""
         return Placed(Replicated(), self.locally(), [Replicated()] * len(self.tensors))
 
     def along_whole(self, dims: Sequence[int]) -> Placed:
-        """The operator itself, on blocks of its first tensor that are whole along `dims`, the only ones that it changes."""
+        """The operator itself, on blocks of its first tensor that are whole along `dims`; only these change extent."""
         layout = self.whole(self.tensors[0], dims)
         targets = [resized(layout, dims, result.shape) for result in self.results]
         run = self.unless_empty(self.locally(), *targets)
         return Placed([Cut(target) for target in targets], run, self.others_whole(layout))
 
     def made_of_a_size(self) -> Placement:
-        """Where a new tensor lies: everywhere if it is small, else cut as the model's input is, if it has as many dims."""
+        """The placement of a new tensor: cut like the model's input if it has as many dims and is not small."""
         grid, shape = self.workers.grid, self.result.shape
         if self.result.volume <= SMALL or grid.dim != len(shape) or grid.size == 1:
             return Replicated()
@@ -193,7 +192,7 @@ Rule = Callable[[Call], Placed]
 
 
 def of_nothing(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A block without elements that depends on `tensors`: their adjoints are entered on this worker as on the others."""
+    """An empty block that depends on `tensors`, so that this worker takes part in their adjoints like the others."""
     wanted = [x for x in tensors if x.requires_grad]
     if not wanted or not (dtype.is_floating_point or dtype.is_complex):
         return torch.empty(shape, dtype=dtype, device=tensors[0].device if tensors else None)

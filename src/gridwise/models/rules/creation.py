@@ -1,4 +1,4 @@
-"""Tensors made from sizes: replicated where they are small, else cut as the model's input is."""
+"""Tensors made from sizes: replicated if small, else cut like the model's input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .table import rule
     "hann_window", "hamming_window", "lift_fresh_copy", "lift_fresh",
 )  # fmt: skip
 def everywhere(call: Call) -> Placed:
-    """On every worker alike."""
+    """The whole tensor on every worker."""
     return call.everywhere()
 
 

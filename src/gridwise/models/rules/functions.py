@@ -1,7 +1,8 @@
-"""Torch's functions of operators that models call often.
+"""Torch's Python functions for operators that models call often.
 
-An operator called by its overload has its arguments converted one by one; the function of its name takes the same ones, in the
-same order, in about two thirds of the time. It matters where the host launches small kernels for a device.
+A call through an `OpOverload` converts its arguments one by one. The torch function of the same name takes the same
+arguments in the same order, in about two thirds of the time, which matters where the host launches small kernels for a
+device.
 """
 
 from __future__ import annotations
@@ -35,5 +36,5 @@ _FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
 
 
 def function_of(op: OpOverload) -> Callable[..., Any]:
-    """What to call for an operator, with the arguments of its schema."""
+    """The function to call for an operator, with the arguments of its schema."""
     return _FUNCTIONS.get(op, op)

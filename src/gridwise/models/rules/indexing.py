@@ -1,4 +1,4 @@
-"""Indexing by tensors: the dims that are indexed are whole, the others stay cut."""
+"""Indexing by tensors: the indexed dims are whole, the others stay cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def embedding(call: Call) -> Placed:
 
 @rule("embedding_renorm_", "embedding_renorm")
 def embedding_renorm(call: Call) -> Placed:
-    """Rows that only some workers see would be scaled on these alone."""
+    """Refused: rows that occur on some workers only would be scaled on those workers only."""
     raise UnsupportedError(
         f"{call.name}: `max_norm` scales the rows of the table that the indices of each block name.\n  fix: max_norm=None."
     )
@@ -39,7 +39,7 @@ def index_select(call: Call) -> Placed:
 
 @rule("index")
 def index(call: Call) -> Placed:
-    """``x[..., i, j, ...]`` with replicated indices for some dims; where all are cut alike, as element by element."""
+    """``x[..., i, j, ...]`` with replicated indices for adjacent dims, which are whole."""
     (x, _), indices = call.first_cut(), call["indices"]
     given = [d for d, each in enumerate(indices) if each is not None]
     if any(each is not None and each.dtype.is_floating_point is False and each.dtype.itemsize == 1 for each in indices):
@@ -55,7 +55,7 @@ def index(call: Call) -> Placed:
 
 @rule("gather", "take_along_dim")
 def gather(call: Call) -> Placed:
-    """Rows chosen element by element along a dim, which is whole; the others are cut alike."""
+    """Elements chosen along a dim, which is whole; the other dims of both tensors are cut alike."""
     x, chosen = call.tensors[:2]
     if call["dim"] is None:
         return call.everywhere()
@@ -70,6 +70,6 @@ def gather(call: Call) -> Placed:
 
 @rule("tril", "triu")
 def triangle(call: Call) -> Placed:
-    """Below or above a diagonal: the last two dims are whole."""
+    """The part below or above a diagonal: the last two dims are whole."""
     dim = call.tensors[0].dim
     return call.along_whole([dim - 2, dim - 1])

@@ -1,8 +1,8 @@
-"""Joins and splits: concatenation, stacking, slices, and what selects or repeats rows.
+"""Joins and splits: concatenation, stacking, slices, and operators that select, repeat or reorder rows.
 
-cat along a cut dim     each worker gets its rows of every part and joins them; those of the largest part stay
-slice of a cut dim      each worker slices its block, as long as that leaves blocks that are about even
-select of a cut dim     the row goes to all, each of whom takes a part of it along the other dims
+cat along a cut dim     each worker gets its rows of every part and joins them; rows of the largest part stay in place
+slice of a cut dim      each worker slices its block, as long as the resulting blocks are roughly even
+select of a cut dim     the row is cut along the other dims, and each worker gets its part; a small row goes to all
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .call import Call, NoRule, Placed
 from .table import rule
 
 EVEN_ENOUGH = 1.25
-"""How much larger than on average the largest block may become before blocks are made even again."""
+"""How much larger than the average the largest block may become before blocks are rebalanced."""
 
 
 def clipped(cuts: Sequence[int], start: int, stop: int) -> tuple[int, ...]:
-    """The cuts of the rows ``[start, stop)`` of a dim with these cuts."""
+    """The cuts of the rows ``[start, stop)`` of a dim with these cuts, counted from `start`."""
     return tuple(min(max(cut, start), stop) - start for cut in cuts)
 
 
@@ -39,7 +39,7 @@ def cat(call: Call) -> Placed:
     target = _joined_layout(call, dim)
     offset, wants = 0, list[Want]()
     for value in call.tensors:
-        if value.shape == (0,):  # which torch passes over
+        if value.shape == (0,):  # which torch skips
             wants.append(None)
             continue
         extent = value.shape[dim]
@@ -50,7 +50,7 @@ def cat(call: Call) -> Placed:
 
 
 def _joined_layout(call: Call, dim: int) -> Layout:
-    """The blocks of the joined tensor: those of the largest part, to which the rows of the others come."""
+    """The layout of the joined tensor: that of the largest part, extended by the rows of the others."""
     (largest, layout), shape = call.largest_cut(), call.result.shape
     before = 0
     for value in call.tensors:
@@ -70,7 +70,7 @@ def stack(call: Call) -> Placed:
 
 
 def rows_of(call: Call, kind: str, extent: int) -> range:
-    """Which rows a slice takes of a dim."""
+    """The rows of a dim that a slice takes."""
     if kind == "narrow":
         start = call["start"]
         return range(extent)[start : start + call["length"]] if start >= 0 else range(extent)[start:][: call["length"]]
@@ -106,7 +106,7 @@ def _in_place(call: Call, layout: Layout, dim: int, own: tuple[int, ...], rows: 
 
 
 def _fetched(layout: Layout, dim: int, rows: range) -> Placed:
-    """Even blocks of the slice, from wherever their rows lie."""
+    """Even blocks of the slice; each worker fetches the rows of its own."""
     cuts = balanced_cuts(len(rows), layout.grid.shape[dim])
     target = recut(layout, dim, cuts)
     needs = Needs.of_layout(target).along(dim, [sliced_need(rows, outputs) for outputs in pairwise(cuts)])
@@ -153,7 +153,7 @@ def split(call: Call) -> Placed:
 
 @rule("repeat", "tile", "repeat_interleave")
 def repeat(call: Call) -> Placed:
-    """Copies along dims, which are made whole; rows that are repeated one by one stay where they are."""
+    """Copies along dims, which are made whole; with `repeat_interleave` rows stay on their workers."""
     if len(call.tensors) > 1:
         return call.everywhere()
     (x, layout), shape = call.first_cut(), call.result.shape
@@ -172,7 +172,7 @@ def repeat(call: Call) -> Placed:
 
 @rule("roll", "fft_fftshift", "fft_ifftshift")
 def roll(call: Call) -> Placed:
-    """Rows moved round: along a cut dim, the route wraps."""
+    """Rows shifted cyclically: along a cut dim, the route wraps around."""
     x, layout = call.first_cut()
     if call.kind == "roll":
         if not call["dims"]:
@@ -198,7 +198,7 @@ def roll(call: Call) -> Placed:
 
 @rule("flip")
 def flip(call: Call) -> Placed:
-    """Rows in reverse: each worker reverses its own, and the grid is read in reverse."""
+    """Rows in reverse order: each worker reverses its own, and the grid of the result is reversed too."""
     import numpy as np
 
     x, layout = call.first_cut()

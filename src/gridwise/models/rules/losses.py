@@ -1,4 +1,4 @@
-"""Losses: terms element by element on blocks, then one sum; the loss is one number, the same on all workers."""
+"""Losses: the terms on blocks, then one sum; the loss is one number, the same on all workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def elementwise(call: Call) -> Placed:
 
 @rule("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d")
 def cross_entropy(call: Call) -> Placed:
-    """Classes are whole; samples and space may be cut. The mean is over all terms that are not ignored."""
+    """The dim of classes is whole; samples and space may be cut. The mean is over all terms that are not ignored."""
     x, target = call.tensors[:2]
     if x.dim < 2:
         raise NoRule("the loss of one sample")

@@ -1,4 +1,4 @@
-"""Norms: where their tensors lie, and the sets over which `nn.layers.norm_functions` takes statistics."""
+"""Norms: where their tensors lie, and the sets of elements over which `nn.layers.norm_functions` takes statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .table import rule
 
 
 class ChannelTensors:
-    """What a norm is given besides its input: whole on every worker, of which each uses its own channels."""
+    """The per-channel arguments of a norm: whole on every worker, which uses only the channels of its block."""
 
     def __init__(self, call: Call, layout: Layout, *names: str) -> None:
         self.is_given = [call[name] is not None for name in names]
@@ -33,7 +33,7 @@ class ChannelTensors:
         self._total = AllSum(call.workers.transport, call.workers.team, name, team)
 
     def own(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-        """This worker's channels of each of those named, views of them; None for what is not given."""
+        """Views of this worker's channels, for each of `names`; None for arguments that are not given."""
         left = iter(tensors)
         return [self._own(next(left)) if given else None for given in self.is_given]
 
@@ -42,7 +42,7 @@ class ChannelTensors:
 
     @torch.no_grad()
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Let every worker have all channels of tensors that each has changed in its own, where channels are cut."""
+        """Give every worker all channels of tensors of which each worker has changed its own, if channels are cut."""
         if self.is_cut:
             whole = tensors[0].new_zeros(len(tensors), self.channels)
             whole.narrow(1, self.start, self.count).copy_(torch.stack([self._own(x) for x in tensors]))
@@ -51,15 +51,15 @@ class ChannelTensors:
 
 
 def _sets(call: Call, layout: Layout, axes: Iterable[int], count: int) -> Sets:
-    """Sets of `count` elements, spread along `axes`."""
+    """Sets of `count` elements, each spread over the workers along `axes`."""
     members = tuple(sorted(layout.grid.team_along(call.workers.rank, axes)))
     return Sets(call.workers.transport, call.workers.team, call.name, members, count)
 
 
 def _normalising(call: Call, sets: Sets) -> Callable[..., Normalisation]:
-    """How the norm is taken over the sets; asked with the tensors that it is taken of.
+    """A function from the tensors of a norm to its `Normalisation` over the sets.
 
-    It is recorded if any of these needs a gradient, which is alike on all workers.
+    The norm is recorded by autograd if any of the tensors needs a gradient, which is the same on all workers.
     """
     eps, ticket = call["eps"], Ticket(key_of(call.name), 0)
 
@@ -71,7 +71,7 @@ def _normalising(call: Call, sets: Sets) -> Callable[..., Normalisation]:
 
 
 def _by_running(call: Call, layout: Layout, given: ChannelTensors) -> Placed:
-    """Normalised by the running statistics, which every worker has."""
+    """Normalise by the running statistics, which every worker holds."""
     eps = call["eps"]
 
     def run(x: Tensor, *tensors: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _by_running(call: Call, layout: Layout, given: ChannelTensors) -> Placed:
 def _tracking(
     call: Call, layout: Layout, given: ChannelTensors, sets: Sets, norm: Callable[..., Tensor], *rest: object
 ) -> Placed:
-    """Normalised by `norm` over the sets; running statistics, if there are any, follow alike on all workers."""
+    """Normalise by `norm` over the sets; running statistics, if any, are updated alike on all workers."""
     how, tracks, momentum = _normalising(call, sets), call["running_mean"] is not None, call["momentum"]
 
     def run(x: Tensor, *tensors: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _tracking(
 
 @rule("batch_norm")
 def batch_norm(call: Call) -> Placed:
-    """Statistics of the batch over all workers."""
+    """Batch norm, with the statistics of the batch over all workers."""
     x, layout = call.first_cut()
     given = ChannelTensors(call, layout, "weight", "bias", "running_mean", "running_var")
     if not call["training"] and call["running_mean"] is not None:
@@ -114,7 +114,7 @@ def batch_norm(call: Call) -> Placed:
 
 @rule("instance_norm")
 def instance_norm(call: Call) -> Placed:
-    """Statistics of each channel of each sample; running ones follow their mean over the samples."""
+    """Statistics of each channel of each sample; the running ones are updated with the mean over the samples."""
     x, layout = call.first_cut()
     given = ChannelTensors(call, layout, "weight", "bias", "running_mean", "running_var")
     if not call["use_input_stats"]:
@@ -147,7 +147,7 @@ def group_norm(call: Call) -> Placed:
 
 @rule("layer_norm", "rms_norm")
 def layer_norm(call: Call) -> Placed:
-    """Over the last dims: on blocks as they are where these are whole, else by statistics over the workers."""
+    """A norm over the last dims: local where these are whole, else with statistics over the workers."""
     x, layout = call.first_cut()
     lead = x.dim - len(call["normalized_shape"])
     if not x.is_cut_along(range(lead, x.dim)) or call.kind == "rms_norm":

@@ -1,4 +1,4 @@
-"""Padding of the global tensor, along any dims: a constant, mirrored, nearest or opposite rows."""
+"""Padding of the global tensor, along any dims: with a constant, or with mirrored, nearest or opposite rows."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def _rows(need: tuple[int, int], extent: int, mode: str) -> Padding:
 
 
 def _padded(x: Tensor, rows: Sequence[Padding], mode: str, value: float, block: tuple[int, ...]) -> Tensor:
-    """What was fetched, padded and cropped; an empty block is made without computing."""
+    """The fetched rows, padded and cropped; an empty block is made without computing."""
     if 0 in block:
         return of_nothing([x], block, x.dtype)
     padded = [d for d, line in enumerate(rows) if line.before or line.after]
     if padded and mode != "circular":
-        # torch mirrors and repeats along the last two or three dims of four, the last three of five
+        # torch's modes other than constant pad the last two or three of four dims, the last three of five
         most = x.dim() - 1 if mode == "constant" or x.dim() < 4 else x.dim() - (2 if x.dim() == 4 else 3)
         first = min(*padded, most)
         amounts = [n for line in reversed(rows[first:]) for n in (line.before, line.after)]

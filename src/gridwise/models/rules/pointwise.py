@@ -1,6 +1,7 @@
-"""Operators that make each element of the output from the elements at its place: they run on blocks as they are.
+"""Pointwise operators, which make each element of the output from the elements at the same index: they run on blocks.
 
-Tensors that broadcast are cut to what each block sees of them; tensors in other blocks are moved to those of the largest.
+Of tensors that broadcast, each block gets the part that it needs; tensors in other blocks are moved to those of the
+largest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ UNTAGGED = (
     "not_equal", "less", "less_equal", "greater", "greater_equal", "fix", "_autocast_to_reduced_precision",
     "_autocast_to_full_precision",
 )  # fmt: skip
-"""Pointwise though torch does not tag them so."""
+"""Pointwise operators that torch does not tag as such."""
 
 
 def is_pointwise(op: object) -> bool:
@@ -35,7 +36,7 @@ def is_pointwise(op: object) -> bool:
 
 @rule(*UNTAGGED)
 def pointwise(call: Call) -> Placed:
-    """Any operator that works element by element, with broadcasting."""
+    """Any pointwise operator, with broadcasting."""
     if not call.cut:
         return call.everywhere()
     target = call.tensors[0].layout if call.written else common_layout(call, call.result.shape)
@@ -46,7 +47,7 @@ def pointwise(call: Call) -> Placed:
 
 
 def common_layout(call: Call, shape: tuple[int, ...]) -> Layout:
-    """Where a tensor of `shape` lies that the tensors of a call broadcast to: in the blocks of the largest."""
+    """The layout of a tensor of `shape` to which the tensors of a call broadcast: that of the largest."""
     largest, layout = call.largest_cut()
     lacking = len(shape) - largest.dim
     if lacking == 0 and largest.shape == shape:
@@ -58,7 +59,7 @@ def common_layout(call: Call, shape: tuple[int, ...]) -> Layout:
 
 
 def needed_by(target: Layout, value: GlobalTensor) -> Want:
-    """What the blocks of `target` see of a tensor that broadcasts to it."""
+    """What the blocks of `target` need of a tensor that broadcasts to it."""
     if not value.shape:
         return Replicated()
     if value.shape == target.global_shape:
@@ -74,7 +75,7 @@ def needed_by(target: Layout, value: GlobalTensor) -> Want:
 
 @rule("prelu")
 def prelu(call: Call) -> Placed:
-    """One slope for all, or one for each channel, which is dim 1."""
+    """PReLU, with one slope for all channels or one for each; channels are dim 1."""
     (x, layout), slope = call.first_cut(), call.tensors[1]
     want: Want = Replicated()
     if slope.volume > 1 and x.is_cut_along([1]):
@@ -88,7 +89,7 @@ def prelu(call: Call) -> Placed:
 
 @rule("to", "type_as", "_to_copy")
 def converted(call: Call) -> Placed:
-    """Another dtype or device; a second tensor says which."""
+    """A conversion to another dtype or device, perhaps that of a second tensor."""
     layout = call.tensors[0].layout
     placement = Replicated() if layout is None else Cut(layout)
     return Placed(placement, call.locally(), call.first_alone(layout or Replicated()))

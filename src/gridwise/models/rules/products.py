@@ -1,10 +1,10 @@
 """Products of tensors: matmul and its relatives, einsum, linear, attention.
 
-Every dim of every tensor has a label, as in einsum. A label of the result may be cut: each worker makes its block of the
-result from the parts of the tensors that it sees. Labels that are summed over are whole.
+Every dim of every tensor has a label, as in einsum. Labels of the result may be cut: each worker makes its block of the
+result from the parts of the tensors that this block needs. Labels that are summed over are whole.
 
-    q (b h l e), k (b h s e)  ->  b h l s       l cut: everyone has its own queries, and all keys
-    x (b n k), a weight (m k) ->  b n m         n cut: rows of the result, by the whole weight
+    q (b h l e), k (b h s e)  ->  b h l s       l cut: each worker has its own queries, and all keys
+    x (b n k), a weight (m k) ->  b n m         n cut: each worker has its own rows, and the whole weight
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .table import rule
 
 Labels = Sequence[str]
 WORTH_CUTTING = 1 << 20
-"""Multiplications from which a product of replicated tensors is shared among the workers."""
+"""From this many multiplications on, a product of replicated tensors is divided among the workers."""
 
 
 def labelled(call: Call, operands: Sequence[Labels], result: Labels, whole: Labels) -> Layout | None:
-    """Where the result lies: cut along its labels, except `whole`, as the tensor is with most of them cut; or None."""
+    """The layout of the result, or None: it follows the tensor that is cut most along its labels, except `whole`."""
     tensors = call.tensors[: len(operands)]
     found: list[tuple[int, Layout]] = []
     for value, labels in sorted(zip(tensors, operands, strict=True), key=lambda pair: -pair[0].volume):
@@ -50,7 +50,7 @@ def labelled(call: Call, operands: Sequence[Labels], result: Labels, whole: Labe
 
 
 def layout_of_result(call: Call, layout: Layout, labels: Labels, result: Labels, whole: Labels) -> Layout | None:
-    """The result's blocks that go with those of a tensor; other dims take the places of those that are summed over."""
+    """The layout of the result that follows a tensor's; other dims are cut in place of those that are summed over."""
     shape = call.result.shape
     at = {label: d for d, label in enumerate(labels) if label not in whole}
     grid = []
@@ -66,7 +66,7 @@ def layout_of_result(call: Call, layout: Layout, labels: Labels, result: Labels,
 
 
 def needed_of(target: Layout, value: GlobalTensor, labels: Labels, result: Labels) -> Want:
-    """What the blocks of the result see of a tensor: their part along the labels that they share, all along the others."""
+    """What the blocks of the result need of a tensor: their own part along shared labels, all along the others."""
     places = {label: d for d, label in enumerate(result)}
     grid = target.grid
     free = [d for d, label in enumerate(result) if label not in labels and grid.shape[d] > 1]
@@ -86,7 +86,7 @@ def needed_of(target: Layout, value: GlobalTensor, labels: Labels, result: Label
 def product(
     call: Call, operands: Sequence[Labels], result: Labels, run: Run | None = None, whole: Labels = ()
 ) -> Placed:
-    """Any sum of products: each worker makes its block of the result, which is not cut along `whole`."""
+    """Any sum of products: each worker makes its block of the result, which is uncut along `whole`."""
     tensors, run = call.tensors, run or call.locally()
     target = labelled(call, operands, result, whole) if call.cut else None
     target = target or _worth_cutting(call, operands)
@@ -99,7 +99,7 @@ def product(
 
 
 def _worth_cutting(call: Call, operands: Sequence[Labels]) -> Layout | None:
-    """Where the result of replicated tensors lies if their product is so large that the workers share it."""
+    """The layout of a product of replicated tensors that is large enough to be divided among the workers; else None."""
     pairs = zip(call.tensors, operands, strict=False)
     extents = {label: n for value, labels in pairs for label, n in zip(labels, value.shape, strict=True)}
     placed = call.workers.spread(call.result.shape) if math.prod(extents.values()) >= WORTH_CUTTING else None
@@ -107,7 +107,7 @@ def _worth_cutting(call: Call, operands: Sequence[Labels]) -> Layout | None:
 
 
 def _plain(run: Run, tensors: Sequence[GlobalTensor], wants: Sequence[Want]) -> Run:
-    """`run` of tensors without the leading dims that came with the movement of those that lack dims."""
+    """`run` on tensors without the additional leading dims that `Needs` on a larger grid give them."""
     dims = [value.dim for value in tensors]
     if all(not isinstance(want, Needs) or want.grid.dim <= n for want, n in zip(wants, dims, strict=True)):
         return run
@@ -130,7 +130,7 @@ def matmul(call: Call) -> Placed:
         return contraction(call)
     leads = max(a.dim - 2, 0), max(b.dim - 2, 0)
     most = max(leads)
-    batch = _names("b", most)  # leading dims broadcast: they are counted from the last
+    batch = _names("b", most)  # leading dims broadcast, aligned at the last
     first = ["k"] if a.dim == 1 else [*batch[most - leads[0] :], "n", "k"]
     second = ["k"] if b.dim == 1 else [*batch[most - leads[1] :], "k", "m"]
     result = batch + ["n"] * (a.dim > 1) + ["m"] * (b.dim > 1)
@@ -138,7 +138,7 @@ def matmul(call: Call) -> Placed:
 
 
 def contraction(call: Call) -> Placed:
-    """The sum of a product over everything: of blocks, then over the workers."""
+    """The inner product of two vectors: of each block, then summed over the workers."""
     target = common_layout(call, call.tensors[0].shape)
     return Placed(Partial(), call.locally(), [needed_by(target, value) for value in call.tensors])
 
@@ -167,7 +167,7 @@ def einsum(call: Call) -> Placed:
     left, arrow, right = call["equation"].replace(" ", "").partition("->")
     terms, dims = left.split(","), [value.dim for value in call.tensors]
     counts = [n - len(term) + 3 if "." in term else 0 for term, n in zip(terms, dims, strict=True)]
-    dots = _names(".", max(counts))  # the dims of an ellipsis, which broadcast: they are counted from the last
+    dots = _names(".", max(counts))  # the dims of an ellipsis broadcast, aligned at the last
 
     def labels(term: str, count: int) -> list[str]:
         before, ellipsis, after = term.partition("...")
@@ -199,7 +199,7 @@ def outer(call: Call) -> Placed:
 
 @rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
 def attention(call: Call) -> Placed:
-    """Batch, heads and queries may be cut; keys and values are whole for each of them."""
+    """Attention: batch, heads and queries may be cut; each worker gets all keys and values of its batch and heads."""
     query, key = call.tensors[:2]
     lead = query.dim - 2
     batch = _names("b", lead)
@@ -228,7 +228,7 @@ def attention(call: Call) -> Placed:
 
 
 def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Placed:
-    """The same with weights dropped by their global index."""
+    """Attention with dropout, by the global indices of the attention weights."""
     placed = product(call, operands, result, whole=["v"])
     query, key = call.tensors[:2]
     p, causal, scale = call["dropout_p"], call["is_causal"], call.given.get("scale")

@@ -1,4 +1,4 @@
-"""Random operators: numbers by the global index of each element, whatever the grid (`models.random`)."""
+"""Random operators: numbers depend on the global index of each element, not on the grid (`models.random`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .table import rule
 
 
 def _own(call: Call) -> tuple[Placement, Box | None, list[Want]]:
-    """Where the first tensor lies, this worker's block of it, or None for all of it, and how it is wanted: so."""
+    """The placement of the first tensor, this worker's block (None for all of it), and the wants that keep it there."""
     layout = call.tensors[0].layout
     return (Replicated(), None, [Replicated()]) if layout is None else (Cut(layout), call.block(layout), [None])
 
@@ -24,7 +24,7 @@ def _own(call: Call) -> tuple[Placement, Box | None, list[Want]]:
     "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "feature_alpha_dropout", "native_dropout",
 )  # fmt: skip
 def dropout(call: Call) -> Placed:
-    """Elements, or whole channels, set to zero; what the mode of recording lets pass is passed on."""
+    """Elements, or whole channels, set to zero; the identity where dropout is off."""
     x, p, with_mask = call.tensors[0], call["p"], call.kind == "native_dropout"
     placement, block, wants = _own(call)
     if not call["train"] or p == 0 or not x.volume:
@@ -51,7 +51,7 @@ def dropout(call: Call) -> Placed:
     "randint_like", "random_", "exponential_",
 )  # fmt: skip
 def like_a_tensor(call: Call) -> Placed:
-    """Random numbers of the shape of a tensor."""
+    """Random numbers in the shape of a tensor."""
     x, result, kind = call.tensors[0], call.result, call.kind.rstrip("_").removesuffix("_functional")
     if len(call.tensors) > 1 or kind in ("random", "exponential"):
         raise NoRule("random numbers whose distribution is given by a tensor, or of this kind")
@@ -85,7 +85,7 @@ def like_a_tensor(call: Call) -> Placed:
 
 @rule("rand", "randn", "randint")
 def of_a_size(call: Call) -> Placed:
-    """Numbers of a shape: replicated where they are few, else cut as the model's input is."""
+    """Random numbers of a given shape: replicated if few, else cut like the model's input."""
     result, placement = call.result, call.made_of_a_size()
     block = call.block(placement.layout) if isinstance(placement, Cut) else None
     where = Elements(result.shape, block), result.dtype, result.device
@@ -100,7 +100,7 @@ def of_a_size(call: Call) -> Placed:
 
 @rule("randperm")
 def permutation(call: Call) -> Placed:
-    """The order of random numbers, the same everywhere."""
+    """A random permutation, the same on all workers: the sorting order of random numbers."""
     n = call["n"]
 
     def run(stream: RandomStream) -> Tensor:

@@ -1,8 +1,8 @@
-"""Sums, means and similar reductions over some dims: of each block first, then over the workers along the cut ones.
+"""Reductions. Sums and means are taken over each block first, then over the workers along the cut dims.
 
-kept dims whole     everyone has a summand of the result: a partial sum, or one message for the maximum
-kept dims cut       summands of a box each; every worker gets the sum of its own block of the result
-others              (prod, logsumexp, argmax, ...) the dims are made whole first, by cutting others
+kept dims whole     every worker has a summand of the result: a partial sum
+kept dims cut       every worker has a summand of a box; each gets the sum of its own block of the result
+other reductions    (amax, prod, logsumexp, argmax, ...) the reduced dims are made whole first, by cutting others
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .table import rule
 
 
 def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
-    """The blocks of the result of a reduction over dims that are whole."""
+    """The layout of the result of a reduction over dims that are whole."""
     return resized(layout, dims, [1] * layout.grid.dim) if keepdim else without_dims(layout, dims)
 
 
@@ -41,7 +41,7 @@ def sums(call: Call) -> Placed:
 
 
 def summed(call: Call, dims: Sequence[int], keepdim: bool, is_mean: bool) -> Placed:
-    """The sum over dims, or the mean: of blocks, then over the workers, where some of the dims are cut."""
+    """The sum or the mean over dims: of each block, then over the workers if some of the dims are cut."""
     x, dtype = call.tensors[0], call.result.dtype
     if x.layout is None or not x.is_cut_along(dims) or call.kind == "nansum":
         return reduce_whole(call, dims, keepdim)
@@ -49,7 +49,7 @@ def summed(call: Call, dims: Sequence[int], keepdim: bool, is_mean: bool) -> Pla
     total, over = torch.float32 if dtype in HALVES else dtype, tuple(dims)
     result = GlobalTensor(call.result.shape, total, x.device, Replicated())
     target, finish = sum_of_blocks(call, x.layout, dims, keepdim, result)
-    if dtype in HALVES and finish is None:  # summed before it is rounded
+    if dtype in HALVES and finish is None:  # summed over the workers before rounding
         all_sum = AllSum(call.workers.transport, call.workers.team, call.name, call.workers.team)
         target, finish = Replicated(), applied(all_sum)
 
@@ -64,15 +64,15 @@ def summed(call: Call, dims: Sequence[int], keepdim: bool, is_mean: bool) -> Pla
 def sum_of_blocks(
     call: Call, layout: Layout, dims: Sequence[int], keepdim: bool, result: GlobalTensor
 ) -> tuple[Placement, Movement | None]:
-    """The placement of the sum over `dims`, and the movement that makes it from each worker's sum over its block."""
+    """The placement of the sum over `dims`, and the movement that makes it from the workers' sums over their blocks."""
     kept = [d for d in range(layout.grid.dim) if d not in dims]
     if all(layout.grid.shape[d] == 1 for d in kept):
         return Partial(), None
     target = call.workers.spread(result.shape)
-    if not isinstance(target, Cut):  # so few elements that nothing can be cut
+    if not isinstance(target, Cut):  # too few elements for `spread` to cut
         grid = Grid(call.workers.ranks, (call.workers.size,) + (1,) * (result.dim - 1))
         target = Cut(Layout.balanced(grid, result.shape))
-    # a worker's sum is a box of the result; workers that differ along reduced axes only have the same
+    # a worker's sum is a box of the result; workers that differ only along reduced axes have the same box
     own = Needs.of_layout(layout).intervals
     lines = [((0, 1),) * layout.grid.shape[d] if d in dims else own[d] for d in range(layout.grid.dim)]
     needs = Needs(layout.grid, tuple(lines))
@@ -92,7 +92,7 @@ def sum_of_blocks(
     "frobenius_norm", "nuclear_norm", "nanmean", "mode", "quantile",
 )  # fmt: skip
 def others(call: Call) -> Placed:
-    """Reductions that need all numbers of the reduced dims together."""
+    """Reductions that need all elements along the reduced dims on one worker."""
     x = call.tensors[0]
     if len(call.tensors) > 1:
         return call.everywhere()
@@ -105,5 +105,5 @@ def others(call: Call) -> Placed:
     "cummin", "sort", "argsort", "topk", "glu",
 )  # fmt: skip
 def along(call: Call) -> Placed:
-    """Operators along a dim, which they keep: it is made whole, by cutting others."""
+    """Operators along a dim that they keep; it is made whole, by cutting others."""
     return call.along_whole(call.dims("dim", call.tensors[0].dim))

@@ -1,6 +1,6 @@
-"""Views: the same elements under other dims. Blocks stay where they are wherever the new shape can express them.
+"""Views: the same elements under other dims. Blocks stay where they are if the new shape can express them.
 
-A dim that is split or merged is first cut along the factor that stays outside (`grid.reshape`): windows of an attention,
+Otherwise a dim that is split or merged is first cut along its outer factor (`grid.reshape`): windows of an attention,
 patches, tokens of an image.
 """
 
@@ -21,7 +21,7 @@ from .table import rule
     "view_copy", "_reshape_alias",
 )  # fmt: skip
 def reshape(call: Call) -> Placed:
-    """Any change of the shape alone."""
+    """Any change of shape that keeps the order of the elements."""
     x, shape = call.tensors[0], call.result.shape
     if call.given.get("dtype"):
         raise NoRule("a view of another dtype")
@@ -62,7 +62,7 @@ def order_of(call: Call, dim: int) -> list[int]:
 
 @rule("permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "movedim", "moveaxis", "permute_copy", "mT")
 def permute(call: Call) -> Placed:
-    """The dims in another order: the axes of the grid follow them."""
+    """The dims in another order; the axes of the grid are permuted alike."""
     x, layout = call.first_cut()
     order = order_of(call, x.dim)
     return Placed(Cut(permuted(layout, order)), lambda x: x.permute(order))
@@ -70,7 +70,7 @@ def permute(call: Call) -> Placed:
 
 @rule("expand", "expand_as", "broadcast_to", "expand_copy")
 def expand(call: Call) -> Placed:
-    """Dims of extent 1 repeated without a copy: each worker repeats what it has."""
+    """Dims of extent 1 repeated without a copy; each worker repeats what it has."""
     x, shape = call.tensors[0], call.result.shape
     lacking = len(shape) - x.dim
     grown = [d for d, (a, b) in enumerate(zip(x.shape, shape[lacking:], strict=True)) if a != b]
@@ -102,7 +102,7 @@ def view_as_complex(call: Call) -> Placed:
 
 @rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
 def pixels(call: Call) -> Placed:
-    """Channels to pixels, or back: a view, a permutation and a view of the dims before, dim by dim."""
+    """Channels to pixels, or back: channels are whole, and rows and columns are cut at multiples of the factor."""
     x, _ = call.first_cut()
     if "channel_shuffle" in call.kind:
         return call.along_whole([1])
@@ -115,4 +115,4 @@ def pixels(call: Call) -> Placed:
         layout = Layout(layout.grid, (*layout.cuts[:-2], *space))
     made = [tuple(cut * r if up else cut // r for cut in cuts) for cuts in space]
     target = with_dims(layout, (*layout.cuts[:lead], (0, call.result.shape[lead]), *made))
-    return Placed(Cut(target), call.unless_empty(call.locally(), target), [layout])  # torch has no gradient of nothing
+    return Placed(Cut(target), call.unless_empty(call.locally(), target), [layout])  # torch: no gradient if empty

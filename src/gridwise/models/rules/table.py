@@ -1,4 +1,4 @@
-"""The one table of rules, by operator."""
+"""The table of all rules, by operator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...errors import PartitionError
 from .call import Rule
 
 RULES: dict[str, Rule] = {}
-"""By the operator's full name, "aten::add", or that with an overload, "aten::where.Scalar"."""
+"""By the operator's full name, as in "aten::add", or name and overload, as in "aten::where.Scalar"."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Let the decorated rule serve the named operators of ATen."""
+    """Register the decorated rule for the named ATen operators."""
 
     def entered(function: Rule) -> Rule:
         for name in names:
@@ -25,15 +25,15 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def register_rule(operator: OpOverload | OpOverloadPacket, function: Rule) -> None:
-    """Let `function` say how `operator` runs on blocks, in every model that is placed from now on.
+    """Register a rule: `function` says how `operator` runs on blocks, in every model that is placed from now on.
 
-    Call it alike on all workers, before `distribute`.
+    Make the same call on all workers, before `distribute`.
 
     Parameters
     ----------
     operator : an operator of torch, as ``torch.ops.mylib.op`` (all of its overloads) or ``torch.ops.mylib.op.default``
-    function : gets a `Call` and answers with a `Placed`; see docs/distribute.md. It raises `NoRule` where it cannot: the
-        operator's tensors are then gathered, and the report says so
+    function : takes a `Call` and returns a `Placed`; see docs/distribute.md. It raises `NoRule` for a call that it
+        cannot handle; the operator's tensors are then gathered, and the report says so
 
     Examples
     --------
@@ -52,6 +52,6 @@ def register_rule(operator: OpOverload | OpOverloadPacket, function: Rule) -> No
 
 
 def rule_for(op: OpOverload) -> Rule | None:
-    """The rule of an operator; an in-place operator has the rule of its functional form."""
+    """The rule of an operator, or None; a rule for the overload takes precedence."""
     name, overload = str(op._schema.name), op._overloadname
     return RULES.get(f"{name}.{overload}") or RULES.get(name)

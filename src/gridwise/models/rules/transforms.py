@@ -1,4 +1,4 @@
-"""Fourier transforms, sampling at given places and recurrent layers: dims that belong together are whole, others are cut."""
+"""Fourier transforms, sampling at given points, recurrent layers: dims that they couple are whole, others are cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEVERAL = tuple(f"{name}{end}" for name in ONE for end in ("2", "n"))
 
 @rule(*ONE, *SEVERAL)
 def fourier(call: Call) -> Placed:
-    """Over whole dims: one movement to other cuts."""
+    """Fourier transforms: the transformed dims are whole, which takes one movement to other blocks."""
     x, _ = call.first_cut()
     if call["dim"] is None and call["s"] is not None:
         dims = tuple(range(x.dim - len(call["s"]), x.dim))
@@ -27,7 +27,7 @@ def fourier(call: Call) -> Placed:
 
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(call: Call) -> Placed:
-    """Each worker samples at its own places, from all of space."""
+    """Sampling at given points: each worker has its own points, and the whole image."""
     call.largest_cut()
     space = [f"x{d}" for d in range(call.tensors[0].dim - 2)]
     places = [f"y{d}" for d in range(len(space))]
@@ -41,7 +41,7 @@ def grid_sampler(call: Call) -> Placed:
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
 def recurrent(call: Call) -> Placed:
-    """Over whole sequences: the batch is cut."""
+    """Recurrent layers: sequences are whole, the batch is cut."""
     x = call["input"]
     if "data" in call.given:
         raise NoRule("packed sequences")

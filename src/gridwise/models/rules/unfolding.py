@@ -1,4 +1,4 @@
-"""Windows as dims of their own: `Tensor.unfold`, and `F.unfold`, which lays them out in columns."""
+"""Windows as a dim of their own: `Tensor.unfold`, and `F.unfold`, which lays them out in columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _with_windows(layout: Layout, dim: int, windows: Cuts, size: int) -> Layout:
 
 @rule("im2col")
 def columns(call: Call) -> Placed:
-    """Windows of an image in columns: rows of windows are cut, each worker gets the image rows that they see."""
+    """Windows of an image in columns: rows of windows are cut; each worker gets the image rows under its windows."""
     x, layout = call.first_cut()
     if x.dim != 4:
         raise NoRule("an image without a batch")

@@ -1,8 +1,9 @@
-"""Windowed operators: convolutions, pooling, interpolation. Each is a layer of `nn` that is given the layout of its input.
+"""Windowed operators: convolutions, pooling, interpolation. Each is run by a layer of `nn` that is given the layout.
 
-A layer agrees with the other workers on the blocks of its input; here they are known, so it only plans (`_plan`) and
-computes (`_local`). All that the layers know comes with it: halos, padding by mode, little memory, computing while messages
-travel. Weights are whole on every worker; each takes the part that the layer would hold.
+Normally a layer agrees with the other workers on the blocks of its input. Here they are known, so it only plans
+(`_plan`) and computes (`_local`), with everything that the layers offer: halos, padding modes, low memory use, and
+computation that overlaps with communication. Weights are whole on every worker; each uses the part that the layer would
+hold.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Make = Callable[[CartesianPartition], Any]
 
 
 class GivenWeights:
-    """What a layer with weights becomes if they are given at each call: it holds none, and agrees on nothing."""
+    """Mixin for a layer whose weights are given at each call: it holds none, and makes no agreements."""
 
     _spreads: Mapping[str, Spread]
     _given: tuple[Tensor, Tensor | None]
@@ -47,7 +48,7 @@ class GivenWeights:
         return *self._given, [None, None]
 
     def part_of(self, name: str, rank: int) -> Callable[[Tensor], Tensor]:
-        """What the layer would hold of a whole weight."""
+        """A function from a whole weight to the part that the layer would hold."""
         spread = self._spreads[name]
         if spread.layout.grid.size == 1:
             return lambda weight: weight
@@ -63,15 +64,15 @@ CONV_TRANSPOSE = {d: _given(getattr(nn, f"DistributedConvTranspose{d}d")) for d 
 
 
 def each(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    """A size for each dim, of one number or as many."""
+    """A size for each dim, from one number or from as many as there are dims."""
     sizes = tuple(size) if isinstance(size, Sequence) else (size,)
     return sizes * dims if len(sizes) == 1 else sizes
 
 
 def source_layout(call: Call, x: GlobalTensor, moves: bool = True) -> Layout:
-    """The blocks of ``(batch, channel, *space)`` that a layer gets; where there are none, the call runs everywhere.
+    """The layout of ``(batch, channel, *space)`` that a layer gets; if none, every worker computes the whole call.
 
-    Where the output has fewer rows than the grid has places for them, other dims are cut instead, if the layer `moves`.
+    With `moves`, where the output has fewer rows than the grid has workers along a dim, other dims are cut instead.
     """
     result = call.result
     if x.layout is None:
@@ -92,7 +93,7 @@ def source_layout(call: Call, x: GlobalTensor, moves: bool = True) -> Layout:
 def by_layer(
     call: Call, make: Make, space: int, moves: bool = True, weights: Sequence[GlobalTensor | None] = ()
 ) -> Placed:
-    """The operator as the layer that `make` makes on a partition, of an input with `space` dims of space."""
+    """The operator, run by the layer that `make` makes on a partition, for an input with `space` spatial dims."""
     x = call.tensors[0]
     if x.dim not in (space + 1, space + 2):
         raise NoRule(f"an input of {x.dim} dims")
@@ -117,9 +118,9 @@ def by_layer(
 
 
 def _is_cut_by_samples(layout: Layout, x: GlobalTensor, space: int) -> bool:
-    """Whether every worker has some samples, whole and as evenly as can be: a convolution of them is torch's own.
+    """Whether only the batch is cut, evenly and with samples on every worker: a convolution is then torch's own.
 
-    Not of volumes: the layer is faster, since it pads depth by hand.
+    Not used for volumes, for which the layer is faster, since it pads depth by hand.
     """
     if x.dim != space + 2 or max(layout.grid.shape[1:]) > 1 or x.shape[0] < layout.grid.size:
         return False
@@ -154,7 +155,7 @@ def _run_of(layer: Any, weights: Sequence[GlobalTensor | None], rank: int) -> Ru
 
 @rule(*(f"conv{d}d" for d in (1, 2, 3)), "convolution", "_convolution")
 def convolution(call: Call) -> Placed:
-    """A convolution with any padding that is given as numbers or as a word; torch's one operator for all kinds, too."""
+    """A convolution with numeric or named padding; also `aten::convolution`, torch's one operator for all kinds."""
     if call.given.get("transposed"):
         return transposed_convolution(call)
     made, per_group, *_ = call["weight"].shape
@@ -169,7 +170,7 @@ def transposed_convolution(call: Call) -> Placed:
 
 
 def _convolved(call: Call, layers: Mapping[int, Any], channels: tuple[int, int], *sizes: str) -> Placed:
-    """By the layer with this call's `sizes`, from the first number of channels to the second."""
+    """A convolution by the layer with this call's `sizes`; `channels` are those of the input and of the output."""
     weight, bias = call["weight"], call["bias"]
     dims, kernel = weight.dim - 2, weight.shape[2:]
     given = {name: call[name] if isinstance(call[name], str) else each(call[name], dims) for name in sizes}
@@ -178,7 +179,7 @@ def _convolved(call: Call, layers: Mapping[int, Any], channels: tuple[int, int],
 
 
 def _pooling(call: Call, name: str, *arguments: object) -> Placed:
-    """Pooling by the layer ``Distributed{name}{dims}d``, in as many dims as the operator's name says."""
+    """Pooling by the layer ``Distributed{name}{dims}d``, with the number of dims in the operator's name."""
     dims = _dims(call)
     layer: Any = getattr(nn, f"Distributed{name}{dims}d")
     return by_layer(call, lambda P: layer(P, *arguments), dims, moves=False)
@@ -213,7 +214,7 @@ def adaptive_max_pool(call: Call) -> Placed:
 
 @rule(*(f"adaptive_avg_pool{d}d" for d in (1, 2, 3)), *(f"_adaptive_avg_pool{d}d" for d in (2, 3)))
 def adaptive_avg_pool(call: Call) -> Placed:
-    """Averages over windows that depend on the sizes; over all of space they are a sum over the workers."""
+    """Averages over windows that depend on the sizes; an average over all of space is a sum over the workers."""
     dims, dim = _dims(call), call.tensors[0].dim
     if call.result.shape[-dims:] == (1,) * dims:
         return summed(call, range(dim - dims, dim), keepdim=True, is_mean=True)
@@ -232,7 +233,7 @@ MODES = {
 
 @rule(*MODES)
 def interpolation(call: Call) -> Placed:
-    """Interpolation by global coordinates."""
+    """Interpolation in global coordinates."""
     x = call.tensors[0]
     layout = source_layout(call, x)
     factors = call.given.get("scale_factors")

@@ -1,4 +1,4 @@
-"""The plan beside what happened: per layer and phase, what was predicted and what was measured."""
+"""The plan next to what happened: per layer and phase, what was predicted and what was measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Compared:
 
 
 def compare(plan: Plan, traced: Traced) -> list[Compared]:
-    """Layers in the order of the plan, and after them those that it does not know, such as a loss."""
+    """Layers in the order of the plan, followed by those that it does not know, such as a loss."""
     planned, traced_rows = (
         {(row.layer, row.phase): row for row in rows if row.layer != AGREEMENT}
         for rows in (plan.time.layers, traced.rows())

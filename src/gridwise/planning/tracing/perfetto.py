@@ -1,7 +1,7 @@
 """A trace in the format of Chrome's trace viewer, which ui.perfetto.dev opens: a row per worker, an arrow per message.
 
-The n-th message from one worker to another is the n-th that this one receives from there: messages between two workers
-arrive in their order.
+Messages between two workers arrive in order, so the n-th that one sends to the other is the n-th that the other receives
+from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MICRO = 1e6
 
 
 def perfetto(traced: Traced) -> dict[str, Any]:
-    """The file as a dict for JSON."""
+    """The contents of the JSON file."""
     events = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "gridwise"}}]
     for rank, of_worker in enumerate(traced.workers):
         name = {"name": f"worker {rank}"}
@@ -49,7 +49,7 @@ def _slice(rank: int, event: Event) -> dict[str, Any]:
 
 
 def _arrows(rank: int, event: Event, sent: Counter[int], received: Counter[int]) -> Iterator[dict[str, Any]]:
-    """The ends of arrows: out of the middle of the slice that sends, into the end of the one that receives."""
+    """The ends of arrows: from the middle of the slice that sends to the end of the one that receives."""
     common = {"pid": 0, "tid": rank, "cat": "message", "name": "message"}
     for peer, _ in event.sent:
         sent[peer] += 1

@@ -5,13 +5,13 @@
 
     out/trace.txt       a table: per layer and phase, what it computed, sent and waited for
     out/trace.json      for ui.perfetto.dev: a row per worker, an arrow per message
-    out/trace.html      the same beside the plan, if one is given
+    out/trace.html      the same next to the plan, if one is given
     out/events.json     all of it as data (`read_trace`)
 
-While it is on, a few methods of the transport and of its waits are swapped for ones that look at the clock, and a mode of torch
-does so for every operator. While it is off there is nothing: no call, and no question whether it is on.
+While it is on, a few methods of the transport and of its waits are replaced by timed ones, and a torch dispatch mode times
+every operator. While it is off it costs nothing: no call, not even a check whether it is on.
 
-Times are the host's. On a device, operators are written down as long as it takes to start them.
+Times are the host's: for an operator on a device, the time that it takes to launch it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from .traced import Event, Traced, Volumes
 
 
 class trace:
-    """Write down what this worker does while the body runs; all workers enter and leave together.
+    """Record what this worker does while the body runs; all workers enter and leave together.
 
     Parameters
     ----------
-    folder : where the first worker writes the files; made if it is not there
-    plan : of the same model, to be put beside what happened
+    folder : where the first worker writes the files; created if missing
+    plan : of the same model, to compare with what happened
 
     Attributes
     ----------
-    result : `Traced`, of all workers, after the body has ended well; if it has not, nothing is written
+    result : `Traced`, of all workers, after the body has ended; if it raises, there is none and nothing is written
 
     Examples
     --------
@@ -98,7 +98,7 @@ class trace:
 
 
 class Events:
-    """What this worker has done so far."""
+    """The events of this worker so far."""
 
     def __init__(self, transport: Transport, start: float) -> None:
         self.transport, self.start = transport, start
@@ -106,14 +106,14 @@ class Events:
         self.found: list[Event] = []
         self.expect("")
         self._begun: dict[tuple[int, tuple[int, ...]], str] = {}
-        """What each collective was when it was entered first: one that is begun is entered again when it is waited for."""
+        """The kind of each collective, from when it was begun: waiting for it later enters it again."""
 
     def expect(self, kind: str, nbytes: int = 0, sent: Volumes = (), received: Volumes = ()) -> None:
-        """What the wait that is entered next is for."""
+        """Set what the next wait is for."""
         self._kind, self._volumes = kind, (nbytes, sent, received)
 
     def waited(self, waiting: Waiting, end: float) -> None:
-        """A wait is over."""
+        """Record a wait that has ended."""
         call = waiting.number, tuple(waiting.team)
         kind = self._kind or self._begun.get(call) or ("control" if waiting.number else "message")
         if waiting.number and self._kind:
@@ -123,13 +123,13 @@ class Events:
         self.expect("")
 
     def computed(self, name: str, begin: float, end: float) -> None:
-        """An operator has run."""
+        """Record an operator that has run."""
         layer = self.layers.current()
         self.found.append(Event("compute", layer, _phase(), name, begin - self.start, end - begin))
 
 
 class _Operators(TorchDispatchMode):
-    """Looks at the clock before and after every operator; what a transport calls is part of its wait."""
+    """Times every operator; those that a transport calls are part of its wait."""
 
     def __init__(self, events: Events) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Operators(TorchDispatchMode):
 
 @contextmanager
 def listening(transport: Transport, events: Events) -> Iterator[None]:
-    """While the body runs, methods of the transport and of its waits are ones that write events."""
+    """Replace methods of the transport and of its waits by ones that record events, while the body runs."""
     swapped: dict[str, Callable[..., None]] = {
         "count": lambda sends, receives: events.expect("message", 0, _volumes(sends), _volumes(receives)),
         "all_sum": lambda x, team, *_: events.expect("sum", _summed(_on_wire(x), team)),
@@ -196,7 +196,7 @@ def _volumes(parcels: Sequence[tuple[int, Any]]) -> Volumes:
 
 
 def _on_wire(x: Tensor | np.ndarray, wire: torch.dtype | None = None, workers: int = 1) -> int:
-    """Bytes as they are sent: halves are summed as floats, gradients as the user has set."""
+    """Bytes as they are sent: half precision is summed as float32, gradients as the user has set."""
     if isinstance(x, Tensor):
         return x.numel() * wire_dtypes.summed_as(x, wire, workers).itemsize
     return x.nbytes

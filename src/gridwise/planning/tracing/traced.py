@@ -1,4 +1,4 @@
-"""A trace as data: the events of all workers, what they add up to per layer, and the files that they are written to."""
+"""A trace as data: the events of all workers, their sums per layer, and the files that they are written to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..tables import PrintsAsTables, readable, seconds_text
 from ..times import PHASES, LayerRow
 
 Volumes = tuple[tuple[int, int], ...]
-"""Peers, and bytes to or from each."""
+"""Peers, and the bytes sent to or received from each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Traced(PrintsAsTables):
 
     Parameters
     ----------
-    workers : the events of each
+    workers : the events of each worker
     passes : how often the model was run
 
     Examples
@@ -74,7 +74,7 @@ class Traced(PrintsAsTables):
     """How often the model was run."""
 
     def rows(self) -> list[LayerRow]:
-        """Per layer and phase, in the order in which they came."""
+        """One row per layer and phase, by phase and in order of appearance."""
         waits = self.waits()
         sums: dict[tuple[str, str], list[list[float]]] = defaultdict(lambda: [[0.0] * 5 for _ in self.workers])
         for rank, events in enumerate(self.workers):
@@ -94,7 +94,7 @@ class Traced(PrintsAsTables):
         return sorted(found, key=lambda row: PHASES.get(row.phase, 2))
 
     def waits(self) -> dict[tuple[int, int], float]:
-        """By worker and place of an event: how long it waited there before the last of its peers had come."""
+        """By worker and position of an event: how long the worker waited there for the last of its peers."""
         came: dict[Any, dict[int, tuple[int, Event]]] = defaultdict(dict)
         for rank, events in enumerate(self.workers):
             calls: dict[Any, int] = defaultdict(int)
@@ -117,7 +117,7 @@ class Traced(PrintsAsTables):
         return found
 
     def bytes_sent(self, rank: int) -> int:
-        """In messages, sums and copies."""
+        """Bytes that a worker has sent in messages, sums and copies."""
         events = [event for event in self.workers[rank] if event.kind != "control"]
         return sum(event.nbytes + sum(size for _, size in event.sent) for event in events)
 
@@ -151,7 +151,7 @@ def read_trace(folder: str | Path) -> Traced:
 
     Parameters
     ----------
-    folder : that of `gridwise.trace`
+    folder : as given to `gridwise.trace`
 
     Examples
     --------

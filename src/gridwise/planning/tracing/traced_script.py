@@ -1,6 +1,6 @@
 """``python -m gridwise.planning.tracing.traced_script FOLDER SCRIPT [ARGS]``: a script whose whole run is traced.
 
-`gridwise run --trace FOLDER` starts its workers so.
+`gridwise run --trace FOLDER` starts its workers this way.
 """
 
 from __future__ import annotations

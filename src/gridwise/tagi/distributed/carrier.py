@@ -1,11 +1,12 @@
-"""Moments and innovations on their way between workers: one movement for a mean and its variance.
+"""Moments and innovations moved between workers: one movement for a mean and its variance.
 
-    forward   (mu, var)              A x    each worker gets the rows it needs, from their owners, with padding around them
-    backward  (delta_mu, delta_var)  A' d   the same rows go back, and what arrives at one place is added
+    forward   (mu, var)              A x    each worker gets the rows it needs from their owners, padded
+    backward  (delta_mu, delta_var)  A' d   innovations of the same rows go back, and the owners add them up
 
-The innovations of a sum of copies are the sums of the innovations, for means and for variances alike: the adjoint of
-the movement is all that closed-form inference needs of it. The routes are those of every other layer (`gridwise.nn`),
-without autograd, for two tensors at a time: mean and variance leave in one message per peer, each from where it lies.
+The innovation of a unit that was copied is the sum of its copies' innovations, for means and variances alike, so
+closed-form inference needs nothing of the movement but its adjoint. The routes are those of every other layer
+(`gridwise.nn`), without autograd and for two tensors at a time: mean and variance are sent in one message per peer,
+without being copied together first.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from ..nn.windowed import Margins
 
 
 class Carrier:
-    """Brings each worker its `needs` of a tensor in blocks `source`, with `margins` of `fill` around them.
+    """Fetches the `needs` of each worker from a tensor in blocks `source`, with `margins` of `fill` around them.
 
-    `drops` are the rows and columns that a transposed convolution then makes too many; negative ones are missing.
+    `drops` is how many excess rows and columns a transposed convolution then makes; negative where it makes too few.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Carrier:
         self._forth = Fetch(transport, team, name, plan, _nothing, tuple(margins), fill)
 
     def fetch(self, x: Gaussian) -> Gaussian:
-        """What this worker needs, without Jacobians: they stay with the owners."""
+        """Moments of the rows that this worker needs, without Jacobians, which stay with the owners."""
         forth, sources = self._forth, [x.mu] if x.var is None else [x.mu, x.var]
         if forth.is_identity:
             return Gaussian(x.mu, x.var)
@@ -54,9 +55,9 @@ class Carrier:
         return Gaussian(*results)
 
     def give_back(self, delta: Innovation, fresh: bool = True) -> Innovation:
-        """The innovations of what this worker owns, from those of everything that was fetched of it.
+        """The innovations of this worker's own block, summed over all workers that fetched parts of it.
 
-        `fresh` innovations have no other reference: what arrives is added to them, and they are not copied.
+        `fresh` innovations are referenced nowhere else: arriving ones are added to them in place, without a copy.
         """
         forth = self._forth
         if forth.is_identity:
@@ -74,7 +75,7 @@ class Carrier:
 
 
 class Regrid(BaseLayer):
-    """Whole samples on every worker, from blocks of images: a repartition between two layers of a network."""
+    """A repartition between two layers of a network: whole samples on every worker, from blocks of images."""
 
     def __init__(self, carrier: Carrier) -> None:
         super().__init__()

@@ -6,8 +6,8 @@
     BatchNorm2d                sums
     activations, unit by unit  nothing
 
-The first layer of the network that needs whole samples has them gathered: from there on the batch is spread over all
-workers, so that each does an equal part. Everything follows from the layout of the input, which all workers know.
+At the first layer that needs whole samples they are gathered: from there on the batch is spread over all workers, each
+with an equal share. Everything follows from the layout of the input, which all workers know.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ UNIT_BY_UNIT = (ReLU, LeakyReLU, MixtureReLU, Sigmoid, MixtureSigmoid, Tanh, Mix
 
 
 def works_on_blocks(layer: BaseLayer) -> bool:
-    """Whether a layer can work on blocks of images; if not, it needs whole samples."""
+    """Whether a layer can work on blocks of images; otherwise it needs whole samples."""
     if isinstance(layer, LayerBlock | ResNetBlock):
         return all(map(works_on_blocks, layer.children_layers()))
     return isinstance(layer, (WindowedBaseLayer, BatchNorm2d, *UNIT_BY_UNIT))
 
 
 def samples_grid(grid: Grid) -> Grid:
-    """All workers of `grid` along the batch."""
+    """The grid with all workers of `grid` along the batch axis."""
     return Grid(grid.ranks, (grid.size, *(1,) * (grid.dim - 1)))
 
 
@@ -59,7 +59,7 @@ class GridPlan:
         first = self.net.layers[0]
         if not isinstance(first, WindowedBaseLayer) and works_on_blocks(
             first
-        ):  # a shortcut needs the blocks that layers make
+        ):  # both branches of a ResNetBlock need balanced blocks
             layout = self._regrid(self.source, self.source.grid)
         for layer in self.net.layers:
             if layout is not None and works_on_blocks(layer):
@@ -77,7 +77,7 @@ class GridPlan:
         return target
 
     def _place(self, layer: BaseLayer, layout: Layout) -> Layout:
-        """Where the outputs of a layer are, for an input in blocks `layout`; plans the halos on the way."""
+        """The layout of a layer's outputs, for an input in blocks `layout`; plans the halos on the way."""
         if isinstance(layer, LayerBlock):
             for child in layer.layers:
                 layout = self._place(child, layout)
@@ -103,7 +103,7 @@ class GridPlan:
             channels = layer.out_channels
         size = layer.output_hw((height, width))
         if min(size) < 1:
-            raise PartitionError(f"{layer.get_layer_info()}: makes nothing of images of {height} x {width}.")
+            raise PartitionError(f"{layer.get_layer_info()}: images of {height} x {width} leave no output.")
         target = Layout.balanced(source.grid, (batch, channels, *size))
         space = [_rows_along(d, layer, target.cuts[2 + d], source.global_shape[2 + d]) for d in range(2)]
         hulls = (tuple(rows.hull for rows in line) for line in space)
@@ -119,9 +119,9 @@ class GridPlan:
 
 
 class _Rows(NamedTuple):
-    """What one worker fetches along one dim of space: a `hull` of real rows, `margin` rows of padding around them.
+    """What one worker fetches along one dim of space: a `hull` of real rows, with `margin` rows of padding around it.
 
-    `drop` are the rows that a transposed kernel makes too many of them, before and after the worker's outputs.
+    `drop` is how many excess rows a transposed kernel makes of them, before and after the worker's outputs.
     """
 
     hull: Interval
@@ -130,7 +130,7 @@ class _Rows(NamedTuple):
 
 
 def _rows_along(d: int, layer: WindowedBaseLayer, cuts: Cuts, extent: int) -> list[_Rows]:
-    """Of each worker along dim `d` of space, where the output is cut at `cuts` and the input has `extent` rows."""
+    """What each worker along dim `d` of space fetches, for an output cut at `cuts` and an input of `extent` rows."""
     kernel, stride, dilation = layer.kernel_size[d], layer.stride[d], layer.dilation[d]
     before = layer.padding[d] if layer.padding_type == 1 else 0
     out = []

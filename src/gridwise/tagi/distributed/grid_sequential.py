@@ -2,13 +2,13 @@
 
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 2])
     net = gridwise.tagi.on_grid(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), ..., nn.Linear(512, 11)), P_x)
-    mu, var = net(x[gridwise.local_slice(P_x, x.shape)])              my block of the images
-    mine = gridwise.local_slice(net.P_y, y.shape)                     my part of the output
+    mu, var = net(x[gridwise.local_slice(P_x, x.shape)])              this worker's block of the images
+    mine = gridwise.local_slice(net.P_y, y.shape)                     this worker's block of the output
     updater.update(net.output_z_buffer, y[mine], noise[mine], net.input_delta_z_buffer)
     net.backward()
     net.step()
 
-The result is that of one worker, to rounding, for every grid, kernel, stride, padding and size.
+The result equals that of one worker, up to rounding, for every grid, kernel, stride, padding and size.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .replicas import Replicas
 
 
 class GridSequential(NetworkOnWorkers):
-    """A `Sequential` whose images lie in blocks on the grid `P_x`; made by `on_grid`.
+    """A `Sequential` on images that are distributed in blocks over the grid `P_x`; made by `on_grid`.
 
     Parameters
     ----------
-    model : a `Sequential`, built alike on all workers
+    model : a `Sequential`, built identically on all workers
     P_x : the partition of the images, (batch, channel, height, width)
 
     Attributes
@@ -47,8 +47,8 @@ class GridSequential(NetworkOnWorkers):
     P_x : CartesianPartition
         The grid of the input: (batch, 1, height, width).
     P_y : CartesianPartition
-        The grid of the output: all workers along the batch if a layer needed whole samples, else `P_x`. In either case
-        in balanced blocks, as `gridwise.local_slice(P_y, global_shape)` tells.
+        The grid of the output: all workers along the batch if a layer needs whole samples, else `P_x`. Either way the
+        blocks are balanced, as given by `gridwise.local_slice(P_y, global_shape)`.
 
     Examples
     --------
@@ -80,14 +80,14 @@ class GridSequential(NetworkOnWorkers):
     # ---- inference --------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def forward(self, mu_x: Values, var_x: Values | None = None) -> Any:
-        """Mean and variance of this worker's part of the output, for its block of the images.
+        """Mean and variance of this worker's block of the output, for its block of the images.
 
         Parameters
         ----------
         mu_x
             This worker's block of the means, (batch, channel, height, width): a tensor or a NumPy array.
         var_x
-            Variances of the same shape; None for inputs that are certain.
+            Variances of the same shape; None for inputs known exactly.
         """
         if not self.P_x.active:
             return zero_volume_tensor(), zero_volume_tensor()
@@ -125,7 +125,7 @@ class GridSequential(NetworkOnWorkers):
     def _run(self, x: Gaussian) -> Gaussian:
         with self._on_grid() as plan:
             for layer in plan.steps:
-                if isinstance(layer, Regrid):  # it does not belong to the model, whose mode it follows
+                if isinstance(layer, Regrid):  # not a submodule of the model, so it has to be given its mode
                     layer.training = self.model.training
                 x = layer.forward(x)
         self.model.output_z_buffer.gaussian = x
@@ -133,7 +133,7 @@ class GridSequential(NetworkOnWorkers):
 
     @torch.no_grad()
     def backward(self) -> None:
-        """Innovations of this worker's units; sums of the parameters' over the grid."""
+        """Compute the innovations of this worker's units, and those of the parameters summed over the grid."""
         if not self.P_x.active:
             return
         self._replicas.begin(self._problem_with_backward())
@@ -149,17 +149,17 @@ class GridSequential(NetworkOnWorkers):
             self.model.output_delta_z_buffer.innovation = back
 
     def step(self) -> None:
-        """Update the parameters from the sums over the grid; the same on all workers, nothing is sent."""
+        """Update the parameters from the sums over the grid: the same on all workers, without communication."""
         if self.P_x.active:
             self.model.step()
 
     def barrier(self) -> None:
-        """Return when all workers of the grid have arrived."""
+        """Wait until all workers of the grid have arrived."""
         self.P_x.barrier()
 
     @contextmanager
     def _on_grid(self) -> Iterator[GridPlan]:
-        """While the body runs, windows reach into the blocks of other workers; else the network is an ordinary one."""
+        """Let windows reach into the blocks of other workers inside the context; outside, the network is local."""
         assert self._plan is not None
         try:
             for layer, halo in self._plan.halos.items():
@@ -176,18 +176,18 @@ def on_grid(net: Sequential, P_x: Partition) -> GridSequential:
     Parameters
     ----------
     net
-        The network, built alike on all workers; its parameters become those of the grid's first worker.
+        The network, built identically on all workers; its parameters become those of the grid's first worker.
     P_x
-        A Cartesian partition with the axes (batch, 1, height, width). Workers outside it may call everything, with
-        `gridwise.zero_volume_tensor()`; nothing happens there.
+        A Cartesian partition with the axes (batch, 1, height, width). Workers outside it may make the same calls, with
+        `gridwise.zero_volume_tensor()`, and do nothing.
 
     Notes
     -----
-    Convolutions and pooling fetch the rows that they need of other workers: means and variances in one message per
-    neighbour in forward, their innovations in backward, where they are added. `BatchNorm2d` takes its statistics over
-    the grid. The first layer that needs whole samples (Linear, LayerNorm, Softmax) has the batch spread over all
-    workers, each with whole samples: that is where the output is then (`P_y`). The sums of the parameters are added
-    over the grid before the variances enter, in few large messages.
+    Convolutions and pooling fetch the rows that they need from other workers: in forward, means and variances in one
+    message per neighbour; in backward, their innovations go back to the owners, which add them up. `BatchNorm2d` takes
+    its statistics over the grid. At the first layer that needs whole samples (Linear, LayerNorm, Softmax) the batch is
+    spread over all workers, and so is the output then (`P_y`). The parameters' raw sums are added over the grid, before
+    they are multiplied by variances, in a few large messages.
 
     Examples
     --------

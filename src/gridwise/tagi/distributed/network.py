@@ -1,4 +1,4 @@
-"""What networks on several workers share: the interface of a `Sequential`, around one that has hooks to the others."""
+"""Base of networks on several workers: the interface of a `Sequential`, around one with hooks for communication."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .replicas import Replicas
 class NetworkOnWorkers:
     """A network whose training is shared with other workers; base of `DDPSequential` and `GridSequential`.
 
-    In training mode every call is made by all workers together. In evaluation mode `forward` of a `DDPSequential` is
-    this worker's own business.
+    In training mode all workers make every call together. In evaluation mode `forward` of a `DDPSequential` is local to
+    this worker.
 
     Attributes
     ----------
     model : Sequential
-        The network. Its parameters are the same on all workers. A copy or a pickle of it is an ordinary local network.
+        The network, with the same parameters on all workers. A copy or a pickle of it is an ordinary local network.
     """
 
     model: Sequential
     _replicas: Replicas
 
     def __call__(self, mu_x: Values, var_x: Values | None = None) -> Any:
-        """A convenient alias for the forward pass."""
+        """The same as `forward`."""
         return self.forward(mu_x, var_x)
 
     def forward(self, mu_x: Values, var_x: Values | None = None) -> Any:
         raise NotImplementedError
 
     def step(self) -> None:
-        """Update the parameters from the synchronised sums; the same on all workers, nothing is sent."""
+        """Update the parameters from the synchronised sums: the same on all workers, without communication."""
         self.model.step()
 
     def train(self) -> None:
@@ -50,7 +50,7 @@ class NetworkOnWorkers:
         self.model.eval()
 
     def barrier(self) -> None:
-        """Return when all workers have arrived."""
+        """Wait until all workers have arrived."""
         self._replicas.transport.barrier(self._replicas.team)
 
     # ---- buffers ----------------------------------------------------------------------------------------------------
@@ -74,19 +74,19 @@ class NetworkOnWorkers:
 
     @property
     def device(self) -> str:
-        """Where this worker's network is: 'cpu', 'cuda:0', ...; what an `OutputUpdater` wants to know."""
+        """The device of this worker's network, 'cpu', 'cuda:0', ...: the argument of `OutputUpdater`."""
         return self.model.device
 
     # ---- parameters -------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """The parameters and running statistics, named as those of the network on one worker."""
+        """The parameters and running statistics, under the same names as for a network on one worker."""
         return self.model.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load the same state on all workers."""
         return self.model.load_state_dict(state_dict, strict)
 
-    # ---- what is wrong on this worker, before anything is sent ------------------------------------------------------
+    # ---- problems on this worker, found before anything is sent -----------------------------------------------------
     def _problem_with_backward(self) -> str | None:
         try:
             self.model._output_innovation()
@@ -98,6 +98,6 @@ class NetworkOnWorkers:
 
 
 def check_input(net: Sequential, x: Gaussian) -> None:
-    """Raise unless the network can take `x`: one sample is tried, on a copy that belongs to no team."""
+    """Raise unless the network can take `x`: tries one sample on a copy without hooks."""
     zeros = x.mu.new_zeros(1, *x.mu.shape[1:])
     copy.deepcopy(net).eval().infer(Gaussian(zeros, None if x.var is None else zeros))

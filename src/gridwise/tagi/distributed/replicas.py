@@ -1,13 +1,13 @@
-"""Workers that train one network together: they start from the same numbers, and add their raw sums before each step.
+"""Replicas of one network, trained together: the same initial parameters, and raw sums added before each step.
 
     forward     batch norm: sums over all workers' units                    `all_sum`
     backward    sums of a layer complete -> bucket; bucket full -> its sum over the workers starts, backward goes on
-    its end     the last bucket goes out, all sums are waited for and put back into their layers
-    step        nothing to send: everybody has the same sums, and makes the same update of the same parameters
+    at its end  the last bucket is sent; all sums are awaited and put back into their layers
+    step        nothing to send: all workers have the same sums and make the same update of the same parameters
 
-What is added are the raw sums, before any product with the variances, so the workers are one worker with all their
-samples. Small tensors travel together in buckets of a few megabytes, large ones alone, in place and without a copy.
-`DDPSequential` and `GridSequential` are made of this.
+The workers add up the raw sums, before any product with the variances, so together they are equivalent to one worker
+with all their samples. Small tensors are sent together in buckets of a few megabytes, large ones alone, in place and
+without a copy. `DDPSequential` and `GridSequential` are built on this.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from ..nn.batch_norm import BatchNorm2d
 from ..nn.sequential import Sequential
 
 BUCKET = 4 << 20
-"""Bytes of a bucket: large enough for the wire's full speed, small enough that the first leaves early in backward."""
+"""Bytes of a bucket: large enough for full bandwidth, small enough that the first is sent early in backward."""
 
 SETTINGS = (
     "kernel_size", "stride", "padding", "padding_type", "dilation", "groups", "momentum", "eps", "cap", "compat",
     "compute_dtype", "alpha", "normalized_shape", "padding_idx", "stateful", "num_heads", "num_kv_heads", "use_rope",
     "rope_theta", "causal",
 )  # fmt: skip
-"""What makes layers with the same parameters compute something else."""
+"""Settings by which layers with the same parameters may differ in what they compute."""
 
 Made = TypeVar("Made")
 
 Item = tuple[Tensor, Callable[[Tensor], None]]
-"""A tensor to be summed, and what to do with its sum."""
+"""A tensor to be summed, and a function that takes its sum."""
 
 
 class Replicas:
-    """The workers of `team`, each with a copy of `net`; after this, their training is one.
+    """The workers of `team`, each with a replica of `net`, which are trained as one network.
 
     Parameters
     ----------
     net
         The network; hooks are set on its layers. Parameters and running statistics become those of the first worker.
     transport, team
-        The way to the other workers, and who they are.
+        The transport to the other workers, and who they are.
     name
-        What errors call this.
+        The name in error messages.
     scale
         A factor for the sums: 1, or one over the number of workers for their average.
     problem
-        What is wrong on this worker, if anything: then all raise, before anything is sent.
+        What is wrong on this worker, if anything: if so, all workers raise before anything is sent.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Replicas:
         problem: str | None = None,
     ) -> None:
         self.net, self.transport, self.team, self.name, self.scale = net, transport, team, name, scale
-        self.batch: int | None = None  # samples behind the sums, where that is known; else they are counted
+        self.batch: int | None = None  # samples behind the sums, if known; None: counted over the workers
         self._key, self._calls, self._is_open = key_of(f"{name} #{transport.ordinal(name)}"), 0, False
         self._taken: list[ParametricLayer] = []
         self._bucket: list[Item] = []
@@ -97,13 +97,13 @@ class Replicas:
         return self.transport.all_sum(x, self.team, f"the batch statistics of {self.name}")
 
     def agree(self, verb: str, problem: str | None = None, changed: bool = False) -> bool:
-        """Whether any worker's input changed; all raise if they do different things or one of them has a problem."""
+        """Whether any worker's input changed; all raise if their calls differ or one of them has a problem."""
         self._calls += 1
         key = (self._key + key_of(f"{verb} {self._calls}")) >> 1
         return agree_call(self.transport, self.team, f"{self.name}.{verb}", key, changed, problem)
 
     def agreed(self, verb: str, make: Callable[[], Made]) -> Made:
-        """What `make` gives on this worker; all raise if it fails on one of them."""
+        """The result of `make` on this worker; all workers raise if it fails on one of them."""
         problem = made = None
         try:
             made = make()
@@ -137,7 +137,7 @@ class Replicas:
             self._post_bucket()
 
     def finish(self) -> None:
-        """Wait until every layer has the sums over all workers, and knows how many samples are behind them."""
+        """Wait until every layer has the sums over all workers, and the number of samples behind them."""
         was_open, self._is_open = self._is_open, False
         if not was_open or not self._taken:
             return
@@ -191,7 +191,7 @@ def _check_same_network(net: Sequential, transport: Transport, team: Team, name:
 
 
 def _copy_from_first(tensors: Sequence[Tensor], transport: Transport, team: Team, name: str) -> None:
-    """Give everybody the values of the first worker: large tensors in place, small ones together."""
+    """Copy the first worker's values to all workers: large tensors in place, small ones together."""
     if len(team) == 1:
         return
     what = f"the initial parameters of {name}"
@@ -201,7 +201,7 @@ def _copy_from_first(tensors: Sequence[Tensor], transport: Transport, team: Team
             transport.copy_from(tensor.detach(), team[0], team, what)
         else:
             small.append(tensor.detach())
-    for dtype in dict.fromkeys(tensor.dtype for tensor in small):  # the same on all workers, whose networks are alike
+    for dtype in dict.fromkeys(tensor.dtype for tensor in small):  # in the same order on all workers
         together = [tensor for tensor in small if tensor.dtype == dtype]
         flat = _flatten_dense_tensors(together)
         transport.copy_from(flat, team[0], team, what)

@@ -1,1 +1,1 @@
-"""Estimators for scikit-learn: the network, the noise and the number of epochs are found from the data."""
+"""Estimators from arrays to predictions; those for scikit-learn also learn the noise and the number of epochs."""

@@ -1,4 +1,4 @@
-"""What both estimators share: settings and their checks, rows and weights as scikit-learn gives them, the search."""
+"""Base of both scikit-learn estimators: checked settings, rows and sample weights, and the search."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .search import Settings, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, LearningTask, Network, network_of, outputs_of
 
 LEARNT = "learnt"
-"""The noise is what is likeliest on held-out rows."""
+"""The noise is the likeliest on held-out rows."""
 
 
 class TAGIEstimator(BaseEstimator):
@@ -61,7 +61,7 @@ class TAGIEstimator(BaseEstimator):
 
     # ---- settings ---------------------------------------------------------------------------------------------------
     def _settings(self, noises: tuple[str, ...]) -> Settings:
-        """What `__init__` was given, checked."""
+        """The arguments of `__init__`, checked."""
         name = type(self).__name__
 
         def whole(parameter: str, least: int) -> int:
@@ -95,7 +95,7 @@ class TAGIEstimator(BaseEstimator):
 
     # ---- data -------------------------------------------------------------------------------------------------------
     def _rows(self, X: Values) -> Tensor:
-        """Rows for the network, of a fitted estimator."""
+        """`X` standardised for the network; raises if nothing has been fitted."""
         check_is_fitted(self, "net_")
         return self.scale_x_.standardise(of_array(validate_data(self, X, dtype=np.float64, reset=False)))
 
@@ -108,7 +108,7 @@ class TAGIEstimator(BaseEstimator):
     # ---- learning ---------------------------------------------------------------------------------------------------
     @contextmanager
     def _unless_refused(self) -> Iterator[None]:
-        """What is learnt in the body counts only if it ends well; else the estimator is what it was."""
+        """Restore the estimator if the body raises."""
         before = dict(self.__dict__)
         try:
             yield
@@ -118,7 +118,7 @@ class TAGIEstimator(BaseEstimator):
             raise
 
     def _learn(self, task: LearningTask, rows: int, settings: Settings) -> None:
-        """Search on held-out rows, then learn from all; sets what is found, and leaves torch's generators as they were."""
+        """Search on held-out rows, then learn from all; sets the results, and leaves torch's generators unchanged."""
         if rows < 2:
             raise PartitionError(
                 f"{type(self).__name__}: n_samples={rows}; at least 2 are needed, because the noise and the number of epochs "
@@ -131,7 +131,7 @@ class TAGIEstimator(BaseEstimator):
         self._found, self._calls = found.noise, 0
 
     def _learn_once(self, task: LearningTask, rows: int, batch_size: int, first: bool) -> None:
-        """Learn rows in one epoch, on top of what is known; a network that is ruined by that does not become `net_`."""
+        """Learn the rows once, continuing from `net_`, which is replaced only if the new parameters are finite."""
         self._calls = 0 if first else self._calls + 1
         with self._seeded(self._calls) as generator:
             net = task.network() if first else copy.deepcopy(self.net_)
@@ -141,7 +141,7 @@ class TAGIEstimator(BaseEstimator):
 
     @contextmanager
     def _seeded(self, call: int) -> Iterator[torch.Generator]:
-        """A generator for the body, in which torch's own have the same seed; afterwards they are as they were."""
+        """A generator for the body, where torch's own has the same seed; it is restored afterwards."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + call
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
@@ -158,7 +158,7 @@ class TAGIEstimator(BaseEstimator):
 
 
 def scale_of(values: np.ndarray, weight: np.ndarray) -> Scale:
-    """Mean and standard deviation of columns with weights for the rows; NaN is left out."""
+    """Weighted mean and standard deviation of columns; NaN is left out."""
     known = ~np.isnan(values)
     w = weight[:, None] * known
     total = np.maximum(w.sum(0), 1e-300)

@@ -1,4 +1,4 @@
-"""Training data as batches: arrays, cut and shuffled here, or a loader that yields pairs; and what is wrong with them."""
+"""Training data in batches, from arrays, split and shuffled here, or from a loader of pairs; with their checks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ Shape = tuple[int, ...]
 
 
 def as_rows(value: object, name: str, what: str) -> Tensor:
-    """A tensor with rows, in the precision in which it came."""
+    """`value` as a tensor with rows, in its own precision."""
     try:
         out = value if isinstance(value, Tensor) else of_array(value)
     except (TypeError, ValueError) as error:  # words, dates, rows of unequal lengths
-        raise PartitionError(f"{what}: `{name}` is no array of numbers: {error}") from error
+        raise PartitionError(f"{what}: `{name}` is not an array of numbers: {error}") from error
     if out.ndim == 0:
         raise PartitionError(f"{what}: `{name}` is one number.\n  fix: an array of rows.")
     return out
 
 
 def as_columns(y: Tensor) -> Tensor:
-    """(row, column), of any number of rows."""
+    """`y` as (row, column), also without rows."""
     return y.flatten(1) if y.ndim > 1 else y[:, None]
 
 
 class Batches:
-    """Pairs of inputs and observations, in as many epochs as wanted.
+    """Pairs of inputs and observations, for any number of epochs.
 
-    `blocks` has everything once, in order, as (place, x, y) with the place for messages; `epoch` has batches on `device`.
+    `blocks` yields all data once, in order, as (where, x, y) with `where` for error messages; `epoch` yields batches on
+    `device`.
     """
 
     def __init__(self, x: object, y: object, size: int, shuffle: bool, seed: int, device: torch.device) -> None:
@@ -72,7 +73,7 @@ class Batches:
             yield what, x, y
 
     def count(self, blocks: int) -> int:
-        """How many batches an epoch has, for data that came in this many `blocks`."""
+        """The number of batches in an epoch, for data in this many `blocks`."""
         return -(-len(self.x) // self.size) if self.loader is None else blocks
 
     def epoch(self) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Classification with probabilities that know how sure the network is."""
+"""Classification with probabilities that include the uncertainty of the network."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .fitted_network import Noise
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """The likeliest label of each sample, and the probabilities (sample, class) of all, which add up to one.
+    """The likeliest label of each sample, and the probabilities of all classes, which add up to one.
 
     Attributes
     ----------
     label
-        Of each sample.
+        The label of each sample.
     probability
-        A row for each sample, a column for each class.
+        One row per sample, one column per class.
 
     Examples
     --------
@@ -44,12 +44,12 @@ class Classifier(Estimator):
     Parameters
     ----------
     net
-        A `Sequential` whose outputs are the nodes of the class tree (`outputs_for(num_classes)`: 11 for 10 classes),
+        A `Sequential` with one output for each node of the class tree (`outputs_for(num_classes)`: 11 for 10 classes),
         or, with `encoding='one-hot'`, one for each class, with `Remax` or `ClosedFormSoftmax` at the end.
     num_classes
-        How many classes; labels are 0 to `num_classes - 1`.
+        Number of classes; labels are 0 to `num_classes - 1`.
     sigma_v
-        Standard deviation of the noise of the turns (+1, -1), or of the one-hot observations; a number or a function of
+        Standard deviation of the noise on the turns (+1, -1), or on the one-hot observations; a number or a function of
         the epoch.
     encoding
         'tree' (hierarchical softmax: each sample updates log2(num_classes) outputs) or 'one-hot'.
@@ -78,7 +78,7 @@ class Classifier(Estimator):
 
     @staticmethod
     def outputs_for(num_classes: int) -> int:
-        """How many outputs a network needs for the tree of `num_classes` classes."""
+        """The number of outputs that a network needs for the tree of `num_classes` classes."""
         return class_tree(num_classes).len
 
     # ---- before the first epoch -------------------------------------------------------------------------------------

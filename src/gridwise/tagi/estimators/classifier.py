@@ -1,4 +1,4 @@
-"""Classification for scikit-learn: probabilities that know how sure the network is, the noise learnt from the data."""
+"""Classification for scikit-learn: probabilities that include the uncertainty of the network, and learnt noise."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .tasks import Classes, probabilities
 
 
 class TAGIClassifier(ClassifierMixin, TAGIEstimator):
-    """A Bayesian network in closed form that predicts the probability of each class.
+    """A Bayesian neural network, trained in closed form, that predicts the probability of each class.
 
-    Classes are the leaves of a binary tree, and a label is a turn (+1 or -1) at each node on the way to it. Turns have
-    noise: its size, and the number of epochs, are found on rows that are held out; then a new network learns all rows.
+    Classes are the leaves of a binary tree, and a label is a turn (+1 or -1) at each node on the path to it. Turns have
+    noise: its size and the number of epochs are found on held-out rows; then a new network learns from all rows.
 
     Parameters
     ----------
     hidden_layers, activation, batch_size, max_epochs, early_stopping, patience, validation_fraction, random_state, verbose
         As in `TAGIRegressor`.
     noise
-        'learnt', or a number: the standard deviation of the noise of a turn.
+        'learnt', or a number: the standard deviation of the noise on a turn.
 
     Attributes
     ----------
     classes_ : array (n_classes,)
         The labels, of whatever type.
     noise_ : float
-        Standard deviation of the noise of a turn.
+        Standard deviation of the noise on a turn.
     n_epochs_, validation_score_, net_, n_features_in_, feature_names_in_
         As in `TAGIRegressor`; the score is the mean log-probability of the labels of the held-out rows.
 
@@ -71,7 +71,7 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
     def partial_fit(
         self, X: Values, y: Any, classes: Any = None, sample_weight: Values | None = None
     ) -> TAGIClassifier:
-        """Learn rows once, on top of what is known; the first call needs all `classes`, unless `y` has them all."""
+        """Learn the rows once, continuing from earlier calls; the first needs all `classes` unless `y` has them."""
         first = not hasattr(self, "net_")
         settings = self._settings((LEARNT,))
         with self._unless_refused():
@@ -96,7 +96,7 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
     def _data(
         self, X: Any, y: Any, sample_weight: Values | None, reset: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, labels and weights, of the rows that have any weight."""
+        """Rows, labels and weights, without rows of weight zero."""
         X, y = validate_data(self, X, y, dtype=np.float64, reset=reset)
         check_classification_targets(y)
         weight = self._weights(sample_weight, X)

@@ -1,11 +1,11 @@
-"""What the estimators share in training: checks before anything is learnt, and epochs with a progress bar.
+"""Base of the estimators: checks before anything is learnt, and epochs with a progress bar.
 
 model = Regressor(net, sigma_v=0.2).fit(x, y, epochs=20)
 p = model.predict(x_new)
 p.mean, p.std, p.interval(0.95)
 
-A network that several workers train together (the `.model` of a `DDPSequential`) has each worker fit its own rows: they
-agree on the scales and on the number of batches, and those with fewer make empty ones.
+Where several workers train a network together (the `.model` of a `DDPSequential`), each fits its own rows: they agree
+on the scales and on the number of batches, and those with fewer add empty ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .fitted_network import FittedNetwork, Noise
 
 
 class Survey(NamedTuple):
-    """What a worker's data are: `shape` of a row of x and `columns` of y (None: no batches), rows, batches an epoch."""
+    """Sizes of a worker's data: `shape` of a row of x, `columns` of y (None: no batches), rows, batches per epoch."""
 
     shape: Shape | None
     columns: int | None
@@ -36,7 +36,7 @@ class Survey(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What is learnt from: batches, the noise of each epoch, shapes, and how many `empty` batches an epoch needs."""
+    """Training data: batches, the noise of each epoch, shapes, and how many `empty` batches to add to each epoch."""
 
     batches: Batches
     sigmas: list[float]
@@ -51,11 +51,11 @@ class Estimator(FittedNetwork):
     Parameters
     ----------
     net
-        A `Sequential`, on the device where it is to run.
+        A `Sequential`, on the device it is to run on.
     sigma_v
-        Standard deviation of the observations' noise: a number, or a function of the epoch (0, 1, ...).
+        Standard deviation of the noise on the observations: a number, or a function of the epoch (0, 1, ...).
     compile
-        Compile each training step (CPU) or capture it in a CUDA graph; see `TrainStep`.
+        Whether to compile the training step; see `TrainStep`.
     """
 
     observe = "all"
@@ -64,13 +64,13 @@ class Estimator(FittedNetwork):
         super().__init__(net, sigma_v)
         self._step = TrainStep(net, self.observe, compile)
 
-    # ---- to be given by a subclass ----------------------------------------------------------------------------------
+    # ---- for subclasses to override ---------------------------------------------------------------------------------
     def _learn(self, x: Tensor, y: Tensor, sigma: float) -> float:
-        """One training step; a measure of its error, for the progress bar."""
+        """Make one training step; returns a measure of its error, for the progress bar."""
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """Called before the training data are looked through."""
+        """Called before the training data are checked."""
 
     def _inspect(self, what: str, x: Tensor, y: Tensor) -> None:
         """Called with each block of the training data before anything is learnt; raises if `y` cannot be learnt."""
@@ -79,7 +79,7 @@ class Estimator(FittedNetwork):
         """Raise unless a network with `units` outputs can learn from `columns` columns of y."""
 
     def _ready(self, shape: Shape, columns: int) -> None:
-        """Called when all data have been looked through, on all workers, before the first epoch of a fit."""
+        """Called after all data have been checked, on all workers, before the first epoch of a fit."""
 
     # ---- training ---------------------------------------------------------------------------------------------------
     def fit(
@@ -95,9 +95,9 @@ class Estimator(FittedNetwork):
     ) -> Any:
         """Learn from arrays `x`, `y`, or from a DataLoader of pairs given as `x`; returns the estimator.
 
-        The data are looked through once before the first epoch: what cannot be learnt is refused, and nothing changes.
-        Rows are independent of one another: recurrent layers start each of them from zero, whatever their `stateful`.
-        A second fit starts over, from the network as it was before the first, with scales of its own data.
+        All data are checked once before the first epoch; if some cannot be learnt, fit raises and nothing is changed.
+        Rows are independent of one another: recurrent layers start each from zero, whatever their `stateful`. A second
+        fit starts over, from the network as it was before the first, with scales from its own data.
         """
         before = self._shape, self._units, self.history
         self._shape, self.history = None, []
@@ -126,13 +126,13 @@ class Estimator(FittedNetwork):
         progress: bool = True,
         seed: int = 0,
     ) -> Any:
-        """Learn on from what is known, with the scales of the first data; like `fit` where nothing has been fitted."""
+        """Continue learning, with the scales of the first fit; the same as `fit` if nothing has been fitted."""
         if self._shape is None:
             return self.fit(x, y, epochs=epochs, batch_size=batch_size, shuffle=shuffle, progress=progress, seed=seed)
         return self._learn_all(self._look_through(x, y, epochs, batch_size, shuffle, seed), progress)
 
     def _look_through(self, x: object, y: object, epochs: int, batch_size: int, shuffle: bool, seed: int) -> Data:
-        """The data of a fit, after all workers have found that they can be learnt from; else all raise."""
+        """The data of a fit, once all workers have checked theirs; all raise if one finds a problem."""
         problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
         try:
             if epochs < 0:
@@ -165,7 +165,7 @@ class Estimator(FittedNetwork):
         return self
 
     def _check_parameters(self) -> None:
-        """Raise if an epoch has ruined the network: the same on all workers, which have the same parameters."""
+        """Raise if parameters are no longer finite; on all workers alike, since their parameters are the same."""
         for layer in self.net.parametric_layers():
             if not all(bool(torch.isfinite(p).all()) for p in layer.parameters()):
                 raise GridwiseError(
@@ -175,7 +175,7 @@ class Estimator(FittedNetwork):
                 )
 
     def _survey(self, data: Batches) -> Survey:
-        """Look through this worker's data; raises for what cannot be learnt."""
+        """The sizes of this worker's data; raises for data that cannot be learnt."""
         self._begin()
         shape, columns, rows, blocks = self._shape, None, 0, 0
         for what, x, y in data.blocks():
@@ -202,14 +202,14 @@ class Estimator(FittedNetwork):
 
     # ---- several workers --------------------------------------------------------------------------------------------
     def _agree(self, verb: str, problem: str | None) -> None:
-        """Raise on all workers of the network if one of them has a problem."""
+        """Raise on all workers if one of them has a problem."""
         if self.net.replicas is not None:
             self.net.replicas.agree(verb, problem)
         elif problem is not None:
             raise PartitionError(problem)
 
     def _common(self, mine: Survey, epochs: int) -> tuple[Shape, int, int]:
-        """Shape of a row, columns of y and batches an epoch on all workers; all raise if these cannot train together."""
+        """Shape of a row, columns of y and batches per epoch for all workers; all raise if theirs do not match."""
         team, here = self.net.replicas, json.dumps([*mine, epochs, len(self.history)]).encode()
         parts = [here] if team is None else team.transport.gather_bytes(here, team.team, "the sizes of training data")
         reports = [tuple(json.loads(part)) for part in parts]

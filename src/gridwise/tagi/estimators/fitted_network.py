@@ -1,4 +1,4 @@
-"""A network beside what it has learnt from: the shape of its rows, the noise of each epoch; predictions and its state."""
+"""A network with the shape of the rows it was fitted on and the noise of each epoch; its predictions and its state."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ..nn.gaussian import Gaussian
 from .batches import Shape, as_rows
 
 Noise = float | Callable[[int], float]
-"""A standard deviation, or one for each epoch (0, 1, ...)."""
+"""A standard deviation, or a function that gives one for each epoch (0, 1, ...)."""
 
 
 class FittedNetwork:
-    """Base of `Estimator`: what is known of the rows, and what the network makes of them."""
+    """Base of `Estimator`: the shape of rows, predictions for them, and the state."""
 
     def __init__(self, net: Sequential, sigma_v: Noise) -> None:
         self.net, self.sigma_v = net, sigma_v
         self.history: list[dict[str, float]] = []
-        self._shape: Shape | None = None  # of a row of x; None before the first fit
-        self._units = 0  # outputs of the network for a row
-        self._start: dict[str, Tensor] | None = None  # the network before the first fit
+        self._shape: Shape | None = None  # shape of a row of x; None before the first fit
+        self._units = 0  # outputs of the network for one row
+        self._start: dict[str, Tensor] | None = None  # the network's state before the first fit
         if not callable(sigma_v):
             self._sigma(0)
 
@@ -42,7 +42,7 @@ class FittedNetwork:
         return sigma
 
     def _check_features(self, x: Tensor, what: str) -> Shape:
-        """The shape of a row for the network, the same as in the first fit; raises for another number of features."""
+        """The shape of a row for the network, as in the first fit; raises if the number of features differs."""
         shape = tuple(x.shape[1:])
         given, needed = math.prod(shape), _features_of(self.net, shape)
         if self._shape is not None:
@@ -56,7 +56,7 @@ class FittedNetwork:
         return shape
 
     def _outputs_of(self, shape: Shape) -> int:
-        """Outputs of the network for one row of `shape`: one sample is tried."""
+        """The number of outputs for one row of `shape`, found by trying one sample."""
         if self._shape is not None:
             return self._units
         trial = self._for_evaluation()
@@ -93,9 +93,9 @@ class FittedNetwork:
         return rows.reshape(len(rows), *shape)
 
     def _for_evaluation(self) -> Sequential:
-        """The network in evaluation mode: a copy that shares its tensors and belongs to no team.
+        """A copy of the network in evaluation mode that shares its tensors but no hooks to other workers.
 
-        So several threads may predict at once, and a prediction leaves no trace in the network.
+        Several threads may therefore predict at once, and predictions do not affect the network.
         """
         shared = {id(t): t for t in (*self.net.parameters(), *self.net.buffers())}
         return copy.deepcopy(self.net, shared).eval()
@@ -104,9 +104,9 @@ class FittedNetwork:
     def _outputs(
         self, mu: Tensor, batch_size: int, var: Tensor | None = None, net: Sequential | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the network's output for all rows, each of which recurrent layers start from zero.
+        """Mean and variance of the network's output for all rows; recurrent layers start each row from zero.
 
-        `net` is what `_for_evaluation` gave, where it is asked for more than once.
+        `net` is the result of `_for_evaluation`, for callers that reuse it.
         """
         if batch_size < 1:
             raise PartitionError(f"predict: `batch_size` (={batch_size}) is less than one.")
@@ -121,7 +121,7 @@ class FittedNetwork:
 
     # ---- state ------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """The network's state and all that predictions and further fits need; a checkpoint takes the estimator itself."""
+        """The network's state and all that predictions and further fits need; checkpoints take the estimator itself."""
         return {
             "kind": self._kind(),
             "net": self.net.state_dict(),
@@ -132,7 +132,7 @@ class FittedNetwork:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the estimator that `state_dict` was called on; one of another kind or network is refused."""
+        """Restore the estimator that `state_dict` was called on; raises if its kind or network differs."""
         if state.get("kind") != self._kind():
             raise PartitionError(f"load_state_dict: the state is that of {state.get('kind')}, this is {self._kind()}.")
         theirs, mine = ({k: tuple(t.shape) for k, t in d.items()} for d in (state["net"], self.net.state_dict()))
@@ -157,7 +157,7 @@ class FittedNetwork:
 
 
 def _features_of(net: Sequential, shape: Shape) -> int | None:
-    """Features that the first layer takes in a row of `shape`, where it tells."""
+    """The number of features that the first layer takes for a row of `shape`; None if it does not determine it."""
     first = next(iter(net.leaves()))
     if isinstance(first, LSTM):
         is_sequence = len(shape) == 2 and shape[1] == first.input_size

@@ -1,12 +1,13 @@
-"""Time series: the next value from a window of the last ones, and further ahead with intervals that hold.
+"""Time series forecasts: the next value from a window of past ones, and further ahead with calibrated intervals.
 
     row of the network    value t, covariates t+1 | value t+1, covariates t+2 | ...   `window` pairs, flat
-    covariates            sine and cosine of each period, then the exogenous columns: what is known of the time to come
-    further ahead         what is predicted goes in again, with its variance
+    covariates            sine and cosine of each period, then the exogenous columns: known in advance
+    further ahead         predictions are fed back as inputs, with their variances
     missing values        as observations: skipped; inside a window: the network's own prediction, with its variance
 
-The variances of a recursion leave out that its errors go together. `fit(..., horizon=h)` therefore forecasts a part of the
-series that it holds out, from many starts, and stretches the standard deviation of each step ahead to what it finds.
+The variances of this recursion ignore that its errors are correlated. `fit(..., horizon=h)` therefore forecasts a
+held-out part of the series from many starts, and stretches the standard deviation of each step ahead to the errors
+found.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .regression import Regressor
 from .scaling import ColumnMoments, Scale
 
 HELD_OUT, STARTS = 0.25, 40
-"""The part of a series that is held out to find the stretch, and how many starts it is forecast from at most."""
+"""The fraction of a series that is held out to find the stretch, and the most starts that it is forecast from."""
 
 
 class Forecaster:
@@ -36,18 +37,18 @@ class Forecaster:
     Parameters
     ----------
     net
-        A `Sequential` from `inputs_for(window, periods, exogenous)` values (an `LSTM(1, units, window)` first, say) to one
-        output. With covariates each value comes with those of the time after it: `LSTM(1 + covariates, units, window)`.
+        A `Sequential` from `inputs_for(window, periods, exogenous)` values (an `LSTM(1, units, window)` first, say) to
+        one output. Each value comes with the covariates of the next step: `LSTM(1 + covariates, units, window)`.
     window
-        How many values the network sees.
+        The number of past values that the network takes.
     sigma_v
-        Standard deviation of the noise of the standardised values: a number, or a function of the epoch.
+        Standard deviation of the noise on the standardised values: a number, or a function of the epoch.
     compile
         See `TrainStep`.
     periods
-        Lengths of the seasons, in steps of the series: (24, 168) for hours with days and weeks.
+        Lengths of the seasons, in steps of the series: (24, 168) for hourly values with daily and weekly seasons.
     exogenous
-        How many columns are given besides the series (weather, holidays), which are known ahead.
+        The number of additional columns (weather, holidays), whose future values are known.
 
     Examples
     --------
@@ -82,7 +83,7 @@ class Forecaster:
 
     @staticmethod
     def inputs_for(window: int, periods: Sequence[float] = (), exogenous: int = 0) -> int:
-        """How many inputs the network has."""
+        """The number of inputs that the network needs."""
         return window * (1 + 2 * len(periods) + exogenous)
 
     @property
@@ -101,10 +102,10 @@ class Forecaster:
         series
             Values in equal steps of time, (n,) or (n, 1); NaN where one is missing.
         exogenous
-            (n, columns), without gaps, where the forecaster has any.
+            (n, columns), without gaps, if the forecaster has exogenous columns.
         horizon
-            How far ahead intervals shall hold: they are then stretched to what is found on the last quarter of the series,
-            which is held out for that and learnt afterwards.
+            How many steps ahead to calibrate intervals: they are stretched to the errors on the last quarter of the
+            series, which is held out for that and learnt afterwards.
         options
             As in `Estimator.fit`.
         """
@@ -121,7 +122,7 @@ class Forecaster:
     def partial_fit(
         self, series: Values, exogenous: Values | None = None, *, start: int = 0, **options: Any
     ) -> Forecaster:
-        """Learn on from what is known, with the scale of the first series, whose value 0 is `start` steps earlier."""
+        """Continue learning, with the scale of the first series; this one starts `start` steps after it."""
         if self._regressor._shape is None:
             return self.fit(series, exogenous, **options)
         self._regressor.partial_fit(*self._rows(self._looked_through(series, exogenous, None), start), **options)
@@ -132,7 +133,7 @@ class Forecaster:
         self._regressor.fit(*self._rows(data, 0), **options)
 
     def _looked_through(self, series: Values, exogenous: Values | None, horizon: int | None) -> TimeSeries:
-        """The data, after all workers have found that they can be learnt from; else all raise."""
+        """The data, once all workers have checked theirs; all raise if one finds a problem."""
         problem, data = None, TimeSeries(np.zeros(0), np.zeros((0, self.exogenous)))
         try:
             data = as_series(series, exogenous, self.exogenous, 0, "fit")
@@ -149,14 +150,14 @@ class Forecaster:
         return data
 
     def _rows(self, data: TimeSeries, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and observations; windows that miss a value are left out."""
+        """Inputs and observations; windows with a missing value are left out."""
         values = self._standardised(data.values)
         rows = windows(values, self._covariates(data.exogenous, start), self.window)
         whole = np.isfinite(rows).all(1)
         return rows[whole], values[self.window :][whole, None]
 
     def _found_stretch(self, data: TimeSeries, horizon: int, options: Mapping[str, Any]) -> list[float]:
-        """By how much errors of each step ahead are larger than predicted, on the last part of the series."""
+        """The ratio of actual to predicted errors for each step ahead, on the held-out end of the series."""
         n = len(data.values)
         first = n - round(HELD_OUT * n)
         self._stretch = []
@@ -183,9 +184,9 @@ class Forecaster:
 
     # ---- predictions ------------------------------------------------------------------------------------------------
     def predict(self, series: Values, exogenous: Values | None = None, *, start: int = 0) -> Prediction:
-        """One step ahead: a prediction for every value of the series from number `window` on.
+        """One-step-ahead predictions, for every value of the series from number `window` on.
 
-        The first value is `start` steps after the first of the series that was fitted, which matters for `periods`.
+        The series starts `start` steps after the first value of the fitted one, which matters for `periods`.
         """
         data = as_series(series, exogenous, self.exogenous, 0, "predict")
         self._check_fitted("predict")
@@ -197,9 +198,9 @@ class Forecaster:
         return self._back(m.double().numpy()[:, 0], v.double().numpy()[:, 0] + self._noise(), self._stretch[:1])
 
     def forecast(self, series: Values, steps: int, exogenous: Values | None = None, *, start: int = 0) -> Prediction:
-        """`steps` values after the end of the series; what is predicted goes in again with its variance.
+        """Predictions of the `steps` values after the end of the series, each fed back with its variance.
 
-        `exogenous` has the columns of the series and of the `steps` after it.
+        `exogenous` has rows for the series and for the `steps` after it.
         """
         if steps < 0:
             raise PartitionError(f"forecast: `steps` (={steps}) is less than zero.")
@@ -220,7 +221,7 @@ class Forecaster:
         return self._regressor._last_sigma() ** 2
 
     def _ahead(self, mu: np.ndarray, var: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (row, step) after windows (row, time), by recursion; `known` (row, time, covariate)."""
+        """Mean and variance (row, step) after windows (row, time), by recursion; `known` is (row, time, covariate)."""
         net = self._regressor._for_evaluation()
         for step in range(known.shape[1] - self.window + 1):
             here = slice(step, step + self.window)
@@ -232,12 +233,12 @@ class Forecaster:
         return mu[:, self.window :], var[:, self.window :]
 
     def _filled(self, data: TimeSeries, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Standardised values and their variances: zero, but where one is missing and predicted from those before it."""
+        """Standardised values and their variances: missing values are predicted, all others have variance zero."""
         mu, known = self._standardised(data.values), self._covariates(data.exogenous, start)
         var = np.zeros_like(mu)
         for place in np.flatnonzero(np.isnan(mu)):
             if place < self.window:
-                mu[place], var[place] = 0.0, 1.0  # nothing before it: any value of the series
+                mu[place], var[place] = 0.0, 1.0  # too few values before it: the distribution of the series
                 continue
             last = slice(place - self.window, place)
             m, v = self._ahead(mu[None, last], var[None, last], known[None, place - self.window + 1 : place + 1])
@@ -254,7 +255,7 @@ class Forecaster:
         return self._scale.standardise(torch.as_tensor(values)).numpy()
 
     def _back(self, mean: np.ndarray, total: np.ndarray, stretch: Sequence[float]) -> Prediction:
-        """In the units of the series; step h is stretched by `stretch[h]`, and those beyond by the last."""
+        """The prediction in the units of the series; step h is stretched by `stretch[h]`, those beyond by the last."""
         centre, size = float(self._scale.mean), float(self._scale.std)
         factor = np.ones(len(mean))
         if stretch:
@@ -264,7 +265,7 @@ class Forecaster:
 
     # ---- state ------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """The network's state and all that forecasts and further fits need; a checkpoint takes the forecaster itself."""
+        """The network's state and all that forecasts and further fits need; checkpoints take the forecaster itself."""
         return {
             "window": self.window,
             "periods": list(self.periods),
@@ -276,7 +277,7 @@ class Forecaster:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the forecaster that `state_dict` was called on; another window, other periods or columns are refused."""
+        """Restore the forecaster that `state_dict` was called on; raises if window, periods or columns differ."""
         mine = {"window": self.window, "periods": list(self.periods), "exogenous": self.exogenous}
         for name, value in mine.items():
             if (theirs := state.get(name, value if name != "window" else None)) != value:
@@ -290,6 +291,6 @@ class Forecaster:
 
 
 def _smooth(stretch: np.ndarray) -> np.ndarray:
-    """The mean square of each step and its two neighbours on each side: single steps rest on few starts."""
+    """The root mean square over each step and its two neighbours on each side, since each step has few samples."""
     padded = np.pad(stretch**2, 2, mode="edge")
     return np.sqrt(np.convolve(padded, np.full(5, 0.2), mode="valid"))

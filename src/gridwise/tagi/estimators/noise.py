@@ -1,12 +1,12 @@
-"""How large the noise is: the size that makes observations likeliest that the network has not learnt from.
+"""The size of the noise: the value that maximises the likelihood of held-out observations.
 
-A network predicts N(m, v) for the quantity itself; an observation of it has noise of variance s on top. On rows that were
-held out, v tells what the network does not know, and s is what is left over:
+A network predicts N(m, v) for the quantity itself; an observation of it adds noise of variance s. On held-out rows, v
+is the uncertainty of the network, and s is what is left over:
 
     s = argmax  sum of w log N(y; m, v + s)        numbers; w are the rows' weights
-    c = argmax  sum of w log P(label; m, v, c)     classes; c is the noise of a turn in the tree of classes
+    c = argmax  sum of w log P(label; m, v, c)     classes; c is the noise on a turn in the tree of classes
 
-Both are maxima over one number, found on a grid of logarithms and refined on a finer one.
+Both are one-dimensional maxima, found on a logarithmic grid that is refined twice.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 LEAST, LARGEST = 1e-3, 3.0
-"""Standard deviations of noise that are tried, in parts of the standard deviation of the observations."""
+"""The range of standard deviations tried, relative to that of the observations."""
 
 UNKNOWN = 0.5
-"""The variance of noise of which nothing is known yet, in parts of the variance of the observations."""
+"""The initial guess of the noise variance, relative to the variance of the observations."""
 
 _POINTS = 25
 
 
 def likeliest(score: Callable[[float], float], low: float = LEAST, high: float = LARGEST) -> float:
-    """The number between `low` and `high` with the largest score."""
+    """The value between `low` and `high` with the largest score."""
     best = math.sqrt(low * high)
     for _ in range(3):
         tried = torch.logspace(math.log10(low), math.log10(high), _POINTS, dtype=torch.float64).tolist()
@@ -44,7 +44,7 @@ def log_density(m: Tensor, v: Tensor, y: Tensor, s: Tensor | float) -> Tensor:
 
 
 def noise_of_numbers(m: Tensor, v: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """The likeliest variance of the noise of each column; y is NaN where it is missing, weight has a value for each row."""
+    """The likeliest noise variance of each column; y is NaN where missing, and there is one weight per row."""
     out = []
     for column in range(y.shape[1]):
         known = ~torch.isnan(y[:, column])
@@ -58,6 +58,6 @@ def _noise_of_column(m: Tensor, v: Tensor, y: Tensor, weight: Tensor) -> float:
 
 
 def mean_log_density(m: Tensor, v: Tensor, y: Tensor, s: Tensor, weight: Tensor) -> float:
-    """The weighted mean of log N(y; m, v + s) over what is not missing."""
+    """The weighted mean of log N(y; m, v + s) over the values that are not missing."""
     density, w = log_density(m, v, y, s), weight[:, None] * ~torch.isnan(y)
     return float((torch.nan_to_num(density) * w).sum() / w.sum().clamp_min(1e-30))

@@ -1,4 +1,4 @@
-"""What an estimator of numbers predicts: a Gaussian for every observation."""
+"""The predictions of a regressor or forecaster: a Gaussian for every observation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Prediction:
     Attributes
     ----------
     mean, std
-        Of the observation that is to come, its noise included.
+        Mean and standard deviation of a future observation, noise included.
     model_std
-        The part that more data would take away.
+        The part of the standard deviation that more data would reduce.
 
     Examples
     --------
@@ -39,13 +39,13 @@ class Prediction:
 
     @classmethod
     def of(cls, mu: Tensor, var: Tensor, noise: Tensor | None, scale: Scale) -> Prediction:
-        """Of outputs in units of `scale`, with noise of this variance; None: even outputs are means, odd ones their noise."""
+        """From outputs in units of `scale` and a noise variance; None: even outputs are means, odd ones their noise."""
         if noise is None:
             mu, var, noise = mu[:, 0::2], var[:, 0::2], mu[:, 1::2]
         size, centre = scale.std.numpy(), scale.mean.numpy()
         return cls(mu.numpy() * size + centre, (var + noise).sqrt().numpy() * size, var.sqrt().numpy() * size)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval that holds an observation with probability `level`."""
+        """The central interval that contains an observation with probability `level`."""
         reach = half_width(level) * self.std
         return self.mean - reach, self.mean + reach

@@ -1,4 +1,4 @@
-"""Regression with intervals: noise of a known size, or noise whose size is learnt too."""
+"""Regression with intervals: noise of known size, or noise that the network predicts too."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Regressor(Estimator):
     Parameters
     ----------
     net
-        A `Sequential` with one output for each observed quantity; with `heteroscedastic` two, and `EvenExp` at the end.
+        A `Sequential` with one output per observed quantity; with `heteroscedastic` two, and `EvenExp` at the end.
     sigma_v
-        Standard deviation of the noise of the (standardised) observations, or a function of the epoch.
+        Standard deviation of the noise on the (standardised) observations, or a function of the epoch.
         Not used with `heteroscedastic`.
     heteroscedastic
         Whether the network predicts the variance of the noise as well.
     standardize
-        Whether inputs and observations are standardised by the training data, and predictions brought back. Indices that
-        go into an `Embedding` stay as they are.
+        Whether inputs and observations are standardised by the training data, and predictions scaled back. Indices for
+        an `Embedding` stay as they are.
     compile
         See `TrainStep`.
 
@@ -53,7 +53,7 @@ class Regressor(Estimator):
         standardize: bool = True,
         compile: bool = False,
     ) -> None:
-        last = list(net.leaves())[-1] if isinstance(net, Sequential) else None  # else TrainStep tells
+        last = list(net.leaves())[-1] if isinstance(net, Sequential) else None  # else TrainStep raises
         if heteroscedastic and last is not None and not isinstance(last, EvenExp):
             raise PartitionError(
                 f"Regressor: `heteroscedastic` (=True) with a network that ends with {last.get_layer_info()}.\n"
@@ -84,7 +84,7 @@ class Regressor(Estimator):
             raise PartitionError(
                 f"{what}: `y` has {float(y[row, column])} in row {row}, column {column}.\n  fix: NaN for a missing value."
             )
-        if self.standardize and self._shape is None:  # a fit, not one that goes on
+        if self.standardize and self._shape is None:  # fit, not partial_fit
             for moments, block in zip(self._moments, (x, y), strict=True):
                 moments.add(block)
 

@@ -1,4 +1,4 @@
-"""Regression for scikit-learn: a mean and a standard deviation for every prediction, the noise learnt from the data."""
+"""Regression for scikit-learn: a mean and a standard deviation for every prediction, with learnt noise."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from .tasks import Numbers, VaryingNumbers
 VARYING = "heteroscedastic"
 
 MEMORY = 1000
-"""Rows that the noise goes back to where rows come bit by bit: a network that has just begun makes errors of its own."""
+"""Most rows that earlier noise counts for in `partial_fit`: a network that has just begun makes errors of its own."""
 
 
 class TAGIRegressor(RegressorMixin, TAGIEstimator):
-    """A Bayesian network in closed form that predicts a Gaussian for each observation.
+    """A Bayesian neural network, trained in closed form, that predicts a Gaussian for each observation.
 
-    Inputs and targets are standardised inside. The size of the noise and the number of epochs are found on rows that are
-    held out; then a new network learns from all rows.
+    Inputs and targets are standardised internally. The size of the noise and the number of epochs are found on held-out
+    rows; then a new network learns from all rows.
 
     Parameters
     ----------
     hidden_layers
         Units of each hidden layer.
     activation
-        'relu', 'mixture_relu' (its exact moments) or 'tanh'.
+        'relu', 'mixture_relu' (with exact moments) or 'tanh'.
     noise
-        'learnt': one size, the likeliest on held-out rows. 'heteroscedastic': a size for each row, predicted by the network.
+        'learnt': one size, the likeliest on held-out rows. 'heteroscedastic': predicted by the network for each row.
         Or a number: the standard deviation of the noise, in the units of `y`.
     batch_size
         Rows of a training step.
@@ -44,20 +44,20 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         Learning ends after `patience` epochs without a better likelihood of the held-out rows, or after `max_epochs`;
         without `early_stopping` always after `max_epochs`.
     validation_fraction
-        The part of the rows that is held out at a time.
+        The fraction of the rows that is held out at a time.
     random_state
-        Seed of the initial network, the order of rows and what is held out.
+        Seed of the initial network, the order of the rows and the choice of held-out rows.
     verbose
-        1: what was found is printed; 2: every epoch.
+        1: print the result; 2: print every epoch too.
 
     Attributes
     ----------
     noise_ : float or array (n_outputs,)
         Standard deviation of the noise, in the units of `y`; its root mean square where it varies.
     n_epochs_ : int
-        Epochs of the network that predicts.
+        Number of epochs of the final network.
     validation_score_ : float
-        Mean log-likelihood of the held-out rows, of standardised targets.
+        Mean log-likelihood of the held-out rows, for standardised targets.
     net_ : gridwise.tagi.nn.Sequential
         The network, on standardised inputs and targets.
     n_features_in_, feature_names_in_, n_outputs_
@@ -65,7 +65,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
 
     Notes
     -----
-    NaN in `y` means a missing target. A row of `sample_weight` w counts as w rows: its noise has the variance noise**2 / w.
+    NaN in `y` means a missing target. A row of weight w counts as w rows: its noise variance is noise**2 / w.
 
     Examples
     --------
@@ -99,10 +99,10 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Values | None = None) -> TAGIRegressor:
-        """Learn rows once, on top of what is known; scales are those of the first rows.
+        """Learn the rows once, continuing from earlier calls, with the scales of the first rows.
 
-        The noise of the first rows is a guess. All further rows are predicted before they are learnt, and their noise is
-        what the errors have beyond the predicted variance.
+        The noise of the first rows is a guess. All further rows are predicted before they are learnt, and their noise
+        is the part of the errors beyond the predicted variance.
         """
         first = not hasattr(self, "net_")
         settings = self._settings((LEARNT, VARYING))
@@ -121,7 +121,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         return self
 
     def _with_errors(self, task: Numbers, rows: int) -> Tensor:
-        """The noise so far, and that of rows which have not been learnt yet, each with the weight of its rows."""
+        """The noise so far and that of new rows, not yet learnt, averaged by their numbers of rows."""
         fresh, _ = task.judge(*task.outputs(self.net_, torch.arange(rows)), torch.arange(rows))
         known = min(self._noise_rows, MEMORY)
         self._noise_rows += rows
@@ -138,7 +138,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     def _data(
         self, X: Any, y: Any, sample_weight: Values | None, reset: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, targets (row, column) and weights of the rows that say something."""
+        """Rows, targets (row, column) and weights, without rows of weight zero or without targets."""
         if y is None:
             raise PartitionError("TAGIRegressor: requires y to be passed, but the target y is None.")
         X = validate_data(self, X, dtype=np.float64, reset=reset)
@@ -168,16 +168,16 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
 
     # ---- predictions ------------------------------------------------------------------------------------------------
     def predict(self, X: Values, return_std: bool = False) -> Any:
-        """The expected targets; with `return_std` also the standard deviations of the observations to come."""
+        """The expected targets; with `return_std` also the standard deviations of future observations."""
         p = self.predictive(X)
         return (p.mean, p.std) if return_std else p.mean
 
     def predict_interval(self, X: Values, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high): the central interval that holds an observation with probability `level`."""
+        """The central interval (low, high) that contains an observation with probability `level`."""
         return self.predictive(X).interval(level)
 
     def predictive(self, X: Values) -> Prediction:
-        """Mean and standard deviation of every observation to come, and the part of it that more data would take away."""
+        """Mean and standard deviation of future observations, and the part of it that more data would reduce."""
         check_is_fitted(self, "net_")
         p = Prediction.of(*self._outputs(X), None if self.noise == VARYING else self._found, self.scale_y_)
         return Prediction(p.mean[:, 0], p.std[:, 0], p.model_std[:, 0]) if self._is_flat else p

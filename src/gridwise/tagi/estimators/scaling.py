@@ -1,6 +1,6 @@
-"""Mean and standard deviation of columns, to standardise with and to go back: in float64, over all workers of a team.
+"""Mean and standard deviation of columns, for standardisation: in float64, over all workers of a team.
 
-blocks of rows      n, mean, m2 = sum of (x - mean)**2       merged block by block, so that nothing large cancels
+blocks of rows      n, mean, m2 = sum of (x - mean)**2       merged block by block, to avoid cancellation
 over the workers    mean = sum(n mean) / sum(n)              one sum
                     m2   = sum(m2 + n (mean_here - mean)**2) another
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 from ..distributed.replicas import Replicas
 
 CONSTANT = 1e-12
-"""A column whose spread is less than this part of its mean is constant, to rounding."""
+"""A column whose standard deviation is below this fraction of its mean is constant, up to rounding."""
 
 CHUNK = 4096
-"""Rows that are copied to float64 at a time."""
+"""Rows that are converted to float64 at a time."""
 
 
 class ColumnMoments:
-    """Number, mean and sum of squared deviations of each column of what was added; NaN is left out."""
+    """Count, mean and sum of squared deviations of each column of the rows added; NaN is left out."""
 
     def __init__(self) -> None:
         self.count = self.mean = self.m2 = torch.zeros((), dtype=torch.float64, device="cpu")
@@ -44,7 +44,7 @@ class ColumnMoments:
         self.count = total
 
     def over(self, replicas: Replicas, shape: tuple[int, ...]) -> ColumnMoments:
-        """Those of all workers' rows, whose shape is `shape`."""
+        """The moments over all workers' rows, each of shape `shape`."""
         out = ColumnMoments()
         count, mean, m2 = (t.expand(shape) for t in (self.count, self.mean, self.m2))
         out.count, total = _sum(replicas, torch.stack((count, count * mean)))
@@ -58,14 +58,14 @@ def _sum(replicas: Replicas, x: Tensor) -> Tensor:
 
 
 class Scale:
-    """Mean and standard deviation of columns; a column that is constant has standard deviation 1."""
+    """Mean and standard deviation of columns; constant columns have standard deviation 1."""
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         self.mean, self.std = mean, torch.where(std > CONSTANT * mean.abs(), std, torch.ones_like(std))
 
     @classmethod
     def of(cls, moments: ColumnMoments, team: Replicas | None = None, shape: tuple[int, ...] = ()) -> Scale:
-        """From this worker's rows, or those of all workers of a team, of this shape."""
+        """The scale of this worker's rows or, with `team`, of all workers' rows, each of shape `shape`."""
         if team is not None:
             moments = moments.over(team, shape)
         return cls(moments.mean, (moments.m2 / moments.count.clamp_min(1)).sqrt())
@@ -76,7 +76,7 @@ class Scale:
         return cls(*(torch.tensor(v, dtype=torch.float64, device="cpu") for v in (0.0, 1.0)))
 
     def standardise(self, x: Tensor) -> Tensor:
-        """In float64, where large values that differ little are still apart."""
+        """`x` standardised, in float64, which still separates large values that differ little."""
         return (x.double() - self.mean.to(x.device)) / self.std.to(x.device)
 
     def state_dict(self) -> dict[str, Tensor]:

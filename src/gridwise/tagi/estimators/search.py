@@ -1,11 +1,11 @@
-"""How long to learn, and with how much noise: found on rows that are held out, then all rows are learnt that way.
+"""Search for the number of epochs and the noise on held-out rows; a new network then learns from all rows with both.
 
     folds       rows are held out in turn; each fold has a network of its own, and all of them learn side by side
-    each epoch  networks learn with the noise of the last one; the likeliest noise of all held-out rows becomes the next
+    each epoch  networks learn with the current noise; the likeliest noise of all held-out rows becomes the next
     the end     `patience` epochs without a better likelihood of the held-out rows; the best epoch counts
-    then        a new network learns from all rows, with the same noise in the same epochs
+    then        a new network learns from all rows, with the same noise in each epoch
 
-There are as many folds as bring the held-out rows to `ENOUGH`: a small data set needs most of them, a large one needs one.
+There are as many folds as it takes for `ENOUGH` held-out rows: nearly all for a small data set, one for a large one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..nn import Sequential, TrainStep
 from .tasks import LearningTask
 
 ENOUGH = 250
-"""Held-out rows that tell the noise to about five per cent (one over the root of twice their number)."""
+"""Held-out rows that determine the noise to about five per cent (one over the root of twice their number)."""
 
 BETTER = 1e-4
-"""By how much a likelihood has to be larger to count as better."""
+"""The least increase of the log-likelihood that counts as better."""
 
 
 class Settings(NamedTuple):
-    """How to search: see `TAGIRegressor`."""
+    """Settings of the search: see `TAGIRegressor`."""
 
     batch_size: int
     max_epochs: int
@@ -40,7 +40,7 @@ class Settings(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The noise of every epoch until the best one, the noise afterwards, and the likelihood of held-out rows then."""
+    """The noise of every epoch up to the best one, the noise after it, and the likelihood of held-out rows then."""
 
     schedule: list[Any]
     noise: Any
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 def search(
     task: LearningTask, rows: int, settings: Settings, generator: torch.Generator, say: Callable[[str], None]
 ) -> Found:
-    """The schedule of noise that is best on held-out rows."""
+    """The noise schedule that is best on held-out rows."""
     fold = fold_of(rows, settings.validation_fraction, generator)
     members = int(fold.max()) + 1
     away, held = fold[:, None] == torch.arange(members), (fold >= 0).nonzero()[:, 0]
@@ -77,7 +77,7 @@ def search(
 def refit(
     task: LearningTask, rows: int, schedule: list[Any], batch_size: int, generator: torch.Generator
 ) -> Sequential:
-    """A new network that has learnt all rows, an epoch for each noise of the schedule."""
+    """A new network, trained on all rows for one epoch with each noise of the schedule."""
     net = task.network()
     step = TrainStep(net, task.observe)
     for epoch, noise in enumerate(schedule, 1):
@@ -87,7 +87,7 @@ def refit(
 
 
 def check_network(net: Sequential, epoch: int) -> None:
-    """Raise if learning has ruined the network."""
+    """Raise if parameters of the network are no longer finite."""
     if not all(bool(torch.isfinite(p).all()) for p in net.parameters()):
         raise diverged(epoch)
 
@@ -101,7 +101,7 @@ def learn_epoch(
     generator: torch.Generator,
     away: Tensor | None = None,
 ) -> None:
-    """Learn each of the rows once, in random batches."""
+    """Learn each row once, in random batches."""
     step.net.train()
     for batch in torch.randperm(rows, generator=generator).split(batch_size):
         task.learn(step, batch, noise, None if away is None else away[batch])
@@ -109,7 +109,7 @@ def learn_epoch(
 
 
 def fold_of(rows: int, fraction: float, generator: torch.Generator) -> Tensor:
-    """The member that each row is held out for; -1 for rows that all members learn."""
+    """The member that each row is held out from; -1 for rows that all members learn."""
     size = min(max(1, round(fraction * rows)), rows - 1)
     count = min(math.ceil(ENOUGH / size), rows // size)
     fold = torch.arange(rows) // size

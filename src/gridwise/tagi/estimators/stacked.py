@@ -1,9 +1,9 @@
-"""Networks of one shape that learn side by side: a linear layer with a weight matrix for each of its members.
+"""Networks of one shape, trained side by side: a linear layer with a weight matrix for each of its members.
 
-    units   (batch, member, unit)         the input of the first layer, (batch, unit), is everybody's
-    W       (member, out, in)             the formulas of `Linear`, member by member, as batched products
+    units   (batch, member, unit)         the input of the first layer, (batch, unit), is common to all members
+    W       (member, out, in)             the formulas of `Linear` for each member, as batched products
 
-Twenty small networks in one take little longer than one of them: most of a small step is the calls, not the arithmetic.
+Twenty small networks in one take little longer than a single one: a small step is mostly call overhead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the search learns: numbers with noise of one size, numbers with noise that varies, and classes.
+"""The learning tasks of the search: numbers with constant noise, numbers with varying noise, and classes.
 
-Data are standardised tensors in float64. A row of weight w counts as w rows: its observation has noise of variance s / w.
-Several networks may learn at once, as members of one (`stacked.py`). `away` (row, member) says which rows a member does not
-see: they are missing observations for it.
+Data are standardised tensors in float64. A row of weight w counts as w rows: its noise variance is s / w. Several
+networks may learn at once, as members of one (`stacked.py`). `away` (row, member) marks the rows that are held out from
+a member: their observations count as missing for it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .stacked import StackedLinear
 ACTIVATIONS: dict[str, Callable[[], BaseLayer]] = {"relu": ReLU, "mixture_relu": MixtureReLU, "tanh": Tanh}
 
 LEAST_OF_TURNS = 0.05
-"""The least noise of a turn (+1 or -1); with less, a step of the network goes too far."""
+"""The least noise on a turn (+1 or -1); with less, updates overshoot."""
 
 CALMER = 2.0
-"""Turns are learnt with this multiple of the noise that makes labels likeliest, since +1 and -1 are only targets."""
+"""Turns are learnt with the likeliest noise times this factor, since +1 and -1 are only targets."""
 
 CHUNK = 4096
-"""Rows that go through a network at a time."""
+"""Rows that are passed through a network at a time."""
 
 Network = Callable[..., Sequential]
-"""Makes a new network, or one of `members` networks side by side."""
+"""A function that makes a new network, or one that holds `members` networks side by side."""
 
 
 def network_of(widths: Sequence[int], activation: str, varying: bool = False, members: int | None = None) -> Sequential:
-    """A new network in float64, or several in one: layers of these widths, from features to outputs."""
+    """A new network in float64, or `members` networks in one, with layers of these widths from features to outputs."""
     layers: list[BaseLayer] = []
     for before, after in pairwise(widths):
         linear = Linear(before, after) if members is None else StackedLinear(members, before, after)
@@ -48,16 +48,16 @@ def network_of(widths: Sequence[int], activation: str, varying: bool = False, me
 
 @torch.no_grad()
 def outputs_of(net: Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the outputs; the network is left as it was, so that several threads may ask at once."""
+    """Mean and variance of the outputs; leaves the network unchanged, so that several threads may predict at once."""
     parts = [net.forward(Gaussian(rows)) for rows in x.split(CHUNK)]
     return torch.cat([p.mu for p in parts]), torch.cat([p.variance() for p in parts])
 
 
 class _Task:
-    """What is learnt: data in tensors that are ready. A subclass says how they are learnt and judged:
+    """Data to learn from, as prepared tensors. A subclass defines how they are learnt and judged:
 
     first_noise    the noise of the first epoch
-    learn          one training step from some rows; `away` (row, member) are those that a member does not see
+    learn          one training step on some rows; `away` (row, member) marks those held out from a member
     judge          the likeliest noise of some rows, for outputs N(mu, var), and the mean log-likelihood with it
     """
 
@@ -71,12 +71,12 @@ class _Task:
 
 
 def _observed_by(y: Tensor, away: Tensor | None) -> Tensor:
-    """Observations (row, column), or (row, member, column) with NaN where a member does not see them."""
+    """Observations (row, column), or (row, member, column) with NaN where a row is held out from a member."""
     return y if away is None else torch.where(away[:, :, None], torch.nan, y[:, None])
 
 
 class Numbers(_Task):
-    """Numbers y (row, column), NaN where missing, with noise of one size for each column: learnt, or `fixed`."""
+    """Numbers y (row, column), NaN where missing, with constant noise in each column: learnt, or `fixed`."""
 
     def __init__(self, network: Network, x: Tensor, y: Tensor, weight: Tensor, fixed: Tensor | None = None) -> None:
         super().__init__(network, x, weight)
@@ -96,7 +96,7 @@ class Numbers(_Task):
 
 
 class VaryingNumbers(_Task):
-    """Numbers whose noise the network predicts too, by approximate inference of the variance (AGVI)."""
+    """Numbers whose noise the network predicts too, by approximate Gaussian variance inference (AGVI)."""
 
     observe = "heteros"
 
@@ -115,7 +115,7 @@ class VaryingNumbers(_Task):
 
 
 class Classes(_Task):
-    """Labels 0, 1, ... as turns in a tree, with noise of one size on every turn: learnt, or `fixed`."""
+    """Labels 0, 1, ... as turns in a tree, with the same noise on every turn: learnt, or `fixed`."""
 
     observe = "indices"
 
@@ -153,6 +153,6 @@ LearningTask = Numbers | VaryingNumbers | Classes
 
 
 def probabilities(mu: Tensor, var: Tensor, tree: HRCSoftmax, noise: float) -> Tensor:
-    """Of every class, (row, class); they add up to one."""
+    """The probabilities of all classes, (row, class), which add up to one."""
     p = class_probabilities(mu, var, tree, noise)
     return p / p.sum(1, keepdim=True).clamp_min(math.ulp(0.0))

@@ -1,27 +1,29 @@
-"""A step that another program has rewritten, trusted only after it has done what the plain step does.
+"""A compiled or captured step, checked against the plain step before it is trusted.
 
-    candidate     the step as a compiler or a capture made it: fast, and wrong where that tool has a fault
-    plain         the same step by the layers themselves: the measure
+    candidate     the step as a compiler or a CUDA graph runs it: fast, but wrong where that tool has a bug
+    plain         the same step by the layers themselves: the reference
 
-The first `CALLS` calls of a candidate are made twice, from the same tensors: by the candidate, on the tensors themselves,
-and by the plain step, on copies. All that a step changes or returns is compared. If it agrees, the candidate's results
-stand; if not, the tensors get their old values back, the log says by how much it was wrong, and the next candidate, or in
-the end the plain step, makes this call and those that follow. Either way every call is one step.
+The first `CALLS` calls of a candidate are computed twice from the same values: by the candidate, on the tensors
+themselves, and by the plain step, on copies. Everything that a step changes or returns is compared. If both agree, the
+candidate's results stand. If not, the tensors get their old values back, the log says how large the error was, and the
+next candidate, or finally the plain step, takes over this call and all later ones. Either way, each call is one step.
 
-What agrees is a matter of norms. For a tensor that was `old` and should become `want`,
+Agreement is judged by norms. For a tensor that was `old` and should become `want`,
 
     |got - want|  <=  tolerance |want - old|  +  16 eps |want|        tolerance = 1000 eps, eps of the coarsest products
 
-with `old` = 0 for what a step returns. Norms rather than single numbers, because a few may be far off by rounding; the
-change rather than the value, because a parameter that is not updated at all is still close to what it should be. A step in
-float32 is 10 eps from one in float64 in what it returns, up to a ResNet-18, and for parameters the second term explains all
-of it, with one exception: among millions of units some lie so close to a ReLU's zero that rounding decides on their side. One
-such unit in 1024 samples of 4096 units is 7e-4 of what the step does to a weight matrix. So where steps disagree, the plain
-one is made twice more, with such jumps moved up and down by `REACH` eps (`jumps.py`). How far each value moves then,
+with `old` = 0 for what a step returns. Norms rather than single values, because rounding may put a few values far off;
+relative to the change rather than the value, because a parameter that is not updated at all is still close to its new
+value. For networks up to a ResNet-18, the outputs of a step in float32 differ from those in float64 by 10 eps, and the
+second term covers the difference in the parameters, with one exception: among millions of units, some are so close to
+a ReLU's zero that rounding decides which side they are on. One such unit in 1024 samples of 4096 units is 7e-4 of the
+change of a weight matrix. So where the steps disagree, the plain one is run twice more, with such jumps moved up and
+down by `REACH` eps (`jumps.py`). How far each value then moves,
 
     slack = |up - want| + |down - want|
 
-is what rounding can explain of it: twice that is taken off |got - want|, value by value, before the norm is taken.
+is how much of its error rounding can explain: twice that is subtracted from |got - want|, value by value, before the
+norm is taken.
 """
 
 from __future__ import annotations
@@ -38,35 +40,35 @@ from .jumps import leaning
 Run = Callable[..., Sequence[Tensor]]
 
 CALLS = 4
-"""Calls that are checked: memory that was never written is often zero in the first, and a capture replays in the fourth."""
+"""Calls that are checked: uninitialised memory is often zero in the first, and a CUDA graph replays from the fourth."""
 
 REACH = 64
-"""How close to a jump rounding decides, in eps of the units' size: 15 is the most in float32 with 4096 terms in a sum."""
+"""How close to a jump rounding decides, in eps of the units' size: at most 15 in float32 for sums of 4096 terms."""
 
-_LOOSEST = 0.25  # of the change, for products in half precision
-_FURTHEST = 0.01  # that jumps are moved, likewise
+_LOOSEST = 0.25  # upper limit of the tolerance, for products in half precision
+_FURTHEST = 0.01  # upper limit of how far jumps are moved, likewise
 
 
 class StepCandidate(NamedTuple):
-    """A step that has to be checked, and what it is in words, for the log."""
+    """A step that has to be checked, and its name for the log."""
 
     name: str
     run: Run
 
 
 class Checked:
-    """The first of `candidates` that does what `plain` does, or `plain`.
+    """The first of `candidates` that agrees with `plain`, or `plain` itself.
 
     Parameters
     ----------
     plain
         The step: changes some of its tensors in place and returns others.
     measure
-        The same, leaving no trace but in its tensors.
+        The same, without side effects other than on its tensors: the reference for comparison.
     candidates
-        Other ways to the same; the next one is only asked for when the last was found wrong.
+        Faster versions of the step; the next one is only requested when the last was found wrong.
     eps
-        The relative rounding of one operation of the step.
+        The relative rounding error of one operation of the step.
     """
 
     def __init__(self, plain: Run, measure: Run, candidates: Iterator[StepCandidate], eps: float) -> None:
@@ -97,12 +99,12 @@ class Checked:
                 if why:
                     slack = slack or self._slack(old, want)
                     why = disagreement([*tensors, *got], want, old, self._eps, slack)
-            except Exception as error:  # whatever a rewritten step may raise, the plain one did not
+            except Exception as error:  # any error of a candidate counts: the plain step raised none
                 why = f"it raised {type(error).__name__}: {error}"
             if not why:
                 self._left -= 1
                 if not self._left:
-                    self._candidates = iter(())  # and what they hold
+                    self._candidates = iter(())  # releases what the iterator holds
                 return got
             for tensor, value in zip(tensors, old, strict=True):
                 tensor.copy_(value)
@@ -112,7 +114,7 @@ class Checked:
         return self._plain(*tensors)
 
     def _slack(self, old: Sequence[Tensor], want: Sequence[Tensor]) -> list[Tensor]:
-        """How far each value moves where jumps are moved by more than rounding."""
+        """How far each value moves when the jumps are moved by more than rounding."""
         total = [torch.zeros_like(t) for t in want]
         reach = min(REACH * self._eps, _FURTHEST)
         for side in (reach, -reach):
@@ -125,18 +127,19 @@ class Checked:
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A copy of each; one copy of a tensor that is there twice."""
+    """A copy of each tensor; a tensor that occurs twice is copied once."""
     copies = {id(t): t.detach().clone() for t in tensors}
     return [copies[id(t)] for t in tensors]
 
 
-# ---- what agrees -----------------------------------------------------------------------------------------------------
+# ---- agreement -------------------------------------------------------------------------------------------------------
 def disagreement(
     got: Sequence[Tensor], want: Sequence[Tensor], old: Sequence[Tensor], eps: float, slack: Sequence[Tensor] = ()
 ) -> str:
     """How far `got` is from `want`, in words; empty where rounding explains it.
 
-    `old` are the first tensors before the step, `slack` half of what each value may be off by itself.
+    `old` has the values before the step of the tensors that it changes, which come first in `got` and `want`; `slack`
+    is half the error allowed for each single value.
     """
     if len(got) != len(want):
         return f"{len(got)} tensors instead of {len(want)}"
@@ -161,7 +164,7 @@ def disagreement(
 
 
 def _norm(x: Tensor, slack: Tensor | None = None) -> float:
-    """|x|, without what is not finite, and of each value only what goes beyond twice its `slack`."""
+    """|x|, with non-finite values as zero, and each value reduced by twice its `slack`."""
     x = x.double() if not x.is_floating_point() else x.nan_to_num(0.0, 0.0, 0.0)
     if slack is not None:
         x = (x.abs() - 2 * slack).clamp_min(0.0)

@@ -1,13 +1,13 @@
-"""A training step as a function of tensors alone, compiled once for every structure of its input.
+"""A training step as a pure function of tensors, compiled once for every structure of its input.
 
-    inputs    the batch, the states that the last step carried, the parameters and buffers (changed in place)
-    outputs   the moments of the prediction, the states for the next step
+    inputs    the batch, the states carried over from the last step, the parameters and buffers (changed in place)
+    outputs   the moments of the prediction, the states to carry over to the next step
 
-That makes a flat graph without any Python in it (`tracing.py`), which inductor, torch's compiler, turns into C++ on a
-CPU and into Triton kernels on CUDA. On CUDA a graph of those kernels, or of torch's own where there is no Triton, is
-then captured (`cuda_graph.py`). Neither is trusted before it has done what the layers do (`checked_step.py`). What a
-step depends on besides tensors (the layers' settings, shapes, precision) is looked up at each call; when it has
-changed, another step is made and the first one kept.
+This gives a flat graph without any Python in it (`tracing.py`), which inductor, torch's compiler, turns into C++ on a
+CPU and into Triton kernels on CUDA. On CUDA those kernels, or torch's own where there is no Triton, are then captured
+in a CUDA graph (`cuda_graph.py`). Neither is trusted before it agrees with the layers (`checked_step.py`). Whatever
+else a step depends on (the layers' settings, shapes, precision) is looked up at each call; when it has changed, another
+step is compiled and the first one kept.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ _NOTED = {
     *("batch", "num_samples", "num_threads", "input_size", "output_size"),
     *("in_width", "in_height", "in_channels", "out_width", "out_height", "out_channels"),
 }
-"""What layers note of their last input: nothing that the next step depends on."""
+"""Attributes that record a layer's last input; the next step does not depend on them."""
 
 _CPP = {"cpp_wrapper": True, "memory_planning": True}
-"""Without Python between the loops, and with one allocation for all that lies between them."""
+"""No Python between the loops, and one allocation for all intermediate results."""
 
 _TRITON = {"loop_ordering_after_fusion": False}
-"""Loops of several tensors at once (`torch._foreach_*`) make the compiler of torch 2.11 stop where it reorders loops."""
+"""The compiler of torch 2.11 fails on loops over several tensors (`torch._foreach_*`) when it may reorder loops."""
 
-_IN_PLACE = torch.__version__ >= "2.12"  # compared as versions are
-"""Whether to let the compiler write parameters. That of torch 2.11 does so before backward has read them."""
+_IN_PLACE = torch.__version__ >= "2.12"  # a TorchVersion: compared as a version, not as a string
+"""Whether the compiler may write parameters in place. That of torch 2.11 does so before backward has read them."""
 
 _TF32 = 2.0**-10
 
 
 class _Made(NamedTuple):
-    """A step for one structure of its input."""
+    """A compiled step for one structure of its input."""
 
     run: Callable[..., Tensors]
     moments: tuple[bool, bool]  # whether the prediction has variances, and Jacobians
-    carried: list[int]  # tensors that each layer carries to the next step
+    carried: list[int]  # number of tensors that each such layer carries to the next step
 
 
 class CompiledStep:
-    """`step` of `net`, compiled, with everything that it reads and writes besides `batch` found automatically.
+    """`step` of `net`, compiled; the tensors that it reads and writes besides `batch` are found automatically.
 
     Parameters
     ----------
     net
         The network.
     step
-        Learns from a batch: a tuple of tensors, or None for those that are absent. Returns the prediction.
+        Learns from a batch, a tuple of tensors with None for those that are absent, and returns the prediction.
     """
 
     def __init__(self, net: Sequential, step: Callable[[Batch], Gaussian]) -> None:
@@ -108,14 +108,14 @@ class CompiledStep:
         return self._take(made, list(made.run(*tensors)))
 
     def _take(self, made: _Made, outputs: list[Tensor]) -> Gaussian:
-        """The prediction; the states of the next step go to their layers."""
+        """The prediction; the carried states are handed to their layers."""
         values = iter(outputs)
         out = Gaussian(next(values), *(next(values) if there else None for there in made.moments))
         for layer, count in zip(self._recurrent, made.carried, strict=True):
             layer.carry(tuple(islice(values, count)))
         return out
 
-    # ---- making one -------------------------------------------------------------------------------------------------
+    # ---- compiling --------------------------------------------------------------------------------------------------
     def _make(self, batch: Batch, carried: Sequence[Tensors], tensors: Tensors) -> _Made:
         self._check()
         counts = [len(states) for states in carried]
@@ -136,7 +136,7 @@ class CompiledStep:
         return _Made(checked, *layouts[0])
 
     def _candidates(self, run: Callable[..., list[Tensor]], tensors: Tensors, given: int) -> Iterator[StepCandidate]:
-        """The ways to a faster step, the best first."""
+        """Faster versions of the step, the fastest first."""
         cuda = tensors[0].is_cuda
         for name in ("compiled", "compiled out of place") if _IN_PLACE else ("compiled out of place",):
             graph = trace(run if name == "compiled" else partial(_apart, run, given), tensors)
@@ -150,7 +150,7 @@ class CompiledStep:
             yield StepCandidate("captured", Captured(run, given))
 
     def _eps(self, tensors: Tensors) -> float:
-        """The rounding of the coarsest products of a step."""
+        """The relative rounding error of the coarsest products of a step."""
         types = {t.dtype for t in tensors if t.is_floating_point()}
         types |= {layer.compute_dtype for layer in self._layers if layer.compute_dtype is not None}
         return max(_TF32 if t == torch.float32 and _fast_products(tensors) else torch.finfo(t).eps for t in types)
@@ -158,7 +158,7 @@ class CompiledStep:
     def _check(self) -> None:
         if self.net.replicas is not None:
             raise UnsupportedError(
-                "TrainStep: a step that talks to other workers cannot be compiled.\n  fix: compile=False."
+                "TrainStep: a step that communicates with other workers cannot be compiled.\n  fix: compile=False."
             )
         if self.net.input_state_update:
             raise UnsupportedError(
@@ -168,12 +168,12 @@ class CompiledStep:
         for layer in self._layers:
             if not layer.compilable or vars(layer).get("on_sums") is not None:
                 raise UnsupportedError(
-                    f"TrainStep: {layer.get_layer_info()} tells others about its steps, or remembers them, and cannot be "
-                    "compiled.\n  fix: compile=False."
+                    f"TrainStep: {layer.get_layer_info()} reports or remembers its steps, and cannot be compiled."
+                    "\n  fix: compile=False."
                 )
 
     def _with(self, batch: Batch, counts: Sequence[int], values: Iterator[Tensor]) -> tuple[Gaussian, list[Tensors]]:
-        """The prediction and the states after a step in which `values` stand for all tensors."""
+        """The prediction and the carried states after a step on `values` in place of the network's own tensors."""
         states = [layer.carried() for layer in self._recurrent]
         kept = [at[name] for at, name in self._places]
         try:
@@ -191,7 +191,7 @@ class CompiledStep:
 
 
 def _settings_of(layer: BaseLayer) -> itemgetter:
-    """Reads everything in a layer's attributes that is not a tensor and that its computation may depend on."""
+    """A getter of the attributes of a layer that are not tensors and that its computation may depend on."""
     always = [name for name in ("compat", "compute_dtype", "cap", "on_sums", "replicas") if name in vars(layer)]
     plain = [name for name, value in vars(layer).items() if _is_plain(value)]
     return itemgetter(*always, *(name for name in plain if name not in always and name not in _NOTED))
@@ -203,7 +203,7 @@ def _is_plain(value: object) -> bool:
 
 @contextmanager
 def _untouched(layers: Sequence[BaseLayer]) -> Iterator[None]:
-    """What layers note and keep of a step is as it was before, when this ends."""
+    """Restore all attributes of the layers on exit."""
     kept = [vars(layer) | {"_memory": layer._memory.copy()} for layer in layers]
     try:
         yield
@@ -214,42 +214,42 @@ def _untouched(layers: Sequence[BaseLayer]) -> Iterator[None]:
 
 
 def _precision_of_products(cuda: bool) -> tuple[str, str]:
-    """How torch takes float32 products and convolutions: as "tf32" and "bf16" it rounds their inputs."""
-    backends: Any = torch.backends  # torch does not tell mypy all of it
+    """torch's precision of float32 products and convolutions; with "tf32" and "bf16" their inputs are rounded."""
+    backends: Any = torch.backends  # torch's stubs lack some of these attributes
     if cuda:
         return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
     return backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
 
 
 def _fast_products(tensors: Tensors) -> bool:
-    """Whether torch takes float32 products in a coarser type, which a rewritten step may do elsewhere or not at all."""
+    """Whether torch may round float32 products to a coarser type, which a compiled step may do elsewhere or never."""
     products, convolutions = _precision_of_products(tensors[0].is_cuda)
     coarse = ("tf32", "bf16")
     return products in coarse or (convolutions in coarse and any(t.ndim == 4 for t in tensors))
 
 
-# ---- compiling -------------------------------------------------------------------------------------------------------
+# ---- inductor --------------------------------------------------------------------------------------------------------
 def _apart(run: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
-    """A step that changes none of its tensors: those after the `given` ones are returned as they should become."""
+    """The step out of place: instead of changing the tensors after the first `given`, returns their new values last."""
     after = [t.clone() for t in tensors[given:]]
     return [*run(*tensors[:given], *after), *after]
 
 
 def _put_back(made: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
-    """A step that changes its tensors, from one that returns them."""
+    """The step in place, from one out of place: copies the new values that it returns into the tensors."""
     out, own = list(made(*tensors)), tensors[given:]
     torch._foreach_copy_(list(own), out[len(out) - len(own) :])
     return out[: len(out) - len(own)]
 
 
 def _compiled(graph: GraphModule, tensors: Tensors) -> Callable[..., Tensors] | None:
-    """The graph as machine code; None, with a line in the log, where there is nothing to compile with."""
+    """The graph as machine code; None, with a warning in the log, if it cannot be compiled here."""
     cuda = tensors[0].is_cuda
     why = "Triton is not installed" if cuda and find_spec("triton") is None else None
     if why is None:
         try:
             return torch._inductor.compile(graph, list(tensors), options=_TRITON if cuda else _CPP)
-        except Exception as error:  # whatever a tool chain may raise; the step itself has been traced without an error
+        except Exception as error:  # a tool chain may raise anything; the step itself was traced without error
             why = str(error)
     logger.warning(
         "TrainStep: the step runs as torch's own kernels%s, not compiled: %s", ", captured" if cuda else "", why

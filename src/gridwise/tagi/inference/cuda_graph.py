@@ -1,9 +1,9 @@
-"""A function of CUDA tensors as a CUDA graph: its kernels are launched all at once.
+"""A function of CUDA tensors as a CUDA graph: all its kernels are launched at once.
 
-The first calls run plainly, on a side stream: that warms up what must not be set up during a capture. A graph reads and
-writes the same memory whenever it is replayed. Inputs that come from elsewhere at every call are therefore copied into
-places of the graph's own, and its outputs out of them; tensors that stay where they are (parameters) are used in place,
-and the graph is captured again if they have moved.
+The first calls run without a graph, on a side stream, to warm up whatever must not be initialised during a capture. A
+graph reads and writes the same memory whenever it is replayed. Inputs whose address changes from call to call are
+therefore copied into buffers of the graph, and its outputs out of them; tensors that stay where they are (parameters)
+are used in place, and the graph is captured again if they have moved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WARM_UP = 3  # plain calls before a capture
 
 
 class Captured:
-    """`run`, captured; `moving` says how many of its first inputs come from elsewhere at every call."""
+    """`run` as a CUDA graph; its first `moving` inputs are at another address at every call."""
 
     def __init__(self, run: Callable[..., Sequence[Tensor]], moving: int) -> None:
         self.run, self.moving = run, moving

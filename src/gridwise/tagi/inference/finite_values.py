@@ -1,11 +1,11 @@
-"""Values that no network can use, found before anything is computed with them.
+"""Checks for values that no network can use, made before anything is computed with them.
 
     inputs                       finite in the network's precision
     their variances, and noise   the same, and not negative
     observations                 the same as inputs, or NaN, which means missing
 
-One such value ruins every parameter in one step. To look costs one pass over the values, 2 us for a small batch. Values
-that are on a GPU already are not looked at: the host would have to wait for them.
+One bad value ruins every parameter in one step. The check is one pass over the values, 2 us for a small batch. Values
+that are already on a GPU are not checked: the host would have to wait for them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _FIXES = {
 
 
 def as_inputs(value: object, like: Tensor | None, name: str = "mu_x") -> Tensor:
-    """`value` as a tensor like `like`; raises for what is not finite there."""
+    """`value` as a tensor like `like`; raises for values that are not finite in its type."""
     return _checked(value, like, name, "input")
 
 
 def as_variances(value: object, like: Tensor | None, name: str) -> Tensor:
-    """`value` as a tensor like `like`; raises for what is negative or not finite there."""
+    """`value` as a tensor like `like`; raises for values that are negative, or not finite in its type."""
     return _checked(value, like, name, "variance")
 
 
 def as_observations(value: object, like: Tensor | None, name: str = "mu_obs") -> Tensor:
-    """`value` as a tensor like `like`; raises for what is infinite there. NaN is a missing value."""
+    """`value` as a tensor like `like`; raises for values that are infinite in its type. NaN is a missing value."""
     return _checked(value, like, name, "observation")
 
 
 def check_inputs(value: Tensor, what: str, name: str) -> None:
-    """Raise for the first NaN or infinity in `value`, wherever it is."""
+    """Raise for the first NaN or infinity in `value`, on whichever device it is."""
     _check(value, value.dtype, f"{what}: `{name}`", "input")
 
 

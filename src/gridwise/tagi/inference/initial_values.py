@@ -1,8 +1,8 @@
 """Initial means and variances of the parameters.
 
-He      scale = sqrt(1 / fan_in)                    (not sqrt(2 / fan_in): the variance of the weights adds the rest)
+He      scale = sqrt(1 / fan_in)                    (not sqrt(2 / fan_in): the weights' variance adds as much again)
 Xavier  scale = sqrt(2 / (fan_in + fan_out))
-mu ~ N(0, scale**2),   var = (gain * scale)**2      (the gain widens what is uncertain, not where it starts)
+mu ~ N(0, scale**2),   var = (gain * scale)**2      (the gain scales the uncertainty, not the initial means)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...errors import PartitionError
 
 
 def scale_of(method: str, fan_in: int, fan_out: int) -> float:
-    """The standard deviation of `method` for a layer with these fans."""
+    """The initial standard deviation that `method` gives a layer with these fans."""
     known = {"he": 1.0 / max(fan_in, 1), "xavier": 2.0 / max(fan_in + fan_out, 1)}
     if method.lower() not in known:
         raise PartitionError(f"`init_method` (={method!r}) is not known.\n  fix: 'He' or 'Xavier'.")
@@ -26,7 +26,7 @@ def scale_of(method: str, fan_in: int, fan_out: int) -> float:
 def gaussian_parameters(
     weight: tuple[int, ...], bias: tuple[int, ...] | None, scale: float, gain_weight: float, gain_bias: float
 ) -> dict[str, nn.Parameter]:
-    """Means and variances of weights and, unless their shape is None, of biases; torch's default generator draws the means."""
+    """Means, drawn by torch's default generator, and variances of weights and, unless `bias` is None, of biases."""
     out = {}
     for name, shape, gain in (("w", weight, gain_weight), ("b", bias, gain_bias)):
         if shape is not None:
@@ -36,5 +36,5 @@ def gaussian_parameters(
 
 
 def frozen(value: Tensor) -> nn.Parameter:
-    """A parameter that closed-form updates change and autograd does not."""
+    """A parameter for closed-form updates: autograd leaves it alone."""
     return nn.Parameter(value, requires_grad=False)

@@ -1,14 +1,14 @@
-"""Where a step jumps: what rounding decides where it lies close to a jump, and steps with the jumps moved.
+"""The discontinuities (jumps) of a step, and how to move them, to see which differences rounding can explain.
 
-A ReLU lets the variance of a unit through if its mean is above zero, and else nothing. A mean that rounding puts on the
-other side of zero therefore changes all that follows; among millions of units there are some. So it is with means under
-a `MaxPool2d` that are almost the same, and with variances that an update brings almost to zero.
+A ReLU passes the variance of a unit on if its mean is above zero, and nothing otherwise. A mean that rounding puts on
+the other side of zero therefore changes everything that follows; among millions of units there are some. The same goes
+for almost equal means in a window of `MaxPool2d`, and for variances that an update brings almost to zero.
 
-    with leaning(r):    all jumps are moved up, by r times the size of the values that jump
+    with leaning(r):    all jumps are moved up, by r times the size of the values compared
     with leaning(-r):   down
 
-A unit that is closer to a jump than that is on different sides in the two: together they tell what rounding can explain
-(`checked_step.py`).
+A unit that is closer to a jump than that is on different sides in the two runs: their difference is what rounding can
+explain (`checked_step.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEAN = ContextVar("gridwise_tagi_lean", default=0.0)
 
 @contextmanager
 def leaning(reach: float) -> Iterator[None]:
-    """Move all jumps by `reach`, in parts of the size of the values that jump, while this lasts."""
+    """Move all jumps by `reach` times the size of the values compared, inside the context."""
     token = _LEAN.set(reach)
     try:
         yield
@@ -34,19 +34,19 @@ def leaning(reach: float) -> Iterator[None]:
 
 
 def is_positive(x: Tensor) -> Tensor:
-    """x > 0, for a batch of units."""
+    """Whether x > 0, for a batch of units; with the threshold moved inside `leaning`."""
     lean = _LEAN.get()
     return x > 0 if not lean else x > lean * _size(x)
 
 
 def zero_of(var: Tensor) -> float:
-    """The number that variances must exceed: zero."""
+    """The threshold that variances must exceed: zero, moved inside `leaning`."""
     lean = _LEAN.get()
     return 0.0 if not lean else lean * float(_size(var[None]).max())
 
 
 def ranked(x: Tensor) -> Tensor:
-    """Values by which the largest is found: x itself."""
+    """The values by which a maximum is chosen: x itself, with noise added inside `leaning`."""
     lean = _LEAN.get()
     if not lean:
         return x
@@ -55,6 +55,6 @@ def ranked(x: Tensor) -> Tensor:
 
 
 def _size(x: Tensor) -> Tensor:
-    """The root mean square of all values, or that of the unit over the batch where it is larger."""
+    """The root mean square of all values, or that of a unit over the batch if larger."""
     squares = torch.where(torch.isfinite(x), x, 0.0).square()
     return torch.maximum(squares.mean(), squares.mean(0, keepdim=True)).sqrt()

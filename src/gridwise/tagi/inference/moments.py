@@ -4,8 +4,8 @@
     Phi, phi  distribution and density of N(0, 1)
 
 First order (sigmoid, tanh, softplus): a is linearised at m, so J = f'(m) and Var = J**2 v. The *mixture* activations
-have exact moments of piecewise linear functions, the exponential and the log-normal quotients (Remax, closed-form
-softmax) exact moments of log-normals. Every formula is tested against Monte Carlo.
+have the exact moments of piecewise linear functions, the exponential and the log-normal quotients (Remax, closed-form
+softmax) the exact moments of log-normals. Every formula is tested against Monte Carlo.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from .jumps import is_positive
 
-TINY = 1e-6  # the least mean or variance of a mixture activation
-_SMALLEST = 1e-30  # stands in for a zero variance where one divides by it
-_WIDE = 2.0  # a variance from which on a sum of log-normals is far from one
+TINY = 1e-6  # lower bound of the mean and variance of a mixture activation
+_SMALLEST = 1e-30  # replaces a variance of zero in a denominator
+_WIDE = 2.0  # the variance beyond which a sum of log-normals is far from log-normal
 
 
 class Moments(NamedTuple):
@@ -54,7 +54,7 @@ def leaky_relu(m: Tensor, v: Tensor, alpha: float) -> Moments:
 
 
 def mixture_relu(m: Tensor, v: Tensor) -> Moments:
-    """The exact moments of max(z, 0): Var = v Phi - E[max(z, 0)] E[max(-z, 0)], without the square of a large mean."""
+    """The exact moments of max(z, 0); Var = v Phi - E[max(z, 0)] E[max(-z, 0)] avoids the square of a large mean."""
     sigma = v.clamp_min(_SMALLEST).sqrt()
     alpha = m / sigma
     cdf = _cdf(alpha)
@@ -77,9 +77,9 @@ def mixture_sigmoid(m: Tensor, v: Tensor) -> Moments:
 
 
 def _clipped(m: Tensor, v: Tensor) -> Moments:
-    """z clipped to [-1, 1]: moments around the clipped mean c, for a mean that is not negative, and mirrored for one that is.
+    """z clipped to [-1, 1]: moments about the clipped mean c, for |m|, and mirrored where m is negative.
 
-    Parts of the distribution lie beyond the near end 1, beyond the far end -1, and between them.
+    The distribution has three parts: beyond the near end 1, beyond the far end -1, and between the two.
     """
     sigma, size = v.clamp_min(_SMALLEST).sqrt(), m.abs()
     near, far = (1.0 - size) / sigma, (1.0 + size) / sigma
@@ -136,7 +136,7 @@ def softmax_cutagi(m: Tensor, v: Tensor) -> Moments:
 def exponential(m: Tensor, v: Tensor) -> Moments:
     """The exact moments of exp(z), a log-normal; Cov(exp(z), z) = v E[exp(z)].
 
-    They end where their squares are no numbers any more: at exp(33) in float32 for the widest, at exp(44) for a certain z.
+    They are capped before their squares overflow: in float32 at exp(33) for the largest variances, exp(44) for zero.
     """
     info = torch.finfo(m.dtype)
     limit = math.log(info.max) - 1.0
@@ -146,11 +146,11 @@ def exponential(m: Tensor, v: Tensor) -> Moments:
 
 
 def closed_form_softmax(m: Tensor, v: Tensor) -> Moments:
-    """exp(z_i) / sum exp(z_j), the sum taken as log-normal, brought back to what probabilities can be.
+    """exp(z_i) / sum exp(z_j), the sum taken as log-normal, the moments then limited to those of probabilities.
 
-    Log-normals fit badly where variances are large: beyond `_WIDE` the z of a sample are drawn together, the widest to
-    that variance. For very wide ones only the order of the z matters, which that keeps. Means are then divided by their
-    sum, and a variance is no larger than that of a quantity between zero and one with that mean.
+    Log-normals fit badly where variances are large: a sample with a variance beyond `_WIDE` has its z scaled down until
+    the largest variance is `_WIDE`. For very large variances only the order of the z matters, which scaling preserves.
+    Means are then divided by their sum, and variances limited to those of a quantity in [0, 1] with that mean.
     """
     shrink = (_WIDE / v.amax(-1, keepdim=True).clamp_min(_WIDE)).sqrt()
     mu, var, jcb = closed_form_softmax_cutagi(shrink * m, shrink * shrink * v)
@@ -170,7 +170,7 @@ def closed_form_softmax_cutagi(m: Tensor, v: Tensor) -> Moments:
     total, var_total = e.sum(-1, keepdim=True), var_e.sum(-1, keepdim=True)
     var_log = torch.log1p(var_total / (total * total))
     mu_log = torch.log(total) - 0.5 * var_log
-    cov = torch.log1p(torch.expm1(v) * (e / total))  # = var_e / (total e), without a quotient of two zeros
+    cov = torch.log1p(torch.expm1(v) * (e / total))  # = log1p(var_e / (total e)), without 0 / 0
     var_quotient = (v + var_log - 2.0 * cov).clamp_min(0.0)
     mu = torch.exp(m - mu_log + 0.5 * var_quotient)
     return Moments(mu, torch.expm1(var_quotient) * mu * mu, mu * (v - cov) / v.clamp_min(_SMALLEST))
@@ -179,7 +179,7 @@ def closed_form_softmax_cutagi(m: Tensor, v: Tensor) -> Moments:
 def remax(m: Tensor, v: Tensor, allowed: Tensor | None = None) -> Moments:
     """max(z_i, 0) / sum max(z_j, 0) over the last dim, numerator and sum taken as log-normals.
 
-    Units that are not `allowed` (a boolean mask) are left out of the sum, and are exactly zero themselves.
+    Units that are not `allowed` (a mask) are left out of the sum and are exactly zero.
     """
     top, var_top, cdf = mixture_relu(m, v)
     if allowed is not None:

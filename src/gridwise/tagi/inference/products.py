@@ -1,10 +1,10 @@
-"""Matrix products: one function for all layers, by torch's kernels or, where the step is compiled, inside its loops.
+"""Matrix products: one function for all layers, by torch's kernels or, in a compiled step, fused into its loops.
 
     product(a, b, plus)  =  a b + plus          a (n, k), b (k, m), or stacks of them
 
-A compiler fuses everything but the calls of a matrix library. For small products the call costs more than the product, and
-forty of them tear the loops of a small recurrent network apart; written as a sum of products they disappear in those loops.
-On a GPU such calls take 50 microseconds even for products of a million numbers, which do not fill it.
+A compiler fuses everything except calls of a matrix library. For small products the call costs more than the product,
+and forty of them break up the loops of a small recurrent network; written as a sum of products they are fused into
+those loops. On a GPU such a call takes 50 microseconds even for a product of a million numbers, too few to fill it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from .tracing import is_traced
 
 SMALL = {"cpu": 1 << 15, "cuda": 1 << 21}
-"""Multiplications of a product that a compiler may have written out, by kind of device."""
+"""The largest product, in multiplications, that is written out for the compiler, by kind of device."""
 
 
 def product(
     a: Tensor, b: Tensor, dtype: torch.dtype | None = None, plus: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """a b (+ plus), the product taken in `dtype` when one is given and the sum in the precision of `a`.
+    """a b (+ plus), with the product in `dtype`, if given, and the sum in the precision of `a`.
 
-    `out` is memory for the result, used where nothing is added, cast or written out.
+    `out` is a buffer for the result, used only where nothing is added, cast or written out.
     """
     if dtype is not None and dtype != a.dtype:
         made = (a.to(dtype) @ b.to(dtype)).to(a.dtype)

@@ -1,7 +1,7 @@
-"""A function of tensors as a graph, and whether the layers are being turned into one now.
+"""Tracing a function of tensors into a graph, and whether the layers are being traced.
 
-A layer that is traced keeps no memory of its own, looks at no values, and leaves the planning to the compiler.
-`is_traced` is also true inside a `torch.compile` of the user's.
+A layer that is traced keeps no buffers, inspects no values, and leaves memory planning to the compiler. `is_traced` is
+also true inside a `torch.compile` of the user's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TRACED = ContextVar("gridwise_tagi_traced", default=False)
 
 
 def is_traced() -> bool:
-    """Whether the layers are run to learn what they do, rather than to do it."""
+    """Whether the layers are being traced or compiled, rather than run."""
     return torch.compiler.is_compiling() or _TRACED.get()
 
 

@@ -1,12 +1,12 @@
-"""One whole training step as one call: forward, observation, backward, update; compiled if asked.
+"""A whole training step in one call: forward, observation, backward, update; optionally compiled.
 
     step = TrainStep(net, observe="indices", compile=True)
     for x, y, index in batches:
         mu, var = step(x, y, noise, index)
 
-`compile=True` runs the same layers, with less around them: the step becomes a few loops of C++ on a CPU, and one CUDA
-graph of a few Triton kernels on a GPU (`compiled_step.py`). Every shape of a batch is compiled once, which takes
-seconds to minutes. There is no second implementation of the mathematics.
+`compile=True` runs the same layers with less overhead: the step becomes a few loops of C++ on a CPU, and one CUDA graph
+of a few Triton kernels on a GPU (`compiled_step.py`). Each batch shape is compiled once, which takes seconds to
+minutes. There is no second implementation of the mathematics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .finite_values import as_observations, as_variances
 
 
 class _Batch(NamedTuple):
-    """The tensors of one step; which of them are there depends on the kind of observation."""
+    """The tensors of one step; which are present depends on the kind of observation."""
 
     mu_x: Tensor
     var_x: Tensor | None
@@ -47,9 +47,9 @@ class TrainStep:
         The network, in training mode.
     observe
         'all': every output is observed; 'indices': some units of each sample (hierarchical softmax);
-        'heteros': outputs are means and noise variances in turn.
+        'heteros': outputs alternate between means and noise variances.
     compile
-        Whether to compile the step, and to capture it on CUDA.
+        Whether to compile the step and, on CUDA, capture it in a CUDA graph.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class TrainStep:
     def __call__(
         self, x: Values, y: Values, noise: Values = 0.0, index: Values | None = None, var_x: Values | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Learn from a batch; the mean and variance that the network predicted before it saw `y`."""
+        """Learn from a batch; returns the mean and variance predicted before `y` was taken into account."""
         out = self._run(self._together("forward", lambda: self._batch(x, y, noise, index, var_x)))
         self.net.output_z_buffer.gaussian = out
         return out.mu, out.variance()
@@ -89,7 +89,7 @@ class TrainStep:
         return _Batch(given.mu, given.var, as_observations(y, like), self._as_noise(noise, like), at)
 
     def _as_noise(self, noise: object, like: Tensor) -> Tensor:
-        """`noise` as a tensor; the same one for the same number, which then crosses to a GPU once."""
+        """`noise` as a tensor; a repeated number reuses its tensor, so it is copied to a GPU only once."""
         if not isinstance(noise, float):
             return as_variances(noise, like, "var_obs")
         key = noise, like.dtype, like.device
@@ -98,7 +98,7 @@ class TrainStep:
         return self._last_noise[1]
 
     def _together(self, verb: str, make: Callable[[], Made]) -> Made:
-        """What `make` gives; where several workers train the network, all raise if it fails on one of them."""
+        """The result of `make`; where several workers train the network, all raise if it fails on one of them."""
         team = self.net.replicas
         return make() if team is None else team.agreed(verb, make)
 

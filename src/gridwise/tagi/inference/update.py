@@ -1,17 +1,17 @@
-"""One step of the parameters: the innovations of a batch, capped, applied in place.
+"""One update of the parameters: the innovations of a batch, capped and applied in place.
 
 With the raw sums of a layer over the batch (for a Linear layer `s1 = delta_mu' m`, `s2 = delta_var' m**2`):
 
     delta_mu  = var    s1          capped at +-bar,  bar = sqrt(var) / cap
     delta_var = var**2 s2          capped at +-bar
     mu  <- mu + delta_mu
-    var <- var + delta_var,        and FLOOR where that is not positive
+    var <- var + delta_var,        or FLOOR where that is not positive
 
-The sums, not the products with the variances, are what workers add up: then any number of workers is one large batch.
+Workers add up the sums, not the products with the variances, so any number of workers is like one large batch.
 
-All parameters of a network are updated together. On a GPU each operation below is one kernel for many tensors; where
-the step is compiled they all become one. On a CPU the pass runs in blocks that stay in the cache, so that each of the
-four tensors crosses the memory bus once; a dozen separate passes over 20 million parameters would take five times as
+All parameters of a network are updated together. On a GPU each operation below is one kernel for many tensors; in a
+compiled step they are all fused into one. On a CPU the update runs in blocks that stay in the cache, so that each of
+the four tensors crosses the memory bus once; a dozen separate passes over 20 million parameters take five times as
 long.
 """
 
@@ -27,31 +27,31 @@ from torch import Tensor
 from .jumps import zero_of
 from .tracing import is_traced
 
-FLOOR = 1e-5  # the variance of a weight whose update would have made it negative
+FLOOR = 1e-5  # replaces a variance that an update would have made zero or negative
 _BLOCK = 1 << 17  # elements; what one block touches stays in the last-level cache
-_TOGETHER = 1 << 26  # elements updated by one kernel: their deltas are in memory at the same time
+_TOGETHER = 1 << 26  # elements updated by one kernel; their deltas are in memory at the same time
 
 
 class Change(NamedTuple):
-    """Parameters with the sums that are to change them, all of one shape."""
+    """Parameters and the sums that update them, all of one shape."""
 
     mu: Tensor
     var: Tensor
     s1: Tensor
     s2: Tensor
     cap: float | None  # None: no cap
-    floored: Tensor | None = None  # where to add how many variances had to be put to the floor
+    floored: Tensor | None = None  # counter of the variances that were set to FLOOR
 
 
 def cap_factor(batch: int) -> float:
-    """How far a step may go: sqrt(var) / factor. One sample may go far, a large batch less so."""
+    """The factor in the limit sqrt(var) / factor of an update: loose for one sample, tighter for a large batch."""
     if batch <= 1:
         return 0.1
     return 2.0 if batch < 256 else 3.0
 
 
 def capped_update(changes: Sequence[Change]) -> None:
-    """Update all `mu` and `var` in place, and the counts of variances that had to be put to the floor."""
+    """Update all `mu` and `var` in place, and the counters of variances that were set to `FLOOR`."""
     if is_traced() or not all(_is_flat_on_cpu(change) for change in changes):
         for group in _groups(changes, _TOGETHER):
             _add(group)
@@ -61,7 +61,7 @@ def capped_update(changes: Sequence[Change]) -> None:
     for group in _groups(list(_in_blocks(changes)), _BLOCK):
         _add(group)
         for piece in group:
-            if float(piece.var.amin()) <= zero_of(piece.var):  # to look costs a third of counting
+            if float(piece.var.amin()) <= zero_of(piece.var):  # this test costs a third of counting
                 _put_to_floor(piece)
 
 
@@ -80,7 +80,7 @@ def _is_flat_on_cpu(change: Change) -> bool:
 
 
 def _groups(changes: Sequence[Change], together: int) -> Iterator[list[Change]]:
-    """Changes that are made together: with the same cap, and at most `together` numbers, unless one change alone has more."""
+    """Changes to be made together: of one cap, and at most `together` elements unless one change alone has more."""
     group: list[Change] = []
     size = 0
     for change in changes:
@@ -94,7 +94,7 @@ def _groups(changes: Sequence[Change], together: int) -> Iterator[list[Change]]:
 
 
 def _add(changes: Sequence[Change]) -> None:
-    """mu + delta_mu and var + delta_var, as in the header of this file, for changes of one cap."""
+    """Add delta_mu and delta_var, as in the header of this file, for changes of one cap."""
     var, cap = [change.var for change in changes], changes[0].cap
     delta_mu = torch._foreach_mul(var, [change.s1 for change in changes])
     delta_var = torch._foreach_mul(var, var)

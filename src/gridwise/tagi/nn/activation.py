@@ -1,7 +1,7 @@
-"""Activation layers: they reshape nothing, have no parameters, and hand their Jacobian to the layer that follows.
+"""Activation layers: they keep the shape, have no parameters, and pass their Jacobian to the next layer.
 
-An activation has no work in backward: the innovations that arrive already speak of its input, because the consumer of
-its output multiplied them by the Jacobian (see gaussian.py). Activations in a row multiply their Jacobians; with
+An activation does nothing in backward: the innovations that arrive already refer to its input, because the consumer of
+its output has multiplied them by the Jacobian (see gaussian.py). Consecutive activations multiply their Jacobians; with
 `compat='cutagi'` the last one replaces the others, as in the original.
 """
 
@@ -22,7 +22,7 @@ from .gaussian import Gaussian
 
 
 class Activation(BaseLayer):
-    """Base of the activations: a subclass names the function of means and variances, or overrides `moments`."""
+    """Base of the activations: a subclass sets `function`, of means and variances, or overrides `moments`."""
 
     reusable = True
     function: ClassVar[Callable[[Tensor, Tensor], Moments]]
@@ -144,7 +144,7 @@ class Remax(Activation):
 class ClosedFormSoftmax(Activation):
     """exp(z_i) / sum exp(z_j) over the last dim: probabilities with log-normal moments.
 
-    With `compat='cutagi'` they are the original's, which do not add up to one and overflow for large variances.
+    With `compat='cutagi'` they are those of the original, which do not add up to one and overflow for large variances.
     """
 
     def moments(self, m: Tensor, v: Tensor) -> Moments:
@@ -156,8 +156,7 @@ class EvenExp(Activation):
     """exp(z) on the odd units 1, 3, ... and z itself on the even ones 0, 2, ...
 
     The last layer of heteroscedastic regression: even units are means, odd ones the variances of the noise.
-    With `compat='cutagi'` the odd Jacobians are covariances, as in the original's released package (it corrected that
-    later).
+    With `compat='cutagi'` the odd Jacobians are covariances, as in the original's release (corrected there since).
     """
 
     def forward(self, x: Gaussian) -> Gaussian:
@@ -174,7 +173,7 @@ class Exp(Activation):
 
     Parameters
     ----------
-    scale, shift : of the exponent
+    scale, shift : factor and offset in the exponent
 
     Examples
     --------
@@ -204,7 +203,7 @@ class SplitActivation(Activation):
     odd_layer
         The activation of the odd units.
     even_layer
-        The activation of the even units; None for the units themselves.
+        The activation of the even units; None for the identity.
 
     Examples
     --------
@@ -246,5 +245,5 @@ def joined(even: Gaussian, odd: Gaussian) -> Gaussian:
 
 
 def interleaved(even: Tensor, odd: Tensor) -> Tensor:
-    """The units of both in turn."""
+    """The units of both, alternating."""
     return torch.stack((even, odd), -1).flatten(-2)

@@ -1,7 +1,7 @@
-"""AGVI, approximate Gaussian variance inference, as a layer: a value, and the noise on it that the network itself tells.
+"""AGVI, approximate Gaussian variance inference, as a layer: values with noise whose variance the network predicts.
 
-Units come in pairs: z, and one of which an activation makes the expected variance a = E[V**2] of the noise V on z, itself
-known up to a variance q, with Jacobian J. What comes out is y = z + V, half as many units:
+Units come in pairs: z, and one that an activation with Jacobian J turns into the expected variance a = E[V**2] of the
+noise V on z, itself uncertain with variance q. The output is y = z + V, half as many units:
 
     mu_y = mu_z          var_y = var_z + a
 
@@ -13,8 +13,8 @@ With innovations (delta, Delta) of y, and V ~ N(0, a) before, as in output_updat
     delta_odd = (J / a) (a delta**2 + g - 1) / r
     Delta_odd = (J / a)**2 ((2 g**2 + 4 g a delta**2) / r - 1) / r
 
-Even units get delta and Delta of y. With `overfit_mu` their delta is larger by var_y / var_z: the mean is fitted as if there
-were no noise, which the original found to train faster.
+Even units get delta and Delta of y. With `overfit_mu` their delta is multiplied by var_y / var_z: the mean is fitted as
+if there were no noise, which the original found to train faster.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .gaussian import Gaussian, Innovation
 
 
 class AGVI(BaseLayer):
-    """Values with the noise on them, from pairs of units.
+    """Values with noise, from pairs of units.
 
     Parameters
     ----------
     odd_layer
-        The activation that makes variances of the odd units 1, 3, ...: `Exp()`, say.
+        The activation that turns the odd units 1, 3, ... into variances: `Exp()`, say.
     even_layer
-        An activation of the even units; None for the units themselves.
+        The activation of the even units; None for the identity.
     overfit_mu
         Whether means are fitted as if there were no noise.
     agvi
@@ -83,9 +83,9 @@ class AGVI(BaseLayer):
 
 
 def _of_noise(noise: Gaussian, d: Innovation) -> Innovation:
-    """Innovations of the odd units; none where there is no noise, or nothing unknown about it."""
+    """Innovations of the odd units; zero where there is no noise, or its variance is known exactly."""
     a, q = noise.mu, noise.variance()
-    g = torch.maximum(1.0 + a * d.var, TINY / a)  # a variance is positive, however much was learnt
+    g = torch.maximum(1.0 + a * d.var, TINY / a)  # the posterior variance stays positive
     square = a * d.mu * d.mu
     r = 3.0 * (q / a / a) + 2.0
     gain = noise.jacobian() / a

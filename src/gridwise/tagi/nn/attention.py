@@ -1,16 +1,16 @@
 """Attention between the tokens of a sample, with Gaussian queries, keys and values.
 
-Queries, keys and values are one linear map of the tokens, taken as independent; D = units of a head:
+Queries, keys and values come from one linear map of the tokens and are taken as independent; D = units of a head:
 
     scores    mu_s = q k' / sqrt(D)         var_s = (v_q v_k' + v_q (k**2)' + q**2 v_k') / D
-    weights   A = Remax(scores) over the keys that may be seen, with Jacobian J (see moments.py)
+    weights   A = Remax(scores) over the keys that are not masked, with Jacobian J (see moments.py)
     output    mu = A V                      var = v_A v_V + v_A V**2 + A**2 v_V
 
     delta_A = delta V'        delta_V = A' delta        delta_s = J delta_A
     delta_q = delta_s k / sqrt(D)                       delta_k = delta_s' q / sqrt(D)
 
-and the same with every factor squared for Delta. Rotary position embedding turns pairs of units of q and k by angles
-t / theta**(2 d / D): a linear map, with the squared cosines and sines for the variances.
+and for Delta the same with every factor squared. Rotary position embedding rotates pairs of units of q and k by the
+angles t / theta**(2 d / D): a linear map, with squared cosines and sines for the variances.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class MultiheadAttention(BaseLayer):
     embed_dim
         Units of a token, a multiple of `num_heads`.
     num_heads, num_kv_heads
-        Heads of the queries, and of the keys and values (fewer: each serves a group of query heads).
+        Heads of the queries, and of the keys and values; if fewer, each serves a group of query heads.
     bias, gain_weight, gain_bias, init_method
-        Of the linear map to queries, keys and values; see `Linear`.
+        Options of the linear map to queries, keys and values; see `Linear`.
     use_rope, rope_theta
-        Rotary position embedding, and its base.
+        Whether to use rotary position embedding, and its base.
     causal
-        Whether a token sees only itself and those before it.
+        Whether a token attends only to itself and to those before it.
     seq_len
-        Tokens of a sample, for inputs that come in flat.
+        Tokens of a sample, for flat inputs.
 
     Examples
     --------
@@ -145,7 +145,7 @@ class MultiheadAttention(BaseLayer):
         return self.qkv.backward(Innovation(mu, var), need_input)
 
     def _adjoint(self, d: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, jcb: Tensor, power: int) -> Tensor:
-        """Innovations of the linear map's output, with factors to the given power."""
+        """Innovations of the linear map's output; the factors are already raised to `power`."""
         batch, tokens = a.shape[0], a.shape[-1]
         d = d.reshape(batch, tokens, self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim).permute(
             0, 2, 3, 1, 4

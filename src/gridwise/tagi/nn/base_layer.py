@@ -1,14 +1,15 @@
-"""What every TAGI layer is: a `torch.nn.Module` with closed-form moments forward and innovations backward.
+"""Base of all TAGI layers: a `torch.nn.Module` with closed-form moments forward and innovations backward.
 
     forward(x)         moments of the output; in training mode the layer keeps what backward needs
-    backward(delta)    innovations of the input, from those of the output; the *raw sums* of the layer's parameters
-                       over the batch are left in `layer.sums`
+    backward(delta)    innovations of the input, from those of the output; leaves the *raw sums* of the layer's
+                       parameters over the batch in `layer.sums`
     step()             the capped update of the parameters from the sums (see update.py)
 
 A layer with parameters holds pairs (`mu_w`, `var_w`) and (`mu_b`, `var_b`): ordinary `Parameter`s with
 `requires_grad=False`, so `.to()`, `state_dict()`, checkpoints and deferred initialisation treat them like any other.
-`sums["w"]` and `sums["b"]` are pairs too. Whoever wants to add them over workers sets `on_sums`: it is called with the
-layer as soon as its sums are complete, before the innovations of its input are computed, so that both overlap.
+`sums["w"]` and `sums["b"]` are pairs too. To add them up over workers, set `on_sums`: it is called with the layer as
+soon as its sums are complete, before the innovations of its input are computed, so that communication overlaps with
+computation.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from .gaussian import Gaussian, Innovation
 Sums = tuple[Tensor, Tensor]
 Shape = tuple[int, ...]
 Fans = tuple[int, int]
-"""Units that one output sees, and outputs that see one unit."""
+"""Fan-in, the inputs of one output unit, and fan-out, the outputs of one input unit."""
 
 
 class BaseLayer(nn.Module):
-    """Base of all layers; on its own it passes everything through.
+    """Base of all layers; by itself the identity.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ class BaseLayer(nn.Module):
     compat : None or 'cutagi'
         'cutagi' reproduces the deterministic quirks of cuTAGI 0.2.1 that the layer documents.
     compute_dtype : torch.dtype or None
-        Precision of the large products; None means that of the parameters.
+        Precision of the large products; None for that of the parameters.
 
     Examples
     --------
@@ -60,9 +61,9 @@ class BaseLayer(nn.Module):
     out_channels: int = 0
     num_threads: int = 1
     compilable: bool = True
-    """Whether a step is a function of the input, the parameters and what is `carried`."""
+    """Whether a step depends on nothing but the input, the parameters and the states in `carried`."""
     reusable: bool = False
-    """Whether one layer may stand in several places: it keeps nothing between forward and backward."""
+    """Whether a layer may occur several times in a network: it keeps nothing between forward and backward."""
 
     def __init__(self, input_size: int = 0, output_size: int = 0) -> None:
         super().__init__()
@@ -73,32 +74,32 @@ class BaseLayer(nn.Module):
         self._saved: tuple[Any, ...] | None = None
         self._memory: dict[str, Tensor] = {}
 
-    # ---- the three verbs --------------------------------------------------------------------------------------------
+    # ---- forward, backward, step ------------------------------------------------------------------------------------
     def forward(self, x: Gaussian) -> Gaussian:
         return x
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
-        """Innovations of the input; None when `need_input` is False and there is nothing to hand on."""
+        """Innovations of the input; may be None if `need_input` is False."""
         return delta
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the parameters of this layer and the layers inside it from the sums that backward left."""
+        """Update the parameters of this layer and the layers inside it from the sums left by backward."""
         capped_update([change for leaf in self.leaves() for change in leaf.changes()])
 
     def changes(self) -> Iterator[Change]:
-        """What the next step does to the parameters; nothing without any, or without sums."""
+        """The updates that the next step makes; none for a layer without parameters or sums."""
         return iter(())
 
     # ---- what a layer expects as input ------------------------------------------------------------------------------
     def as_input(self, flat: Tensor) -> Tensor:
-        """A flat array, or one with a row for each sample, as (batch, *the shape that this layer expects*)."""
+        """An array, flat or with one row per sample, in the shape (batch, ...) that this layer expects."""
         if self.input_size <= 0:
             return flat if flat.ndim > 1 else flat.reshape(flat.shape[0], 1)
         return self._samples(flat, self.input_size)
 
     def _samples(self, flat: Tensor, size: int) -> Tensor:
-        """(batch, size); raises if a flat array is not a whole number of samples, or rows have another size."""
+        """The values as (batch, size); raises unless they are whole samples of that size."""
         if flat.ndim < 2 and flat.numel() % size:
             raise PartitionError(
                 f"{self.get_layer_info()}: an input of {flat.numel()} values is not a whole number of samples of "
@@ -112,11 +113,11 @@ class BaseLayer(nn.Module):
         return flat.reshape(-1, size)
 
     def children_layers(self) -> Iterator[BaseLayer]:
-        """The layers inside this one, in order; empty for a layer that contains none."""
+        """The layers inside this one, in order, if any."""
         return iter(())
 
     def leaves(self) -> Iterator[BaseLayer]:
-        """This layer, or all the layers inside it that contain no others, in forward order."""
+        """The innermost layers inside this one, in forward order; the layer itself if it contains none."""
         empty = True
         for child in self.children_layers():
             empty = False
@@ -124,11 +125,11 @@ class BaseLayer(nn.Module):
         if empty:
             yield self
 
-    # ---- memory that is used again at every step --------------------------------------------------------------------
+    # ---- buffers that are reused at every step ----------------------------------------------------------------------
     def _scratch(self, name: str, like: Tensor) -> Tensor | None:
-        """A tensor like `like`, the same one at every call: the first touch of fresh memory costs more than a product.
+        """A buffer like `like`, the same at every call: the first touch of fresh memory costs more than a product.
 
-        None while compiling, where the compiler plans the memory.
+        None in a traced step, where the compiler plans the memory.
         """
         if is_traced():
             return None
@@ -138,7 +139,7 @@ class BaseLayer(nn.Module):
         return kept
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles carry the parameters, not the memory of a step; they belong to no team of workers."""
+        """Copies and pickles have the parameters, but no scratch buffers, saved values or hooks."""
         return self.__dict__ | {"_saved": None, "_memory": {}}
 
     # ---- what backward needs from forward ---------------------------------------------------------------------------
@@ -155,24 +156,24 @@ class BaseLayer(nn.Module):
         saved, self._saved = self._saved, None
         return saved
 
-    # ---- what one step hands to the next, besides parameters and buffers ------------------------------------------------
+    # ---- states that a step hands to the next, besides parameters and buffers ---------------------------------------
     def carried(self) -> tuple[Tensor, ...]:
-        """The states that the next step starts from: those of a recurrence."""
+        """The states that the next step starts from, such as those of a recurrence."""
         return ()
 
     def carry(self, states: tuple[Tensor, ...]) -> None:
-        """Let the next step start from what `carried` gave."""
+        """Let the next step start from `states`, as returned by `carried`."""
 
     # ---- names ------------------------------------------------------------------------------------------------------
     def get_layer_name(self) -> str:
         return type(self).__name__
 
     def get_layer_info(self) -> str:
-        """The layer in one line, as the original prints it."""
+        """A one-line description of the layer, as in the original."""
         return f"{self.get_layer_name()}()"
 
     def get_max_num_states(self) -> int:
-        """The larger of the numbers of input and output units of one sample."""
+        """The larger of the input and output sizes of one sample."""
         return max(self.input_size, self.output_size)
 
     def extra_repr(self) -> str:
@@ -181,7 +182,7 @@ class BaseLayer(nn.Module):
 
     @property
     def device(self) -> str:
-        """Where the parameters are: 'cpu', 'cuda:0', ..."""
+        """The device of the parameters: 'cpu', 'cuda:0', ..."""
         return str(next((p.device for p in self.parameters()), "cpu"))
 
     def to_cuda(self) -> None:
@@ -189,7 +190,7 @@ class BaseLayer(nn.Module):
 
 
 def _delta(name: str, power: int) -> property:
-    """A property: what the next step will add to means or variances before the cap; None when no backward is pending."""
+    """A property: what the next step will add to means or variances, before the cap; None if there are no sums."""
 
     def get(layer: ParametricLayer) -> Tensor | None:
         pair = {n: var for n, _, var in layer.pairs()}
@@ -201,13 +202,13 @@ def _delta(name: str, power: int) -> property:
 
 
 class ParametricLayer(BaseLayer):
-    """A layer with weights and, perhaps, biases."""
+    """A layer with weights and, optionally, biases."""
 
     mu_w: nn.Parameter
     var_w: nn.Parameter
     mu_b: nn.Parameter | None
     var_b: nn.Parameter | None
-    neg_var_w: Tensor  # how many variances the steps had to put to the floor
+    neg_var_w: Tensor  # how many variances the steps have set to FLOOR
     gain_weight: float = 1.0
     gain_bias: float = 1.0
     init_method: str = "He"
@@ -216,7 +217,7 @@ class ParametricLayer(BaseLayer):
         super().__init__(input_size, output_size)
         self.bias = bias
         self.sums: dict[str, Sums] = {}
-        self.batch = 1  # samples behind the sums: all workers' samples when the sums are added over workers
+        self.batch = 1  # samples behind the sums: those of all workers where the sums are added up
         self.cap: float | str | None = "batch"
         self.on_sums: Callable[[ParametricLayer], None] | None = None
         self.register_buffer("neg_var_w", torch.zeros((), dtype=torch.long), persistent=False)
@@ -227,7 +228,7 @@ class ParametricLayer(BaseLayer):
         return super().__getstate__() | {"on_sums": None}
 
     def init_weight_bias(self) -> None:
-        """Draw the initial means and set the initial variances; the layer forgets what it has learnt."""
+        """Draw new initial means and reset the variances; the layer forgets what it has learnt."""
         for name, value in self._initial().items():
             old = getattr(self, name, None)
             if old is None:
@@ -258,11 +259,11 @@ class ParametricLayer(BaseLayer):
             self.on_sums(self)
 
     def cap_value(self) -> float | None:
-        """The cap factor of the next step: by the batch, a number of the user's, or None for no cap."""
+        """The cap factor of the next step: from the batch size, as set by the user, or None for no cap."""
         return cap_factor(self.batch) if isinstance(self.cap, str) else self.cap
 
     def changes(self) -> Iterator[Change]:
-        """What the next step does to the parameters; the sums are used once."""
+        """The updates that the next step makes; consumes the sums."""
         sums, self.sums = self._final_sums(), {}
         for name, mu, var in self.pairs():
             if name in sums:

@@ -11,9 +11,8 @@ Per channel, over the N = batch x space units of the batch, the mean and the var
     delta_in = (i W J) delta             s1 = sum(x delta)             the statistics count as constants
     Delta_in = (i W J)**2 Delta          s2 = sum(x**2 Delta)
 
-Running statistics keep `momentum` of their old value; the first batch replaces their initial 0 and 1 altogether, and an
-empty one changes nothing.
-Sums over the batch go through `all_sum`, which a distributed network replaces by a sum over its workers.
+Running statistics keep `momentum` of their old value; the first batch replaces their initial 0 and 1 entirely, and an
+empty one changes nothing. A distributed network sets `all_sum` to add the sums up over its workers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .gaussian import Gaussian, Innovation
 
 
 class AffineNorm(ParametricLayer):
-    """What all normalisation layers share: a weight around one and a bias around zero for each channel, or unit."""
+    """Base of normalisation layers: a weight around one and a bias around zero for each channel or unit."""
 
     def _channels(self) -> int:
         raise NotImplementedError
@@ -45,7 +44,7 @@ class AffineNorm(ParametricLayer):
         return {name: frozen(value) for name, value in out.items()}
 
     def _moments(self, x: Gaussian, normal: Tensor, inverse: Tensor, dim: int) -> Gaussian:
-        """Moments of W x + b for a normalised input: x = `normal`, its variance `inverse**2 var`; channels are dim `dim`."""
+        """Moments of W x + b for an input normalised to N(`normal`, `inverse**2 var`); the channels are dim `dim`."""
         self._keep(normal, inverse, x.jcb, dim)
         shape = _along(dim, normal)
         w, s = self.mu_w.view(shape), self.var_w.view(shape)
@@ -69,7 +68,7 @@ class AffineNorm(ParametricLayer):
 
 
 class BatchNorm2d(AffineNorm):
-    """Normalisation over the batch, after convolutions (batch, channel, h, w) and after Linear (batch, unit).
+    """Normalisation over the batch, of images (batch, channel, height, width) or units (batch, unit).
 
     Parameters
     ----------
@@ -78,7 +77,7 @@ class BatchNorm2d(AffineNorm):
     eps
         Added to the variance.
     momentum
-        How much of the running statistics is kept at each batch (torch's momentum is one minus this).
+        The fraction of the running statistics that is kept at each batch (one minus torch's momentum).
     bias
         Whether there is an additive bias.
 
@@ -161,7 +160,7 @@ class BatchNorm2d(AffineNorm):
         return squares if x.var is None else squares + x.var.sum(dims)
 
     def _note(self, mean: Tensor, variance: Tensor, some: Tensor | None = None) -> None:
-        """Move the running statistics; `some` says whether any worker had samples."""
+        """Update the running statistics; `some`: whether any worker had samples."""
         keep: Tensor | float = self.momentum
         if self.compat != "cutagi":
             keep = (self.num_batches > 0) * self.momentum

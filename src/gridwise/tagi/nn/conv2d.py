@@ -8,7 +8,7 @@ With `*` the cross-correlation (or its transpose), W, S the moments of the kerne
     delta_in     = input adjoint(delta, W) J               s1 = kernel adjoint(m, delta)
     delta_var_in = input adjoint(Delta, W**2) J**2         s2 = kernel adjoint(m**2, Delta)
 
-Both adjoints of one line are one call of torch's `convolution_backward`.
+Both adjoints on a line are computed by one call of torch's `convolution_backward`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
     padding_type
         1: `padding` on all sides; 2: `padding` at the bottom and on the right only; 0: none.
     in_width, in_height
-        The size of the image, needed only where flat arrays come in (a network's first layer).
+        The size of the image, needed only for flat inputs (of a network's first layer).
 
     Examples
     --------
@@ -76,7 +76,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         self._set_window(kernel_size, stride, padding, padding_type)
         self.dilation = pair(dilation)
         self.in_width, self.in_height = in_width, in_height
-        self.declared_hw = in_height, in_width  # the sizes noted above become those of the last images
+        self.declared_hw = in_height, in_width  # in_height and in_width change with every input
         self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method
         if in_width and in_height:
             self._note_sizes(in_channels, in_height, in_width)
@@ -95,7 +95,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         return self._samples(flat, math.prod(shape)).reshape(-1, *shape)
 
     def flat_shape(self) -> tuple[int, int, int] | None:
-        """(channels, height, width) of values that come in flat: as declared, else as the last images; None if unknown."""
+        """(channels, height, width) of a flat input: as declared, else as in the last call; None if unknown."""
         height, width = self.declared_hw if all(self.declared_hw) else (self.in_height, self.in_width)
         return (self.in_channels, height, width) if height and width else None
 
@@ -139,7 +139,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = self.compute_dtype or x.dtype
-        cuts = self.transposed and self.halo is not None  # may have to add rows that see the bias alone
+        cuts = self.transposed and self.halo is not None  # may have to add rows that consist of the bias alone
         if dtype == x.dtype and not cuts:
             return self._crop(self._kernel(x, weight, bias))
         out = self._crop(self._kernel(x.to(dtype), weight.to(dtype), None).to(x.dtype))
@@ -162,13 +162,13 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         )  # fmt: skip
         return at_input.to(own) if need_input else d, at_weight.to(own)
 
-    # ---- padding type 2: a convolution pads at the bottom and right, its transpose crops there --------------------
+    # ---- padding type 2: a convolution pads at the bottom and right, its transpose crops there ----------------------
     def _margins(self) -> Margins:
         here = self.padding_type == 2 and not self.transposed
         return ((0, self.padding[0]), (0, self.padding[1])) if here else ((0, 0), (0, 0))
 
     def _drops(self) -> Margins | None:
-        """What the kernel makes beyond the outputs; negative ones are missing, and added as zeros."""
+        """Excess rows and columns that the kernel makes; negative where some are missing, which are added as zeros."""
         if self.halo is not None:
             return self.halo.drops
         here = self.padding_type == 2 and self.transposed
@@ -186,9 +186,9 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
 class ConvTranspose2d(Conv2d):
     """A 2-d transposed convolution with Gaussian kernels.
 
-    The same moments as `Conv2d`, with the kernel (in, out, height, width) run the other way.
-    The output has `stride (n - 1) + dilation (k - 1) + 1 - 2 padding` rows for n input rows; with `padding_type` 2 one
-    `padding` is cut away, at the bottom and on the right. Parameters as in `Conv2d`.
+    The same moments as `Conv2d`, with a kernel (in, out, height, width) applied in the opposite direction.
+    The output has `stride (n - 1) + dilation (k - 1) + 1 - 2 padding` rows for n input rows; with `padding_type` 2
+    `padding` is cropped once, at the bottom and on the right.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""The buffers that users of pytagi know: hidden states, innovations of the output, and the tree of classes.
+"""The buffers of pytagi's interface: hidden states, innovations of the output, and the tree of classes.
 
-They hold torch tensors of shape (batch, units), on the device of the network; NumPy arrays and lists are accepted where
-they are set.
+They hold torch tensors of shape (batch, units), on the device of the network; they can be set from NumPy arrays and
+lists.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .gaussian import Gaussian, Innovation
 
 Value = TypeVar("Value", Gaussian, Innovation)
 Values = Tensor | ArrayLike
-"""Numbers as users bring them: a tensor, an array, a list, or one number."""
+"""Numbers as users pass them: a tensor, an array, a list, or one number."""
 
 
 def of_array(value: object) -> Tensor:
-    """A tensor of anything that NumPy takes, also of what torch does not: reversed, read-only, in the other byte order."""
+    """A tensor from anything that NumPy accepts, also arrays that torch refuses: reversed, read-only, byte-swapped."""
     array = np.asarray(value)
     if not (array.flags.writeable and array.dtype.isnative and all(stride >= 0 for stride in array.strides)):
         array = array.astype(array.dtype.newbyteorder("="), order="C")
@@ -32,10 +32,10 @@ def of_array(value: object) -> Tensor:
 
 
 def of_anything(value: object, like: Tensor | None = None) -> Tensor:
-    """A tensor from a tensor, an array or a list, in the precision in which it came."""
+    """A tensor from a tensor, an array or a list, in its own precision."""
     if isinstance(value, Tensor):
         return value
-    exact = isinstance(value, float) and like is not None  # a Python number would lose digits on its way to `like`
+    exact = isinstance(value, float) and like is not None  # torch's default type would drop digits
     is_array = hasattr(value, "__array__")
     return of_array(value) if is_array else torch.as_tensor(value, dtype=torch.float64 if exact else None)
 
@@ -49,7 +49,7 @@ def as_tensor(value: object, like: Tensor | None = None) -> Tensor:
 
 
 class _States(Generic[Value]):
-    """The values of a layer's units, for a batch of `block_size` samples, as tensors of the shape of its output."""
+    """Values of a layer's units for a batch of `block_size` samples, as tensors in the shape of its output."""
 
     _value: Value
 
@@ -57,10 +57,10 @@ class _States(Generic[Value]):
         self.set_size(size or 0, block_size or 0)
 
     def set_size(self, size: int, block_size: int) -> str:
-        """Make room for `size` values in `block_size` samples, with nothing known of them."""
+        """Reset to `size` values in `block_size` samples, about which nothing is known."""
         if size % block_size if block_size else size:
             raise PartitionError(
-                f"{self.get_name()}: `size` (={size}) is no whole number of values for each of `block_size` (={block_size})."
+                f"{self.get_name()}: `size` (={size}) is not a multiple of `block_size` (={block_size})."
             )
         self._value = self._unknown((block_size, size // block_size) if block_size else (0, 0))
         return self.get_name()
@@ -74,12 +74,12 @@ class _States(Generic[Value]):
 
     @property
     def block_size(self) -> int:
-        """Samples in the batch."""
+        """Number of samples in the batch."""
         return self._value.mu.shape[0]
 
     @property
     def actual_size(self) -> int:
-        """Units of one sample."""
+        """Number of units of one sample."""
         return self.size // max(self.block_size, 1)
 
     def get_name(self) -> str:
@@ -87,7 +87,7 @@ class _States(Generic[Value]):
 
 
 def _moment(name: str, read: Callable[[Any], Tensor]) -> property:
-    """A property: one of the moments, a row for each sample; set from anything with as many values."""
+    """A property: one of the moments, one row per sample; can be set from anything with as many values."""
 
     def get(states: _States[Any]) -> Tensor:
         found = read(states._value)
@@ -102,12 +102,12 @@ def _moment(name: str, read: Callable[[Any], Tensor]) -> property:
 
 
 class BaseHiddenStates(_States[Gaussian]):
-    """Means `mu_a`, variances `var_a` and Jacobians `jcb` of a layer's units: 0, 0 and 1 before anything is known.
+    """Means `mu_a`, variances `var_a` and Jacobians `jcb` of a layer's units, initially 0, 0 and 1.
 
     Parameters
     ----------
-    size : units in all
-    block_size : samples
+    size : number of units in total
+    block_size : number of samples
 
     Examples
     --------
@@ -140,10 +140,10 @@ class BaseHiddenStates(_States[Gaussian]):
 
 @documented_like(BaseHiddenStates)
 class BaseDeltaStates(_States[Innovation]):
-    """Innovations `delta_mu` and `delta_var` of a layer's units, zero before anything is known.
+    """Innovations `delta_mu` and `delta_var` of a layer's units, initially zero.
 
-    Where several workers train one network they are `shared`: what is wrong with one worker's observations is then kept
-    as the `problem`, and all workers raise it in `backward`.
+    Where several workers train one network they are `shared`: an error in one worker's observations is then kept as the
+    `problem`, and raised by all workers in `backward`.
 
     Examples
     --------
@@ -192,9 +192,9 @@ class HRCSoftmax:
     Attributes
     ----------
     obs : (classes * num_obs,) array of +1 and -1, the turns from the root to each class
-    idx : (classes * num_obs,) array, the nodes on that way, counted from 1
-    num_obs : turns of one class
-    len : nodes of the tree = outputs of the network
+    idx : (classes * num_obs,) array of the nodes on that path, counted from 1
+    num_obs : number of turns of one class
+    len : number of nodes of the tree = outputs of the network
 
     Examples
     --------

@@ -1,14 +1,14 @@
-"""Data-parallel training: every worker has the network and its own samples.
+"""Data-parallel training: every worker has a replica of the network and its own samples.
 
     config = DDPConfig(device_ids=[], backend="gloo", rank=P.rank, world_size=P.size)
     net = DDPSequential(model, config, average=False)
-    net(x)                                               my samples; batch norm sees everybody's
+    net(x)                                               this worker's samples; batch norm uses all workers'
     updater.update(net.output_z_buffer, y, noise, net.input_delta_z_buffer)
-    net.backward()                                       my innovations; the sums over all workers
+    net.backward()                                       this worker's innovations; sums over all workers
     net.step()
 
-With `average=False` this is TAGI with one large batch, to rounding, however many workers there are and however many
-samples each has, none included. The cap of a step goes by that large batch.
+With `average=False` this is TAGI with one large batch, up to rounding, for any number of workers and of samples on
+each, including none. The cap of a step follows the size of that large batch.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ BACKENDS = ("nccl", "gloo", "mpi")
 
 @dataclass(frozen=True, eq=False)
 class DDPConfig:
-    """The settings of data-parallel training.
+    """Settings of data-parallel training.
 
     Parameters
     ----------
     device_ids
-        The GPUs of the workers: worker r takes the r-th, counted round. Read with backend 'nccl' only.
+        The GPUs of the workers: worker r takes number r modulo their count. Used with backend 'nccl' only.
     backend
-        'nccl' on GPUs; 'gloo' or 'mpi' wherever the network is, by how the workers were started.
+        'nccl' on GPUs; 'gloo' or 'mpi' on any device, depending on how the workers were started.
     rank, world_size
-        This worker, and how many there are: those of `gridwise.world()`.
+        The number of this worker, and how many there are, as in `gridwise.world()`.
 
     Examples
     --------
@@ -71,17 +71,18 @@ class DDPSequential(NetworkOnWorkers):
     model
         The network, built alike on all workers; its parameters and running statistics become those of worker 0.
     config
-        Who the workers are and how they talk.
+        The workers and their backend.
     average
-        Whether innovations of the parameters are averaged over the workers, as the original does by default. False adds
+        Whether the parameters' innovations are averaged over the workers, as in the original by default. False adds
         them up: TAGI with one large batch.
 
     Notes
     -----
-    `backward` synchronises: per step, one small agreement, and the sums in messages of some megabytes that leave while
-    backward goes on. Each `BatchNorm2d` sends two short vectors in forward. In training mode all workers call `forward`,
-    `backward` and `step` together, with an empty batch where one has run out of samples; in evaluation mode nothing is
-    sent. `TrainStep(net.model)` works too, uncompiled, and so do the estimators, each worker with its own rows.
+    `backward` synchronises: per step, one small agreement, and the sums in messages of a few megabytes that are sent
+    while backward goes on. Each `BatchNorm2d` sends two short vectors in forward. In training mode all workers call
+    `forward`, `backward` and `step` together, with an empty batch where one has run out of samples; in evaluation mode
+    nothing is sent. `TrainStep(net.model)` works too, uncompiled, and so do the estimators, each worker with its own
+    rows.
 
     Examples
     --------
@@ -114,7 +115,7 @@ class DDPSequential(NetworkOnWorkers):
         mu_x
             Means of this worker's inputs: a tensor (batch, ...), or a NumPy array of that shape or flat.
         var_x
-            Variances of the same shape; None for inputs that are certain.
+            Variances of the same shape; None for inputs known exactly.
         """
         if not self.model.training:
             return self.model(mu_x, var_x)
@@ -132,7 +133,7 @@ class DDPSequential(NetworkOnWorkers):
 
     @torch.no_grad()
     def backward(self) -> None:
-        """Innovations of this worker's units; sums of the parameters' over all workers."""
+        """Compute the innovations of this worker's units, and those of the parameters summed over all workers."""
         problem = self._problem_with_backward()
         self._replicas.begin(problem)
         self.model.backward()

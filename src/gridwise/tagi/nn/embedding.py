@@ -1,9 +1,9 @@
 """A table of Gaussian vectors, looked up by index.
 
     forward   row i:  (W[i], S[i]);  zeros for `padding_idx`
-    sums      s1[i] = sum of delta,  s2[i] = sum of Delta     over the places where i was looked up
+    sums      s1[i] = sum of delta,  s2[i] = sum of Delta     over all lookups of i
 
-The input is an index, not a Gaussian: nothing goes back to it.
+The input is an index, not a Gaussian: it has no innovations.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from .gaussian import Gaussian, Innovation
 
 
 class Embedding(ParametricLayer):
-    """Indices (batch, input_size) -> vectors (batch, input_size, embedding_dim).
+    """A lookup table: indices (batch, input_size) -> vectors (batch, input_size, embedding_dim).
 
     Parameters
     ----------
     num_embeddings, embedding_dim
         Rows and columns of the table.
     input_size
-        Indices of one sample, for inputs that come in flat.
+        Indices of one sample, for flat inputs.
     scale
-        Standard deviation of the initial means, and of the table itself.
+        Standard deviation of the initial means, and of each entry around its mean.
     padding_idx
-        The index that stands for nothing; -1 for none.
+        The index whose vector is zero; -1 for none.
 
     Notes
     -----
     `compat='cutagi'` reproduces the original: the innovation of the variance is multiplied by the variance, not by its
-    square, and sums are never put back to zero, so that rows once looked up move at every later step.
+    square, and sums are never reset to zero, so that rows once looked up change at every later step.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """The two values that travel through a TAGI network.
 
     Gaussian     forward:   every hidden unit a ~ N(mu, var), independent of its neighbours
-    Innovation   backward:  what the observations add to what was known, divided by what was known
+    Innovation   backward:  posterior minus prior, normalised by the prior variance
 
         delta_mu  = (mu_posterior  - mu_prior)  / var_prior
         delta_var = (var_posterior - var_prior) / var_prior**2
@@ -10,8 +10,8 @@ Thanks to that division no layer needs the variance of its own output on the way
 `delta_mu_x = W' delta_mu_y` and `delta_var_x = (W*W)' delta_var_y`, the adjoints of its forward moments.
 
 `jcb` is Cov(a, z) / Var(z) for a = activation(z). An activation sets it; the layer that consumes `a` multiplies its
-input innovations by `jcb` and `jcb**2`, so that they speak of z. `None` stands for an exact zero variance and for an
-exact Jacobian of one: both save work, the first a third of the forward products of a network's first layer.
+input innovations by `jcb` and `jcb**2`, so that they refer to z. `None` stands for a variance of exactly zero or a
+Jacobian of exactly one: both save work, the first a third of the forward products of a network's first layer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Gaussian(NamedTuple):
     jcb: Tensor | None = None  # None: exactly one
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Gaussian:
-        """`change` of means, variances and Jacobians, of those that are there."""
+        """`change` applied to the means, and to the variances and Jacobians that are not None."""
         var, jcb = (None if t is None else change(t) for t in (self.var, self.jcb))
         return Gaussian(change(self.mu), var, jcb)
 
@@ -52,11 +52,11 @@ class Gaussian(NamedTuple):
         return self.map(lambda t: t.reshape(shape))
 
     def variance(self) -> Tensor:
-        """The variances as a tensor, zeros where they are exactly zero."""
+        """The variances as a tensor: zeros for None."""
         return torch.zeros_like(self.mu) if self.var is None else self.var
 
     def jacobian(self) -> Tensor:
-        """The Jacobians as a tensor, ones where they are exactly one."""
+        """The Jacobians as a tensor: ones for None."""
         return torch.ones_like(self.mu) if self.jcb is None else self.jcb
 
 
@@ -65,7 +65,7 @@ class Innovation(NamedTuple):
 
     Parameters
     ----------
-    mu, var : of the means and of the variances
+    mu, var : innovations of the means and of the variances
 
     Examples
     --------
@@ -80,7 +80,7 @@ class Innovation(NamedTuple):
         return Innovation(self.mu.reshape(shape), self.var.reshape(shape))
 
     def plus(self, other: Innovation | None) -> Innovation:
-        """What two consumers of the same units say of them; None for nothing."""
+        """The sum of the innovations from two consumers of the same units; None counts as zero."""
         return self if other is None else Innovation(self.mu + other.mu, self.var + other.var)
 
     def through(self, jcb: Tensor | None) -> Innovation:

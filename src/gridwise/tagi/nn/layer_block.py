@@ -1,9 +1,9 @@
-"""Several layers as one layer: in a row, or as two branches whose moments are added, as if independent.
+"""Several layers as one: in sequence, or as two branches whose moments are added as if independent.
 
     mu = mu_main + mu_shortcut            var = var_main + var_shortcut
 
-Both branches receive the same innovations, each through the Jacobian of its own last layer; those of their common
-input are added up. Without a shortcut the input itself is the second branch.
+Both branches receive the same innovations, each through the Jacobian of its own last layer, and those of their common
+input are added up. Without a shortcut the second branch is the input itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .gaussian import Gaussian, Innovation
 
 
 class LayerBlock(BaseLayer):
-    """Layers in a row, to be the branch of a `ResNetBlock` or a part of a `Sequential`.
+    """Layers in sequence, as a branch of a `ResNetBlock` or a part of a `Sequential`.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class LayerBlock(BaseLayer):
 
     Notes
     -----
-    Each layer is a submodule called `<LayerName>.<position>`, so `state_dict()` has `Linear.0.mu_w` and the like.
+    Each layer is a submodule named `<LayerName>.<position>`, so `state_dict()` has keys like `Linear.0.mu_w`.
 
     Examples
     --------

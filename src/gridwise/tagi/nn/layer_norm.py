@@ -22,7 +22,7 @@ from .gaussian import Gaussian
 
 
 class _SampleNorm(AffineNorm):
-    """What LayerNorm and RMSNorm share: which dims are normalised."""
+    """Base of LayerNorm and RMSNorm: the dims that are normalised."""
 
     def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float, bias: bool) -> None:
         super().__init__(bias=bias)
@@ -39,7 +39,7 @@ class _SampleNorm(AffineNorm):
         return self.normalized_shape[0]
 
     def _dims(self, shape: torch.Size) -> list[int]:
-        """The dims to normalise over: the last ones, of which the first has a weight for each unit."""
+        """The dims to normalise over, the last ones; the weights are along the first of them."""
         k = len(self.normalized_shape)
         if shape[-k:].numel() != torch.Size(self.normalized_shape).numel() or (k == 3 and len(shape) != 4):
             raise PartitionError(
@@ -94,8 +94,8 @@ class RMSNorm(_SampleNorm):
 
     Notes
     -----
-    `compat='cutagi'` reproduces the original: the mean square of the means alone, a variance with one factor v too
-    many, innovations without the input's Jacobian, sums without the variances of the weights, and a cap factor of one.
+    `compat='cutagi'` reproduces the original: the mean square of the means alone, a variance with an extra factor v,
+    innovations without the input's Jacobian, sums without the variances of the weights, and a cap factor of one.
 
     Examples
     --------

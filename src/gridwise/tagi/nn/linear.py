@@ -6,7 +6,7 @@
     delta_in     = (delta W) J          sums   s1 = delta' m              s1_b = sum of delta over the batch
     delta_var_in = (Delta W**2) J**2           s2 = Delta' m**2           s2_b = sum of Delta over the batch
 
-Seven matrix products a training step (back-propagation has three), four in a first layer whose input is certain.
+A training step takes seven matrix products (back-propagation three), or four in a first layer with exact inputs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Linear(ParametricLayer):
     Parameters
     ----------
     input_size, output_size
-        Units of one sample (or of one token, for inputs of shape (batch, token, unit)).
+        Units of one sample, or of one token for inputs of shape (batch, token, unit).
     bias
         Whether there is an additive bias.
     gain_weight, gain_bias
-        Factors of the initial standard deviations.
+        Factors on the initial standard deviations.
     init_method
         'He' or 'Xavier'.
 
@@ -64,7 +64,7 @@ class Linear(ParametricLayer):
         return flat if flat.ndim == 3 and flat.shape[-1] == self.input_size else super().as_input(flat)
 
     def _lead(self, shape: torch.Size) -> tuple[int, ...]:
-        """The dims of the input that are not units: (batch,) or (batch, token)."""
+        """The leading dims of the input, before the units: (batch,) or (batch, token)."""
         if shape[-1] == self.input_size and len(shape) != 4:
             return tuple(shape[:-1])
         if shape[1:].numel() == self.input_size:
@@ -116,9 +116,9 @@ def linear_moments(layer: ParametricLayer, x: Gaussian, squares: Tensor | None) 
 
 
 class SLinear(Linear):
-    """`Linear`, after an `SLSTM`: `Sequential.smoother()` sends the smoothed states through it, step by step.
+    """A `Linear` layer after an `SLSTM`: `Sequential.smoother()` passes the smoothed states through it, step by step.
 
-    The weights of that pass are those at the end of the series. Parameters as in `Linear`.
+    That pass uses the weights at the end of the series.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class SLinear(Linear):
 
     @torch.no_grad()
     def smoothed(self, hidden: Gaussian) -> Gaussian:
-        """Moments of the output for the smoothed outputs of the layer before."""
+        """Moments of the output for the smoothed output `hidden` of the preceding layer."""
         rows = hidden.reshape(-1, self.input_size)
         mu, var = linear_moments(self, rows, self.mu_w * self.mu_w)
         return Gaussian(mu, var)

@@ -1,15 +1,16 @@
-"""Long short-term memory with Gaussian weights and real recurrence over the sequence.
+"""Long short-term memory with Gaussian weights and true recurrence over the sequence.
 
-Gates f, i, o (sigmoid) and candidate g (tanh) of the linear moments of [x_t, h_(t-1)], linearised; c the cell, h the
-output. C_qr = J_q J_r sum_j W_qj W_rj v_j is the covariance of two gates through their common input:
+The gates f, i, o (sigmoid) and the candidate g (tanh) are linearised functions of linear maps of [x_t, h_(t-1)]; c is
+the cell, c_p the previous cell, h the output. C_qr = J_q J_r sum_j W_qj W_rj v_j is the covariance of two gates through
+their common input:
 
     mu_c  = f c_p + i g + C_ig                              var_c = Var(f c_p) + Var(i g)
     h     = o tanh(c)     mu_h = o a + C_oa                 a = tanh(mu_c), J_a = 1 - a**2
     C_oa  = J_a (C_fo c_p + C_io g + C_go i)
     Var(x y) = v_x v_y + v_x y**2 + v_y x**2 + C**2 + 2 C x y
 
-Backward runs through time. At step t the output h_t has an innovation (delta, Delta): from the layer above, and from
-step t+1; the cell c_t has another (e, E) from c_(t+1). With r = J_a o and the slopes
+Backward goes back through time. At step t the output h_t has an innovation (delta, Delta), from the layer above and
+from step t+1; the cell c_t has another, (e, E), from c_(t+1). With r = J_a o and the slopes
 
     g_f = J_f c_p,  g_i = J_i g,  g_g = J_g i  (of the cell),   g_o = J_o a  (of the output)
 
@@ -18,8 +19,8 @@ step t+1; the cell c_t has another (e, E) from c_(t+1). With r = J_a o and the s
     c_(t-1)    f e_c                        f**2 E_c
     input j    sum_q (e_c g_q) W_qj + ...   Delta (r sum_q g_q W_qj + g_o W_oj)**2 + E (sum_q g_q W_qj)**2
 
-The last square mixes the gates. Written out, it is one matrix product with the ten products W_q W_r of the gates'
-weights, of which forward needs eight; the part of x_t is taken for all steps at once, outside the recursion.
+The last squares couple the gates. Expanded, they are one matrix product with the ten products W_q W_r of the gates'
+weights, of which forward needs eight; the contribution of x_t is computed for all steps at once, outside the recursion.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from .base_layer import Fans, ParametricLayer, Shape
 from .gaussian import Gaussian, Innovation
 
 _F, _I, _G, _O = range(4)  # the order of the gates in the weights
-_FIRST = (_F, _I, _G, _O, _I, _F, _I, _G, _F, _F)  # which gates the ten products W_q W_r are of:
+_FIRST = (_F, _I, _G, _O, _I, _F, _I, _G, _F, _F)  # the gates q of the ten products W_q W_r, and below the gates r:
 _SECOND = (_F, _I, _G, _O, _G, _O, _O, _O, _I, _G)  # four squares, ig, fo, io, go (forward ends here), fi, fg
 
 
 class LSTMStates(NamedTuple):
-    """Moments of the output h and of the cell c, rows of a batch."""
+    """Moments (batch, unit) of the output h and of the cell c."""
 
     mu_h: Tensor
     var_h: Tensor
@@ -66,17 +67,17 @@ class LSTM(ParametricLayer):
     input_size, output_size
         Units of one time step.
     seq_len
-        Time steps of one sample, for inputs that come in flat; tensors of three dims may have any length.
+        Time steps of one sample, for flat inputs; tensors of three dims may have any length.
     stateful
-        Whether a call continues where the last one ended (row b of the batch after row b of the last batch), from the
-        posterior states if backward was called in between. None: only where `seq_len` is 1. A batch of another size
-        starts from zero, and so does everything after `reset_states`.
+        Whether a call continues where the last one ended (row b of the batch from row b of the last batch), from the
+        posterior states if backward was called in between. None: only if `seq_len` is 1. A batch of another size starts
+        from zero, and so does the first call after `reset_states`.
 
     Notes
     -----
-    `compat='cutagi'` reproduces the original: steps of a sequence do not see one another (h and c are zero at each),
-    states are carried for one sample of one step only, the covariance of o and c leaves the recurrent inputs out, and
-    innovations of the input miss its Jacobian.
+    `compat='cutagi'` reproduces the original: the steps of a sequence are independent (h and c are zero at each),
+    states are carried over only for one sample of one step, the covariance of o and c omits the recurrent inputs, and
+    the innovations of the input lack its Jacobian.
 
     Examples
     --------
@@ -157,7 +158,7 @@ class LSTM(ParametricLayer):
             self.states = states
 
     def _observe_step(self, before: LSTMStates | None, after: LSTMStates, step: _Step, weights: _GateWeights) -> None:
-        """For the smoother of a subclass: called after each forward step."""
+        """Called after each forward step; a hook for subclasses that smooth."""
 
     # ---- backward ---------------------------------------------------------------------------------------------------
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
@@ -176,7 +177,7 @@ class LSTM(ParametricLayer):
         return back.through(None if self.compat == "cutagi" else x.jcb).reshape(*shape)
 
     def _through_time(self, d: Innovation, weights: _GateWeights, steps: list[_Step]) -> tuple[Tensor, Tensor, Tensor]:
-        """Innovations (batch, time, ...) of the gates: of their means, variances, and the ten mixed coefficients."""
+        """Innovations (batch, time, ...) of the gates' means and variances, and the coefficients of all W_q W_r."""
         gates: list[Tensor] = []
         gates_var: list[Tensor] = []
         mixed: list[Tensor] = []
@@ -206,7 +207,7 @@ class LSTM(ParametricLayer):
         self._sums_ready(batch, w, (e.sum(0), e_var.sum(0)))
 
     def _posterior(self, states: LSTMStates, step: _Step, h: Innovation) -> None:
-        """The states that the next call continues from, given what was observed at the last step."""
+        """Set the states that the next call continues from to the posterior of the last step."""
         if not self.stateful or self.states is None:
             return
         tau = states.var_c * step.r
@@ -225,11 +226,11 @@ class LSTM(ParametricLayer):
 
     # ---- states -----------------------------------------------------------------------------------------------------
     def reset_states(self) -> None:
-        """The next sequence starts from zero."""
+        """Let the next sequence start from zero."""
         self.states = None
 
     def get_states(self, time_step: int = -1) -> LSTMStates:
-        """The states now, zeros before the first step."""
+        """The current states; zeros before the first step."""
         if self.states is not None:
             return self.states
         zeros = self.mu_w.new_zeros(1, self.output_size)
@@ -240,11 +241,11 @@ class LSTM(ParametricLayer):
 
 
 class _GateWeights:
-    """The weights as the products of one call need them, (input, gate unit), those of the recurrence apart.
+    """The weights arranged for the products of one call, (input, gate unit), those of the recurrence separately.
 
-    Forward takes four products at once, stacked: of m with W, of m**2 with S, and of v with S + W**2 and with the four
-    W_q W_r that make covariances. The moments of the gates' inputs lie in that order: the mean, two parts of the variance,
-    and the covariances ig, fo, io, go.
+    Forward computes four products at once, stacked: of m with W, of m**2 with S, and of v with S + W**2 and with the
+    four W_q W_r of the covariances. The moments of the gates' inputs are in that order: the mean, two parts of the
+    variance, and the covariances ig, fo, io, go.
     """
 
     def __init__(self, layer: LSTM) -> None:
@@ -256,12 +257,12 @@ class _GateWeights:
         self.mu_x, self.mu_h = w[:n].flatten(1), w[n:].flatten(1)
         self.products_x, self.products_h = products[:n], products[n:]
         self.of_x, self.of_h = stacked[:, :n], stacked[:, n:]
-        if layer.compat == "cutagi":  # leaves the recurrent inputs out of the covariances with o
+        if layer.compat == "cutagi":  # omits the recurrent inputs from the covariances with o
             parts = self.of_h.unflatten(2, (4, layer.output_size))
             self.of_h = torch.cat((parts[:3].flatten(2), F.pad(parts[3:, :, :1], (0, 0, 0, 3)).flatten(2)))
 
     def of_input(self, x: Gaussian, layer: LSTM) -> Tensor:
-        """Moments (4, batch, time, gate unit) of the gates' inputs, without the recurrence."""
+        """Moments (4, batch, time, gate unit) of the gates' inputs, without the recurrent part."""
         squares = x.mu * x.mu
         rows = (x.mu, squares) if x.var is None else (x.mu, squares, x.var, x.var)
         z = product(torch.stack(rows).flatten(1, 2), self.of_x[: len(rows)]).unflatten(1, x.mu.shape[:2])
@@ -271,7 +272,7 @@ class _GateWeights:
         return z if x.var is not None else torch.cat((z, torch.zeros_like(z)))
 
     def plus_recurrent(self, z: Tensor, states: LSTMStates) -> Tensor:
-        """Add the part of h_(t-1)."""
+        """The moments `z` plus the contribution of h_(t-1)."""
         rows = torch.stack((states.mu_h, states.mu_h * states.mu_h, states.var_h, states.var_h))
         return product(rows, self.of_h, plus=z)
 

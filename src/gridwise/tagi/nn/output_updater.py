@@ -1,12 +1,12 @@
-"""The observations: what they say about the output units.
+"""Innovations of the output units from observations.
 
 For an output a ~ N(m, v) with Jacobian J and an observation y of a with noise variance s:
 
     delta = J (y - m) / (v + s)          Delta = -J**2 / (v + s)
 
-and nothing where y is missing (NaN) or the sum of the variances is zero. With indices, only some units of each sample
-are observed. Heteroscedastic regression (AGVI) has the outputs (m0, v0) and (a, q) in turn: a mean, and the expected
-variance a = E[V**2] of the noise V on it, itself known up to a variance q:
+and zero where y is missing (NaN) or v + s = 0. With indices, only some units of each sample are observed. In
+heteroscedastic regression (AGVI) outputs alternate between (m0, v0), a mean, and (a, q), the expected variance
+a = E[V**2] of the noise V on it, itself uncertain with variance q:
 
     S = v0 + a                                delta_0 = J0 (y - m0) / S            Delta_0 = -J0**2 / S
     V    | y:  mean = a (y - m0) / S,         variance = a - a**2 / S
@@ -14,7 +14,7 @@ variance a = E[V**2] of the noise V on it, itself known up to a variance q:
     V**2 before:  a,                          3 q + 2 a**2                         k = q / (3 q + 2 a**2)
     delta_1 = (J1 / q) k (mean+ - a)          Delta_1 = (J1 / q)**2 k**2 (variance+ - 3 q - 2 a**2)
 
-The last line is computed in parts of a and S, because squares of a large variance are no numbers:
+The last line is computed relative to a and S, because the square of a large variance overflows:
 
     h = a / S,   g = v0 / S,   z = (y - m0)**2 / S,   r = 3 q / a**2 + 2
     delta_1 = (J1 / a) h (z - 1) / r          Delta_1 = (J1 / a)**2 ((2 g**2 + 4 g h z) / r - 1) / r
@@ -40,7 +40,7 @@ def observe(out: Gaussian, y: Tensor, noise: Tensor) -> Innovation:
 
 
 def observe_at(out: Gaussian, y: Tensor, noise: Tensor, index: Tensor) -> Innovation:
-    """Innovations where only the units `index` (counted from 1, a row for each sample) are observed."""
+    """Innovations where only the units `index` (counted from 1, one row per sample) are observed."""
     batch = out.mu.shape[0]
     rows = out.reshape(batch, out.mu.shape[1:].numel())
     if index.numel() % batch if batch else index.numel():
@@ -54,7 +54,7 @@ def observe_at(out: Gaussian, y: Tensor, noise: Tensor, index: Tensor) -> Innova
 
 
 def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
-    """Innovations of outputs that are, in turn, a mean and the variance of the noise on it."""
+    """Innovations of outputs that alternate between a mean and the variance of the noise on it."""
     mu, var, jcb = out.mu, out.variance(), out.jacobian()
     m0, v0, j0 = mu[..., 0::2], var[..., 0::2], jcb[..., 0::2]
     a, q, j1 = mu[..., 1::2], var[..., 1::2], jcb[..., 1::2]
@@ -73,13 +73,13 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
     odd = Innovation(gain * h * (z - 1.0) / r, gain * gain * ((2.0 * g * g + 4.0 * g * h * z) / r - 1.0) / r)
     observed = [
         torch.isfinite(mean) & torch.isfinite(spread) for mean, spread in (even, odd)
-    ]  # else missing, or variance zero
+    ]  # not missing, nor a zero variance
     pairs = (torch.stack((_where(e, observed[0]), _where(o, observed[1])), -1) for e, o in zip(even, odd, strict=True))
     return Innovation(*(p.reshape(mu.shape) for p in pairs))
 
 
 def _shaped(out: Gaussian, shape: torch.Size, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Observations in the shape of what is observed, and their noise: one number, or one for each."""
+    """Observations in the given shape, and their noise: a scalar, or of the same shape."""
     wanted = shape.numel()
     if y.numel() != wanted or noise.numel() not in (1, wanted):
         raise PartitionError(
@@ -91,7 +91,7 @@ def _shaped(out: Gaussian, shape: torch.Size, y: Tensor, noise: Tensor) -> tuple
 
 def _gaussian_update(m: Tensor, v: Tensor, jcb: Tensor | None, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     gain = torch.reciprocal(v + noise) if jcb is None else jcb / (v + noise)
-    usable = torch.isfinite(gain * y)  # neither a gain by nothing, nor a missing value
+    usable = torch.isfinite(gain * y)  # False for a zero variance and for a missing value
     delta_var = -gain if jcb is None else -gain * jcb
     return _where(gain * (y - m), usable), _where(delta_var, usable)
 
@@ -101,12 +101,12 @@ def _where(value: Tensor, usable: Tensor) -> Tensor:
 
 
 class OutputUpdater:
-    """Turns observations into the innovations with which `Sequential.backward` starts.
+    """Computes the innovations that `Sequential.backward` starts from, from observations.
 
     Parameters
     ----------
     model_device
-        Where the network is; observations are moved there.
+        The device of the network, to which observations are moved.
 
     Examples
     --------
@@ -126,7 +126,7 @@ class OutputUpdater:
     def update(
         self, output_states: BaseHiddenStates, mu_obs: Values, var_obs: Values, delta_states: BaseDeltaStates
     ) -> None:
-        """Every output unit is observed as `mu_obs`, with noise variance `var_obs`; NaN where nothing is known."""
+        """Observe every output unit as `mu_obs`, NaN where missing, with noise variance `var_obs`."""
         out = output_states.gaussian
         _set(delta_states, lambda: observe(out, *self._observation(out, mu_obs, var_obs)))
 
@@ -139,7 +139,7 @@ class OutputUpdater:
         selected_idx: object,
         delta_states: BaseDeltaStates,
     ) -> None:
-        """Only the units `selected_idx` of each sample, counted from 1, are observed."""
+        """Observe only the units `selected_idx` of each sample, counted from 1."""
         out = output_states.gaussian
         _set(
             delta_states, lambda: observe_at(out, *self._observation(out, mu_obs, var_obs), _indices(out, selected_idx))
@@ -147,7 +147,7 @@ class OutputUpdater:
 
     @torch.no_grad()
     def update_heteros(self, output_states: BaseHiddenStates, mu_obs: Values, delta_states: BaseDeltaStates) -> None:
-        """Outputs are a mean and a noise variance in turn; `mu_obs` observes the means."""
+        """Observe the means, as `mu_obs`, of outputs that alternate between a mean and a noise variance."""
         out = output_states.gaussian
         _set(delta_states, lambda: observe_heteros(out, as_observations(mu_obs, out.mu)))
 
@@ -167,7 +167,7 @@ def _indices(out: Gaussian, selected_idx: object) -> Tensor:
 
 
 def _set(states: BaseDeltaStates, make: Callable[[], Innovation]) -> None:
-    """Put innovations into `states`; what is wrong is raised, or kept for `backward` where other workers wait for it."""
+    """Put innovations into `states`; an error is raised, or kept for `backward` where other workers are involved."""
     try:
         states.innovation = make()
     except PartitionError as error:

@@ -1,12 +1,12 @@
 """Pooling of Gaussian images.
 
-Average over windows of k = kh kw units, taken as independent; padding counts as units that are exactly zero:
+Average over windows of k = kh kw units, taken as independent; padding counts as units of exactly zero:
 
     mu  = sum(m) / k           delta_in = J adjoint(delta) / k
     var = sum(v) / k**2        Delta_in = J**2 adjoint(Delta) / k**2
 
-Maximum: the unit with the largest *mean* is passed on with its variance (the first one, where several are equal);
-innovations go back to that unit and add up where windows overlap.
+Maximum: the unit with the largest *mean* is passed on with its variance (the first of several equal ones); innovations
+go back to that unit and add up where windows overlap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .windowed import Size2, WindowedBaseLayer
 
 
 class Pool2d(WindowedBaseLayer):
-    """Window, stride and padding; channels stay."""
+    """Base of pooling layers: window, stride and padding; the channels stay the same."""
 
     keeps_channels = True
 
@@ -88,7 +88,7 @@ class AvgPool2d(Pool2d):
 
 
 class MaxPool2d(Pool2d):
-    """Pooling of the unit with the largest mean.
+    """Max pooling: the unit with the largest mean of each window.
 
     Parameters
     ----------

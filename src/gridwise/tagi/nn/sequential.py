@@ -1,12 +1,12 @@
-"""The network: layers in a row, trained by closed-form inference.
+"""The network: layers in sequence, trained by closed-form inference.
 
     mu, var = net(x)                                            prior of the output
     updater.update(net.output_z_buffer, y, noise, net.input_delta_z_buffer)
     net.backward()                                              innovations of all units, sums of all parameters
     net.step()                                                  posterior of the parameters
 
-There is no loss, no gradient and no learning rate. Tensors come back as tensors, on the network's device, in the shape
-that the last layer gives them; NumPy arrays come back as flat float arrays, as in pytagi.
+There is no loss, no gradient and no learning rate. For tensors the outputs are tensors, on the network's device, in the
+shape that the last layer gives them; for NumPy arrays they are flat float arrays, as in pytagi.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Array = np.ndarray | Tensor
 
 
 class Sequential(LayerBlock):
-    """Layers in a row, with pytagi's interface on top of `torch.nn.Module`'s.
+    """Layers in sequence, with pytagi's interface on top of `torch.nn.Module`'s.
 
     Parameters
     ----------
     *layers
         The layers, in forward order.
     compat
-        'cutagi' reproduces the original's deterministic quirks, layer by layer (each documents its own).
+        'cutagi' reproduces the original's deterministic quirks, which each layer documents.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class Sequential(LayerBlock):
             raise PartitionError("Sequential: no layers were given.")
         super().__init__(*layers)
         self.input_state_update = False
-        self.replicas: Replicas | None = None  # the workers that train it together, where there are several
+        self.replicas: Replicas | None = None  # the workers that train the network together, if several
         self.num_samples = 0
         self.output_z_buffer = BaseHiddenStates()
         """Moments and Jacobians of the last output."""
@@ -73,19 +73,19 @@ class Sequential(LayerBlock):
 
     # ---- switches ---------------------------------------------------------------------------------------------------
     def set_compat(self, compat: str | None) -> None:
-        """'cutagi' for the original's quirks in every layer, None for the corrected mathematics."""
+        """Choose the original's quirks ('cutagi') or the corrected mathematics (None) for every layer."""
         if compat not in (None, "cutagi"):
             raise PartitionError(f"Sequential: `compat` (={compat!r}) is None or 'cutagi'.")
         for layer in self._all_layers():
             layer.compat = compat
 
     def set_precision(self, dtype: torch.dtype | None) -> None:
-        """Take the large products in `dtype` (torch.bfloat16, say) and all else in the parameters' own precision."""
+        """Compute the large products in `dtype` (torch.bfloat16, say), all else in the precision of the parameters."""
         for layer in self._all_layers():
             layer.compute_dtype = dtype
 
     def set_cap(self, cap: float | str | None) -> None:
-        """The cap of the parameters' steps: 'batch' (by the batch size), a factor above zero, or None for no cap."""
+        """Set the cap on parameter updates: 'batch' (by the batch size), a factor above zero, or None for no cap."""
         if cap not in (None, "batch") and not (isinstance(cap, int | float) and cap > 0):
             raise PartitionError(f"Sequential: `cap` (={cap!r}) is 'batch', a number above zero, or None.")
         for layer in self.parametric_layers():
@@ -95,7 +95,7 @@ class Sequential(LayerBlock):
         return (m for m in self.modules() if isinstance(m, BaseLayer))
 
     def parametric_layers(self) -> list[ParametricLayer]:
-        """Every layer with parameters, nested ones too, in forward order: where the raw sums are."""
+        """All layers with parameters, nested ones included, in forward order."""
         return [layer for layer in self.leaves() if isinstance(layer, ParametricLayer)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,14 +111,14 @@ class Sequential(LayerBlock):
         mu_x
             Means: a tensor (batch, ...), or a NumPy array of that shape or flat.
         var_x
-            Variances of the same shape; None for inputs that are certain.
+            Variances of the same shape; None for inputs known exactly.
         """
         if isinstance(mu_x, Gaussian):
             return super().forward(mu_x)
         return returned(self.infer(self._input(mu_x, var_x)), mu_x)
 
     def infer(self, x: Gaussian) -> Gaussian:
-        """The moments of the output, kept for the updater; `x` is on the network's device already."""
+        """The moments of the output, also kept for the updater; `x` must be on the network's device."""
         out = super().forward(x)
         self.output_z_buffer.gaussian = out
         return out
@@ -138,7 +138,7 @@ class Sequential(LayerBlock):
 
     @torch.no_grad()
     def backward(self, delta: Innovation | None = None, need_input: bool | None = None) -> Innovation | None:
-        """Innovations of all layers from those of the output in `input_delta_z_buffer`; sums of all parameters."""
+        """Compute innovations of all layers and sums of all parameters from `input_delta_z_buffer`, or from `delta`."""
         if delta is None:
             delta = self._output_innovation()
         back = super().backward(delta, self.input_state_update if need_input is None else need_input)
@@ -161,7 +161,7 @@ class Sequential(LayerBlock):
 
     @torch.no_grad()
     def smoother(self) -> tuple[np.ndarray, np.ndarray]:
-        """Smooth the hidden states of all SLSTM layers over the steps since the last reset; outputs by time step."""
+        """Smooth the states of all SLSTM layers over the steps since the last reset; returns outputs by time step."""
         hidden: list[Gaussian] = []
         leaves = list(self.leaves())
         last = max((i for i, layer in enumerate(leaves) if isinstance(layer, SLSTM)), default=len(leaves))
@@ -195,7 +195,7 @@ class Sequential(LayerBlock):
 
     @property
     def z_buffer_size(self) -> int:
-        """Units of the widest layer times the batch; nothing has to be that large here."""
+        """Units of the widest layer times the batch size; informative only, no buffer has this size."""
         if self._z_buffer_size is not None:
             return self._z_buffer_size
         return max(layer.get_max_num_states() for layer in self.leaves()) * max(self.z_buffer_block_size, 1)
@@ -206,7 +206,7 @@ class Sequential(LayerBlock):
 
     @property
     def z_buffer_block_size(self) -> int:
-        """Samples of the last batch."""
+        """Number of samples in the last batch."""
         return self.output_z_buffer.block_size
 
     def set_delta_z(self, delta_mu: Values, delta_var: Values) -> None:
@@ -242,20 +242,20 @@ class Sequential(LayerBlock):
         return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, LSTM)}
 
     def reset_lstm_states(self) -> None:
-        """Every LSTM and SLSTM layer starts its next sequence from zero."""
+        """Let every LSTM and SLSTM layer start its next sequence from zero."""
         for layer in self.leaves():
             if isinstance(layer, LSTM):
                 layer.reset_states()
 
     def get_lstm_states(self, time_step: int = -1) -> dict[int, tuple[np.ndarray, ...]]:
-        """{position: (mu_h, var_h, mu_c, var_c)} now, or smoothed at `time_step`."""
+        """The current states {position: (mu_h, var_h, mu_c, var_c)}, or the smoothed ones at `time_step`."""
         return {
             i: tuple(t.reshape(-1).cpu().numpy() for t in layer.get_states(time_step))
             for i, layer in self._recurrent().items()
         }
 
     def set_lstm_states(self, states: Mapping[int, Any]) -> None:
-        """Continue from states as `get_lstm_states` returns them."""
+        """Continue from states as returned by `get_lstm_states`."""
         layers = self._recurrent()
         if not states.keys() <= layers.keys():
             raise PartitionError(f"set_lstm_states: layers {sorted(layers)} have states, not {sorted(states)}.")
@@ -272,15 +272,15 @@ class Sequential(LayerBlock):
 
     # ---- parameters in and out --------------------------------------------------------------------------------------
     def pytagi_state_dict(self) -> dict[str, tuple[list[float], ...]]:
-        """{'Linear.0': (mu_w, var_w, mu_b, var_b)} with flat lists, as pytagi's `state_dict()`."""
+        """The parameters {'Linear.0': (mu_w, var_w, mu_b, var_b)} as flat lists, like pytagi's `state_dict()`."""
         return parameter_files.to_pytagi(self.layers)
 
     def pytagi_parameters(self) -> list[tuple[list[float], ...]]:
-        """[(mu_w, var_w, mu_b, var_b)] in forward order, as pytagi's `parameters()`."""
+        """The parameters [(mu_w, var_w, mu_b, var_b)] in forward order, like pytagi's `parameters()`."""
         return list(self.pytagi_state_dict().values())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load torch's form (`Linear.0.mu_w`: tensor) or pytagi's (`Linear.0`: four lists)."""
+        """Load a state in torch's form (`Linear.0.mu_w`: tensor) or pytagi's (`Linear.0`: four lists)."""
         if parameter_files.is_pytagi(state_dict):
             return parameter_files.from_pytagi(self.layers, state_dict)
         return super().load_state_dict(state_dict, strict, assign)
@@ -305,7 +305,7 @@ class Sequential(LayerBlock):
         """Read what `save_csv` wrote."""
         parameter_files.load_csv(self.layers, filename)
 
-    # ---- where it runs, what it is ----------------------------------------------------------------------------------
+    # ---- device, threads, description -------------------------------------------------------------------------------
     def to_device(self, device: str) -> None:
         """Move the network: 'cpu', 'cuda', 'cuda:1'."""
         self.to(device)
@@ -317,20 +317,20 @@ class Sequential(LayerBlock):
         self.to("cpu")
 
     def set_threads(self, num_threads: int) -> None:
-        """The number of CPU threads that torch uses, for this process."""
+        """Set the number of CPU threads that torch uses in this process."""
         torch.set_num_threads(num_threads)
         for layer in self._all_layers():
             layer.num_threads = num_threads
 
     def preinit_layer(self) -> None:
-        """Nothing is left to do: parameters exist from the start."""
+        """Do nothing: parameters exist from the start."""
 
     def get_layer_stack_info(self) -> str:
         """One line for each layer."""
         return "".join(layer.get_layer_info() + "\n" for layer in self.layers)
 
     def get_neg_var_w_counter(self) -> dict[str, int]:
-        """How often a step would have made a weight's variance negative, by layer."""
+        """How often a step would have made a weight's variance zero or negative, by layer."""
         return {
             f"{layer.get_layer_info()}_{i}": sum(
                 int(leaf.neg_var_w) for leaf in layer.leaves() if isinstance(leaf, ParametricLayer)
@@ -339,7 +339,7 @@ class Sequential(LayerBlock):
         }
 
     def get_norm_mean_var(self) -> dict[str, tuple[list[np.ndarray], ...]]:
-        """{layer: (running means, running variances, batch means, batch variances)} of the layers with BatchNorm2d."""
+        """{layer: (running means, running variances, batch means, batch variances)} for layers with a BatchNorm2d."""
         out = {}
         for i, layer in enumerate(self.layers):
             norms = [leaf for leaf in layer.leaves() if isinstance(leaf, BatchNorm2d)]
@@ -351,12 +351,12 @@ class Sequential(LayerBlock):
 
 
 def returned(out: Gaussian, mu_x: Values) -> tuple[Any, Any]:
-    """Mean and variance as the caller gets them: tensors for tensors, flat arrays for all else."""
+    """Mean and variance in the form of the input `mu_x`: tensors for a tensor, flat arrays for anything else."""
     return (out.mu, out.variance()) if isinstance(mu_x, Tensor) else _flat(out)
 
 
 def _flat(value: Gaussian) -> tuple[np.ndarray, np.ndarray]:
     mu, var = (t.reshape(-1).cpu() for t in (value.mu, value.variance()))
-    if mu.dtype == torch.bfloat16:  # which NumPy does not have
+    if mu.dtype == torch.bfloat16:  # NumPy has no bfloat16
         mu, var = mu.float(), var.float()
     return mu.numpy(), var.numpy()

@@ -1,16 +1,16 @@
 """An LSTM layer whose states can be smoothed backwards in time (Rauch-Tung-Striebel).
 
-Each step t leaves its prior (before the observation), its posterior (after), and the covariances with the step before:
+Each step t records its prior (before the observation), its posterior (after), and its covariances with step t-1:
 
     Cov(c_(t-1), c_t) = v_c(t-1) f                    diagonal
     Cov(h_(t-1), h_t)[p, j] = v_h(t-1)[p] (r (g_f W_f + g_i W_i + g_g W_g) + g_o W_o)[j, input + p]
 
-`smoother()` starts from the last posterior and goes back, for cells and outputs alike:
+`smoother()` starts from the last posterior and goes back in time, for cells and outputs alike:
 
     G = Cov(t, t+1) / prior variance(t+1)
     smoothed(t) = posterior(t) + G (smoothed(t+1) - prior(t+1)),     G**2 for the variances
 
-The states' covariances among the units of one step are neglected, as everywhere in TAGI.
+Covariances between the units of one step are neglected, as everywhere in TAGI.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ...errors import GridwiseError
 from .gaussian import Gaussian, Innovation
 from .lstm import LSTM, LSTMStates, _GateWeights, _Step
 
-_LEAST = 1e-5  # a variance that is not positive counts as this
+_LEAST = 1e-5  # replaces a variance that is not positive
 
 
 class _Moment(NamedTuple):
-    """One time step of the past."""
+    """The record of one time step."""
 
     prior: LSTMStates
     posterior: LSTMStates
@@ -37,10 +37,10 @@ class _Moment(NamedTuple):
 
 
 class SLSTM(LSTM):
-    """An LSTM layer that remembers its steps, for `Sequential.smoother()`.
+    """An LSTM layer that records its steps, for `Sequential.smoother()`.
 
-    Feed one time step a call (`seq_len` 1), forward, update, backward and step each time, and call `smoother()` at the
-    end of the series. Steps without observation are the same with NaN for the observation. Parameters as in `LSTM`.
+    Feed one time step per call (`seq_len` 1), with forward, update, backward and step each time, and call `smoother()`
+    at the end of the series. For a step without observation, pass NaN as the observation.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class SLSTM(LSTM):
     (2,)
     """
 
-    compilable = False  # it remembers every step
+    compilable = False  # it records every step
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SLSTM(LSTM):
 
     def _posterior(self, states: LSTMStates, step: _Step, h: Innovation) -> None:
         super()._posterior(states, step, h)
-        if self.states is not None:  # with compat='cutagi', only one sample of one step has any
+        if self.states is not None:  # with compat='cutagi', only one sample of one step has states
             self.history[-1] = self.history[-1]._replace(posterior=self.states)
 
     def reset_states(self) -> None:
@@ -93,7 +93,7 @@ class SLSTM(LSTM):
         self.history = []
 
     def get_states(self, time_step: int = -1) -> LSTMStates:
-        """The states now, or the smoothed ones of `time_step`."""
+        """The current states, or the smoothed ones of `time_step`."""
         if time_step < 0:
             return super().get_states()
         if time_step >= len(self.smoothed):
@@ -101,7 +101,7 @@ class SLSTM(LSTM):
         return self.smoothed[time_step]
 
     def smoother(self) -> list[Gaussian]:
-        """Smoothed outputs by time step; the layer then starts afresh."""
+        """The smoothed outputs by time step; resets the layer."""
         if not self.history:
             return []
         now = self.history[-1].posterior

@@ -1,10 +1,10 @@
-"""What convolutions and pooling share: their outputs see windows of the input, and rows beyond it.
+"""Base of convolutions and pooling, whose outputs depend on windows of the input, some of which reach beyond it.
 
-    alone        rows beyond the image are padding; convolutions leave the symmetric kind to torch
-    on a grid    rows beyond the block belong to other workers: `halo` brings all that the block's outputs need, padding
-                 included, and takes innovations back to the rows' owners, where they are added
+    alone        rows beyond the image are padding; convolutions leave symmetric padding to torch
+    on a grid    rows beyond the block belong to other workers: `halo` fetches all that the block's outputs need,
+                 padding included, and returns innovations to the rows' owners, which add them up
 
-Jacobians never travel: innovations are multiplied by them after they have come back, by the owner of the row.
+Jacobians are never sent: the owner of a row multiplies its innovations by them after they have come back.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Margins = tuple[tuple[int, int], tuple[int, int]]
 
 
 def pair(value: Size2) -> tuple[int, int]:
-    """(height, width) from one number or two."""
+    """The pair (height, width), from one number or two."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 class Halo(Protocol):
-    """How a worker's part of a windowed layer reaches the rows of others (`gridwise.tagi.distributed.carrier`)."""
+    """Access of a windowed layer to the rows of other workers (`gridwise.tagi.distributed.carrier`)."""
 
     drops: Margins | None
-    """What a transposed convolution makes of the fetched rows beyond this worker's outputs."""
+    """Excess rows and columns that a transposed convolution makes of the fetched rows."""
 
     def fetch(self, x: Gaussian) -> Gaussian:
-        """Means and variances of all rows that this worker's outputs see, padded; without Jacobians."""
+        """Means and variances, without Jacobians, of all rows that this worker's outputs depend on, padded."""
 
     def give_back(self, delta: Innovation) -> Innovation:
-        """The adjoint: innovations of fetched rows, sent to their owners and added there."""
+        """The adjoint of `fetch`: innovations of the fetched rows, sent to their owners and added there."""
 
 
 class WindowedBaseLayer(BaseLayer):
-    """Base of layers whose outputs see windows of the input."""
+    """Base of layers whose outputs depend on windows of the input."""
 
     halo: Halo | None = None
     kernel_size: tuple[int, int]
@@ -54,7 +54,7 @@ class WindowedBaseLayer(BaseLayer):
     transposed: bool = False
     keeps_channels: bool = False
     outside: float = 0.0
-    """What stands beyond the image."""
+    """The padding value."""
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"halo": None}
@@ -71,7 +71,7 @@ class WindowedBaseLayer(BaseLayer):
         return height, width
 
     def _made_of(self, rows: Sequence[int]) -> list[int]:
-        """Height and width of what is made of fetched rows, which may be none, without padding."""
+        """Height and width of the output for fetched rows, already padded and possibly none."""
         return [max(0, self._outputs_along(d, n, 0)) if n else 0 for d, n in enumerate(rows)]
 
     def _outputs_along(self, d: int, n: int, padding: int) -> int:
@@ -95,15 +95,15 @@ class WindowedBaseLayer(BaseLayer):
         sizes = f"{self.in_channels},{self.out_channels},{self.out_width},{self.out_height},{k}"
         return f"{self.get_layer_name()}({sizes})"
 
-    # ---- rows beyond the image, or beyond the block -------------------------------------------------------------------
+    # ---- rows beyond the image, or beyond the block -----------------------------------------------------------------
     def _fetched_rows(self, x: Gaussian) -> Gaussian:
-        """The rows that the outputs see, without their Jacobians."""
+        """The rows that the outputs depend on, without Jacobians."""
         if self.halo is not None:
             return self.halo.fetch(x)
         return Gaussian(self._pad(x.mu), None if x.var is None else self._pad(x.var))
 
     def _returned_rows(self, delta: Innovation, shape: tuple[int, ...]) -> Innovation:
-        """Innovations of the input, of local shape `shape`, from those of the rows seen."""
+        """Innovations of the input, of local shape `shape`, from those of the fetched rows."""
         if self.halo is not None:
             return self.halo.give_back(delta)
         (top, _), (left, _) = self._margins()
@@ -114,6 +114,6 @@ class WindowedBaseLayer(BaseLayer):
         return F.pad(x, (*columns, *rows), value=self.outside) if any((*rows, *columns)) else x
 
     def _margins(self) -> Margins:
-        """The padding that is put around an image before torch's kernel has it."""
+        """The padding added to an image before torch's kernel is called."""
         (h, w), before = self.padding, self.padding_type == 1
         return (h * before, h), (w * before, w)

@@ -1,6 +1,6 @@
 """Gridwise: tensors on a Cartesian grid of workers; every movement is a linear operator with an exact adjoint.
 
-What is used most stands here. The rest is one import away: `gridwise.nn` (primitives and layers), `gridwise.data`,
+The most used names are here. The rest is one import away: `gridwise.nn` (primitives and layers), `gridwise.data`,
 `gridwise.fake` and `gridwise.deferred_init`, `gridwise.checkpoint`, `gridwise.tagi`, `gridwise.optim`, `gridwise.planning`,
 `gridwise.testing`, `gridwise.show`.
 """
@@ -44,7 +44,7 @@ from .version import __version__ as __version__
 
 _guard()
 
-# Their names in version 0.1
+# The names they had in version 0.1
 nn.distribute = distribute  # type: ignore[attr-defined]
 nn.DistributedModel = _DistributedModel  # type: ignore[attr-defined]
 
@@ -52,7 +52,7 @@ _ROOMS = ("checkpoint", "compat", "data", "deferred_init", "fake", "optim", "pla
 
 
 def __getattr__(name: str) -> ModuleType:
-    """The larger rooms are entered when they are first used."""
+    """Import the larger sub-packages on first use."""
     if name in _ROOMS:
         return importlib.import_module(f"gridwise.{name}")
     raise AttributeError(f"module 'gridwise' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Modules that have moved, under the documented paths of DistDL's users and of earlier versions: one table.
+"""Aliases of modules that have moved: the documented paths of DistDL and of earlier versions, in one table.
 
-`gridwise.nn.pooling` is `gridwise.nn.layers.pooling` now. Both names give the same module object, so that a class is one
+`gridwise.nn.pooling` is now `gridwise.nn.layers.pooling`. Both names give the same module object, so a class is the same
 class whichever way it was imported or pickled.
 """
 
@@ -49,7 +49,7 @@ MOVED = {
 
 
 class ModuleAliases(MetaPathFinder, Loader):
-    """Finds modules under other names, by `place_of`: the name that a module has itself, or None."""
+    """Import modules under other names; `place_of` maps an alias to the module's own name, or None if it is not one."""
 
     def __init__(self, place_of: Callable[[str], str | None]) -> None:
         self.place_of = place_of
@@ -68,13 +68,13 @@ class ModuleAliases(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run under its own name. Importing has given it the spec of the old one: take that back."""
+        """Restore the module's own spec, which the import under the alias has replaced; its code has already run."""
         assert module.__spec__ is not None
         module.__spec__ = self._own_specs.pop(module.__spec__.name)
 
 
 def moved_modules(package: str) -> Callable[[str], ModuleType]:
-    """A `__getattr__` for a package: those of its modules that have moved, as attributes under their old names."""
+    """A `__getattr__` that gives a package's moved modules as attributes under their old names."""
 
     def __getattr__(name: str) -> ModuleType:
         if f"{package}.{name}" in MOVED:
@@ -84,4 +84,4 @@ def moved_modules(package: str) -> Callable[[str], ModuleType]:
     return __getattr__
 
 
-sys.meta_path.append(ModuleAliases(MOVED.get))  # asked last, when nothing else has the name
+sys.meta_path.append(ModuleAliases(MOVED.get))  # last: only for names that no other finder knows

@@ -1,7 +1,7 @@
 """Every error a user can meet, in one place.
 
-All derive from `GridwiseError`. A bad argument, shape or grid is also a `ValueError`; a combination that is not
-offered is also a `NotImplementedError`; a fault of a worker, of the network or of time is also a `RuntimeError`.
+All derive from `GridwiseError`. A bad argument, shape or grid is also a `ValueError`; an unsupported combination is also a
+`NotImplementedError`; a worker or network failure, or a timeout, is also a `RuntimeError`.
 A message says what was asked, what each offending worker has, and what to do: the three arguments of every error here.
 """
 
@@ -15,8 +15,8 @@ class GridwiseError(Exception):
 
     Parameters
     ----------
-    asked : what was asked, and why it cannot be had
-    offenders : a line for each worker, or value, that stands in the way
+    asked : what was asked, and why it is not possible
+    offenders : a line for each worker, or value, that is at fault
     fix : what to do
 
     Examples
@@ -46,7 +46,7 @@ class PartitionError(GridwiseError, ValueError):
 
 
 class UnsupportedError(GridwiseError, NotImplementedError):
-    """The combination is well formed, but not offered.
+    """The combination is valid, but not supported.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class UnsupportedError(GridwiseError, NotImplementedError):
 
 
 class FaultError(GridwiseError, RuntimeError):
-    """Something failed while the workers were talking: the network, a worker, or the time allowed.
+    """Communication between the workers failed: because of the network, a worker, or a timeout.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class WorkerDied(FaultError):
 
     Parameters
     ----------
-    message : what happened, for all workers
+    message : what happened, the same on all workers
     workers : the ranks that are gone
 
     Examples
@@ -95,7 +95,7 @@ class WorkerDied(FaultError):
 
 
 class WorkerFailed(FaultError):
-    """A worker raised an exception that could not be brought back as itself; its traceback is in the text.
+    """A worker raised an exception that could not be sent back as an object; the message contains its traceback.
 
     Examples
     --------
@@ -115,7 +115,7 @@ class CommTimeout(FaultError):
 
 
 class TransportError(FaultError):
-    """No way to talk to the other workers was found, or the one that was asked for does not work here.
+    """No transport to the other workers was found, or the one that was asked for does not work here.
 
     Examples
     --------
@@ -153,7 +153,7 @@ class FakeTensorError(GridwiseError, RuntimeError):
 
 
 class DeferredInitError(GridwiseError, RuntimeError):
-    """A deferred tensor or module cannot be recorded or made as asked.
+    """A deferred tensor or module cannot be recorded or materialised as asked.
 
     Examples
     --------
@@ -163,7 +163,7 @@ class DeferredInitError(GridwiseError, RuntimeError):
 
 
 def describe(asked: str, offenders: Iterable[str] = (), fix: str = "") -> str:
-    """One message in the house form: what was asked, who offends and with what, what to do."""
+    """An error message in the common form: what was asked, what each offender has, what to do."""
     lines = [asked]
     lines += [f"  {line}" for line in offenders]
     if fix:
@@ -182,7 +182,7 @@ class CheckpointError(GridwiseError, RuntimeError):
 
 
 class CheckpointNotFound(CheckpointError):
-    """There is no committed checkpoint at the path: nothing, or only what an interrupted save has left.
+    """There is no committed checkpoint at the path: it is empty, or holds only the remains of an interrupted save.
 
     Examples
     --------
@@ -205,7 +205,7 @@ class CheckpointDamaged(CheckpointError):
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
-    """What is to be filled does not fit what was saved, or the workers disagree. Nothing was changed.
+    """The target does not match what was saved, or the workers disagree. Nothing was changed.
 
     Examples
     --------
@@ -225,7 +225,7 @@ class CheckpointBusy(CheckpointError):
 
 
 class CheckpointWriteFailed(CheckpointError):
-    """A worker could not write its part: nothing was committed, the previous checkpoint stands.
+    """A worker could not write its part: nothing was committed, and the previous checkpoint is intact.
 
     Examples
     --------

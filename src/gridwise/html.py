@@ -1,4 +1,4 @@
-"""Tables for notebooks. Whatever comes in is text: names of users' tensors are escaped here, once, for all."""
+"""HTML tables for notebooks. Cells are plain text: users' tensor names are escaped here, in one place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ escape = html.escape
 
 
 def table(lines: Sequence[Sequence[str]], caption: str = "", left: int = 1, has_total: bool = False) -> str:
-    """A table whose first line is its header, and whose last one may be a total; the first `left` columns are words."""
+    """A table whose first line is the header and whose last may be a total; the first `left` columns are left-aligned."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         sides = ("left" if at < left else "right" for at in range(len(cells)))

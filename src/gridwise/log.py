@@ -1,7 +1,7 @@
 """The logger "gridwise", with the worker's name in every line. The root logger is never touched.
 
-Warnings go where Python's logging sends them, to standard error if the program has set up nothing. `GRIDWISE_LOG=debug` (or
-info, warning, error) shows more, on standard error:
+Warnings go where Python's logging sends them: to standard error unless the program has configured it. `GRIDWISE_LOG=debug`
+(or info, warning, error) sets the level and logs to standard error:
 
     gridwise worker 2/4 INFO  group of workers (0, 2) made
 """
@@ -24,18 +24,18 @@ class _WorkerName(logging.Filter):
 
 
 def set_worker(rank: int, size: int) -> None:
-    """Name this process in the log lines that follow."""
+    """Set the worker's name in all further log lines."""
     global _worker
     _worker = f"{rank}/{size}"
 
 
 def is_first_worker() -> bool:
-    """Whether this process is worker 0, or has no others beside it."""
+    """Whether this process is worker 0, or the only one."""
     return _worker == "-" or _worker.startswith("0/")
 
 
 def configure(level: str | None = None) -> None:
-    """Show the log on standard error at `level`, or at that of `GRIDWISE_LOG`; without either, change nothing."""
+    """Log to standard error at `level`, or else at the level in `GRIDWISE_LOG`; without either, change nothing."""
     level = level or os.environ.get("GRIDWISE_LOG")
     if not level:
         return

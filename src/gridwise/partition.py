@@ -1,11 +1,11 @@
-"""The user's object: a grid of workers, the transport between them, and "where am I".
+"""Partitions: a grid of workers, the transport between them, and this worker's place on the grid.
 
     P_world = gridwise.world()
     P_x = P_world.create_partition_inclusive(range(4)).create_cartesian_topology_partition([1, 1, 2, 2])
 
-A partition is a value. Making one sends nothing, so there is nothing to free: groups of the transport are made at their
-first use and shared by everybody who names the same workers. Every worker can make every partition; on the workers
-outside it is inactive, but still knows who is in it and in what shape.
+A partition is a value. Making one sends nothing, so there is nothing to free: the transport creates a group at its first
+use and shares it between all partitions of the same workers. Every worker can make every partition; on workers outside
+it, the partition is inactive, but still knows its members and its shape.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .grid.grid import unravel
 from .html import escape
 
 NOBODY = -1
-"""The rank of a worker in a partition that it is not part of, and of a neighbour beyond the edge."""
+"""The rank of a worker in a partition that it does not belong to, and of a neighbour beyond the edge."""
 
 
 class Partition:
-    """Some workers of the world in a row, seen from this one.
+    """An ordered set of workers of the world, as seen from this one.
 
     Parameters
     ----------
-    transport : the way to the other workers
-    grid : the workers and their arrangement; use `gridwise.world()` and the methods below to make one
+    transport : the connection to the other workers
+    grid : the workers and their arrangement; use `gridwise.world()` and the methods below to make a partition
 
     Attributes
     ----------
-    active : whether this worker is one of them
-    rank : its place among them, -1 if it is not
+    active : whether this worker belongs to the partition
+    rank : its place in the partition, -1 if it is not active
     size, shape, dim : of the grid, the same on every worker
     index : this worker's coordinates, None if it is not active
     ranks : the workers, as ranks of the world
@@ -87,13 +87,13 @@ class Partition:
 
     @property
     def team(self) -> Team:
-        """The workers in the order in which the transport knows them."""
+        """The workers in the transport's order."""
         return self.grid.members
 
-    # Making others
+    # Making other partitions
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
-        """The partition of the given workers, in that order; `ranks` count within this partition."""
+        """The partition of the given workers, in that order; `ranks` are ranks within this partition."""
         places = whole_numbers(ranks, "ranks")
         wrong = [place for place in places if not 0 <= place < self.size]
         if wrong or not places:
@@ -104,13 +104,13 @@ class Partition:
         return Partition(self.transport, Grid.line(self.ranks[place] for place in places))
 
     def create_partition_union(self, other: Partition) -> Partition:
-        """This partition's workers, then those of `other` that are not among them."""
+        """This partition's workers, followed by those of `other` that are not among them."""
         if other.transport is not self.transport:
             raise PartitionError(f"{self} and {other} come from different worlds: there is no union of them.")
         return Partition(self.transport, Grid.line(dict.fromkeys((*self.ranks, *other.ranks))))
 
     def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
-        """The same workers on a Cartesian grid, row-major; the product of `shape` must be their number."""
+        """The same workers on a Cartesian grid, in row-major order; the product of `shape` must equal their number."""
         extents = whole_numbers(shape, "shape")
         places = math.prod(extents)
         if places > self.size == self.transport.size and min(extents) > 0:
@@ -124,7 +124,7 @@ class Partition:
     def create_broadcast_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
-        """(P_send, P_recv): the team this worker copies to, and the one it receives with; the original's owner is first."""
+        """(P_send, P_recv): the team that this worker copies to, and the team it receives with; each root is first."""
         copies = Copies(self.grid, P_dest.grid, transpose_src, transpose_dest)
         me = self.transport.rank
         send = recv = NO_WORKERS
@@ -138,12 +138,12 @@ class Partition:
     def create_reduction_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
-        """(P_send, P_recv): the team this worker is summed with, and the one it sums; the worker that gets the sum is first."""
+        """(P_send, P_recv): the team that this worker is summed with, and the team whose sum it gets; each root is first."""
         back = P_dest.create_broadcast_partition_to(self, transpose_src=transpose_dest, transpose_dest=transpose_src)
         return back[1], back[0]
 
     def create_allreduction_partition(self, axes_reduce: Iterable[int]) -> CartesianPartition:
-        """The workers that differ from this one only along `axes_reduce`, on the grid of these axes."""
+        """The workers that differ from this one only along `axes_reduce`, on a grid of those axes."""
         axes = resolve_axes(self.dim, axes_reduce, "axes_reduce")
         shape = tuple(self.shape[axis] for axis in axes)
         ranks = self.grid.team_along(self.transport.rank if self.active else self.ranks[0], axes)
@@ -158,10 +158,10 @@ class Partition:
             team.deactivate()
         return team
 
-    # Small values between the workers of a partition
+    # Exchanging small values within a partition
 
     def broadcast_data(self, data: Any, root: int = 0, P_data: Partition | None = None) -> np.ndarray | None:
-        """The array that worker `root` of `P_data` (default: of this partition) gave, on every active worker."""
+        """The array passed by worker `root` of `P_data` (default: of this partition), on every active worker."""
         owners = P_data or self
         if not 0 <= root < owners.size or owners.ranks[root] not in self.grid:
             raise PartitionError(f"`root` (={root}) is no worker of {owners} inside {self}.")
@@ -214,16 +214,16 @@ class Partition:
     def barrier(self) -> None:
         """Return when every worker of the partition has arrived."""
         if self.active:
-            roll_call(self.transport, self.team, "barrier", "barrier")  # which is one
+            roll_call(self.transport, self.team, "barrier", "barrier")  # itself a barrier
 
-    # Being a value
+    # Value semantics
 
     def deactivate(self) -> None:
-        """Take this worker out: it keeps the shape, but is no longer active.
+        """Make the partition inactive on this worker; it keeps its shape.
 
-        Partitions cost nothing, so nothing else happens, except for the world of a communicator or process group
-        (`gridwise.world(comm)`): it is closed. All of its workers call this, as all free a communicator, and what was
-        made from it cannot be used any more.
+        Partitions hold no resources, so nothing else happens, except for the world of a communicator or process group
+        (`gridwise.world(comm)`), which is closed: all of its workers must call this, as they would to free a
+        communicator, and nothing made from it can be used afterwards.
         """
         if self.active and self.transport in given and self is _worlds.get(self.transport):
             roll_call(self.transport, self.team, "deactivate", "deactivate")
@@ -267,7 +267,7 @@ class CartesianPartition(Partition):
 
     Parameters
     ----------
-    transport : the way to the other workers
+    transport : the connection to the other workers
     grid : the workers and their arrangement
 
     Examples
@@ -290,7 +290,7 @@ class CartesianPartition(Partition):
         return unravel(self._checked(rank), self.shape)
 
     def neighbor_ranks(self, rank: int) -> list[tuple[int, int]]:
-        """Per axis, the places of the neighbours before and after `rank`, -1 beyond the edge."""
+        """The places of the neighbours before and after `rank` along each axis, -1 beyond the edge."""
         world_rank = self.ranks[self._checked(rank)]
         pairs = []
         for axis in range(self.dim):
@@ -306,13 +306,13 @@ class CartesianPartition(Partition):
 
 
 def world(comm: object = None) -> Partition:
-    """All workers, in the order of their ranks. Asking twice gives the same object, unless it was deactivated.
+    """All workers, in the order of their ranks; the same object every time, unless it was deactivated.
 
     Parameters
     ----------
-    comm : an mpi4py communicator or a torch.distributed process group to be the world; default: found by how the
-        process was started (see `gridwise.comm.launching.find`). A world that is made over one keeps connections and a
-        small process; `deactivate` it when it is not needed any more.
+    comm : an mpi4py communicator or a torch.distributed process group to use as the world; default: determined by how
+        the process was started (see `gridwise.comm.launching.find`). A world made from a communicator or group holds
+        connections and a small process; `deactivate` it when it is no longer needed.
 
     Examples
     --------
@@ -339,7 +339,7 @@ _worlds: dict[Transport, Partition] = {}
 
 
 def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...]:
-    """This worker's block of a tensor of `global_shape` on `P_x`, as slices; empty ones on inactive workers.
+    """This worker's block of a tensor of `global_shape` on `P_x`, as slices; empty slices on inactive workers.
 
     Parameters
     ----------
@@ -362,11 +362,11 @@ def zero_volume_tensor(
     requires_grad: bool = False,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """What a worker that holds no part of a tensor passes in and gets out: shape ``(0,)``, or ``(b, 0)``.
+    """An empty tensor, which a worker that holds no block passes in and gets back: shape ``(0,)``, or ``(b, 0)``.
 
     Parameters
     ----------
-    b : the batch, if the tensor is to have one
+    b : the batch size, if the tensor is to have a batch dim
     dtype, requires_grad, device : as in torch
 
     Examples

@@ -1,6 +1,6 @@
-"""Progress bars: of worker 0 alone, in a terminal or a notebook; in files and pipes nothing is drawn.
+"""Progress bars: drawn by worker 0 only, in a terminal or a notebook; never into files and pipes.
 
-A bar is one line of text that is written over itself, so it needs no widgets. Workers that `gridwise.launch` has started from a
+A bar is one line of text that overwrites itself, so it needs no widgets. Workers that `gridwise.launch` has started from a
 notebook write into its cell.
 """
 
@@ -15,16 +15,16 @@ from typing import TextIO, TypeVar
 from .log import is_first_worker
 
 NOTEBOOK = "GRIDWISE_NOTEBOOK"
-"""The variable by which a launcher tells its workers that their standard error is read by a notebook."""
+"""The variable by which a launcher tells its workers that a notebook shows their standard error."""
 INTERVAL = 0.1
-"""Seconds between two drawings."""
+"""Seconds between two updates."""
 WIDTH = 30
 
 Item = TypeVar("Item")
 
 
 class ProgressBar:
-    """A bar of `total` steps; it is drawn when `patience` seconds are over, and taken away by `close` unless it `stays`."""
+    """A bar of `total` steps; it appears after `patience` seconds, and `close` removes it unless it `stays`."""
 
     def __init__(
         self, text: str, total: int | None, shown: bool | None = None, patience: float = 0.0, stays: bool = True
@@ -37,7 +37,7 @@ class ProgressBar:
         self._stream: TextIO = sys.stderr
 
     def report(self, done: int, note: str = "") -> None:
-        """`done` steps are done."""
+        """Show that `done` steps are done."""
         if not self.shown:
             return
         now = time.monotonic()
@@ -47,7 +47,7 @@ class ProgressBar:
             self._draw(self._spelt(done, now - self._begun, note))
 
     def close(self) -> None:
-        """Leave the line."""
+        """End the line, or erase it unless the bar `stays`."""
         if self._line:
             if not self.stays:
                 self._draw("")
@@ -72,14 +72,14 @@ class ProgressBar:
 def progress(
     items: Iterable[Item], text: str = "", total: int | None = None, shown: bool | None = None
 ) -> Iterator[Item]:
-    """Go through `items` with a progress bar on worker 0; elsewhere the same without one.
+    """Iterate over `items`, with a progress bar on worker 0.
 
     Parameters
     ----------
-    items : what to go through; all workers go through as many
-    text : what stands before the bar
-    total : how many there are; default: their `len`, if they have one
-    shown : whether worker 0 draws; default: if a person is watching, in a terminal or a notebook
+    items : what to iterate over; the same number on all workers
+    text : the label in front of the bar
+    total : the number of items; default: their `len`, if they have one
+    shown : whether worker 0 draws the bar; default: if standard error is a terminal or a notebook
 
     Examples
     --------
@@ -99,12 +99,12 @@ def progress(
 
 
 def is_watched() -> bool:
-    """Whether a person reads standard error as it is written: a terminal, or a notebook."""
+    """Whether standard error is shown live, in a terminal or a notebook."""
     return sys.stderr.isatty() or in_notebook()
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, or was started by one."""
+    """Whether this process is a notebook's kernel, or was started by one."""
     if os.environ.get(NOTEBOOK) == "on":
         return True
     shell = sys.modules.get("IPython")

@@ -1,10 +1,10 @@
-"""Processes and what travels between them: the only code that talks to other processes.
+"""Processes and the messages between them: the only code that communicates with other processes.
 
-transports/    what moves data: the base, MPI, torch.distributed, one process alone, and one that only counts
-messages/      views as one message, dtypes on the wire, small messages that repeat, messages under way
+transports/    moving data: the base class, MPI, torch.distributed, a single process, and one that only counts
+messages/      several views in one message, dtypes on the wire, repeated small exchanges, pending requests
 node/          workers of one machine: shared memory and mailboxes, the same for every transport
-supervision/   who died, hangs, is missing or makes another call; nobody waits for the dead
-launching/     which transport this process is on; local workers from Python, and the pool that they run in
-graph_breaks   movements while a step is captured as CUDA graphs
-settings       what the environment says
+supervision/   detecting workers that died, hang, are missing or make a different call, so that nobody waits for them
+launching/     finding this process's transport; starting local workers from Python, and the pool they run in
+graph_breaks   communication while a step is captured as CUDA graphs
+settings       the environment variables `GRIDWISE_...`
 """

@@ -1,8 +1,8 @@
-"""Movements while a step is captured as CUDA graphs: a graph ends before each of them, and another begins after it.
+"""Communication while a step is captured as CUDA graphs: one graph ends before each movement, and another begins after it.
 
-A graph takes up kernels of one device. Messages, interprocess events and what passes through the host cannot be part of one:
-whoever captures is told of every movement, carries it out between two graphs, and does so again at every replay
-(`nn.engine.graph_pieces`). While nothing is captured, which is nearly always, a movement is a plain call.
+A graph records kernels of one device. Messages, interprocess events and copies through the host cannot be part of it, so
+the capturing object is notified of every movement, carries it out between two graphs, and repeats it at every replay
+(`nn.engine.graph_pieces`). Outside a capture, which is nearly always, a movement is a plain call.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Breaks(Protocol):
-    """Who captures a step."""
+    """An object that captures a step."""
 
     def moved(self, call: Callable[[], Any]) -> Any:
-        """What `call` returns, now and, in the same memory, at every replay: a tensor, None, or a request, waited for."""
+        """The result of `call`, repeated into the same memory at every replay: a tensor, None, or a completed request."""
 
     def node(self) -> None:
-        """A node of autograd was recorded that may move something in backward."""
+        """Note that an autograd node was recorded that may communicate in backward."""
 
     def read(self, call: Callable[[], Any]) -> Any:
-        """What `call` returns now; it is the same at every replay, where it is not called."""
+        """The result of `call` now; replays reuse it and do not call again."""
 
     def drawn(self, draw: Callable[[], int]) -> Tensor:
-        """The number that `draw` returns, now and anew at every replay, on the device."""
+        """The number that `draw` returns, on the device; drawn anew at every replay."""
 
 
 class _Current(threading.local):
@@ -42,13 +42,13 @@ _current = _Current()
 
 
 def capturing() -> Breaks | None:
-    """Who captures what this thread does, if somebody does."""
+    """The object that captures what this thread does; None if there is no capture."""
     return _current.breaks
 
 
 @contextmanager
 def captured_by(breaks: Breaks | None) -> Iterator[None]:
-    """While the body runs, tell `breaks` of movements; None: nobody."""
+    """Report this thread's movements to `breaks` while the body runs; None: to nobody."""
     before, _current.breaks = _current.breaks, breaks
     try:
         yield
@@ -57,7 +57,7 @@ def captured_by(breaks: Breaks | None) -> Iterator[None]:
 
 
 def movement(method: Method) -> Method:
-    """A method of a transport that moves tensors, and is carried out between two graphs where it moves any."""
+    """Decorate a transport method that moves tensors: during a capture it runs between two graphs."""
 
     @functools.wraps(method)
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,6 +70,6 @@ def movement(method: Method) -> Method:
 
 
 def read_by_host(read: Callable[[], Any]) -> Any:
-    """What `read` finds on the device; where a step is captured, once and for all replays."""
+    """The value that `read` gets from the device; during a capture it is read once and kept for all replays."""
     breaks = _current.breaks
     return read() if breaks is None else breaks.read(read)

@@ -1,4 +1,4 @@
-"""What the variables `GRIDWISE_...` of the environment say; a word that means nothing is an error, not the default."""
+"""The environment variables `GRIDWISE_...`; an invalid value is an error and does not fall back to the default."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from ..errors import PartitionError
 
 SWITCHES = ("GRIDWISE_WATCH", "GRIDWISE_SHARED_MEMORY", "GRIDWISE_MALLOC")
-"""Those of this room that are on unless they are off."""
+"""The switches of this package; on by default."""
 
 
 def is_on(variable: str, default: str = "on", environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a variable that is on or off is on."""
+    """Whether a switch is on."""
     text = environment.get(variable, default)
     if text.lower() not in ("on", "off"):
         raise PartitionError(f"`{variable}` (={text!r}) must be 'on' or 'off'.", fix=f"unset, it is {default}.")
@@ -22,14 +22,14 @@ def is_on(variable: str, default: str = "on", environment: Mapping[str, str] = o
 
 
 def check(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse words that mean nothing here, before anybody waits."""
+    """Raise on invalid values, before any worker waits for another."""
     timeout(environment)
     for variable in SWITCHES:
         is_on(variable, environment=environment)
 
 
 def count(variable: str, environment: Mapping[str, str] = os.environ) -> int:
-    """A whole number; 0 if the variable is unset."""
+    """The value of a variable as a whole number; 0 if it is unset."""
     text = environment.get(variable, "0")
     if not (text.isascii() and text.isdigit()):
         raise PartitionError(f"`{variable}` (={text!r}) must be a whole number.", fix="unset, it is 0.")

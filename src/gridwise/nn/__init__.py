@@ -1,4 +1,4 @@
-"""Layers and the primitives that they are made of. Each primitive is a `Module` here and a function in `functional`."""
+"""Layers, and the primitives they are made of. Each primitive is a `Module` here and a function in `functional`."""
 
 import typing as _typing
 

@@ -1,8 +1,8 @@
-"""Docstrings and arguments of classes that differ in little: written once, and adapted to the others.
+"""Docstrings and arguments shared by similar classes: written once, and adapted to each.
 
-A family of layers has its text on its base class, for two dims of space: axes ``(batch, channel, height, width)``, examples
-with square images. A layer of the family gets that text with its own name, axes and extents, but for the sections that it
-writes itself. `arguments_of` gives a constructor the arguments of torch's layer.
+A family of layers is documented on its base class, for two dims of space: axes ``(batch, channel, height, width)`` and
+examples with square images. Each layer of the family gets that text with its own name, axes and extents, except for the
+sections that it writes itself. `arguments_of` gives a constructor the arguments of torch's layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def documented_like(source: Callable[..., object]) -> Callable[[T], T]:
-    """Complete the docstring of a class or function with the sections of another's."""
+    """Fill in the sections that a docstring lacks from the docstring of `source`."""
 
     def document(thing: T) -> T:
         text = adapted(source.__doc__ or "", source.__name__, thing.__name__)
@@ -37,7 +37,7 @@ def documented_like(source: Callable[..., object]) -> Callable[[T], T]:
 
 
 class LayerFamily:
-    """Base of layers whose docstrings complete one another: the first of a family names ``torch.nn.Xyz2d`` first."""
+    """Base of layers that share a docstring: that of the nearest base class which names a ``torch.nn.Xyz2d``."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -55,7 +55,7 @@ class LayerFamily:
 def arguments_of(
     layer: Callable[Arguments, Template],
 ) -> Callable[[Callable[[Any, Partition, Template], None]], Callable[Concatenate[Any, Partition, Arguments], None]]:
-    """Let a constructor take `P_x` and then the arguments of torch's `layer`; it is handed `P_x` and that layer."""
+    """Let a constructor take `P_x` and then the arguments of torch's `layer`; `construct` gets `P_x` and that layer."""
 
     def decorate(
         construct: Callable[[Any, Partition, Template], None],
@@ -66,13 +66,13 @@ def arguments_of(
         (of_self, of_partition, *_), torchs = inspect.signature(construct).parameters.values(), inspect.signature(layer)
         shown = torchs.replace(parameters=[of_self, of_partition, *torchs.parameters.values()])
         __init__.__signature__ = shown  # type: ignore[attr-defined]
-        return __init__  # type: ignore[return-value]  # `P_x` may be given by its name too
+        return __init__  # type: ignore[return-value]  # `P_x` may also be passed by name
 
     return decorate
 
 
 def adapted(text: str, source: str, name: str) -> str:
-    """A docstring of `source` with the name, the axes and the extents of the layer `name`."""
+    """The docstring of `source`, with the name, axes and extents of the layer `name` instead."""
     old, new = source.removeprefix("Distributed"), name.removeprefix("Distributed")
     text = cleandoc(text).replace(old, new)
     if old.endswith("2d") and new.endswith(("1d", "3d")):
@@ -83,7 +83,7 @@ def adapted(text: str, source: str, name: str) -> str:
 
 
 def _sections(doc: str | None) -> dict[str, str]:
-    """The sections of a docstring by their headings; the one of the summary is empty."""
+    """The sections of a docstring by heading; the summary's heading is empty."""
     if not doc:
         return {}
     summary, *others = HEADING.split(cleandoc(doc))

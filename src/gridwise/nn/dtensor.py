@@ -1,15 +1,15 @@
-"""Torch's DTensor and DeviceMesh, and tensors in blocks on a grid: the same numbers on the same workers, nothing is sent.
+"""Convert torch's DTensor and DeviceMesh to blocks on a grid and back. Numbers stay on their workers: nothing is sent.
 
     DeviceMesh     workers on a grid whose axes have no meaning of their own
-    DTensor        for each axis of a mesh, the dim that it cuts (`Shard`), or none: copies (`Replicate`)
+    DTensor        for each axis of a mesh, the dim that it cuts (`Shard`), or replicas along it (`Replicate`)
     Gridwise       axis i of the grid cuts dim i
 
     mesh (2, 3), placements (Shard(1), Shard(0))      the grid (3, 2) of the same workers
-    mesh (2, 3), placements (Replicate(), Shard(0))   the grid (3, 1) of the first three; the others hold copies
+    mesh (2, 3), placements (Replicate(), Shard(0))   the grid (3, 1) of the first three; the others hold replicas
 
-DTensor cuts as torch.chunk does, all blocks as long as the first until nothing is left; here any cuts are allowed, and the
-usual ones differ by at most one row. Both ways agree wherever an extent is a multiple of the number of blocks. What a
-DTensor cannot hold is refused, with the `cuts` for a `Repartition` that makes it hold it.
+A DTensor is cut as by torch.chunk: all blocks are as long as the first until nothing is left. Gridwise allows any cuts,
+and its balanced blocks differ by at most one row. The two agree wherever an extent is a multiple of the number of
+blocks. Blocks that a DTensor cannot hold are refused, with the `cuts` for a `Repartition` to blocks that it can.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def partition_from_mesh(mesh: DeviceMesh) -> CartesianPartition:
 
     Parameters
     ----------
-    mesh : of workers of the default process group
+    mesh : a mesh over workers of the default process group
 
     Examples
     --------
@@ -55,11 +55,11 @@ def partition_from_mesh(mesh: DeviceMesh) -> CartesianPartition:
 
 
 def mesh_from_partition(P: Partition, device_type: str = "cpu", names: Sequence[str] | None = None) -> DeviceMesh:
-    """A torch DeviceMesh of the workers of `P`, in its shape. All workers of the world call this: torch makes groups.
+    """A torch DeviceMesh of the workers of `P`, in its shape. All workers of the world call it: torch makes groups.
 
     Parameters
     ----------
-    names : of its axes, as torch's `mesh_dim_names`
+    names : the names of its axes, torch's `mesh_dim_names`
 
     Examples
     --------
@@ -73,14 +73,14 @@ def mesh_from_partition(P: Partition, device_type: str = "cpu", names: Sequence[
 
 
 def from_dtensor(x: DTensor) -> tuple[Tensor, CartesianPartition]:
-    """This worker's block of a DTensor, and the partition on which all of them are one tensor of Gridwise's layers.
+    """This worker's block of a DTensor, and the partition on which the blocks form one tensor for Gridwise's layers.
 
-    Where the DTensor has copies (`Replicate`), the first of them is taken, and workers with another one get a zero-volume
-    tensor. Gradients go back to the DTensor; where it has copies they are partial sums, as in torch's own `Partial`.
+    Where the DTensor is replicated (`Replicate`), the first replica is taken, and workers with another one get a
+    zero-volume tensor. Gradients flow back to the DTensor; where it is replicated they are `Partial` sums.
 
     Parameters
     ----------
-    x : the DTensor, in blocks as even as Gridwise's own
+    x : the DTensor, whose placements are `Shard` and `Replicate` only
 
     Examples
     --------
@@ -99,17 +99,17 @@ def from_dtensor(x: DTensor) -> tuple[Tensor, CartesianPartition]:
 def to_dtensor(
     x: Tensor, P_x: Partition, mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
 ) -> DTensor:
-    """The DTensor whose blocks are those of `x` on `P_x`. All workers of the world call this.
+    """The DTensor whose blocks are those of `x` on `P_x`. All workers of the world call it.
 
     Parameters
     ----------
-    mesh : of the workers of `P_x`; default: `mesh_from_partition(P_x)`, which makes groups at each call
+    mesh : a mesh of the workers of `P_x`; default: `mesh_from_partition(P_x)`, which creates groups at each call
     placements : which dim each axis of the mesh cuts; default: axis i cuts dim i
 
     Raises
     ------
-    PartitionError : the blocks are not those that a DTensor would have; the message names each, and gives the `cuts` for
-        a `gridwise.nn.Repartition` to those
+    PartitionError : the blocks are not those of a DTensor; the message lists them, and gives the `cuts` for a
+        `gridwise.nn.Repartition` to those of a DTensor
 
     Examples
     --------
@@ -137,7 +137,7 @@ def to_dtensor(
 
 
 def layout_of_dtensor(x: DTensor) -> Layout:
-    """Which block of a DTensor is on which worker; of copies, the first."""
+    """Which worker holds which block of a DTensor; of replicas, the first."""
     return _layout(_grid_of(x.device_mesh), tuple(x.placements), tuple(x.shape), "from_dtensor")
 
 
@@ -192,7 +192,7 @@ def _words(grid: Grid) -> str:
 
 
 def _world_of_torch(what: str, P: Partition | None = None) -> Partition:
-    """The world, if its workers are the ranks of torch.distributed: a mesh counts by these."""
+    """The world; raises unless its workers are the ranks of torch.distributed, to which a mesh refers."""
     P_world = world(P.transport) if P is not None else world()
     mine = P_world.transport.rank, P_world.transport.size
     torchs = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None

@@ -1,7 +1,7 @@
-"""The primitives as functions, for those who hold no layer object.
+"""The primitives as functions, for callers without a layer object.
 
-Each call finds the layer that an equal earlier call has made, so that its plan is reused. The last layers are kept with the
-transport and go with it.
+Each call looks up the layer that an earlier call with equal arguments made, so that its plan is reused. The most recent
+layers are kept on the transport and freed with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .primitives.repartition import Repartition
 from .primitives.sum_reduce import SumReduce
 
 KEPT = 64
-"""How many layers are kept for the same workers; those that were not called for longest go first."""
+"""How many layers are kept for the same workers; the least recently called is dropped first."""
 
 
 def broadcast(
@@ -34,7 +34,7 @@ def broadcast(
 
     Parameters
     ----------
-    x : this worker's tensor; zero-volume where it is no source
+    x : this worker's tensor; zero-volume on a worker that is no source
     P_x, P_y, transpose_src, transpose_dest : as in `Broadcast`
 
     Examples
@@ -176,13 +176,13 @@ def scatter(x: Tensor | None, P_x: Partition, root: int = 0) -> Tensor:
 
 
 def gather(x: Tensor, P_x: Partition, root: int = 0) -> Tensor:
-    """Put the blocks on `P_x` together on worker `root` of the world; a zero-volume tensor on the others of `P_x`.
+    """Assemble the blocks on `P_x` on worker `root` of the world; the others of `P_x` get a zero-volume tensor.
 
     Parameters
     ----------
     x : this worker's block
     P_x : the partition that holds the blocks
-    root : the worker of the world that gets the whole
+    root : the worker of the world that gets the global tensor
 
     Examples
     --------
@@ -201,7 +201,7 @@ def _alone(P_x: Partition, root: int) -> Partition:
 
 
 def _kept(layer: Callable[..., Primitive], *args: Any) -> Primitive:
-    """The layer with these arguments; counted by the workers that call it, since these make the same calls."""
+    """The layer with these arguments; kept per set of workers, all of which make the same calls."""
     ranks = tuple(arg.ranks for arg in args if isinstance(arg, Partition))
     kept = args[0].transport.kept.setdefault(ranks, {})
     found = kept[layer, args] = kept.pop((layer, args), None) or layer(*args)

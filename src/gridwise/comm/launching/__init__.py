@@ -1,10 +1,11 @@
-"""How processes are found, started and fed.
+"""Finding, starting and feeding worker processes.
 
-find, given            which transport this process is on, by how it was started; one over what a user has
-start, launch          processes on this machine; a function on local workers
+find, given            this process's transport, by how it was started; a transport over a user's communicator or group
+start, launch          starting processes on this machine; running a function on local workers
 cluster                command lines for several machines, as text
-pool, pool_task        workers that are started once and run tasks; one task on its way
-worker, pool_messages  the other end, and what the two say
-packed_calls           a call as bytes, for workers to make
-cores, malloc          how many cores a worker may count on; freed memory stays in the process
+pool, pool_task        workers that are started once and run many tasks; one task in progress
+worker, pool_messages  the worker's end of a pool, and the messages between the two
+packed_calls           a function call as bytes, to be made by workers
+local_device           the device of this worker
+cores, malloc          a worker's share of the cores; keeping freed memory in the process
 """

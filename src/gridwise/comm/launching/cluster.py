@@ -1,7 +1,7 @@
-"""Command lines that start a job on several machines: of torchrun, mpiexec and srun. They are text; nothing is started.
+"""Command lines that start a job on several machines, for torchrun, mpiexec and srun. They are text; nothing is started.
 
-Which of MPI's there are depends on the MPI that mpi4py uses: Hydra and Open MPI name hosts differently, and Slurm tells MPICH
-about the other workers by PMI-2, Open MPI by PMIx.
+Those for MPI depend on the library that mpi4py uses: Hydra and Open MPI name hosts differently, and Slurm connects the
+workers through PMI-2 for MPICH, and through PMIx for Open MPI.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...errors import PartitionError
 from .start import mpi_family, mpi_missing, mpiexec, spelt_family
 
 PORT = 29500
-"""Where torchrun's first node listens; torch's own default."""
+"""The port at which torchrun's first node listens; torch's own default."""
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
 class Line(NamedTuple):
-    """A command line, and when it is the one to use."""
+    """A command line, and a remark on when to use it."""
 
     remark: str
     command: str
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines, by name if that is known, with so many workers on each."""
+    """`count` machines with `per_node` workers each, and their names if known."""
 
     count: int
     per_node: int
@@ -46,7 +46,7 @@ class Cluster:
 
 
 def cluster_of(nodes: str, workers: int) -> Cluster:
-    """The cluster that `--nodes` describes, by a number or by names, with `workers` in all."""
+    """The cluster that `--nodes` describes, as a number or as names, with `workers` in total."""
     names = tuple(name.strip() for name in nodes.split(","))
     if len(names) == 1 and names[0].isdigit():
         count, names = int(names[0]), ()
@@ -70,7 +70,7 @@ def cluster_of(nodes: str, workers: int) -> Cluster:
 
 
 def lines_for(cluster: Cluster, transport: str, script: Sequence[str]) -> list[Line]:
-    """The lines that start `script` on the cluster over 'mpi', 'gloo', or either ('auto')."""
+    """The command lines that start `script` on the cluster over 'mpi', 'gloo', or both ('auto')."""
     if transport not in ("auto", "mpi", "gloo"):
         raise PartitionError(f"`transport` (={transport!r}) must be 'auto', 'mpi' or 'gloo' to start workers.")
     lines = []
@@ -122,7 +122,7 @@ def _mpi(cluster: Cluster, script: Sequence[str]) -> list[Line]:
 
 
 def plugin_for(family: str) -> str:
-    """By which plug-in Slurm tells this family of MPI about the other workers."""
+    """The Slurm plug-in (`--mpi=`) through which workers of this MPI family find each other."""
     return "pmix" if family == "openmpi" else "pmi2"
 
 

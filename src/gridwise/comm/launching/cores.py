@@ -1,7 +1,7 @@
-"""How many processor cores a worker may count on, for threads of its own.
+"""A worker's share of the processor cores, for its own threads.
 
-Those that it may run on, each shared with the workers of the same machine that may run there too: four workers on the same
-16 cores have 4 each, and so have four workers that are bound to 4 cores each.
+Each core that a worker may run on is divided among all workers of the machine that may run there too: four workers on the
+same 16 cores get 4 each, and so do four workers that are bound to 4 cores each.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def usable() -> set[int]:
 
 
 def cores() -> int:
-    """The processor cores that this process may use."""
+    """The number of processor cores that this process may use."""
     return len(usable())
 
 
 def described() -> bytes:
-    """What other workers have to know of this one: its machine, and its cores there."""
+    """This worker's machine and cores, encoded for the other workers."""
     return json.dumps([socket.gethostname(), sorted(usable())]).encode()
 
 
 def machine(said: bytes) -> str:
-    """The name of the machine in what a worker has `described`."""
+    """The machine's name in a worker's `described` bytes."""
     return str(json.loads(said)[0])
 
 
 def share(everyone: Sequence[bytes], rank: int) -> int:
-    """How many cores worker `rank` may count on, at least 1, by what all workers have `described`."""
+    """The number of cores for worker `rank`, at least 1, given the `described` bytes of all workers."""
     workers = [json.loads(said) for said in everyone]
     here, mine = workers[rank]
     users = Counter(core for host, used in workers if host == here for core in used)

@@ -1,17 +1,17 @@
-"""Which transport is this process on? Decided by how it was started.
+"""The transport of this process, determined by how it was started.
 
-| started by | found by | transport |
+| started by | recognised by | transport |
 |---|---|---|
 | a user's own `init_process_group` | torch.distributed is initialised | torch.distributed |
 | torchrun, `gridwise.launch` | RANK, WORLD_SIZE, MASTER_ADDR | torch.distributed (gloo, and nccl for CUDA tensors) |
 | mpiexec, srun | PMI, PMIx, Open MPI or Slurm variables | MPI through mpi4py |
-| plainly | nothing of that | solo |
+| no launcher | none of the above | solo |
 
-`GRIDWISE_TRANSPORT` = torch | gloo | mpi | solo overrides; auto does not. A process that was started as one of many never
-becomes one of many solo workers: when MPI does not work there, that is an error.
+`GRIDWISE_TRANSPORT` = torch | gloo | mpi | solo overrides this; auto does not. A process that was started as one of several
+never falls back to solo: if MPI does not work there, that is an error.
 
-`current` is THE transport of this process: found once, the same object ever after. A pool's worker puts another one in
-its place for each task (`use`).
+`current` is the one transport of this process: found at the first call, and the same object from then on. A pool's worker
+replaces it for each task (`use`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from .malloc import keep_freed_memory
 from .start import family
 
 IN_POOL = "GRIDWISE_POOL" in os.environ
-"""Whether a pool has started this process: it looks after its workers itself."""
+"""Whether a pool has started this process. A pool supervises its workers itself."""
 pool_rank = 0
-"""Which worker of the pool this process is."""
+"""The rank of this process in the pool."""
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
-"""Variables by which the launchers of MPI tell the number of processes."""
+"""Variables in which MPI launchers pass the number of processes."""
 
 
 _current: Transport | None = None
 
 
 def current() -> Transport:
-    """The transport of this process; found and begun at the first call."""
+    """The transport of this process; found and set up at the first call."""
     global _current
     if _current is None:
         _current = begin(find())
@@ -58,13 +58,13 @@ def current() -> Transport:
 
 
 def use(transport: Transport | None) -> None:
-    """Make `transport` the one that `current` returns; None: find one at the next call."""
+    """Make `current` return `transport`; None: find one again at the next call."""
     global _current
     _current = transport
 
 
 def begin(transport: Transport) -> Transport:
-    """Prepare this process for work over a new transport: its name in the log, its allocator, and who watches over it."""
+    """Set up this process for a new transport: its name in the log, its allocator, and its supervision."""
     set_worker(transport.rank, transport.size)
     if transport.size > 1:
         keep_freed_memory()
@@ -77,7 +77,7 @@ def begin(transport: Transport) -> Transport:
 
 
 def _tell_places(transport: Transport) -> None:
-    """Let the workers of a new world know which of the pool they are, and how to name the world to the pool."""
+    """Exchange the pool ranks of a new world's workers, and agree on a name for the world."""
     mine = json.dumps([pool_rank, secrets.token_hex(4)]).encode()
     said = transport.gather_bytes(mine, transport.everyone, "the start of a world")
     transport.places, names = zip(*map(json.loads, said), strict=True)
@@ -85,7 +85,7 @@ def _tell_places(transport: Transport) -> None:
 
 
 def find() -> Transport:
-    """The transport for the way this process was started."""
+    """A new transport, chosen by how this process was started."""
     settings.check()
     wish = _wish()
     logger.debug("transport: %s", wish)
@@ -99,7 +99,7 @@ def find() -> Transport:
 
 
 def guard() -> None:
-    """From the import on: where a launcher has started several processes, last words are read, and of MPI's one ends all."""
+    """On import under a launcher: keep the original stderr; in an MPI job, also let an uncaught exception end the job."""
     if IN_POOL:
         return
     if launched_size() or "WORLD_SIZE" in os.environ:
@@ -124,7 +124,7 @@ def _guess() -> str:
 
 
 def launched_size() -> int | None:
-    """How many processes the launcher of MPI says it has started; None if there was none."""
+    """The number of processes that the MPI launcher says it has started; None without a launcher."""
     for name in MPI_SIZES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -179,12 +179,12 @@ def _mpi() -> Transport:
 
 
 def _is_bare_srun() -> bool:
-    """Whether Slurm has started this process without any of the protocols by which MPI finds its peers."""
+    """Whether Slurm has started this process without any of the protocols by which MPI processes find each other."""
     return "SLURM_PROCID" in os.environ and not any(name.startswith(("PMI_", "PMIX_", "PMI2_")) for name in os.environ)
 
 
 def _check_family() -> None:
-    """Refuse an MPI of another family than its launcher before it starts: it would end the process in its own words."""
+    """Raise if the launcher is Open MPI's and the library is not, before MPI starts: it would abort the process itself."""
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or "mpi4py.MPI" in sys.modules or find_spec("mpi4py") is None:
         return
     import mpi4py

@@ -1,4 +1,4 @@
-"""A transport over what a user has: an mpi4py communicator, or a process group of torch.distributed."""
+"""Transports over a user's own mpi4py communicator or torch.distributed process group."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .find import begin
 
 _of_group: dict[dist.ProcessGroup, Transport] = {}
 given: set[Transport] = set()
-"""Those that were made here and are open."""
+"""The open transports that were made here."""
 
 
 def transport_over(comm: Any) -> Transport:
-    """The transport over a communicator, a process group, or itself; the same one when it is asked for again."""
+    """The transport over a communicator or process group, the same one every time; a transport is returned as it is."""
     if isinstance(comm, Transport):
         return comm
     if isinstance(comm, dist.ProcessGroup):

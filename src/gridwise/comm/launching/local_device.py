@@ -1,4 +1,4 @@
-"""Which device is this worker's: that of its place among the workers of its machine, by what the launcher says.
+"""The device of this worker, chosen by its place among the workers of its machine, which the launcher passes on.
 
 | launcher | variable |
 |---|---|
@@ -8,7 +8,7 @@
 | MVAPICH, Cray's PALS, Flux | MV2_COMM_WORLD_LOCAL_RANK, PALS_LOCAL_RANKID, FLUX_TASK_LOCAL_ID |
 | srun | SLURM_LOCALID |
 
-The first that is set counts: a batch script of Slurm has a SLURM_LOCALID of its own, which mpiexec and torchrun hand on.
+The first one set is used, in this order: a Slurm batch script has its own SLURM_LOCALID, which mpiexec and torchrun pass on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCAL_RANKS = (
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """The place of this worker among those that its launcher has started on this machine; 0 for a process on its own."""
+    """The place of this worker among those its launcher has started on this machine; 0 for a single process."""
     for name in LOCAL_RANKS:
         text = environment.get(name, "")
         if text.isascii() and text.isdigit():
@@ -49,11 +49,11 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def device() -> torch.device:
-    """This worker's device, made the current one: its place on the machine modulo the visible devices; else the CPU.
+    """This worker's device, made current: its local rank modulo the number of visible devices; the CPU without CUDA.
 
-    Call it first, before tensors, models or partitions are made: whatever touches CUDA earlier takes memory of device 0 for
-    every worker of the machine. Nothing is sent. Where a launcher shows each worker a device of its own
-    (`CUDA_VISIBLE_DEVICES`, `srun --gpus-per-task=1`), that is the one.
+    Call it first, before making tensors, models or partitions: anything that touches CUDA earlier takes memory on device 0
+    for every worker of the machine. Nothing is sent. Where a launcher makes only one device visible to each worker
+    (`CUDA_VISIBLE_DEVICES`, `srun --gpus-per-task=1`), that one is used.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""Keep freed memory in the process: glibc's allocator set so that large tensors do not fault their pages in afresh.
+"""Keeping freed memory in the process: glibc's allocator is set so that large tensors do not fault in new pages each time.
 
-By default glibc maps every block of 32 MiB and more anew and gives it back when it is freed, so each large temporary
-tensor pays a page fault per 4 KiB; on a 2-D convolution step that is more than half of the time. Two `mallopt` calls in
-the running process stop it. The price is memory: what was freed stays with the process, ready for the next tensor. Gain
-and price are measured in benchmarks/README.md. Workers get this by default; `GRIDWISE_MALLOC=off` leaves the allocator
-alone. Only glibc is touched: elsewhere (macOS, musl, jemalloc preloaded) nothing happens.
+By default glibc maps every block of 32 MiB or more afresh and returns it to the system when it is freed, so each large
+temporary tensor costs a page fault per 4 KiB; in a 2-D convolution step that is more than half of the time. Two `mallopt`
+calls in the running process prevent this. The price is memory: freed memory stays with the process, ready for the next
+tensor. Gain and price are measured in benchmarks/README.md. Workers get this by default; `GRIDWISE_MALLOC=off` leaves the
+allocator alone. Only glibc is affected: elsewhere (macOS, musl, jemalloc preloaded) nothing happens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST_INT = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Set the allocator unless `GRIDWISE_MALLOC=off`; tell whether it was set."""
+    """Configure the allocator unless `GRIDWISE_MALLOC=off`; return whether it was done."""
     if not is_on("GRIDWISE_MALLOC") or not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,4 @@
-"""A call as bytes, for workers to make: what cannot travel is named, and what was no call is explained."""
+"""A function call as bytes, to be made by workers; errors name what cannot be pickled or is not callable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import PartitionError
 
 
 def count_of(workers: SupportsIndex) -> int:
-    """The number of workers that was asked for."""
+    """The requested number of workers, checked."""
     try:
         if isinstance(workers, bool):
             raise TypeError
@@ -28,7 +28,7 @@ def count_of(workers: SupportsIndex) -> int:
 
 
 def packed_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """``fn(*args, **kwargs)``, to be made elsewhere."""
+    """The call ``fn(*args, **kwargs)``, pickled."""
     if not callable(fn):
         raise PartitionError(
             f"`fn` (={_short(fn)}) must be a function that every worker calls; it is a {type(fn).__name__}.",
@@ -48,7 +48,7 @@ def packed_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def _parts(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What travels with a call: its arguments, and the variables from outside that the function uses."""
+    """What is pickled with a call: its arguments, and the outer variables that the function uses."""
     for i, value in enumerate(args):
         yield f"argument {i}", value
     for name, value in kwargs.items():

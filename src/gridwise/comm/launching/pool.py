@@ -1,12 +1,12 @@
-"""A pool: worker processes that are started once and run tasks again and again.
+"""A pool: worker processes that are started once and run many tasks.
 
     with Pool(4) as pool:
         ranks = pool.run(lambda: gridwise.world().rank)             # [0, 1, 2, 3]
         sums = pool.run(train, model, batch, workers=2, timeout=60)  # on the first two, in a world of two
 
-The pool holds one connection to each worker. A closed one is a dead worker. The error that a user gets is the cause, not its
-consequences: a death or an exception comes before what the survivors made of it. After a fault that leaves a worker
-dead or stuck all workers are ended, and the next `run` starts fresh ones.
+The pool holds one connection to each worker; a closed connection means that the worker is dead. The user gets the error
+that is the cause, not a consequence: a death or an exception takes precedence over the errors that follow from it on other
+workers. After a fault that leaves a worker dead or stuck, all workers are killed, and the next `run` starts new ones.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .start import Crew, choose, environment_for, start
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 FAILURES = 50
-"""How many tasks may fail over MPI before the workers are started anew: the communicators of a failed world are never
-freed (`MPITransport.abandon`), and a process has about two thousand."""
+"""How many tasks may fail over MPI before the workers are restarted: the communicators of a failed world are never freed
+(`MPITransport.abandon`), and a process has about two thousand."""
 
 
 class Pool:
@@ -45,9 +45,9 @@ class Pool:
 
     Parameters
     ----------
-    workers : how many processes.
-    transport : how they talk: 'mpi', 'gloo', or 'auto', which is MPI if it works here and every worker has a core.
-    env : environment variables for the workers, on top of this process's own.
+    workers : the number of processes.
+    transport : 'mpi', 'gloo', or 'auto', which is MPI if it works here and every worker has a core, else gloo.
+    env : environment variables for the workers, in addition to this process's own.
     """
 
     def __init__(self, workers: int, transport: str = "auto", env: Mapping[str, str] | None = None) -> None:
@@ -69,10 +69,10 @@ class Pool:
         timeout: float | None = None,
         **kwargs: Any,
     ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on the first `workers` workers, all of them by default; return their results.
+        """Call `fn(*args, **kwargs)` on the first `workers` workers, by default all of them, and return their results.
 
-        Inside, `gridwise.world()` has that many workers. Raises what a worker raised, with its name and traceback as
-        a note; `WorkerDied` if a worker's process is gone; `CommTimeout` with every worker's stack after `timeout`
+        Inside `fn`, `gridwise.world()` has that many workers. Raises what a worker raised, with its name and traceback
+        as a note; `WorkerDied` if a worker's process is gone; `CommTimeout` with every worker's stack after `timeout`
         seconds.
         """
         count = self.workers if workers is None else count_of(workers)
@@ -99,7 +99,7 @@ class Pool:
             return self._crew
         self.kill()
         environment = environment_for(self.workers, self.transport, self._env)
-        settings.check(environment)  # in words here, where it is wrong, and not from a worker
+        settings.check(environment)  # raise here rather than in a worker
         secret = new_secret()
         door = AuthenticatedListener([socket.create_server((LOOPBACK, 0), backlog=1024)], secret)
         try:
@@ -114,7 +114,7 @@ class Pool:
         return crew
 
     def _greet(self, door: AuthenticatedListener, crew: Crew) -> list[Connection]:
-        """The connections to all workers, once each has said hello; whoever else calls does not hold them up."""
+        """The connections to all workers, once each has sent its `Hello`; other callers do not delay them."""
         lines: dict[int, Connection] = {}
         deadline = time.monotonic() + START_SECONDS
         with selectors.DefaultSelector() as selector:
@@ -124,7 +124,7 @@ class Pool:
                     if key.fileobj is not door:
                         assert isinstance(key.fileobj, Connection)
                         selector.unregister(key.fileobj)
-                        with contextlib.suppress(*GONE):  # its process has ended: see below
+                        with contextlib.suppress(*GONE):  # its process has ended, as `_check_starting` will find
                             hello: Hello = key.fileobj.recv()
                             lines[hello.rank] = key.fileobj
                             crew.litter.update(hello.litter)
@@ -145,14 +145,14 @@ class Pool:
         )
 
     def close(self) -> None:
-        """End the workers in good order. The next `run` starts new ones."""
+        """Shut the workers down in an orderly way. The next `run` starts new ones."""
         self._tell_all(Command.STOP)
         if self._lines and self._crew is not None:
             self._crew.wait(STOP_SECONDS)
         self.kill()
 
     def _renew(self) -> None:
-        """Let the workers, all of them idle now, free the worlds of a failed task together."""
+        """Have the workers, all idle now, free the worlds of a failed task together."""
         self._failures += 1
         if self.transport == "mpi" and self._failures == FAILURES:
             self.close()
@@ -165,7 +165,7 @@ class Pool:
                 line.send(command)
 
     def kill(self) -> None:
-        """End the workers now."""
+        """Kill the workers."""
         if self._finalizer is not None:
             self._finalizer()
         for line in self._lines:

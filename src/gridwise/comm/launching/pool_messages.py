@@ -1,18 +1,18 @@
-"""What a pool and its workers say to one another, over the connection between them.
+"""The messages between a pool and its workers.
 
     worker                 pool
     Hello            ->
                      <-    Task
     Result | Failure ->
-                     <-    ASK         when others have finished, and this one has not; and when time has run out
+                     <-    ASK         when others have finished and this worker has not; and when time has run out
     Whereabouts      ->
     Overdue          ->                when it has waited for another worker longer than GRIDWISE_TIMEOUT
-                     <-    RENEW       when a task has failed and all have answered
+                     <-    RENEW       when a task has failed and all workers have answered
                      <-    STOP
 
 They are pickled, which is safe because both ends of a connection have proved that they know a secret (see
-`authenticated_listener`), and it never leaves the machine. A closed connection is news, not an error of its own: whoever
-holds the other end is gone.
+`authenticated_listener`), and the connection never leaves the machine. A closed connection is information, not an error in
+itself: the process at the other end is gone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from enum import Enum
 from ..supervision.finished_workers import Wait
 
 GONE = (EOFError, OSError)
-"""What sending and receiving raise when nobody is at the other end."""
+"""The exceptions of sending and receiving when the process at the other end is gone."""
 
 
 class Command(Enum):
-    """What a pool says without further words."""
+    """A message from the pool that carries no data."""
 
     ASK = "where does the task stand?"
     RENEW = "free the worlds of the tasks so far: messages of a failed one may still be under way there"
@@ -36,7 +36,7 @@ class Command(Enum):
 
 @dataclass(frozen=True)
 class Task:
-    """One call, for the first `workers` of the pool."""
+    """One call, for the first `workers` workers of the pool."""
 
     number: int
     workers: int
@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task returned on a worker, and in how many collectives and messages of its worlds it took part."""
+    """What a task returned on a worker, and how many collectives and messages of its worlds the worker took part in."""
 
     task: int
     value: bytes
@@ -65,7 +65,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker that has started. `litter` are files that it cannot remove when it is killed."""
+    """A worker has started. `litter` lists files that would be left behind if it were killed."""
 
     rank: int
     litter: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """What a worker waits for, None if it computes, and what every thread of it is doing."""
+    """What a worker waits for (None if it is computing), and the stacks of its threads."""
 
     wait: Wait | None
     stacks: str

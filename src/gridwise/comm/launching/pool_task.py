@@ -1,4 +1,4 @@
-"""One task on its way through a pool: what has come back so far, and which error is the cause of the others."""
+"""One task in progress in a pool: the answers so far, and which error caused the others."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .pool_messages import GONE, Command, Failure, Overdue, Result, Task, Wherea
 from .start import Crew, spelt_exit
 
 GRACE_SECONDS = 3.0
-"""After a failure the others get this long to finish or fail too; whoever still waits then would wait for ever."""
+"""After a failure, how long the other workers have to finish or fail too; one that still waits then would wait for ever."""
 ASK_SECONDS = 1.0
-"""How often those who have not finished are asked what they wait for, from the moment when another has."""
+"""Once a worker has finished, how often the others are asked what they wait for."""
 STACK_SECONDS = 3.0
-"""How long a worker that hangs may take to say where."""
+"""How long a worker that hangs may take to report its stacks."""
 
 
 class Settled(Exception):
-    """The task failed, but every worker has answered: the pool can go on."""
+    """The task failed, but every worker has answered: the pool remains usable."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class PoolTask:
-    """A task that is handed to the first workers of a pool, and their answers."""
+    """A task given to the first workers of a pool, and their answers."""
 
     def __init__(self, task: Task, lines: list[Connection], crew: Crew, timeout: float | None) -> None:
         self._task = task
@@ -47,7 +47,7 @@ class PoolTask:
         self._deserted: WorkerDied | None = None
 
     def results(self) -> list[Any]:
-        """Every worker's result, in order. Raises `Settled` if the pool can go on, another error if it cannot."""
+        """Every worker's result, in order. Raises `Settled` if the pool remains usable, another error if it does not."""
         self._tell(list(range(self._task.workers)), self._task)
         with selectors.DefaultSelector() as selector:
             for rank, line in enumerate(self._lines):
@@ -68,17 +68,17 @@ class PoolTask:
 
     def _tell(self, ranks: list[int], message: object) -> None:
         for rank in ranks:
-            with contextlib.suppress(*GONE):  # a death is found when it is heard from
+            with contextlib.suppress(*GONE):  # `_hear` reports the death
                 self._lines[rank].send(message)
 
     def _hear(self, selector: selectors.BaseSelector, until: float) -> bool:
-        """Take in what the workers say; False when nothing came `until` then."""
+        """Process messages from the workers; False if none arrived before `until`."""
         events = selector.select(max(0.0, until - time.monotonic()) if until < math.inf else None)
         for key, _ in events:
             try:
                 message = self._lines[key.data].recv()
             except GONE:
-                # epoll and kqueue report in the order of arrival: the first to close is the one that died by itself
+                # epoll and kqueue report in order of arrival: the first connection to close is that of the first death
                 raise self._cause(consequences=False) or self._death(key.data) from None
             self._take(key.data, message)
         return bool(events)
@@ -115,7 +115,7 @@ class PoolTask:
         return error
 
     def _cause(self, consequences: bool = True) -> BaseException | None:
-        """The error that came first; what a worker made of another one's end counts only if there is nothing else."""
+        """The first error; one that merely reports the end of another worker counts only if there is no other."""
         errors = list(self._errors.values())
         causes = [error for error in errors if type(error) not in (WorkerDied, FaultError)]
         found = causes or (errors if consequences else [])
@@ -129,7 +129,7 @@ class PoolTask:
         return WorkerDied(f"worker {rank} of {len(self._lines)} died ({how}) during a task.", (rank,))
 
     def _given_up(self, selector: selectors.BaseSelector) -> FaultError:
-        """The error of a task that does not come to its end, with what every worker is doing."""
+        """The error for a task that does not finish, with what every worker is doing."""
         stuck, deserted, limit = self._missing(), self._deserted, self._limit
         self._stacks.clear()
         self._tell(stuck, Command.ASK)

@@ -1,8 +1,8 @@
-"""Starting processes on this machine: over which transport, with which launcher, in which environment, and ending them.
+"""Starting and ending processes on this machine: the choice of transport, launcher and environment.
 
-MPI workers are started by the mpiexec that belongs to mpi4py's library, gloo workers one by one. They are fresh
-processes in a session of their own, so that Ctrl-C reaches only the one who started them, and it ends the rest; should it
-die, their guardian does.
+MPI workers are started by the mpiexec that belongs to mpi4py's library, gloo workers one by one. They are new processes
+in their own sessions, so that Ctrl-C reaches only the process that started them, which then ends them; if it dies, their
+guardian does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..supervision import guardian
 from .cores import cores
 
 FOLDER = "GRIDWISE_FOLDER"
-"""Names the folder, of this user alone, where the workers of a pool meet over gloo."""
+"""The variable that names the folder, accessible to this user only, through which a pool's gloo workers find each other."""
 FOREIGN_PREFIXES = (
     "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "SLURM_", "HYD", "MPI_LOCAL", "MPIEXEC_", "TORCHELASTIC_",
 )  # fmt: skip
@@ -35,16 +35,16 @@ FOREIGN_NAMES = {
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GRIDWISE_POOL", "GRIDWISE_TRANSPORT",
     guardian.JOB, FOLDER,
 }  # fmt: skip
-"""What launchers tell their processes. Inherited, it would make new workers believe that they belong to the old job."""
+"""Variables that launchers set for their processes. Inherited, they would make new workers believe they are in the old job."""
 
 YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
-"""MPICH waits by looking again and again, and gives the core away with `sched_yield`, which Linux hardly honours. This
-makes it sleep for an instant. Measured on 2 cores, a small all-reduce of 12 workers takes 1 ms instead of 3.5, of 4
-workers 0.7 ms instead of 4.5; of 2 workers 0.3 ms instead of 0.01, so it is only for workers that share cores."""
+"""MPICH waits by polling, and yields the core with `sched_yield`, which has little effect on Linux. This setting makes it
+sleep briefly instead. Measured on 2 cores, a small all-reduce of 12 workers takes 1 ms instead of 3.5, of 4 workers
+0.7 ms instead of 4.5, but of 2 workers 0.3 ms instead of 0.01; so it is only for workers that share cores."""
 
 
 def choose(transport: str, workers: int) -> str:
-    """'mpi' or 'gloo' for "auto": MPI where it works and every worker has a core, because it waits by spinning."""
+    """'mpi' or 'gloo'; for "auto", MPI if it works and every worker has a core, because it waits by spinning."""
     wish = os.environ.get("GRIDWISE_TRANSPORT", "auto").lower() if transport == "auto" else transport
     if wish == "torch":
         wish = "gloo"
@@ -67,7 +67,7 @@ def mpi_missing() -> str | None:
 
 @functools.cache
 def mpiexec() -> str | None:
-    """The mpiexec of the MPI library that mpi4py uses: the wheel's own beside the interpreter, else one on PATH."""
+    """The mpiexec of mpi4py's MPI library: the one beside the interpreter, from the wheel, else a matching one on PATH."""
     beside = Path(sys.executable).parent / "mpiexec"
     if os.access(beside, os.X_OK):
         return str(beside)
@@ -80,13 +80,13 @@ def mpiexec() -> str | None:
 
 @functools.cache
 def mpi_family() -> str | None:
-    """'openmpi' or 'mpich', which mpi4py belongs to; None if it is not there or does not work. Asked in another process."""
+    """The MPI family of mpi4py, 'openmpi' or 'mpich'; None if mpi4py is missing or broken. Runs in another process."""
     library = _output(sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())")
     return family(library) if library else None
 
 
 def family(text: str) -> str:
-    """Open MPI and the descendants of MPICH do not start one another's processes."""
+    """The MPI family that a version text names; Open MPI and MPICH derivatives cannot start each other's processes."""
     return "openmpi" if "open mpi" in text.lower() or "openrte" in text.lower() else "mpich"
 
 
@@ -102,7 +102,7 @@ def _output(*command: str) -> str:
 
 
 def mpiexec_command(workers: int) -> list[str]:
-    """`mpiexec -n workers` with the options that this family of MPI needs for it on one machine."""
+    """`mpiexec -n workers` with the options that this MPI family needs on a single machine."""
     path = mpiexec()
     if path is None or mpi_missing():
         raise TransportError(
@@ -118,7 +118,7 @@ def mpiexec_command(workers: int) -> list[str]:
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a launcher has told its processes."""
+    """The environment without the variables that launchers set."""
     return {
         name: value
         for name, value in environment.items()
@@ -127,7 +127,7 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_for(workers: int, transport: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of `workers` new processes: each its share of the cores, and able to import this package."""
+    """The environment for `workers` new processes: each gets its share of the cores and can import this package."""
     new = clean(os.environ)
     new.setdefault("OMP_NUM_THREADS", str(max(1, cores() // workers)))
     new["GRIDWISE_TRANSPORT"] = transport
@@ -149,8 +149,8 @@ def environment_for(workers: int, transport: str, extra: Mapping[str, str] | Non
 class Crew:
     """Processes that were started together.
 
-    `direct` says that they are the workers, in order; else a launcher stands between.
-    `litter` are files to remove when they have been killed, `folder` is one to remove in any case.
+    `direct` says that they are the workers themselves, in order, rather than a launcher that starts the workers.
+    `litter` lists files to remove after the processes have been killed; `folder` is removed in any case.
     """
 
     job: str
@@ -162,7 +162,7 @@ class Crew:
     owner: int = field(default_factory=os.getpid)
 
     def ended(self) -> str | None:
-        """Which of the started processes has ended, in words; None while all run."""
+        """A description of a process that has ended; None while all are running."""
         for i, process in enumerate(self.processes):
             code = process.poll()
             if code is not None:
@@ -171,7 +171,7 @@ class Crew:
         return None
 
     def wait(self, seconds: float) -> bool:
-        """Whether all have ended by themselves after `seconds`."""
+        """Wait up to `seconds` for each process to end by itself; return whether all have."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             for process in self.processes:
                 process.wait(seconds)
@@ -179,7 +179,7 @@ class Crew:
         return False
 
     def kill(self) -> None:
-        """End all of them and whatever they have started, now, unless all have ended well. Nothing in a fork of the owner."""
+        """Kill all of them and their descendants, unless all have succeeded, and clean up. Does nothing in a forked child."""
         if os.getpid() != self.owner:
             return
         ended_well = bool(self.processes) and all(process.poll() == 0 for process in self.processes)
@@ -198,7 +198,7 @@ class Crew:
 
 
 def start(workers: int, transport: str, command: list[str], environment: Mapping[str, str]) -> Crew:
-    """Start `workers` processes of `command`: by mpiexec, or one by one with a RANK each."""
+    """Start `workers` processes running `command`: by mpiexec, or one by one with a RANK each."""
     launcher = mpiexec_command(workers) if transport == "mpi" else []
     job, folder = guardian.new_name(), tempfile.mkdtemp(prefix="gridwise-")
     crew = Crew(job, folder, guardian.guard(job, folder), direct=not launcher)
@@ -229,5 +229,5 @@ def spelt_exit(code: int) -> str:
 
 
 def shared_memory_files() -> list[str]:
-    """The files of this process's shared memory for MPICH, which removes them at its end, but not when it is killed."""
+    """MPICH's shared-memory files of this process, which are left behind if it is killed."""
     return sorted(guardian.shared_memory_of(os.getpid()))

@@ -1,10 +1,9 @@
-"""A worker of a pool: `python -m gridwise.comm.launching.worker`, started by `pool`, useful to nobody else.
+"""A worker of a pool: `python -m gridwise.comm.launching.worker`, started by `pool` and for its use only.
 
-The main thread runs one task after the other; a second thread listens to the pool, answers when it is asked where the
-task stands (a hang), and ends the process when the pool is gone, so that no worker outlives the one who started it.
-For each number of workers that a task is given to, there is a world of its own, made on first use and kept. After a
-task that failed somewhere the worlds are freed and made anew: messages of the failed task may still be under way in
-them.
+The main thread runs one task after another. A second thread listens to the pool, reports the state of the task when asked
+(if it may hang), and ends the process when the pool is gone, so that no worker outlives the process that started it.
+There is a separate world for each number of workers that a task may use, made on first use and kept. After a task has
+failed on any worker, the worlds are freed and recreated, since messages of the failed task may still be in flight.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from .start import FOLDER, shared_memory_files
 
 CONNECT_SECONDS = 30.0
 OWN_THREADS = "gridwise "
-"""How the names of our own threads begin: they are left out of the stacks that a user gets to see."""
+"""The prefix of our own threads' names; they are left out of the stacks shown to the user."""
 
 
 class PoolWorker:
-    """This process, as the pool sees it."""
+    """The worker's end of a pool."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -55,7 +54,7 @@ class PoolWorker:
             self._connection.send(message)
 
     def join(self) -> None:
-        """Meet the other workers, and listen to the pool meanwhile."""
+        """Connect to the other workers, while already listening to the pool."""
         threading.Thread(target=self._listen, name=f"{OWN_THREADS}pool", daemon=True).start()
         if self._uses_mpi:
             from mpi4py import MPI
@@ -68,14 +67,14 @@ class PoolWorker:
             from ..transports.torch_distributed import TIMEOUT
 
             find.pool_rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            # a file that no other user can reach: torch's store on a port lets everybody in
+            # a file that no other user can access: torch's store on a port accepts anyone
             store = FileStore(str(Path(os.environ[FOLDER]) / "store"), size)
             store.set_timeout(TIMEOUT)
             init_process_group("gloo", store=store, rank=find.pool_rank, world_size=size)
         self.tell(Hello(find.pool_rank, self._litter))
 
     def serve(self) -> None:
-        """Run tasks until the pool says stop."""
+        """Run tasks until the pool sends STOP, then exit."""
         while (message := self._inbox.get()) is not Command.STOP:
             if isinstance(message, Task):
                 answer = self._run(message)
@@ -129,7 +128,7 @@ class PoolWorker:
             find.use(None)
 
     def _open_worlds(self) -> list[Transport]:
-        """The worlds that tasks were given, and those that they have made themselves."""
+        """The worlds provided to tasks, and those that tasks have made themselves."""
         return [*self._worlds.values(), *given]
 
     def _waiting(self) -> Waiting | None:
@@ -139,7 +138,7 @@ class PoolWorker:
         return {name: count for world in self._open_worlds() for name, count in world.counted().items()}
 
     def _free_worlds(self) -> None:
-        """Free the worlds, the small ones first: all workers of each do so at this moment, in the same order."""
+        """Free the worlds, smallest first: all workers of each world do so together, in the same order."""
         while self._worlds:
             world = self._worlds.pop(min(self._worlds))
             try:
@@ -161,7 +160,7 @@ class PoolWorker:
             everyone = MPI.COMM_WORLD.Get_group()
             group = everyone.Incl(list(range(workers)))
             comm = MPI.COMM_WORLD.Create_group(group, tag=workers)
-            transport = MPITransport(comm)  # has a duplicate of its own
+            transport = MPITransport(comm)  # duplicates `comm`
             for made in (comm, group, everyone):
                 made.Free()
             return transport
@@ -171,7 +170,7 @@ class PoolWorker:
 
 
 def _failure(task: Task, error: BaseException) -> Failure:
-    # the first frame is that of `_run`
+    # without the first frame, which is that of `_run`
     shown = error.__traceback__.tb_next if error.__traceback__ else None
     stack = "".join(traceback.format_exception(type(error), error, shown))
     try:
@@ -183,7 +182,7 @@ def _failure(task: Task, error: BaseException) -> Failure:
 
 
 def stacks(waiting: Waiting | None) -> str:
-    """What every thread of the user is doing at this moment, and what the worker waits for."""
+    """What the worker waits for, and the current stacks of the user's threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [f"waits for {waiting.what} with workers {tuple(waiting.team)}" if waiting else "waits for no other worker"]
     for ident, frame in sys._current_frames().items():
@@ -200,14 +199,14 @@ def main() -> None:
     """Serve the pool whose address is in `GRIDWISE_POOL`."""
     port, secret = os.environ.pop("GRIDWISE_POOL").split(":")
     connection = Connection(connect_authenticated([LOOPBACK], int(port), secret, CONNECT_SECONDS).detach())
-    os.register_at_fork(after_in_child=connection.close)  # a child must not hide this worker's death
+    os.register_at_fork(after_in_child=connection.close)  # else a child would hide this worker's death
     worker = PoolWorker(connection)
     worker.join()
     worker.serve()
 
 
 if __name__ == "__main__":
-    # under its own name, so that what it pickles is known to the pool
+    # imported under its own name, not `__main__`, so that the pool can unpickle its classes
     from gridwise.comm.launching.worker import main as serve
 
     try:

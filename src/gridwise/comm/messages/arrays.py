@@ -1,4 +1,4 @@
-"""Small arrays of all workers of a team, on all of it: what a partition's own gathering and reductions are made of."""
+"""Gathering small arrays of all workers of a team: the basis of a partition's `allgather_data` and similar methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..transports.base import Team, Transport
 
 
 def gathered_arrays(transport: Transport, team: Team, call: str, make: Callable[[], np.ndarray | None]) -> list[Any]:
-    """Everyone's array (or None), in the team's order; what goes wrong on one worker is raised on all."""
+    """The arrays (or None) of all workers, in the team's order; a problem on one worker is raised on all of them."""
     problem, body = "", b""
     try:
         array = make()

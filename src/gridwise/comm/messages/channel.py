@@ -1,11 +1,11 @@
-"""A small exchange that is made again and again: its buffers are made once, and what a library needs to know of them.
+"""A small exchange that is repeated: its buffers, and what the library needs to know about them, are made once.
 
     for part, view in zip(channel.outgoing, ...): part.copy_(view)
     channel.exchange()
     for part, view in zip(channel.incoming, ...): view.copy_(part)
 
-The messages are those of `Transport.move`: the parts for one peer one after the other, in one message. A peer need not know
-which of the two the other end uses. On the host only.
+The messages are those of `Transport.move`: the parts for one peer one after another, in one message. So one end may use
+`move` and the other a channel. On the host only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 class Channel:
-    """Parts of the given shapes to and from peers, of one dtype."""
+    """An exchange of parts of the given shapes, all of one dtype, with peers."""
 
     def __init__(
         self,
@@ -33,26 +33,26 @@ class Channel:
         dtype: torch.dtype,
     ) -> None:
         self._transport = transport
-        with torch.inference_mode(False):  # they outlive the call that needs them first
+        with torch.inference_mode(False):  # the buffers outlive the call that makes them
             out, self.outgoing = _buffers(sends, dtype)
             into, self.incoming = _buffers(receives, dtype)
-        self._parcels = out, into  # kept: a library may know them by their addresses alone
+        self._parcels = out, into  # kept alive: the library may hold only their addresses
         self._waiting = transport.waiting_for_messages(what, sends, receives)
         self._post = transport.poster(out, into) if sends or receives else None
 
     def exchange(self) -> None:
-        """Send what is in `outgoing`, and return when `incoming` has arrived."""
+        """Send the contents of `outgoing`, and return when `incoming` has arrived."""
         if self._post is not None:
             self._transport.count(*self._parcels)
             with self._waiting:
                 self._post().wait()
 
     def __deepcopy__(self, memo: dict) -> Channel:
-        return self  # with a layer that makes plans of its own
+        return self  # shared with the copy of a layer, which makes its own plans
 
 
 def _buffers(messages: Sequence[tuple[int, Shapes]], dtype: torch.dtype) -> tuple[list[Parcel], list[Tensor]]:
-    """A buffer for each peer, and the parts of all of them."""
+    """A buffer for each peer, and the parts of all buffers."""
     parcels, views = [], list[Tensor]()
     for peer, shapes in messages:
         buffer = torch.empty(sum(map(prod, shapes)), dtype=dtype, device="cpu")

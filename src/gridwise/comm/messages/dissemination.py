@@ -1,7 +1,7 @@
-"""Few numbers of many workers, told to all of them: after step k everyone has heard from 2**(k + 1), itself included.
+"""Dissemination of small data from all workers to all: after step k each has the data of 2**(k + 1), itself included.
 
-So log2(n) messages each, and no worker through whom all must go. Used by workers of one machine (`node`), and over gloo, whose
-own collectives go round a ring of all.
+So each worker sends log2(n) messages, and none is a bottleneck. Used by workers of one machine (`node`), and over gloo,
+whose own collectives go round a ring of all workers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 Swap = Callable[[int, Tensor, int, Tensor], None]
-"""Sends a tensor to a worker and receives into another from another worker; both are contiguous."""
+"""Called with (target, tensor, source, into): sends a tensor and receives another; both are contiguous."""
 
 
 def messages(workers: int) -> int:
-    """How many messages each of so many workers sends."""
+    """The number of messages that each of `workers` workers sends."""
     return (workers - 1).bit_length()
 
 
 def all_max(values: np.ndarray, team: Sequence[int], me: int, swap: Swap) -> None:
-    """Replace the int64 array by its maximum over the team."""
+    """Replace the int64 array by its element-wise maximum over the team."""
     mine, theirs = torch.from_numpy(values), np.empty_like(values)
     heard = torch.from_numpy(theirs)
     for ahead, behind, _ in _steps(team, me):
@@ -31,7 +31,7 @@ def all_max(values: np.ndarray, team: Sequence[int], me: int, swap: Swap) -> Non
 
 
 def all_gather(row: Tensor, team: Sequence[int], me: int, swap: Swap, table: Tensor | None = None) -> Tensor:
-    """The flat rows of all workers of the team, of one length, in its order; in `table`, if `row` is in its place there."""
+    """The flat rows of the team's workers, of one length, in its order; may use `table`, which already holds `row`."""
     place = team.index(me)
     if len(team) == 2:
         other = 1 - place
@@ -49,7 +49,7 @@ def all_gather(row: Tensor, team: Sequence[int], me: int, swap: Swap, table: Ten
 
 
 def _steps(team: Sequence[int], me: int) -> Iterator[tuple[int, int, int]]:
-    """For each step: who is ahead in the team's circle, who is behind, and how far away they are."""
+    """For each step: the worker ahead in the team's ring, the worker behind, and their distance."""
     place, n = team.index(me), len(team)
     far = 1
     while far < n:

@@ -1,7 +1,7 @@
-"""Parcels: lists of views that travel as one message, packed and unpacked without needless copies.
+"""Parcels: lists of views that are sent as one message, packed and unpacked without needless copies.
 
-Both ends list views of the same shapes in the same order. A single view whose memory is contiguous is sent from, or
-received into, its place; any other parcel goes through one packed buffer. What arrives is copied into the views, or added.
+Both ends list views of the same shapes in the same order. A single contiguous view is sent or received in place; any other
+parcel goes through one packed buffer. Arriving data are copied into the views or added to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Views = Sequence[Tensor]
 
 
 def packed(views: Views) -> Tensor:
-    """The views one after the other in contiguous memory: their own, where a single one lies there already."""
+    """The views one after another in contiguous memory; a single contiguous view is returned as it is."""
     if len(views) == 1:
         return views[0].contiguous()
     buffer = torch.empty(sum(view.numel() for view in views), dtype=views[0].dtype, device=views[0].device)
@@ -26,7 +26,7 @@ def packed(views: Views) -> Tensor:
 
 
 def parts(buffer: Tensor, views: Views) -> list[Tensor]:
-    """The views' shares of a packed buffer, each in its view's shape."""
+    """The parts of a packed buffer that belong to the views, each in its view's shape."""
     if len(views) == 1:
         return [buffer.view(views[0].shape)]
     shares = buffer.split([view.numel() for view in views])
@@ -35,7 +35,7 @@ def parts(buffer: Tensor, views: Views) -> list[Tensor]:
 
 @dataclass(slots=True)
 class Landing:
-    """Where a parcel arrives: `buffer`, which is its place already if `views` is empty."""
+    """The buffer in which a parcel arrives, and its destination `views`; none if the buffer is itself the destination."""
 
     buffer: Tensor
     views: Views
@@ -49,7 +49,7 @@ class Landing:
         return cls(torch.empty(volume, dtype=dtype, device=views[0].device), views, add)
 
     def put(self) -> None:
-        """Bring what has arrived to its place."""
+        """Copy or add the arrived data to the views."""
         if self.views:
             for view, part in zip(self.views, parts(self.buffer, self.views), strict=True):
                 put(view, part, self.add)
@@ -64,7 +64,7 @@ def put(view: Tensor, part: Tensor, add: bool) -> None:
 
 
 def chunks(views: Views, limit: int) -> Iterator[list[Tensor]]:
-    """The views, cut into groups of at most `limit` elements; alike at both ends, for it depends on shapes alone."""
+    """The views, cut into groups of at most `limit` elements; the same at both ends, as it depends only on shapes."""
     group: list[Tensor] = []
     room = limit
     for view in views:

@@ -1,4 +1,4 @@
-"""Messages on their way, and what is done with them when they have arrived."""
+"""Pending messages, and what is done with them when they have arrived."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .packing import Landing
 
 
 class Request(Protocol):
-    """Messages on their way."""
+    """Pending messages."""
 
     def wait(self) -> None:
-        """Return when all have been sent and have arrived."""
+        """Return when all messages have been sent or received."""
 
 
 class Nothing:
-    """No message at all."""
+    """A request without messages."""
 
     def wait(self) -> None:
         return None
@@ -29,7 +29,7 @@ NOTHING = Nothing()
 
 @dataclass(slots=True)
 class Unstaging:
-    """Messages that were received on the host and belong on a device."""
+    """Messages received into other tensors, usually on the host, that are copied to their destinations."""
 
     pending: Request
     pairs: list[tuple[Tensor, Tensor]]
@@ -42,7 +42,7 @@ class Unstaging:
 
 @dataclass(slots=True)
 class Arriving:
-    """Parcels that are brought to their places once they have arrived."""
+    """Parcels that are unpacked when they have arrived."""
 
     pending: Request
     landings: list[Landing]
@@ -55,7 +55,7 @@ class Arriving:
 
 @dataclass(slots=True)
 class Both:
-    """Messages on two roads."""
+    """Two requests as one."""
 
     first: Request
     second: Request

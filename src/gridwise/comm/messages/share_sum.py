@@ -1,11 +1,12 @@
-"""A sum over a team, in shares: begun now, ended later.
+"""A sum over a team, in shares: begun now, completed later.
 
-    begun    everyone sends to each other worker the share which that one adds up, and receives its own share from all
-    added    everyone adds up its share, in the order of the team, and sends the sum to all others
-    ended    everyone has all sums
+    begun    each worker sends every other worker the share which that one sums, and receives its own share from all
+    added    each worker sums its share, in the order of the team, and sends the result to all others
+    ended    each worker has all results
 
-Messages: two to each other worker. On a narrower wire every number is rounded once before it travels, the sum is taken in the
-dtype of the tensor, and rounded once before it travels back. All workers end with the same bits, the one that added them too.
+Each worker sends two messages to every other. On a narrower wire each number is rounded once before it is sent, the sum is
+taken in the tensor's dtype, and rounded once before it is sent back. All workers end with the same bits, including the one
+that summed the share.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from .requests import Request
 
 Parcels = Sequence[tuple[int, Tensor]]
 Post = Callable[[Parcels, Parcels], Request]
-"""Starts sending and receiving contiguous tensors."""
+"""Called with (sends, receives): starts sending and receiving contiguous tensors."""
 
 
 class ShareSum:
-    """The sum of the flat contiguous `x` over a team, which is written into `out`; `out` may be `x` itself.
+    """The sum of the flat contiguous `x` over a team, written into `out`, which may be `x` itself.
 
-    Neither is to be touched before `wait` has returned.
+    Neither may be touched before `wait` has returned.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ShareSum:
         return flat[start:stop]
 
     def add(self) -> None:
-        """Add up the own share as soon as all parts of it are here, and start sending it to the others."""
+        """Wait for all parts of this worker's share, sum them, and start sending the result to the others."""
         if self._is_added:
             return
         self._pending.wait()
@@ -84,7 +85,7 @@ class ShareSum:
         self._is_added = True
 
     def wait(self) -> None:
-        """Return when `out` has the sum."""
+        """Return when `out` holds the sum."""
         self.add()
         self._pending.wait()
         if self._results is not self._out:
@@ -92,7 +93,7 @@ class ShareSum:
 
 
 class LateSum:
-    """A sum of a few numbers, which is not worth beginning early: made as a whole when it is its turn."""
+    """A sum of a few numbers, which is not worth beginning early: all of it is done when its turn comes."""
 
     def __init__(self, make: Callable[[], object]) -> None:
         self._make: Callable[[], object] | None = make
@@ -107,10 +108,10 @@ class LateSum:
 
 
 class Begun:
-    """A sum among others that were begun: whoever waits for the first of them adds up its shares of all.
+    """One of several pending sums: the first wait for any of them sums this worker's shares of all.
 
-    All workers begin them in one order; so their messages have that order, whichever is waited for first. One that nobody
-    waits for, since its backward was given up, is completed among the others.
+    All workers begin the sums in the same order, so their messages are in that order, whichever is waited for first. A sum
+    that nobody waits for, because its backward was abandoned, is completed along with the others.
     """
 
     def __init__(self, own: ShareSum | LateSum, sums: list[ShareSum | LateSum]) -> None:

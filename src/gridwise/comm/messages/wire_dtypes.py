@@ -1,8 +1,8 @@
-"""How tensors travel: as bytes when they are copied, in a wire dtype when they are summed.
+"""How tensors are sent: as bytes when they are copied, in a wire dtype when they are summed.
 
-Copies need no dtype at all. Sums do, and no library sums them all, so each dtype has one that carries it exactly:
-half and bfloat16 are summed in float32 and rounded once, complex as pairs of reals, short integers in int32 (whose
-low bits are those of the short sum), booleans as their logical or. Floats may be wished to travel in fewer bits than they have.
+Copies need no dtype at all. Sums do, and no library sums every dtype, so each has a wire dtype that represents it exactly:
+half and bfloat16 are summed in float32 and rounded once, complex as pairs of reals, short integers in int32 (whose low bits
+are those of the short sum), booleans as their logical or. On request, floats are sent in fewer bits than they have.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SUMMED_AS: dict[torch.dtype, torch.dtype] = {
 }
 
 NARROW_FROM = 1 << 13
-"""Bytes of numbers from which fewer bits for each of them save anything."""
+"""Size of a tensor, in bytes, from which a narrower wire dtype saves time."""
 
 
 def summed_as(x: Tensor, wire: torch.dtype | None, workers: int) -> torch.dtype:
-    """In which dtype a real `x` travels when it is summed over so many workers, where `wire` is wished for floats."""
+    """The dtype in which a real `x` is sent when it is summed over `workers` workers; `wire` is requested for floats."""
     is_worth_it = x.is_floating_point() and x.nbytes >= NARROW_FROM and x.numel() >= workers
     if wire is not None and wire.itemsize < x.element_size() and is_worth_it:
         return wire
@@ -45,7 +45,7 @@ def as_bytes(x: Tensor) -> Tensor:
 
 
 def host_buffer(x: Tensor) -> Tensor:
-    """Uninitialised host memory of the same shape; pinned, because it stands in for a device tensor."""
+    """An uninitialised host tensor of the same shape and dtype; pinned, because it stands in for a device tensor."""
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=True, device="cpu")
 
 
@@ -64,7 +64,7 @@ def check_summable(x: Tensor) -> None:
 
 
 def summed(x: Tensor, reduce: Callable[[Tensor, Tensor], None], carries_cuda: bool) -> Tensor:
-    """What ``reduce(total, x)`` writes into a fresh contiguous `total` of the wire's dtype, in x's dtype and device."""
+    """The sum that ``reduce(total, x)`` writes into a new contiguous `total` of the wire dtype, in x's dtype and device."""
     check_summable(x)
     if x.is_complex():
         pairs = summed(torch.view_as_real(x.resolve_conj()), reduce, carries_cuda)

@@ -1,6 +1,6 @@
-"""Workers of one machine: memory that they share, mailboxes and a board in it, and sums and agreements over those.
+"""Communication between workers of one machine: shared memory with mailboxes and a board, and collectives on top.
 
-The same for every transport. Over MPI, whose own small messages are fast, only large ones come this way; over gloo all do.
+The same for every transport. Over MPI, whose own small messages are fast, only large ones go this way; over gloo all do.
 """
 
 from .mailboxes import NodeError as NodeError

@@ -1,11 +1,11 @@
-"""A board on which every worker of the machine writes a few numbers, and from which every worker reads those of all.
+"""A board in shared memory: every worker of the machine writes a row of a few numbers, and every worker reads all rows.
 
-    writer    row into place k mod 2 of its own line ──► count = k + 1 ──► rings at those who sleep
+    writer    writes its row k into its slot k mod 2 ──► count = k + 1 ──► rings the others' doorbells, wakes sleepers
     reader    waits until all counts are > k ──► copies all rows
 
-One step for any number of workers, where mailboxes would take log2(n), each with its own calls of torch. A place is written
-again only after all have written the next row, for which they have read this one. Only for all workers of the machine at once:
-the order of their calls is then one and the same.
+This takes one step for any number of workers, where mailboxes would take log2(n), each with its own torch calls. A slot is
+rewritten only after all workers have written the following row, hence have read this one. It is only for collectives over
+all workers of the machine: their calls are then in the same order on each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGREEMENT = KINDS.index("an agreement") << KIND_BITS
 
 
 class Board:
-    """This worker's view of the board; `places` are all workers of the machine, in the order of their ranks."""
+    """This worker's view of the board; `places` holds all workers of the machine, in the order of their ranks."""
 
     def __init__(self, segment: Segment, places: dict[int, int], me: int, boxes: Mailboxes) -> None:
         layout = segment.layout
@@ -37,7 +37,7 @@ class Board:
         self._count = 0
 
     def all_gather(self, row: Tensor, kind: str) -> Tensor:
-        """The flat rows of all workers, at most `segment.BOARD` bytes each, of one length and dtype, by rank."""
+        """The flat rows of all workers in rank order; all of one length and dtype, of at most `segment.BOARD` bytes."""
         turn, size = self._count & 1, row.nbytes
         self._boxes.check_usable()
         if size:
@@ -46,7 +46,7 @@ class Board:
         return self._rows[:, turn, :size].clone().view(row.dtype)
 
     def all_max(self, values: np.ndarray) -> None:
-        """Replace the flat int64 array, of at most `segment.BOARD` bytes, by its maximum over all workers."""
+        """Replace the flat int64 array, of at most `segment.BOARD` bytes, by its element-wise maximum over all workers."""
         turn, count = self._count & 1, len(values)
         self._boxes.check_usable()
         self._numbers[self._mine, turn, :count] = values
@@ -54,7 +54,7 @@ class Board:
         np.maximum.reduce(self._numbers[:, turn, :count], 0, out=values)
 
     def _meet(self, label: int, turn: int) -> None:
-        """Say that this worker's row is written, and wait until those of all are."""
+        """Announce that this worker's row is written, wait until all rows are, and check that their labels agree."""
         boxes, words = self._boxes, self._words
         words[self._at + 1 + turn] = label
         if futex.NEEDS_FENCE:
@@ -70,7 +70,7 @@ class Board:
                 self._refuse(rank, words[at + 1 + turn], label)
 
     def _missing(self) -> list[int]:
-        """The workers that have not written yet."""
+        """The workers that have not written their row yet."""
         words, count = self._words, self._count
         return [rank for rank, at in self._others if (words[at] - count) & MASK > MASK >> 1]
 

@@ -1,15 +1,16 @@
-"""CUDA tensors between two workers that share a device: by memory that the other has opened, the host passing notes.
+"""CUDA tensors between two workers that share a device: through device memory opened by both (CUDA IPC).
 
-    sender      waits on the device for `read` of the slot ──► packs into the slot of its outbox ──► records `written`
-    note        through the mailbox on the host: the slot is written; the first one says how to open outbox and events
-    receiver    waits on the device for `written` ──► copies to its place ──► records `read`, and only then takes the note
+    sender      device waits for `read` of the slot ──► packs into the slot of its outbox ──► records `written`
+    note        through the mailbox on the host: the slot is written; the first note says how to open outbox and events
+    receiver    device waits for `written` ──► copies to the destination ──► records `read`, and only then takes the note
 
-So a free slot of the mailbox is a slot of the outbox whose last reading is recorded, and the mailbox's own order is enough.
-The host waits for the other host, never for the device. Events and memory are opened once and live as long as the box.
+So when a slot of the mailbox is free, the last read of the same slot of the outbox has been recorded, and the mailbox's own
+ordering suffices. The host waits for the other host, never for the device. Events and memory are opened once and live as
+long as the box.
 
-Which device a worker uses it tells in its own line of the shared memory when its first CUDA tensor is posted. Where two
-workers use different devices, or a device that cannot be shared (expandable segments, another allocator, MIG), tensors go
-through the mailbox itself, by way of the host.
+A worker publishes its device in its own line of the shared memory when its first CUDA tensor is posted. If two workers use
+different devices, or a device that cannot be shared (expandable segments, another allocator, MIG), tensors are staged
+through the host and sent through the mailbox.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from .segment import LINE, Segment
 from .slots import Slots
 
 SLOT = 1 << 26
-"""Bytes of a slot of an outbox, at most: longer messages go in pieces."""
+"""Largest slot of an outbox, in bytes: longer messages go in pieces."""
 SMALL_SLOT = 1 << 20
-"""Bytes of a slot of an outbox, at least."""
+"""Smallest slot of an outbox, in bytes."""
 UUID = 16
 NOT_SHARED = b"\1" + bytes(UUID - 1)
-"""What a worker tells whose device cannot be opened by others."""
+"""What a worker publishes if other workers cannot open its device's memory."""
 
 
 class Devices:
-    """Which device each worker of the machine uses, as far as it has told."""
+    """The devices that the workers of the machine have published."""
 
     def __init__(self, segment: Segment, me: int) -> None:
         self._segment, self._me, self.is_told = segment, me, False
         self._known: dict[int, bool] = {}
 
     def tell(self, device: torch.device) -> None:
-        """Let the others know that this worker uses a device; the first one counts."""
+        """Publish the device that this worker uses; called once, for its first CUDA tensor."""
         self.is_told = True
         start, identity = self._place(self._me), bytearray(_identity(device))
         self._segment.bytes[start + 1 : start + 1 + UUID] = torch.frombuffer(identity, dtype=torch.uint8)
@@ -54,7 +55,7 @@ class Devices:
         self._segment.bytes[start] = 1
 
     def of(self, worker: int) -> bytes | None:
-        """What the worker has told; None if nothing yet."""
+        """The identity of the worker's device; None if it has not published one yet."""
         start = self._place(worker)
         if not self._segment.bytes[start]:
             return None
@@ -63,7 +64,7 @@ class Devices:
         return bytes(self._segment.bytes[start + 1 : start + 1 + UUID].numpy())
 
     def are_one(self, worker: int) -> bool | None:
-        """Whether that worker and this one can share memory of their device; None while it is not known."""
+        """Whether that worker and this one can share device memory; None while unknown."""
         known = self._known.get(worker)
         if known is None:
             mine, other = self.of(self._me), self.of(worker)
@@ -78,7 +79,7 @@ class Devices:
 
 @cache
 def _identity(device: torch.device) -> bytes:
-    """What tells a device from all others, whatever its number in this process; `NOT_SHARED` if others cannot open it."""
+    """The UUID of a device, independent of its index in this process; `NOT_SHARED` if other workers cannot open it."""
     try:
         torch.empty(SMALL_SLOT, dtype=torch.uint8, device=device).untyped_storage()._share_cuda_()
         torch.cuda.Event(interprocess=True).ipc_handle()
@@ -89,7 +90,7 @@ def _identity(device: torch.device) -> bytes:
 
 
 class Outbox:
-    """Two slots on the device for messages to one worker; made by the sender."""
+    """Two slots on the device for messages to one peer; allocated by the sender."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -99,11 +100,11 @@ class Outbox:
             self._events = [event.ipc_handle() for event in (*self._written, *self._read)]
         self._size = self._generation = self._announced = 0
         self._memory: list[Tensor] = []
-        """All that was ever offered: the other may still read from it. Each is at least twice the one before."""
+        """All memory announced so far: the peer may still read from it. Each block is at least twice the one before."""
         self._slots: Slots
 
     def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> bool:
-        """Fill a slot; whether the note says something."""
+        """Fill a slot; return whether the note was written."""
         volume = sum([view.numel() for view in views])
         if volume * dtype.itemsize > self._size:
             self._grow(volume * dtype.itemsize)
@@ -121,7 +122,7 @@ class Outbox:
         self._slots = Slots(self._memory[-1], self._size)
 
     def _announce(self, note: Tensor) -> bool:
-        """Write what the other needs to open the memory, once for each; whether that was done now."""
+        """Write into the note how to open the memory, once for each block; return whether it was written."""
         if self._announced == self._generation:
             return False
         self._announced = self._generation
@@ -131,7 +132,7 @@ class Outbox:
 
 
 class Inbox:
-    """The outbox of another worker, opened."""
+    """A peer's outbox, opened by this worker."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -157,7 +158,7 @@ class Inbox:
 
 
 class DeviceBox:
-    """The post for CUDA tensors between this worker and one other."""
+    """CUDA messages between this worker and one peer, in both directions."""
 
     def __init__(self, devices: Devices, other: int) -> None:
         self._devices, self._other = devices, other
@@ -166,15 +167,15 @@ class DeviceBox:
 
     @property
     def is_direct(self) -> bool | None:
-        """Whether the two share a device; None while the other has not told."""
+        """Whether the two can share device memory; None until both have published their devices."""
         return self._devices.are_one(self._other)
 
     def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> bool:
-        """Put the views into a slot of the outbox, in the order of the device's work; whether the note says something."""
+        """Copy the views into a slot of the outbox, in stream order; return whether the note was written."""
         self._out = self._out or Outbox(views[0].device)
         return self._out.pack(views, dtype, note, turn)
 
     def unpack(self, views: Views, dtype: torch.dtype, note: Tensor | None, turn: int, add: bool) -> None:
-        """Bring what lies in the slot to its place, in the order of the device's work; `note` if it says something."""
+        """Copy or add the slot's contents to the views, in stream order; `note` is None unless the sender wrote one."""
         self._in = self._in or Inbox(views[0].device)
         self._in.unpack(views, dtype, note, turn, add)

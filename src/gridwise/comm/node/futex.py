@@ -1,14 +1,14 @@
 """Sleeping until another process changes a word of shared memory: the kernel's futex.
 
-    wait(address, seen, seconds)     returns when somebody has woken the word, or its value is not `seen`, or time is over
-    wake(address)                    wakes all who sleep on the word
-    fence()                          what was read and written before it comes before what is read and written after it
+    wait(address, seen, seconds)     returns when the word is woken, its value is not `seen`, or the time is up
+    wake(address)                    wakes all processes that sleep on the word
+    fence()                          orders all reads and writes before it before all reads and writes after it
 
-A word is 32 bits. Whoever changes it wakes it afterwards, so nobody sleeps through a change. On Linux only.
+A word has 32 bits. Whoever changes it wakes it afterwards, so nobody sleeps through a change. Linux only.
 
-Python has no memory barriers. x86 and s390x let everybody see one processor's stores in their order, and that is enough here.
-ARM, POWER and RISC-V do not; there a wake-up of nobody serves as the barrier, which the kernel takes on the way (see "full
-barrier" in its kernel/futex).
+Python has no memory barriers. On x86 and s390x all processors see one processor's stores in order, and that is enough here.
+On ARM, POWER and RISC-V they may not; there, waking a word that nobody sleeps on serves as the barrier, because the kernel
+executes one on the way (see "full barrier" in its kernel/futex).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _syscall = ctypes.CDLL(None).syscall if _number is not None else None
 _nobody = ctypes.c_uint32()
 
 NEEDS_FENCE = platform.machine() not in ("x86_64", "s390x")
-"""Whether a count may be seen by others before the message that it counts, unless a `fence` is between."""
+"""Whether other processors may see a count before the message that it counts, unless a `fence` separates the two."""
 
 
 class _Time(ctypes.Structure):
@@ -34,12 +34,12 @@ class _Time(ctypes.Structure):
 
 
 def is_available() -> bool:
-    """Whether this machine has futexes that we know how to call, and anonymous files to put them in."""
+    """Whether this machine has futexes that we can call, and anonymous files (`memfd_create`) to put them in."""
     return _syscall is not None and hasattr(os, "memfd_create")
 
 
 def wait(address: int, seen: int, seconds: float) -> None:
-    """Sleep while the word at `address` is `seen`, until it is woken, but no longer than this."""
+    """Sleep while the word at `address` is `seen`, until it is woken or `seconds` have passed."""
     whole = int(seconds)
     limit = _Time(whole, int((seconds - whole) * 1e9))
     assert _syscall is not None
@@ -47,11 +47,11 @@ def wait(address: int, seen: int, seconds: float) -> None:
 
 
 def wake(address: int) -> None:
-    """Wake all who sleep on the word at `address`."""
+    """Wake all processes that sleep on the word at `address`."""
     assert _syscall is not None
     _syscall(_number, ctypes.c_void_p(address), _WAKE, _ALL, None, None, 0)
 
 
 def fence() -> None:
-    """Keep the order of what this thread reads and writes before and after, as others see it."""
+    """Order this thread's earlier reads and writes before its later ones, as seen by other processors."""
     wake(ctypes.addressof(_nobody))

@@ -1,11 +1,11 @@
 """Messages between two workers of one machine, through two slots in each direction.
 
-    sender      waits until at most one message is not taken ──► packs into slot k mod 2 ──► sent = k + 1 ──► rings
-    receiver    waits until sent > k ──► unpacks straight into its place ──► taken = k + 1 ──► rings
+    sender      waits until at most one piece is not taken ──► packs into slot k mod 2 ──► sent = k + 1 ──► rings
+    receiver    waits until sent > k ──► unpacks straight into the destination ──► taken = k + 1 ──► rings if needed
 
-A message that is longer than a slot goes in pieces, packed by one worker while the last piece is unpacked by the other.
-Beside its count stands what a piece belongs to, and how long it is: a worker that waits for something else raises, instead
-of taking what was not meant.
+A message that is longer than a slot goes in pieces; one worker packs a piece while the other unpacks the previous one.
+Next to the count is a label with the kind and length of the piece: a worker that expects something else raises an error
+instead of taking a piece that was not meant for it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .slots import Slots
 
 MASK = 0xFFFFFFFF
 KINDS = ("a message", "an agreement", "a gathering", "a sum", "a copy")
-"""What travels; sender and receiver mean the same. Written before the length of each piece, in the same word."""
+"""Kinds of messages, on which sender and receiver must agree; the top bits of a piece's label, above its length."""
 KIND_BITS, DIRECT_BIT, NOTE_BIT = 29, 1 << 28, 1 << 27
-"""Of a label: where the kind stands, whether the piece stays on the device, whether its slot holds a note about that."""
+"""Bits of a label: position of the kind; the piece stays on the device; its slot holds a device note."""
 LENGTH = NOTE_BIT - 1
 ASLEEP = 3
-"""Which word of a worker's line of the board says whether it sleeps."""
+"""Index of the word, in a worker's line of the board, that says whether it sleeps."""
 
 
 class Delivery:
-    """Messages on their way; waited for as a whole."""
+    """Pending messages, waited for together; `left` of them are not complete."""
 
     __slots__ = ("left", "wait_for")
 
@@ -47,19 +47,19 @@ class Delivery:
 
 
 class Job:
-    """One message, in or out: what is left of it, in pieces that fit into a slot."""
+    """One incoming or outgoing message, and what remains of it, in pieces that fit into a slot."""
 
     __slots__ = ("add", "delivery", "dtype", "is_direct", "kind", "pieces", "views")
 
     def __init__(self, views: Views, dtype: torch.dtype, add: bool, kind: int, delivery: Delivery) -> None:
         self.views, self.dtype, self.add, self.kind, self.delivery = views, dtype, add, kind, delivery
         self.pieces: deque[tuple[Views, int]] | None = None
-        """What is still to go, and of how many elements."""
+        """The remaining pieces, each with its number of elements; None until `begin`."""
         self.is_direct = False
-        """Whether it stays on the device, and only a note goes through the mailbox."""
+        """Whether the data stay on the device, and only a note goes through the mailbox."""
 
     def begin(self, box: Mailbox) -> bool:
-        """Cut it into pieces; whether that could be done, for which the other's device must be known."""
+        """Cut the message into pieces; False while the peer's device is still unknown."""
         views, limit = self.views, box.chunk
         if views and views[0].is_cuda:
             is_direct = box.device.is_direct
@@ -73,12 +73,12 @@ class Job:
         return True
 
     def label(self, volume: int) -> int:
-        """What stands beside the count of a piece of so many elements."""
+        """The label of a piece with `volume` elements."""
         return self.kind << KIND_BITS | (DIRECT_BIT if self.is_direct else 0) | volume * self.dtype.itemsize
 
 
 class Mailbox:
-    """The post between this worker and one other."""
+    """Messages between this worker and one peer, in both directions."""
 
     def __init__(self, segment: Segment, me: int, other: int, rank: int, devices: Devices) -> None:
         layout = segment.layout
@@ -96,10 +96,10 @@ class Mailbox:
         door = layout.doorbell(other)
         self._door_at, self._door = door // 4, segment.address + door
         self._ring = (me & 0x3FF) << 22
-        """The next value of the other's doorbell: unlike that of any other worker, so that each ring changes it."""
+        """The last value written to the peer's doorbell. No other worker writes the same values, so each ring changes it."""
 
     def advance(self) -> bool:
-        """Move what can be moved; whether anything was."""
+        """Move whatever can be moved now; return whether anything was."""
         words, moved = self._words, False
         outgoing, incoming = self.outgoing, self.incoming
         while outgoing and (self._sent - words[self._their_taken_at]) & MASK < 2:
@@ -157,12 +157,12 @@ class Mailbox:
             futex.fence()
         self._taken = (before + 1) & MASK
         self._words[self._taken_at] = self._taken
-        # looked at after the slot is free: who fills the other one meanwhile has seen either that, or a knock
+        # checked after freeing the slot: a peer that fills the other slot meanwhile either sees it free or is woken
         if (self._words[self._their_sent_at] - before) & MASK >= 2:
-            self.knock()  # it may wait for the slot
+            self.knock()  # the peer may be waiting for this slot
 
     def unexpected(self) -> str:
-        """What the other has sent and nobody here waits for, in words; nothing if there is none."""
+        """A description of what the peer has sent and nobody here waits for; empty if there is nothing."""
         if self.incoming or self._words[self._their_sent_at] == self._taken:
             return ""
         return spelt(self._words[self._their_sent_at + 1 + (self._taken & 1)])
@@ -174,17 +174,17 @@ class Mailbox:
         )
 
     def knock(self) -> None:
-        """Let the other worker look again; wake it, if it sleeps."""
+        """Make the peer check again for messages and free slots; wake it if it sleeps."""
         self.ring()
         self.wake_if_asleep()
 
     def ring(self) -> None:
-        """Change the other's doorbell: it does not fall asleep now."""
+        """Change the peer's doorbell, so that it does not fall asleep before checking again."""
         self._ring = self._ring & ~0x3FFFFF | (self._ring + 1) & 0x3FFFFF
         self._words[self._door_at] = self._ring
 
     def wake_if_asleep(self) -> None:
-        """Wake the other worker, whose doorbell was rung, if it says that it sleeps; where that may be read early, always."""
+        """Wake the peer, after `ring`, if it is marked asleep; always wake it where that mark may be read too early."""
         if futex.NEEDS_FENCE or self._words[self._asleep_at]:
             futex.wake(self._door)
 

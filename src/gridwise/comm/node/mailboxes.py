@@ -1,8 +1,8 @@
-"""The post between a worker and all others of its machine: a mailbox for each (see `mailbox`), and one wait for all.
+"""Messages between a worker and all others of its machine: a mailbox for each peer (see `mailbox`), and a common wait.
 
-Between two workers messages keep their order, whoever is waited for first: each mailbox has a queue for each direction,
-and a wait moves on whatever can be moved. A worker that has nothing to move sleeps until somebody rings its doorbell;
-where every worker has a core of its own, it looks for a moment first, since waking takes longer than most messages.
+Messages between two workers keep their order, whichever is waited for first: each mailbox has a queue for each direction,
+and every wait advances all queues. A worker that has nothing to move sleeps until its doorbell is rung; if every worker has
+its own core, it first polls for a moment, since waking up takes longer than most messages.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from .segment import Segment
 Moves = Sequence[tuple[int, Views]]
 
 SLICE = 0.05
-"""Seconds that a worker sleeps before it looks whether its connections were cut."""
+"""Longest sleep of a worker, in seconds, before it checks whether its connections were cut."""
 LIFE_SECONDS = 1.0
-"""Seconds of waiting after which, and how often, a worker looks whether the others live."""
+"""How long a worker waits before it checks whether its peers are alive, and how often it checks again."""
 SPIN_SECONDS = 3e-3
-"""How long a worker looks before it sleeps, if it has a core of its own: waking takes longer than most waits. Less than other
-threads of its process wait for the interpreter anyway (`sys.getswitchinterval`)."""
+"""How long a worker with its own core polls before it sleeps: waking up takes longer than most waits. It is less than other
+threads of the process wait for the interpreter anyway (`sys.getswitchinterval`)."""
 
 CALL_SECONDS = 1e-4
-"""How often, at the most, a worker that waits calls `meanwhile`."""
+"""Shortest interval at which a waiting worker calls `meanwhile`."""
 
 
 class NodeError(RuntimeError):
-    """A wait for a worker of this machine that will not end."""
+    """Communication with a worker of this machine is no longer possible."""
 
 
 def _outside_of_graphs(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that torch.compile does not look into, where it is at work; its compiler is not imported for that."""
+    """Decorate a method that torch.compile must not trace; the compiler is not imported for it."""
     disabled: list[Callable[..., Any]] = []
 
     @functools.wraps(method)
@@ -58,7 +58,7 @@ def _outside_of_graphs(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mailboxes:
-    """The post between this worker and all others of its machine, by their ranks."""
+    """Messages between this worker and all others of its machine, by their ranks."""
 
     def __init__(
         self, segment: Segment, places: dict[int, int], me: int, processes: dict[int, int], spins: bool
@@ -77,13 +77,13 @@ class Mailboxes:
         self._busy: set[Mailbox] = set()
         self.is_cut = False
         self._failed = ""
-        """What has ended a wait before its time: messages are half sent or half taken since then."""
+        """The error that interrupted an earlier call, after which messages may be half sent or half taken."""
         self.meanwhile: Callable[[], object] | None = None
-        """Called now and then by whoever waits: what the transport's own messages need to move on."""
+        """Called from time to time while waiting, to let the transport's own messages progress."""
 
     @_outside_of_graphs
     def post(self, sends: Moves, receives: Moves, dtype: torch.dtype, add: bool = False, kind: int = 0) -> Delivery:
-        """Start sending and receiving. Views that are received into may be of a wider dtype, in which halves are added up."""
+        """Start sending and receiving. The receiving views may have a wider dtype than `dtype`, to accumulate in it."""
         self.check_usable()
         delivery = Delivery(self.wait_for, len(sends) + len(receives))
         for _, views in (*sends, *receives):
@@ -105,25 +105,25 @@ class Mailboxes:
         return delivery
 
     def check_usable(self) -> None:
-        """Raise where messages would be mixed up with those of a call that has failed, or nobody would take them."""
+        """Raise if the connections were cut, or if messages would be mixed up with those of a failed call."""
         if self.is_cut:
             raise NodeError("the connections of this worker were cut")
         if self._failed:
             raise NodeError(f"an earlier call did not come to its end on this worker ({self._failed})")
 
     def ring_sleepers(self) -> None:
-        """Let everybody look again at what they wait for. Who is about to fall asleep sees its doorbell, or is seen asleep."""
+        """Make all peers check again. One that is about to sleep either sees its doorbell changed or is marked asleep."""
         for box in self._boxes.values():
             box.ring()
         for box in self._boxes.values():
             box.wake_if_asleep()
 
     def wait_for(self, delivery: Delivery) -> None:
-        """Return when all messages of the delivery have left, or have arrived."""
+        """Return when all messages of the delivery have been sent or received."""
         self._wait(lambda: not delivery.left, list)
 
     def wait_until(self, missing: Callable[[], list[int]]) -> None:
-        """Return when no worker is missing any more."""
+        """Return when `missing` lists no worker any more."""
         self._wait(lambda: not missing(), missing)
 
     @_outside_of_graphs
@@ -171,15 +171,15 @@ class Mailboxes:
         if not self._devices.is_told:
             self._devices.tell(device)
             for box in self._boxes.values():
-                box.knock()  # it may have something for this device
+                box.knock()  # the peer may have a message that waits to know this device
 
     def _look_for_mismatches(self, missing: Callable[[], list[int]]) -> None:
-        """Raise if a worker that is missed has sent a message instead."""
+        """Raise if a missing worker has sent a message instead of joining the collective."""
         for rank in missing():
             came = self._boxes[rank].unexpected()
             if futex.NEEDS_FENCE:
                 futex.fence()
-            if came and rank in missing():  # it writes before it sends what comes after
+            if came and rank in missing():  # had it joined first, its row would be visible before that message
                 raise MismatchError(
                     f"worker {rank} sent {came}, where this worker waits for it in an agreement or a sum of all.",
                     fix="make every worker of an operator call it, in the same order, forward and backward; inactive "
@@ -190,7 +190,7 @@ class Mailboxes:
         awaited = missing()
         for box_rank, box in self._boxes.items():
             if (box.outgoing or box.incoming or box_rank in awaited) and not self._lives(box_rank):
-                box.advance()  # it may have sent its last message before it ended
+                box.advance()  # it may have sent a last message before it ended
                 if box.outgoing or box.incoming or box_rank in missing():
                     raise NodeError(f"the process of worker {box_rank} is gone")
 
@@ -200,7 +200,7 @@ class Mailboxes:
 
 
 def started(process: int) -> str | None:
-    """When a process of this machine was started, in the kernel's ticks; None if it has ended."""
+    """The start time of a process of this machine, in kernel ticks; None if it has ended."""
     try:
         with open(f"/proc/{process}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

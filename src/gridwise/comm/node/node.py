@@ -1,8 +1,8 @@
-"""The workers of this machine: who they are, and sums, copies and agreements among them, by messages in shared memory.
+"""The workers of this machine: finding them, and sums, copies and agreements among them through shared memory.
 
-Few numbers go over a board where all take part (`board`), else by dissemination (`messages.dissemination`). Many are summed in
-shares (`messages.share_sum`): everyone adds up one share of all, in the order of the ranks, and sends it to the others. So a
-sum is bitwise the same on all workers, and the same again in the next run.
+A few numbers go over the board if all workers of the machine take part (`board`), else by dissemination
+(`messages.dissemination`). Larger tensors are summed in shares (`messages.share_sum`): each worker sums one share over all
+workers, in rank order, and sends it to the others. So a sum is bitwise the same on all workers, and in every run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .mailboxes import Mailboxes, Moves
 from .segment import BOARD, LEAST, Offer, Segment, SegmentLayout, accept, machine
 
 FEW = 1 << 13
-"""Bytes up to which everyone gets everyone's numbers and adds them up; above, everyone adds up a share."""
+"""Bytes up to which every worker gathers and sums everything; above, each worker sums one share."""
 
 Team = tuple[int, ...]
 
 
 class Meets(Protocol):
-    """A transport, as far as it is needed to find out who is near."""
+    """The part of a transport that `find_node` needs."""
 
     rank: int
     size: int
@@ -47,7 +47,7 @@ class Meets(Protocol):
 
 
 class Node:
-    """This worker's way to the others of its machine; all ranks are those of the transport."""
+    """This worker's connection to the others of its machine; all ranks are those of the transport."""
 
     def __init__(
         self, segment: Segment, places: dict[int, int], me: int, processes: dict[int, int], least: int
@@ -57,42 +57,42 @@ class Node:
         self._places, self._me = places, me
         self._chunk = segment.layout.chunk
         self.least = least
-        """Bytes from which a message or a sum on the host comes this way; on a device all do."""
+        """Bytes from which host messages and sums use the node; on a device all do."""
 
     def reaches(self, peer: int, size: int, on_device: bool = False) -> bool:
-        """Whether a message of `size` bytes to or from a worker goes this way; sender and receiver decide alike."""
+        """Whether a message of `size` bytes to or from `peer` uses the node; sender and receiver decide alike."""
         return (on_device or size >= self.least) and peer in self._places
 
     def covers(self, team: Team, size: int, on_device: bool = False) -> bool:
-        """Whether a collective of `size` bytes over a team goes this way; all of the team decide alike."""
+        """Whether a collective of `size` bytes over a team uses the node; all of the team decide alike."""
         return (on_device or size >= self.least) and len(team) > 1 and self._places.keys() >= set(team)
 
     def post(self, sends: Moves, receives: Moves, dtype: torch.dtype, add: bool = False) -> Delivery:
-        """Start sending views to workers and receiving into views from workers, copied or added there."""
+        """Start sending views to peers and receiving into views from peers, by copying or adding."""
         return self._boxes.post(sends, receives, dtype, add)
 
     def _swap(self, sends: Moves, receives: Moves, dtype: torch.dtype, kind: str) -> None:
         self._boxes.post(sends, receives, dtype, kind=KINDS.index(kind)).wait()
 
     def meanwhile(self, move_on: Callable[[], object]) -> None:
-        """Let whoever waits here call this now and then: the library's own messages may move only when it is called."""
+        """Call `move_on` from time to time during waits: the library's own messages may progress only inside its calls."""
         self._boxes.meanwhile = move_on
 
     def cut(self) -> None:
-        """Free whoever waits here, from any thread; begin nothing new."""
+        """End all waits with an error and refuse new calls; may be called from any thread."""
         self._boxes.is_cut = True
 
-    # Collectives: all of a team enter together
+    # Collectives: called by all workers of a team
 
     def all_max(self, values: np.ndarray, team: Team) -> None:
-        """Replace the int64 array by its maximum over the team."""
+        """Replace the int64 array by its element-wise maximum over the team."""
         if self._is_for_board(team, values.nbytes):
             self._board.all_max(values.reshape(-1))
             return
         dissemination.all_max(values, team, self._me, partial(self._swap_two, "an agreement"))
 
     def all_gather(self, row: Tensor, team: Team, table: Tensor | None = None) -> Tensor:
-        """The flat rows of all workers of the team, of one length, in its order; perhaps in `table`, where `row` lies."""
+        """The flat rows of the team's workers, of one length, in its order; may use `table`, which already holds `row`."""
         if not row.is_cuda and self._is_for_board(team, row.nbytes):
             return self._board.all_gather(row, "a gathering")
         return dissemination.all_gather(row, team, self._me, partial(self._swap_two, "a gathering"), table)
@@ -132,7 +132,7 @@ class Node:
         )
 
     def copy_from(self, x: Tensor, root: int, team: Team) -> None:
-        """Fill the contiguous `x` with that of `root`, which tells some, who tell others."""
+        """Fill the contiguous `x` with that of `root`, along a binomial tree."""
         n, first = len(team), team.index(root)
         place = (team.index(self._me) - first) % n
         reach = 1
@@ -144,7 +144,7 @@ class Node:
             reach *= 2
 
     def gather_bytes(self, data: bytes, sizes: Sequence[int], team: Team) -> list[bytes]:
-        """What each worker of the team gave, in its order; `sizes` are known to all."""
+        """The `data` of each worker of the team, in its order; all workers know `sizes`."""
         row = torch.zeros(max(1, *sizes), dtype=torch.uint8, device="cpu")
         if data:
             row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -153,7 +153,7 @@ class Node:
 
 
 def find_node(transport: Meets, least: int) -> Node | None:
-    """The way to the workers of this machine, or None if there is none to be had. Collective over all workers."""
+    """The node of this worker's machine, or None if it shares no memory with others. Collective over all workers."""
     if transport.size == 1:
         return None
     what, everyone = "looking for workers of the same machine", transport.everyone
@@ -183,7 +183,7 @@ def find_node(transport: Meets, least: int) -> Node | None:
 
 
 def _whereabouts() -> bytes:
-    """This worker's process and machine; nothing if it shares no memory, which the others must hear, too."""
+    """This worker's process and machine; empty if it cannot share memory, which the others must learn too."""
     if not is_on("GRIDWISE_SHARED_MEMORY") or not futex.is_available():
         return b""
     try:

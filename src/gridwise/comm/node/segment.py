@@ -1,13 +1,14 @@
-"""Memory that the workers of one machine share: words to count messages with, and slots to put them into.
+"""The memory that the workers of one machine share: words that count messages, and slots that hold them.
 
-    words    a doorbell for each worker, and beside it which device it uses;
-             for each pair (from, to) how many messages were sent, and how many taken
+    words    for each worker a doorbell, and next to it the device that it uses;
+             for each pair (from, to) the numbers of messages sent and taken;
+             for each worker the number of rows it has written on the board
     slots    two for each pair (from, to)
     board    two rows for each worker, which all others read
 
 It is an anonymous file: it has no name that a killed worker could leave behind, no limit but the machine's memory, and
-takes up only what was written. The first worker of the machine makes it, the others open it through /proc, which only
-processes of the same user can do, and it is closed as soon as all have mapped it.
+occupies only what has been written. The first worker of the machine creates it, the others open it through /proc, which
+only processes of the same user can do, and its descriptor is closed as soon as all have mapped it.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 21
-"""Bytes of a slot, at most: small enough for the cache, large enough to make the notes about it cheap."""
+"""Largest slot, in bytes: small enough for the cache, large enough to make the bookkeeping per slot cheap."""
 ROOM = 1 << 28
-"""Bytes of all slots of a machine, at most."""
+"""Upper limit for all slots of a machine together, in bytes."""
 LEAST = 1 << 14
-"""Bytes of a slot, at least: with less, so many workers are on the machine that the transport's own way is better."""
+"""Smallest slot, in bytes: if there are so many workers that slots would be smaller, the transport's own way is better."""
 LINE = 64
-"""Bytes of a cache line: words that different workers write are that far apart."""
+"""Bytes of a cache line: words that different workers write are in different lines."""
 BOARD = 1 << 13
-"""Bytes of a row of the board, at most."""
+"""Largest row of the board, in bytes."""
 SECRET = 16
 
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where things are in the memory of `workers` workers."""
+    """Offsets, in bytes, in the shared memory of `workers` workers."""
 
     workers: int
 
@@ -54,11 +55,11 @@ class SegmentLayout:
         return self.sent(source, target) + LINE * self.workers**2
 
     def written(self, worker: int) -> int:
-        """Where a worker's count of rows on the board is, beside it what the last two are, and whether it sleeps."""
+        """Offset of a worker's count of board rows, followed by the labels of the last two, and whether it sleeps."""
         return self.sent(0, 0) + LINE * (2 * self.workers**2 + worker)
 
     def slots(self, source: int, target: int) -> int:
-        """Where the two slots for messages from one worker to another are, one after the other."""
+        """Offset of the two consecutive slots for messages from one worker to another."""
         words = -(-LINE * (1 + 2 * self.workers + 2 * self.workers**2) // 4096) * 4096
         return words + (source * self.workers + target) * 2 * self.chunk
 
@@ -72,7 +73,7 @@ class SegmentLayout:
 
 
 class Segment:
-    """The memory, mapped into this process."""
+    """The shared memory, mapped into this process."""
 
     def __init__(self, file: int, workers: int) -> None:
         self.layout = SegmentLayout(workers)
@@ -98,7 +99,7 @@ class Segment:
 
 @dataclass
 class Offer:
-    """A new segment, open until the others have mapped it."""
+    """A new segment whose file stays open until the others have mapped it."""
 
     segment: Segment
     file: int
@@ -117,7 +118,7 @@ class Offer:
 
     @property
     def ticket(self) -> bytes:
-        """What another worker needs to `accept` it."""
+        """The bytes that another worker needs to `accept` the segment."""
         return f"{os.getpid()} {self.file} {self.segment.secret.hex()}".encode()
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ def accept(ticket: bytes, workers: int) -> Segment:
 
 
 def machine() -> bytes:
-    """What tells this machine, and what its processes can see of one another, from every other."""
+    """An identifier of this machine, process namespace and user: workers for which it is equal can share memory."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}".encode()

@@ -1,7 +1,7 @@
-"""Two slots for the messages from one worker to another, and the tensors that lie in them.
+"""Two slots for the messages from one worker to another, and cached tensor views of them.
 
-A program makes the same movements in every step, so the same shapes lie at the same places of a slot again and again: the
-views of them are made once. Slots are memory of the host (`segment`) or of a device (`device_box`).
+A program makes the same movements in every step, so tensors of the same shapes occupy the same places of a slot again and
+again: their views are made once. Slots are in host memory (`segment`) or on a device (`device_box`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor
 from ..messages.packing import Views, parts
 
 MOST_PARTS = 256
-"""For how many messages of different shapes the places are remembered."""
+"""The number of differently shaped messages whose views are cached."""
 
 
 class Slots:
-    """Two slots of `size` bytes each, one after the other in `memory`."""
+    """Two consecutive slots of `size` bytes each in `memory`."""
 
     def __init__(self, memory: Tensor, size: int) -> None:
         self._memory, self._size = memory, size
@@ -27,7 +27,7 @@ class Slots:
         return self._memory[turn * self._size : (turn + 1) * self._size]
 
     def parts(self, turn: int, dtype: torch.dtype, views: Views) -> list[Tensor]:
-        """Where the views lie in a slot, one after the other, each in its shape."""
+        """The consecutive parts of a slot for these views, each in its view's shape."""
         key = turn, dtype, *[view.shape for view in views]
         found = self._parts.get(key)
         if found is None:

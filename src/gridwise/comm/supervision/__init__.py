@@ -1,12 +1,13 @@
-"""Nobody waits for the dead.
+"""Detecting workers that died, failed, finished or hang, so that nobody waits for them.
 
-watch, hub       a connection to every worker, and the news of who died or failed
-waiting          what a worker waits for, with whom, since when; children of workers may not call
-matching_calls   whether all workers of a team make the same call
-start_timeout    processes that never come to the start of MPI
-open_sockets     connections that a library has opened, and how waits on them are ended
-excepthook       an exception that nobody caught ends all workers, its traceback first; original_stderr: where it goes
-finished_workers who has finished, and who waits for them in vain
-guardian         ends the processes of a job whose launcher is gone; bare_process: small processes, started at once
-authenticated_listener, network_addresses   a port for those who know the job's secret, and where it is reached
+watch, hub       a process connected to every worker, which tells all of them who died or failed
+waiting          what a worker waits for, with whom, since when; refuses calls from forked children
+matching_calls   checking that all workers of a team make the same call
+drawn_batches    the last batches from data loaders, compared when workers agree
+start_timeout    a timeout for the start of MPI, if some processes never get there
+open_sockets     connections that a library has opened, and ending the waits on them
+excepthook       an uncaught exception ends all workers, after its traceback; original_stderr: where that is printed
+finished_workers which workers have finished, and who waits for them in vain
+guardian         ends the processes of a job whose launcher is gone; bare_process: starting small processes quickly
+authenticated_listener, network_addresses   a port for processes that know the job's secret, and its addresses
 """

@@ -1,16 +1,16 @@
-"""A door: a listening port through which only those come who know the job's secret.
+"""A listening port that admits only processes that know the job's secret; called the door.
 
     caller                                                        door
                                                             <-    n, 32 random bytes
     m, 32 random bytes; HMAC(secret, "caller", n, m)        ->
                                                             <-    HMAC(secret, "door", n, m)
 
-Neither side says the secret, and each proves that it knows it: who has taken over the port of a door that is gone
-learns nothing, and is not listened to. From somebody who has yet to prove it the door takes these 64 bytes and nothing
-else. It looks at all callers side by side, gives each `PROOF_SECONDS`, and holds no more than `STRANGERS` at a time: in
-a flood the oldest go first, and `connect_authenticated` tries again.
+Neither side sends the secret, and each proves that it knows it: a process that has taken over the port of a door that is
+gone learns nothing and is not trusted. Before the proof, the door reads these 64 bytes from a caller and nothing else. It
+serves all callers concurrently, gives each `PROOF_SECONDS`, and keeps at most `STRANGERS` at a time: in a flood the oldest
+are dropped, and `connect_authenticated` tries again.
 
-Imports nothing but Python's own modules: `hub` runs without Gridwise.
+Imports only the standard library, because `hub` runs without Gridwise.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ PROOF = hashlib.sha256().digest_size
 PROOF_SECONDS = 5.0
 STRANGERS = 64
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A machine that lost its power closes nothing: after half a minute its connections count as closed. The kernel answers for
-a process that is busy, so a long computation is not mistaken for a death."""
+"""A machine that loses power closes no connections: after half a minute they are considered closed. The kernel answers on
+behalf of a busy process, so a long computation is not mistaken for a death."""
 
 
 def new_secret() -> str:
-    """What only the processes of one job know."""
+    """A new random secret, to be shared by the processes of one job only."""
     return secrets.token_hex(32)
 
 
 @dataclass
 class _Stranger:
-    """Somebody who has called, and has yet to prove that it belongs to the job."""
+    """A caller that has not proved yet that it belongs to the job."""
 
     challenge: bytes
     deadline: float
@@ -49,7 +49,7 @@ class _Stranger:
 
 
 class AuthenticatedListener:
-    """Listening sockets, and those who have called and are not in yet."""
+    """Listening sockets, and the callers that are not admitted yet."""
 
     def __init__(self, listening: Sequence[socket.socket], secret: str) -> None:
         self._secret = secret.encode()
@@ -65,17 +65,17 @@ class AuthenticatedListener:
         return int(self._listening[0].getsockname()[1])
 
     def fileno(self) -> int:
-        """A descriptor that is readable when somebody calls or speaks, for `select`."""
+        """A descriptor, for `select`, that is readable when a caller connects or sends something."""
         return self._selector.fileno()
 
     def patience(self) -> float | None:
-        """In how many seconds `admitted` should be called, though nothing is heard; None: not before."""
+        """Seconds after which `admitted` should be called even if nothing arrives; None: no need."""
         if not self._strangers:
             return None
         return max(0.0, next(iter(self._strangers.values())).deadline - time.monotonic())
 
     def admitted(self) -> list[socket.socket]:
-        """Those who have proved by now that they know the secret, and have heard that the door does. Never waits."""
+        """The callers that have newly proved that they know the secret, and were sent the door's proof. Never blocks."""
         found = []
         for key, _ in self._selector.select(0):
             assert isinstance(key.fileobj, socket.socket)
@@ -89,7 +89,7 @@ class AuthenticatedListener:
         return found
 
     def close(self) -> None:
-        """Take no more calls, and turn away who is not in yet."""
+        """Stop listening, and drop the callers that are not admitted yet."""
         for caller in list(self._strangers):
             self._turn_away(caller)
         for each in self._listening:
@@ -102,7 +102,7 @@ class AuthenticatedListener:
                 caller, _ = listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # no descriptor is left
+            except OSError:  # out of file descriptors
                 if not self._strangers:
                     time.sleep(0.05)
                     return
@@ -120,7 +120,7 @@ class AuthenticatedListener:
                 caller.close()
 
     def _hear(self, caller: socket.socket) -> bool:
-        """Whether what the caller has said is the proof; whoever says something else is turned away."""
+        """Read from the caller; True once it has sent the proof. A caller that sends anything else is dropped."""
         stranger = self._strangers[caller]
         try:
             said = caller.recv(NONCE + PROOF - len(stranger.said))
@@ -151,9 +151,9 @@ class AuthenticatedListener:
 
 
 def connect_authenticated(hosts: Sequence[str], port: int, secret: str, seconds: float) -> socket.socket:
-    """A connection through the door at one of `hosts`, tried in turn. Raises `OSError` when there is none after `seconds`."""
+    """A connection to the door at one of `hosts`, tried in turn. Raises `OSError` if there is none after `seconds`."""
     deadline = time.monotonic() + seconds
-    problem: OSError = TimeoutError(f"no door was found at {', '.join(hosts)}, port {port}")
+    problem: OSError = TimeoutError(f"nobody listens at {', '.join(hosts)}, port {port}")
     while time.monotonic() < deadline:
         for host in hosts:
             try:
@@ -171,7 +171,7 @@ def _through(connection: socket.socket, secret: bytes) -> socket.socket:
         challenge = _exactly(connection, NONCE, deadline)
         connection.sendall(number + _proof(secret, b"caller", challenge, number))
         if not hmac.compare_digest(_exactly(connection, PROOF, deadline), _proof(secret, b"door", challenge, number)):
-            raise ConnectionError("who answers there does not belong to this job")
+            raise ConnectionError("the process that answered does not belong to this job")
         connection.settimeout(None)
         keep_alive(connection)
         return connection
@@ -196,7 +196,7 @@ def _proof(secret: bytes, who: bytes, challenge: bytes, number: bytes) -> bytes:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Notice within a minute when the machine at the other end is gone."""
+    """Enable keep-alive, which detects within a minute that the machine at the other end is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():

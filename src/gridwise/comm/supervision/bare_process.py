@@ -1,7 +1,7 @@
-"""Small processes beside the workers that must be there at once: modules of this folder, run by a bare Python.
+"""Small helper processes that must start quickly: modules of this folder, run by a bare Python.
 
-`python -m gridwise.comm.supervision.hub` would import Gridwise, and torch with it: seconds, and hundreds of megabytes.
-A module that imports Python's own modules and its like alone is there in 0.1 s.
+`python -m gridwise.comm.supervision.hub` would import Gridwise, and torch with it, which takes seconds and hundreds of
+megabytes. A module that imports only the standard library and modules like itself starts in 0.1 s.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ importlib.import_module(f"{package.__name__}.{module}").main(arguments)
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs `main(arguments)` of a module beside this one."""
+    """The command line that runs `main(arguments)` of a module in this folder."""
     return [sys.executable, "-I", "-S", "-c", _START, str(Path(__file__).parent), module, *arguments]

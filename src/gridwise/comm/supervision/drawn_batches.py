@@ -1,8 +1,8 @@
-"""Which batch each data loader has given to this worker last: compared, at no cost of its own, wherever workers agree.
+"""The last batch that each data loader has given to this worker, compared at no extra cost whenever workers agree.
 
-A loader notes its batch here (`draw`). An agreement over workers that all draw from that loader (`agree_plan`) mixes a number
-for the batch into what it compares anyway. So a worker that has skipped a batch is found out at the next call of a model, and
-a batch that one worker could not read is an error on all of them, without a further message.
+A loader notes its batch here (`draw`). An agreement over workers that all draw from that loader (`agree_plan`) mixes a key
+of the batch into what it compares anyway. So a worker that has skipped a batch is detected at the next call of a model, and
+a batch that one worker could not read is an error on all of them, without an additional message.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import NamedTuple
 Team = tuple[int, ...]
 
 KEPT = 8
-"""Of how many loaders the last batch is remembered: those that were drawn from last."""
+"""The number of loaders whose last batch is remembered: the most recently used ones."""
 
 
 class DrawnBatch(NamedTuple):
-    """What a loader has given to this worker."""
+    """A batch that a loader has given to this worker."""
 
     team: Team
     """The workers that draw from the loader."""
     key: int
-    """A number below 2**62 for the loader, the epoch and the samples, the same on all of them."""
+    """A hash, below 2**62, of the loader, the epoch and the samples; the same on all of these workers."""
     says: str
     problem: str | None = None
-    """Why this worker's part of it could not be read."""
+    """Why this worker's part of the batch could not be read; None if it could."""
 
 
 class DrawnBatches:
-    """The last batch of each loader, in the order in which they were drawn."""
+    """The last batch of each loader, in the order of drawing."""
 
     def __init__(self) -> None:
         self._last: dict[str, DrawnBatch] = {}
@@ -38,7 +38,7 @@ class DrawnBatches:
         return bool(self._last)
 
     def draw(self, loader: str, batch: DrawnBatch) -> None:
-        """Note that `loader` gives `batch` to this worker."""
+        """Note that `loader` has given `batch` to this worker."""
         self._last.pop(loader, None)
         self._last[loader] = batch
         if len(self._last) > KEPT:
@@ -46,9 +46,9 @@ class DrawnBatches:
         self._looked_up.clear()
 
     def of(self, team: Team) -> tuple[int, str | None]:
-        """Of the loaders from which the whole team draws: a number for their last batches, and why one could not be read.
+        """A key of the last batches from loaders that the whole team draws from, and why one could not be read.
 
-        The number is 0 if there are none, the reason None if all workers know it.
+        The key is 0 if there are none; the reason is None if this worker has no problem to report.
         """
         if team not in self._looked_up:
             key, batches = 0, self._drawn_by(team)
@@ -59,11 +59,11 @@ class DrawnBatches:
         return self._looked_up[team]
 
     def says(self, team: Team) -> str:
-        """Those batches in words."""
+        """A description of those batches."""
         return "; ".join(batch.says for batch in self._drawn_by(team)) or "no batch"
 
     def is_told(self, loader: str) -> bool:
-        """Whether there is nothing about the last batch of a loader that the other workers would have to know."""
+        """Whether the last batch of a loader has no problem that the other workers still have to learn of."""
         return loader not in self._last or self._last[loader].problem is None
 
     def forget(self, loader: str) -> None:
@@ -72,13 +72,13 @@ class DrawnBatches:
         self._looked_up.clear()
 
     def forget_of(self, team: Team) -> None:
-        """Forget what all workers of the team have been told: they may go on from here."""
+        """Forget the batches of `of(team)`, once their error has been raised on all workers of the team."""
         members = set(team)
         self._last = {name: batch for name, batch in self._last.items() if not members <= set(batch.team)}
         self._looked_up.clear()
 
     def clear(self) -> None:
-        """Forget everything: another program begins."""
+        """Forget everything, before another program runs."""
         self._last.clear()
         self._looked_up.clear()
 

@@ -1,14 +1,14 @@
-"""What happens when a worker ends with an exception that nobody caught: all end, and this one's traceback comes first.
+"""An exception hook: when a worker ends with an uncaught exception, its traceback is printed and all workers end.
 
-Python prints the traceback and ends the process. Under MPI that is not enough, since the end of an MPI program waits
-for the others, who wait for this worker: it aborts the job instead. Over torch.distributed the others raise an error
-with this worker's name and exception (see `watch`). A hook that was there before is called, not replaced. `sys.exit` is
-no exception that a hook gets to see: the watch takes it for a worker that has finished, and names it to those who wait.
+Python prints the traceback and ends the process. Under MPI that is not enough, because MPI's finalization waits for the
+others, which wait for this worker; so it aborts the job instead. Over torch.distributed the others raise an error with
+this worker's name and exception (see `watch`). An existing hook is called, not replaced. `sys.exit` does not reach the
+hook: the watch treats such a worker as finished, and names it to those that wait for it.
 
-The others wait from the start of the job, so the hook is there from `import gridwise` on where MPI's launcher has
-started several processes. Before MPI itself has started, its launcher is asked to end the job: Hydra's by the line of
-PMI that `MPI_Abort` would send, while others (Open MPI, `srun --kill-on-bad-exit`) end it when a process fails. A
-worker that leaves quietly before `gridwise.world()` is for those who wait to notice: see `start_timeout`.
+The others may wait from the start of the job, so under an MPI launcher with several processes the hook is installed by
+`import gridwise`. Before MPI itself has started, the launcher is asked to end the job: Hydra's by the PMI command that
+`MPI_Abort` would send; others (Open MPI, `srun --kill-on-bad-exit`) end it by themselves when a process fails. A worker
+that exits without an error before `gridwise.world()` is detected by those that wait: see `start_timeout`.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from ..transports.base import Transport
 from .watch import Watch
 
 PASSED_ON = 0.3
-"""Seconds for a launcher to pass on the traceback: what it has not read when it ends a job is lost."""
+"""Seconds for a launcher to forward the traceback: output that it has not read when it ends a job is lost."""
 
 _installed: list[Transport] = []
 """The transports whose workers end with this one."""
 _is_mpi_job: list[bool] = []
-"""Whether the launcher of MPI has started this process and others."""
+"""Not empty if an MPI launcher has started this process along with others."""
 
 
 def end_all_on_exception(transport: Transport) -> None:
-    """Let an exception that nobody catches in this process end all workers of the transport."""
+    """Let an uncaught exception in this process end all workers of the transport."""
     _installed.append(transport)
     transport.on_close.append(lambda: _installed.remove(transport))
     _hook()
 
 
 def end_mpi_job_on_exception() -> None:
-    """Let an exception that nobody catches in this process end the MPI job, though no transport has been made yet."""
+    """Let an uncaught exception in this process end the MPI job, even before a transport has been made."""
     _is_mpi_job.append(True)
     _hook()
 
 
 @functools.cache
 def _hook() -> None:
-    """Put the hook in place, once: it stays, whatever transports come and go."""
+    """Install the hook, once; it stays when transports are closed."""
     before, process = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:

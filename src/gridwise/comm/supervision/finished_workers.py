@@ -1,12 +1,12 @@
-"""Who has finished, and who waits for them in vain.
+"""Which workers have finished, and who waits for them in vain.
 
-Workers count the collectives of each team, and the messages from each worker to each other one. So it is known, and not
-guessed by the clock, that a worker has finished without what another waits for: one that did its part and left early, as
-the root of a broadcast may, has counted it; one that is slow or computes has not finished.
+Workers count the collectives of each team, and the messages between each pair of workers. So it is known, rather than
+inferred from a timeout, that a worker has finished without doing what another waits for: one that did its part and left
+early, as the root of a broadcast may, has counted it; one that is slow or computing has not finished.
 
-A worker has finished when its process ends; for a pool, when its part of the task has ended.
+A worker has finished when its process ends; in a pool, when its part of the task has ended.
 
-Imports nothing but Python's own modules: `hub` runs without Gridwise.
+Imports only the standard library, because `hub` runs without Gridwise.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ SAME_CALLS = "let every worker call the same operators in the same order, as oft
 
 
 def team_name(world: str, team: Sequence[int]) -> str:
-    """What collectives of a team of a world are counted under."""
+    """The name under which the collectives of a team of a world are counted."""
     return hashlib.blake2b(repr((world, tuple(team))).encode(), digest_size=8).hexdigest()
 
 
 def message_name(world: str, source: int, target: int) -> str:
-    """What messages from one worker of a world to another are counted under."""
+    """The name under which messages from one worker of a world to another are counted."""
     return f"{world}{source}>{target}"
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What a worker waits for, as it tells others: see `waiting.Waiting`."""
+    """What a worker waits for, in the form sent to others (see `waiting.Waiting`)."""
 
     what: str
     needs: Mapping[int, tuple[str, int]]
-    """For each of the team, under which name what is waited for is counted, and up to which number."""
+    """For each worker of the team, the name of the count that is waited for, and the number that it must reach."""
     seconds: float
 
     @property
@@ -48,7 +48,7 @@ class Wait:
 
 @dataclass
 class FinishedWorkers:
-    """The workers that have finished: when that was heard, and what they took part in."""
+    """The workers that have finished: when this became known, and what they took part in."""
 
     since: dict[int, float] = field(default_factory=dict)
     counts: dict[int, Mapping[str, int]] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class FinishedWorkers:
         self.counts[rank], self.since[rank] = counts, time.monotonic()
 
     def among(self, team: Sequence[int]) -> list[int]:
-        """Those of a team that have finished."""
+        """The workers of a team that have finished."""
         return [rank for rank in team if rank in self.since]
 
     def awaited(self, wait: Wait, settle: float = 0.0) -> int | None:
-        """A worker that has finished more than `settle` seconds ago and will never come to what is waited for."""
+        """A worker that finished more than `settle` seconds ago and will never do what `wait` needs; None if none has."""
         now = time.monotonic()
         for rank in self.among(wait.team):
             name, number = wait.needs[rank]
@@ -71,5 +71,5 @@ class FinishedWorkers:
 
 
 def deserted(by: int, size: int, rank: int, wait: Wait) -> str:
-    """What is wrong with a worker `rank` that waits for one that has finished."""
+    """The error message for worker `rank`, which waits for worker `by`, which has finished."""
     return f"worker {by} of {size} has finished, but worker {rank} {wait}\n  fix: {SAME_CALLS}"

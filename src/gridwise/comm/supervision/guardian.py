@@ -1,12 +1,12 @@
-"""Nothing outlives the one who started it: a small process that ends the processes of a job when their launcher is gone.
+"""A guardian: a small process that ends the processes of a job when their launcher is gone, so that none outlives it.
 
-Workers cannot see to that themselves: while MPI starts, nothing else runs in them, and mpiexec gives each of its processes
-a session of its own and passes no death on. So every process of a job has the job's name in its environment (`JOB`), as all
-of their children do, and a guardian beside the launcher looks for it when the launcher has died, by whatever signal. It
-watches the process, not the thread that has started it: a notebook's thread may end. Files that only the dead could have
-removed go too: shared memory of MPICH, and the folder where workers meet.
+Workers cannot do so themselves: while MPI starts, nothing else runs in them, and mpiexec puts each of its processes into a
+session of its own and does not forward its death. So every process of a job has the job's name in its environment (`JOB`),
+which its children inherit, and a guardian next to the launcher searches for that name when the launcher has died, whatever
+the signal. It watches the process, not the thread that started it: a notebook's thread may end. It also removes the files
+that the dead processes have left: MPICH's shared memory, and the folder through which workers find each other.
 
-Without /proc (on macOS) `ps` shows the environments.
+Without /proc (on macOS), `ps` shows the environments.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PROC = Path("/proc")
 
 
 def new_name() -> str:
-    """A name for a job: no secret, but not used twice."""
+    """A unique name for a job; it is not a secret."""
     return secrets.token_hex(8)
 
 
 def guard(job: str, folder: str = "", patience: float = 0.0) -> subprocess.Popen[bytes]:
-    """Start the guardian of a job whose launcher this process is, or becomes; `release` it when the job has ended."""
-    environment = {name: value for name, value in os.environ.items() if name != JOB}  # of a job that starts another
+    """Start the guardian of a job whose launcher is, or will be, this process; `release` it when the job has ended."""
+    environment = {name: value for name, value in os.environ.items() if name != JOB}  # set if a job starts another
     return subprocess.Popen(
         bare_process.command("guardian", str(os.getpid()), job, folder, str(patience)),
         stdin=subprocess.PIPE,
@@ -48,7 +48,7 @@ def guard(job: str, folder: str = "", patience: float = 0.0) -> subprocess.Popen
 
 
 def release(guardian: subprocess.Popen[bytes]) -> None:
-    """Tell a guardian that its job has ended in good order."""
+    """Tell a guardian that its job has ended normally."""
     assert guardian.stdin is not None
     with contextlib.suppress(OSError):
         guardian.stdin.write(b".")
@@ -57,7 +57,7 @@ def release(guardian: subprocess.Popen[bytes]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Wait until process `launcher` is gone, or lets go; then end what is left of `job`."""
+    """Wait until process `launcher` dies or releases the guardian; if it died, end what is left of `job`."""
     launcher, job, folder, patience = int(arguments[0]), arguments[1], arguments[2], float(arguments[3])
     released = _wait(launcher)
     if not released:
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _wait(launcher: int) -> bool:
-    """Whether the launcher has let go; False when it has died. This process is its child."""
+    """Wait for the launcher, this process's parent; True if it has released the guardian, False if it has died."""
     hears = True
     while os.getppid() == launcher:
         if not hears:
@@ -84,10 +84,10 @@ def _wait(launcher: int) -> bool:
 
 
 def end(job: str) -> None:
-    """End all processes of a job but this one, and remove the shared memory that MPICH has left there."""
+    """Kill all processes of a job but this one, and remove the shared-memory files that MPICH has left."""
     files: set[str] = set()
     quiet = 0
-    while quiet < 3:  # some may be starting others at this moment
+    while quiet < 3:  # some may just be starting others
         found = [pid for pid in members(job) if pid != os.getpid()]
         quiet = 0 if found else quiet + 1
         for pid in found:
@@ -121,7 +121,7 @@ def _listed(mark: str) -> list[int]:
 
 
 def shared_memory_of(pid: int) -> set[str]:
-    """The files of a process's shared memory for MPICH, which removes them at its end, but not when it is killed."""
+    """MPICH's shared-memory files of a process, which are left behind if it is killed."""
     with contextlib.suppress(OSError):
         lines = (PROC / str(pid) / "maps").read_text().splitlines()
         paths = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/mpich" in line}

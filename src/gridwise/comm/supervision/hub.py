@@ -1,20 +1,20 @@
-"""The hub: a small process that holds one connection to every worker, and tells all of them who died.
+"""The hub: a small process with one connection to every worker, which tells all of them who died.
 
-It is a process of its own because a launcher that sees one worker die kills the others within a millisecond: a thread
-in one of them lost that race in 3 of 10 trials, and nobody said who had died. The hub is in no launcher's list, says it
-when all are gone, and ends when the last connection closes. Worker 0 starts it (see `watch`) without Gridwise (see
-`bare_process`), so it is there in 0.1 s and needs 17 MB. Only workers come in: they know the job's secret (see
-`authenticated_listener`).
+It is a separate process because a launcher that notices the death of a worker kills the others within a millisecond: a
+thread in one of them lost that race in 3 of 10 trials, and nobody reported who had died. The hub is not on any launcher's
+list, can still report when all workers are gone, and ends when the last connection closes. Worker 0 starts it (see `watch`)
+without Gridwise (see `bare_process`), so it starts in 0.1 s and needs 17 MB. It admits only workers of the job, which know
+the job's secret (see `authenticated_listener`).
 
-Both sides say one JSON object per line, of at most `LONGEST` bytes.
+Both sides send one JSON object per line, of at most `LONGEST` bytes.
 
     worker -> hub   hello    rank, process, host, litter
-                    failed   text               an exception that nobody caught
-                    overdue  what, team, text   it has waited longer than GRIDWISE_TIMEOUT; `text` says so in words
+                    failed   text               an uncaught exception
+                    overdue  what, team, text   it has waited longer than GRIDWISE_TIMEOUT; `text` describes the wait
                     deserted by, text           it waits for a worker that has finished
                     state    what, team, text   (the answer to ask; no `what` if it does not wait)
-                    goodbye  counts             it ends in good order, after so many collectives and messages
-    hub -> worker   welcome                     from here on its death is noticed
+                    goodbye  counts             it ends normally; its numbers of collectives and messages
+    hub -> worker   welcome                     from now on its death is noticed
                     ask
                     finished counts             of the workers that have said goodbye
                     news     kind, text, workers   kind = died | failed | timeout; the first one is the cause
@@ -44,7 +44,7 @@ Message = dict[str, Any]
 
 @dataclass(eq=False)
 class Connection:
-    """A worker; `rank` is None until it has said hello."""
+    """The connection to a worker; `rank` is None until its hello."""
 
     socket: socket.socket
     rank: int | None = None
@@ -56,11 +56,11 @@ class Connection:
         try:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            return  # its end of file comes next
+            return  # reading will find the end of file
 
 
 class Hub:
-    """Who is there, who has left, and what the workers have been told."""
+    """Which workers are connected, which have left, and what was reported to them."""
 
     def __init__(self, door: AuthenticatedListener, size: int, timeout: float, speaks: bool) -> None:
         self.door = door
@@ -80,15 +80,15 @@ class Hub:
     def run(self) -> None:
         deadline = time.monotonic() + LONELY_SECONDS
         while self.workers or (self.expected and not self.verdict and time.monotonic() < deadline):
-            # epoll and kqueue report in the order of arrival: the first to close is the one that died by itself
+            # epoll and kqueue report in order of arrival: the first connection to close is that of the first death
             for key, _ in self.selector.select(self._patience()):
                 if key.fileobj is not self.door:
                     self._hear(key.data)
-            self._open()  # after the known ones; those who called and said nothing are turned away here, too
+            self._open()  # after known workers; also drops callers that have sent nothing in time
             if self.asked and (len(self.states) == len(self.workers) or time.monotonic() > self.asked[0]):
                 self._judge_timeout(self.asked[1])
         if self.verdict:
-            for path in self.litter:  # of workers that could not remove it themselves
+            for path in self.litter:  # of workers that died before they could remove it
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
@@ -100,7 +100,7 @@ class Hub:
 
     def _open(self) -> None:
         for connected in self.door.admitted():
-            connected.settimeout(SEND_SECONDS)  # for sending only: reading follows the selector
+            connected.settimeout(SEND_SECONDS)  # for sending only: it is read only when the selector reports data
             self.selector.register(connected, selectors.EVENT_READ, Connection(connected))
 
     def _hear(self, caller: Connection) -> None:
@@ -116,7 +116,7 @@ class Hub:
         try:
             for line in lines:
                 self._take(caller, json.loads(line))
-        except Exception:  # whatever one of them says, the others are served
+        except Exception:  # an invalid message must not affect the other workers
             self._hang_up(caller)
 
     def _take(self, caller: Connection, message: Message) -> None:
@@ -131,7 +131,7 @@ class Hub:
             if message["host"] == socket.gethostname():
                 self.litter.update(message["litter"])
             caller.send({"say": "welcome"})
-            if self.finished:  # before this one was here
+            if self.finished:  # before this worker connected
                 caller.send({"say": "finished", "counts": self.finished})
             if self.verdict:
                 caller.send(self.verdict)
@@ -161,13 +161,13 @@ class Hub:
             self._judge("died", text, [caller.rank], aloud=True)
 
     def _judge(self, kind: str, text: str, workers: list[int], aloud: bool = False) -> None:
-        """Tell everyone the first bad news; what follows from it is not news."""
+        """Report the first failure to all workers; later ones are its consequences and are ignored."""
         if self.verdict:
             return
         self.verdict = {"say": "news", "kind": kind, "text": text, "workers": workers}
         if aloud and self.speaks:
             with contextlib.suppress(OSError):
-                print(f"\ngridwise: {text}\ngridwise: all workers are ended", file=sys.stderr, flush=True)
+                print(f"\ngridwise: {text}\ngridwise: ending all workers", file=sys.stderr, flush=True)
         self._tell_all(self.verdict)
 
     def _judge_timeout(self, overdue: Message) -> None:
@@ -190,7 +190,7 @@ class Hub:
             return "has finished"
         if rank not in self.states:
             return "does not answer"
-        return str(state.get("text", "is not there: it waits for nobody, so it computes or went another way"))
+        return str(state.get("text", "is not there: it waits for nobody, so it is computing or took another branch"))
 
     def _tell_all(self, message: Message) -> None:
         for worker in list(self.workers.values()):
@@ -198,7 +198,7 @@ class Hub:
 
 
 def main(descriptors: list[str]) -> None:
-    """Serve at the listening sockets of these descriptors; the settings and the secret come by standard input."""
+    """Serve the listening sockets with these descriptors; the settings and the secret come from standard input."""
     settings = json.loads(sys.stdin.readline())
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):

@@ -1,10 +1,11 @@
-"""Do all workers of a team make the same call? One all-reduce of five integers tells, or lets all of them raise one error.
+"""Checking that all workers of a team make the same call: one all-reduce of five integers, after which all raise or none.
 
-The vote is that of layers (`nn.agreement`): the maximum of ``[h, -h, ...]``, with h = which call, is -h again in its second
-place if all have the same h. So a worker that waits in a barrier, or for data of its partition, while others call a layer is
-told so, and they too: messages of different lengths would meet otherwise, at which libraries end the process.
+The vote is that of layers (`nn.engine.agreement`): in the maximum of ``[h, -h, ...]``, where h is a hash of the call,
+the second entry is minus the first exactly if all have the same h. So when one worker waits in a barrier, or for data of its
+partition, while others call a layer, all of them get an error. Otherwise messages of different lengths would meet, on which
+libraries abort the process.
 
-The last of the five integers says that a worker has a problem; that of a batch that it could not read is told here too.
+The last of the five integers says that a worker has a problem, such as a batch that it could not read.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from ...errors import DataError, MismatchError
 from ..transports.base import Team, Transport
 
 SHOWN = 8
-"""How many workers an error lists before it says how many more there are."""
+"""The number of lines or ranks that an error lists before it abbreviates."""
 UNREAD = 2
-"""The last integer of a vote of a worker that could not read its part of a batch."""
+"""The last integer in the vote of a worker that could not read its part of a batch."""
 
 
 def key_of(text: str) -> int:
-    """A number below 2**62 that stands for a text, the same in every process."""
+    """A hash of a text, below 2**62 and the same in every process."""
     return xxhash.xxh3_64_intdigest(text.encode()) >> 2
 
 
 def roll_call(transport: Transport, team: Team, what: str, kind: str) -> None:
-    """Return when all workers of the team have come for the same `kind` of call; if some have not, all raise."""
+    """Return when all workers of the team have made the same `kind` of call; if they differ, raise on all of them."""
     if len(team) > 1:
         key, (_, problem) = key_of(kind), transport.drawn.of(team)
         votes = np.array([key, -key, 0, 0, UNREAD if problem else 0], dtype=np.int64)
@@ -43,7 +44,7 @@ def roll_call(transport: Transport, team: Team, what: str, kind: str) -> None:
 
 
 def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoReturn:
-    """The error of workers whose votes have shown that they called different things; all of them come here."""
+    """Raise the error for different calls or batches. Called by all workers of the team, after a vote."""
     told = transport.gather_bytes(json.dumps([key, transport.drawn.of(team)[0]]).encode(), team, "the text of an error")
     keys, batches = zip(*map(json.loads, told), strict=True)
     if len(set(keys)) == 1 and len(set(batches)) > 1:
@@ -62,14 +63,14 @@ def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoR
 
 
 def raise_unread(transport: Transport, team: Team, what: str, problem: str | None) -> NoReturn:
-    """The error of workers of which some could not read their part of a batch; all of them come here."""
+    """Raise the error for a batch that some workers could not read. Called by all workers of the team, after a vote."""
     lines = tell(transport, team, problem)
     transport.drawn.forget_of(team)
     raise DataError(f"{what}: a batch could not be read.", lines)
 
 
 def _who_called(transport: Transport, team: Team, what: str, key: int, keys: Sequence[int]) -> list[str]:
-    """What each worker called; where the words are the same, a letter tells equal layers, or calls of one, apart."""
+    """What each worker called; if the descriptions are equal, a letter distinguishes layers, or calls of one layer."""
     lines = tell(transport, team, f"called {what}")
     if len(lines) > 1:
         return lines
@@ -78,7 +79,7 @@ def _who_called(transport: Transport, team: Team, what: str, key: int, keys: Seq
 
 
 def tell(transport: Transport, team: Team, line: str | None) -> list[str]:
-    """What each worker has to say, those with the same words together, at most a screenful."""
+    """The lines of all workers that have one, with equal lines merged, at most a screenful."""
     parts = transport.gather_bytes(json.dumps(line).encode(), team, "the text of an error")
     said: dict[str, list[int]] = {}
     for rank, part in zip(team, parts, strict=True):

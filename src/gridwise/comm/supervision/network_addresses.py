@@ -1,4 +1,4 @@
-"""Which addresses of this machine the other workers of a job reach it at."""
+"""The addresses at which the other workers of a job can reach this machine."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ LOOPBACK = "127.0.0.1"
 
 
 def described() -> bytes:
-    """What worker 0 has to know of this one: its machine and network, and its addresses there, the likeliest first."""
+    """This worker's machine and network, and its addresses, the likeliest first, encoded for worker 0."""
     network = ""
     with contextlib.suppress(OSError):
-        network = os.readlink("/proc/self/ns/net")  # containers of one machine may have networks of their own
+        network = os.readlink("/proc/self/ns/net")  # containers on one machine may have separate networks
     return json.dumps([f"{socket.gethostname()} {network}", _addresses()]).encode()
 
 
 def addresses_for(everyone: list[bytes], used: list[str]) -> list[str]:
-    """Where worker 0 listens for all workers: on the loopback if they are on one machine, else where the job already talks.
+    """The addresses at which worker 0 listens: the loopback if all workers are on its machine, else those the job uses.
 
-    `everyone` is what all workers have `described`, the own first; `used` are addresses of connections to them, if the
-    transport knows any. Without those: the addresses by which this machine reaches the others.
+    `everyone` holds the `described` bytes of all workers, worker 0's first; `used` are the local addresses of connections
+    to them, if the transport knows any. Without those, the addresses from which this machine reaches the others are used.
     """
     (here, mine), *others = (json.loads(said) for said in everyone)
     far = [addresses for place, addresses in others if place != here]
@@ -36,7 +36,7 @@ def addresses_for(everyone: list[bytes], used: list[str]) -> list[str]:
 
 
 def listen(hosts: list[str]) -> list[socket.socket]:
-    """Listening sockets at these addresses, all with one port."""
+    """Listening sockets at these addresses, all on the same port."""
     for _ in range(20):
         found: list[socket.socket] = []
         try:
@@ -45,7 +45,7 @@ def listen(hosts: list[str]) -> list[socket.socket]:
                 port = found[0].getsockname()[1] if found else 0
                 found.append(socket.create_server((host, port), family=family, backlog=1024))
             return found
-        except OSError:  # the port is taken at one of the others
+        except OSError:  # the port is taken at another address
             for each in found:
                 each.close()
             if len(found) == 0:
@@ -63,7 +63,7 @@ def _addresses() -> list[str]:
 
 
 def _route(address: str) -> str | None:
-    """The own address on the way to another; nothing is sent."""
+    """The local address from which `address` is reached; nothing is sent."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
         return str(probe.getsockname()[0])

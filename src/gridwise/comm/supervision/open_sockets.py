@@ -1,13 +1,13 @@
-"""The connections that a library has opened in this process: which they are, and how those who wait on them are freed.
+"""The connections that a library has opened in this process: finding them, and ending the waits on them.
 
-A library keeps its sockets to itself, but they are in the list of this process's open files: those of a group are what its
-making has added. A shutdown of a connection ends the waits on it at both ends.
+A library does not expose its sockets, but they are in the list of this process's open files: those of a group are the ones
+that appeared while it was made. Shutting down a connection ends the waits on it at both ends.
 
-Gloo must not notice a cut while it writes. It reports the end of a connection to all whose messages have yet to start, but
-whoever has a message that could not be written, or of which a part has come, waits on (`Pair::signalException` in its
-pair.cc). So a cut ends the reading alone: gloo finds the end of the stream as soon as it has nothing else to read, and
-whatever it writes meanwhile is accepted. The connection is held open for a moment, in which the workers at the other ends
-hear the news and do the same; then it ends for them too.
+Gloo must not notice a cut while it writes. It reports the end of a connection to all operations whose messages have not
+started, but one whose message could not be written, or has partly arrived, keeps waiting (`Pair::signalException` in its
+pair.cc). So a cut first shuts down reading only: gloo finds the end of the stream as soon as it has nothing else to read,
+and what it writes meanwhile is accepted. The connection stays open for a moment, in which the workers at the other ends get
+the news and do the same; then it is shut down completely.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 HELD_SECONDS = 0.5
-"""How long the other ends of connections that are cut here may take to hear of it, and to cut them there."""
+"""How long the peers of cut connections may take to get the news and cut their ends too."""
 
 
 @dataclass(frozen=True)
 class OpenSocket:
-    """A connected stream socket of this process. The addresses tell it from a later one with the same descriptor."""
+    """A connected stream socket of this process. The addresses distinguish it from a later one with the same descriptor."""
 
     fd: int
     here: object
@@ -38,7 +38,7 @@ class OpenSocket:
 
 
 def connections() -> set[OpenSocket]:
-    """Those that are open at this moment."""
+    """The connections that are open now."""
     found = set()
     for fd in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ def connections() -> set[OpenSocket]:
 
 
 def cut(which: Collection[OpenSocket]) -> None:
-    """End the waits on these connections: here at once, a moment later at the other ends."""
+    """End the waits on these connections: here immediately, at the other ends a moment later."""
     with contextlib.ExitStack() as held:
         ends = _duplicates(which)
         for end in ends:
@@ -62,7 +62,7 @@ def cut(which: Collection[OpenSocket]) -> None:
 
 
 def shut(which: Collection[OpenSocket]) -> None:
-    """End these connections, at both ends at once."""
+    """Shut down these connections immediately, at both ends."""
     ends = _duplicates(which)
     _shut(ends, socket.SHUT_RDWR)
     for end in ends:
@@ -70,7 +70,7 @@ def shut(which: Collection[OpenSocket]) -> None:
 
 
 def _duplicates(which: Collection[OpenSocket]) -> list[socket.socket]:
-    """Sockets of our own for these connections; those that have been closed meanwhile are left out."""
+    """Duplicate sockets for these connections, except for those that have been closed meanwhile."""
     found = []
     for connection in which:
         with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
-"""Where the last words of a job go: the standard error that the process was started with.
+"""The standard error that the process was started with, to which the last messages of a job are written.
 
-A test runner that captures output puts files in its place, which nobody reads when the job is aborted. So the descriptor is
-kept from the import on, in processes that are one of many; under pytest from that of its plugin on, which comes earlier.
+A test runner that captures output replaces it by files, which nobody reads when the job is aborted. So the descriptor is
+kept from the import of Gridwise on, in processes started by a launcher; under pytest, from the import of our plugin, which
+comes earlier.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _kept: list[int] = []
 
 
 def keep() -> None:
-    """Keep the standard error of this moment."""
+    """Keep a duplicate of the current standard error."""
     if not _kept:
         with contextlib.suppress(OSError):
             plugin = sys.modules.get("gridwise_pytest")
@@ -22,12 +23,12 @@ def keep() -> None:
 
 
 def descriptor() -> int:
-    """That of the standard error that was kept, else of the present one."""
+    """The descriptor of the standard error that was kept, else of the current one."""
     return _kept[0] if _kept else 2
 
 
 def say(text: str) -> None:
-    """Write lines there, after what was printed before."""
+    """Write lines to the original standard error, after flushing what was printed before."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

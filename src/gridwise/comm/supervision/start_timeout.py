@@ -1,10 +1,9 @@
-"""The start of MPI waits for all processes of the job, in one call that nothing in this process can interrupt.
+"""A timeout for the start of MPI, which waits for all processes of the job in a call that cannot be interrupted from within.
 
-If some never come, because they left before `gridwise.world()`, the others would wait for ever. So a small process
-beside each worker waits with it: when the start takes longer than `GRIDWISE_TIMEOUT` seconds, but at least `LEAST`, for some
-import torch sooner than others, it says so on standard error and ends the worker, by a signal, after which the launcher
-ends the job. Who is missing only the launcher knows:
-each process has heard of nobody but itself.
+If some never get there, because they exited before `gridwise.world()`, the others would wait for ever. So a small process
+next to each worker waits with it: if the start takes longer than `GRIDWISE_TIMEOUT` seconds (at least `LEAST`, since some
+import torch sooner than others), it says so on standard error and kills the worker, after which the launcher ends the job.
+It cannot say who is missing: at that point each process knows only of itself.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..settings import is_on, timeout
 from . import original_stderr
 
 LEAST = 15.0
-"""Seconds that processes may be apart at the start."""
+"""Lower limit of the timeout, in seconds: processes may start this far apart."""
 
 _HELPER = """
 import json, os, select, signal, sys
@@ -34,7 +33,7 @@ if not select.select([sys.stdin], [], [], limit)[0] and os.getppid() == worker:
 
 @contextmanager
 def waiting_for_all(size: int | None) -> Iterator[None]:
-    """Wait in the body for processes that MPI's launcher has started, no longer than `GRIDWISE_TIMEOUT`."""
+    """Limit the body, which waits for the `size` processes of an MPI job to start, to `GRIDWISE_TIMEOUT` seconds."""
     if size is None or size == 1 or not is_on("GRIDWISE_WATCH"):
         yield
         return

@@ -1,9 +1,9 @@
-"""What a worker waits for, with whom, since when: said before every call of a library, and read by the watch.
+"""What a worker waits for, with whom and since when: recorded before every call of a library, and read by the watch.
 
 The same context translates the library's failures, and refuses calls that would mix up messages: from one thread while
 another waits (threads may take turns, as autograd's do in a backward on a device), and from a forked child. A child of a
-worker, of a DataLoader say, has copies of its transports, and shares the worker's connections: what it sends would be taken
-for the worker's, and what it receives would be missed there. Ranks and local slices it may ask for.
+worker, such as one of a DataLoader, has copies of its transports and shares the worker's connections: what it sends would be
+taken for the worker's, and what it receives would be lost to the worker. It may still ask for ranks and local slices.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ _living: WeakSet[Supervised] = WeakSet()
 
 
 class Supervised:
-    """A transport that says what its worker waits for, counts what it took part in, and knows when it may not be used."""
+    """A transport that records what its worker waits for, counts what it took part in, and refuses invalid calls."""
 
     name: str
     survives_forks = False
-    """Whether a forked child of the worker may use it too."""
+    """Whether a forked child of the worker may use the transport too."""
     is_closed = False
     refuses = False
-    """Whether calls are refused: it is closed, or the copy in a child, which would steal the worker's messages."""
+    """Whether calls are refused: the transport is closed, or is a copy in a child, which would steal messages."""
 
     def __init__(self, rank: int, size: int) -> None:
         _living.add(self)
         self.rank = rank
         self.size = size
         self.world = ""
-        """Tells this world from others of a pool, alike on all of its workers."""
+        """A name that distinguishes this world from others of a pool, the same on all of its workers."""
         self.places: Sequence[int] = range(size)
         """The ranks of its workers in the pool."""
         self.watch: Watch | None = None
         self.waiting: Waiting | None = None
         self.collectives: dict[tuple[int, ...], int] = {}
-        """How many collectives of each team this worker has come to: tells who waits in vain (see
+        """The number of collectives of each team that this worker has joined, to find who waits in vain (see
         `finished_workers`)."""
         self.sent: dict[int, int] = defaultdict(int)
         self.received: dict[int, int] = defaultdict(int)
-        """How many messages to and from each worker this one has started, for the same purpose."""
+        """The numbers of messages to (`sent`) and from each peer that this worker has started, for the same purpose."""
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise, since `what` was called where it must not be."""
+        """Raise the error for a call of `what` after closing, or in a forked child."""
         if self.is_closed:
             raise TransportError(
                 f"{what} was called on worker {self.rank} of {self.size} in a world that was closed.",
@@ -72,25 +72,25 @@ class Supervised:
         )
 
     def waiting_for(self, what: str, team: tuple[int, ...]) -> Waiting:
-        """Say which collective is waited for while the body runs, and raise its failures as errors that name a worker."""
+        """A context that records which collective is waited for, and raises its failures as errors that name a worker."""
         self.collectives[team] = number = self.collectives.get(team, 0) + 1
         return Waiting(self, what, team, number)
 
     def waiting_for_messages(
         self, what: str, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
     ) -> Waiting:
-        """The same for messages; who only sends waits for those who take them."""
+        """The same for messages; a worker that only sends waits for the receivers."""
         return Waiting(self, what, [peer for peer, _ in receives or sends], is_sending=not receives)
 
     def count(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
-        """Note that these messages are started."""
+        """Count these messages as started."""
         for peer, _ in sends:
             self.sent[peer] += 1
         for peer, _ in receives:
             self.received[peer] += 1
 
     def explained(self, error: Exception, what: str) -> Exception:
-        """An exception of the library, or the error that says what it means."""
+        """The error to raise for an exception of the library: one that names a worker, or the exception itself."""
         if not self._is_fault(error):
             return error
         named = self.watch.explain(error) if self.watch else None
@@ -101,7 +101,7 @@ class Supervised:
         return isinstance(error, RuntimeError)
 
     def counted(self) -> dict[str, int]:
-        """Collectives and messages of this worker so far, under short names, the same on every worker."""
+        """The numbers of this worker's collectives and messages so far, under short names that all workers share."""
         me, world = self.rank, self.world
         return {
             **{team_name(world, team): count for team, count in list(self.collectives.items())},
@@ -120,18 +120,18 @@ os.register_at_fork(after_in_child=_mark_forked)
 
 @dataclass(slots=True)
 class Waiting:
-    """What this worker is waiting for, with whom, since when: read by the watch when time runs out.
+    """What this worker is waiting for, with whom and since when; read by the watch when time runs out.
 
-    Also the context in which a library is called: its failures come out as errors that name a worker.
+    Also the context in which a library is called: it raises the library's failures as errors that name a worker.
     """
 
     transport: Supervised
     what: str
     team: Sequence[int]
     number: int = 0
-    """Of this collective among those of the team, from 1 on; 0 for messages."""
+    """The number of this collective among those of the team, from 1; 0 for messages."""
     is_sending: bool = False
-    """Whether the messages go to each of the team, and none comes."""
+    """Whether this worker only sends to the team, and receives nothing."""
     since: float = 0.0
     outer: Waiting | None = None
     thread: int = 0
@@ -153,10 +153,10 @@ class Waiting:
                 if named is not error:
                     raise named from error
         finally:
-            self.transport.waiting = self.outer  # last: the explanation says what was waited for
+            self.transport.waiting = self.outer  # last: the explanation needs to know what was waited for
 
     def described(self) -> Wait:
-        """What others are told of it."""
+        """The same in the form sent to others."""
         places = self.transport.places
         return Wait(self.what, {places[peer]: self._need(peer) for peer in self.team}, time.monotonic() - self.since)
 
@@ -180,7 +180,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Guarded:
-    """Messages whose wait is known to the watch."""
+    """Pending messages whose wait is visible to the watch."""
 
     pending: Request
     waiting: Waiting

@@ -1,25 +1,25 @@
-"""Watching over the other workers, so that nobody waits for the dead.
+"""The watch over the other workers, so that nobody waits for one that has died.
 
     worker 0 ---+
     worker 1 ---+--- hub (a small process beside worker 0)
     worker 2 ---+
 
-Every worker holds one connection to the hub. Death is a closed connection without a goodbye, not silence: a long
-computation is not dead. The hub tells all who died, or who failed with what; each worker then breaks its transport's
-connections (`cut`), so that whoever waits, on whomever, returns with an error, and `explain` turns that into one that
-names the worker. MPI's waits cannot be broken: there the hub says it on standard error and the job is aborted. Gloo's can,
-but for messages that it has lost sight of: a worker that still waits `STUCK_SECONDS` later says why, and ends itself.
+Every worker holds one connection to the hub. Death is a connection closed without a goodbye, not silence: a worker in a
+long computation is not dead. The hub tells all workers who died, or who failed and how; each worker then breaks its
+transport's connections (`cut`), so that every wait, for whichever worker, returns with an error, which `explain` turns into
+one that names the worker. MPI's waits cannot be broken: there the hub reports on standard error and the job is aborted.
+Gloo's can, except for messages that it has lost track of: a worker that still waits `STUCK_SECONDS` later says why, and
+ends itself.
 
-A worker that has waited longer than `GRIDWISE_TIMEOUT` seconds (1800) says so; the hub asks everyone what they wait
-for, and all who wait raise `CommTimeout` with the names of those who are missing.
+A worker that has waited longer than `GRIDWISE_TIMEOUT` seconds (1800) reports it; the hub asks all workers what they wait
+for, and all that wait raise `CommTimeout`, which names the missing workers.
 
-Only workers of the job come in (see `authenticated_listener`): the secret goes from worker 0 to the others over the
-transport. The hub listens at the address that the job uses. Should it die, every worker says so, and looks after its own
-waits from then on: those that last longer than `GRIDWISE_TIMEOUT` still end, without a name.
+The hub admits only workers of the job (see `authenticated_listener`): worker 0 sends the secret to the others over the
+transport. The hub listens at the address that the job uses. If it dies, every worker logs that and supervises its own waits
+from then on: those longer than `GRIDWISE_TIMEOUT` still end, but without naming a worker.
 
-On the way of a tensor there is nothing of this: a thread sleeps until the hub speaks, and looks at the clock now and
-then.
-`GRIDWISE_WATCH=off` does without.
+Nothing of this is in the path of a tensor: a thread sleeps until the hub sends something, and checks the time now and then.
+`GRIDWISE_WATCH=off` disables the watch.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ from .finished_workers import SAME_CALLS, FinishedWorkers, Wait, deserted
 from .waiting import Waiting
 
 NEWS_SECONDS = 3.0
-"""How long an error of the library waits for the news that explain it."""
+"""How long an error of the library waits for the news that explains it."""
 DESERTED_SECONDS = 5.0
-"""How long a wait for a worker that has finished may last: functions that run at its exit may still come to it."""
+"""How long a wait for a finished worker may last: the worker's exit handlers may still make the call."""
 STUCK_SECONDS = 10.0
-"""How long a wait may last after the connections were cut: longer, and nothing will end it."""
+"""How long a wait may last after the connections were cut: after that, nothing will end it."""
 CONNECT_SECONDS = 20.0
 LONGEST_TEXT = 100_000
-"""Letters of an exception that the others get to read."""
+"""The number of characters of an exception that are sent to the others."""
 
-GIVEN_UP = "gridwise: this worker is ended, since the library that it waits in never returns"
+GIVEN_UP = "gridwise: ending this worker, because the library call that it waits in will never return"
 
 _open: set[Watch] = set()
-"""Those of this process that have not said goodbye."""
+"""The watches of this process that have not said goodbye."""
 
 
 def _hang_up() -> None:
-    """In a forked child: it must not hold the connections open when its parent dies."""
+    """Close the connections in a forked child, which must not keep them open when its parent dies."""
     for each in _open:
         each._socket.close()
 
@@ -73,12 +73,12 @@ os.register_at_fork(after_in_child=_hang_up)
 
 
 def tick(limit: float) -> float:
-    """How often to look at the clock, in seconds, when a wait may last `limit`."""
+    """The interval, in seconds, at which to check waits that may last `limit`."""
     return min(60.0, max(1.0, limit / 10))
 
 
 def watch(transport: Transport) -> Watch | None:
-    """Start watching over the workers of a transport. Collective. None if there is nobody else, or nothing to reach."""
+    """Start the watch over a transport's workers. Collective. None if there is one worker, no hub, or it is disabled."""
     if transport.size == 1 or not is_on("GRIDWISE_WATCH"):
         return None
     what = "the start of the watch"
@@ -101,14 +101,14 @@ def watch(transport: Transport) -> Watch | None:
 
 
 def _start_hub(transport: Transport, places: list[bytes]) -> tuple[int, bytes]:
-    """Start the hub; return its process, and where it is with the secret of those who may come in."""
+    """Start the hub; return its process id, and its address together with the job's secret."""
     secret = new_secret()
     settings = {"size": transport.size, "secret": secret, "timeout": timeout(), "speaks": not transport.can_be_cut}
     hosts = network_addresses.addresses_for(places, transport.addresses())
     with contextlib.ExitStack() as opened:
         doors = [opened.enter_context(door) for door in network_addresses.listen(hosts)]
         descriptors = [door.fileno() for door in doors]
-        # all other descriptors are closed there: a launcher must see those of a dead worker close
+        # all other descriptors are closed in the hub: a launcher must see a dead worker's descriptors close
         process = subprocess.Popen(
             bare_process.command("hub", *map(str, descriptors)),
             stdin=subprocess.PIPE,
@@ -120,13 +120,13 @@ def _start_hub(transport: Transport, places: list[bytes]) -> tuple[int, bytes]:
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(json.dumps(settings).encode() + b"\n")
-        process.returncode = 0  # it outlives this process on purpose, which Popen would warn about
+        process.returncode = 0  # the hub outlives this process on purpose, which Popen would warn about
         address = {"hosts": hosts, "port": doors[0].getsockname()[1], "secret": secret}
         return process.pid, json.dumps(address).encode()
 
 
 class Watch:
-    """This worker's connection to the hub, and what it has heard."""
+    """This worker's connection to the hub, and the news received over it."""
 
     def __init__(self, transport: Transport, connection: socket.socket, hub_process: int | None) -> None:
         self._transport = transport
@@ -166,13 +166,13 @@ class Watch:
         return WorkerDied(f"{verdict['text']}\n {while_}" if while_ else verdict["text"], tuple(verdict["workers"]))
 
     def announce(self, text: str) -> None:
-        """Tell the others that this worker ends with an exception."""
+        """Tell the others that this worker is ending with an exception."""
         self._left = True
         _open.discard(self)
         self._say("failed", text=text[:LONGEST_TEXT])
 
     def leave(self) -> None:
-        """Say goodbye: this worker ends in good order."""
+        """Say goodbye: this worker is ending normally."""
         if not self._left and os.getpid() == self._process:
             self._left = True
             _open.discard(self)
@@ -227,16 +227,16 @@ class Watch:
             if self._transport.can_be_cut:
                 self._transport.cut()
                 self._end_if_stuck()
-            elif message["kind"] != "failed":  # who failed prints its traceback, and aborts itself
+            elif message["kind"] != "failed":  # a worker that failed prints its traceback and aborts the job itself
                 self._end_all(message["workers"] if message["kind"] == "died" else [])
 
     def _end_all(self, gone: list[int]) -> None:
-        """Abort the job, if none of the workers before this one has done so."""
+        """Abort the job, unless a living worker of lower rank, which is given a second each, has done so."""
         time.sleep(1.0 * len(set(range(self._transport.rank)) - set(gone)))
         self._transport.abort()
 
     def _end_if_stuck(self) -> None:
-        """Return when this worker leaves; if it goes on waiting, though all its connections were cut, end it."""
+        """Return when this worker leaves; end it if it still waits although its connections were cut."""
         cut = time.monotonic()
         while not self._left:
             time.sleep(1.0)
@@ -269,7 +269,7 @@ class Watch:
             self._say("deserted", by=by, text=deserted(by, self._transport.size, self._transport.rank, wait))
 
     def _go_on_alone(self) -> None:
-        """The hub is gone. If that is no part of an ordinary end, say so, and end waits that last too long from here."""
+        """After the hub has gone: unless that is part of a normal end, log it, and end overlong waits from here."""
         if self._left or self._verdict is not None:
             return
         logger.error(
@@ -284,7 +284,7 @@ class Watch:
                 text = f"worker {self._transport.rank} of {self._transport.size} {waiting.described()}, longer than "
                 text += f"`GRIDWISE_TIMEOUT` (={self._timeout:g}); the watch, which would say who is missing, has ended"
                 if not self._transport.can_be_cut:
-                    original_stderr.say(f"\ngridwise: {text}\ngridwise: all workers are ended")
+                    original_stderr.say(f"\ngridwise: {text}\ngridwise: ending all workers")
                 self._take({"say": "news", "kind": "timeout", "text": text, "workers": []})
 
 

@@ -1,13 +1,13 @@
-"""What a transport offers: point-to-point messages in batches, a few collectives, and a way to end all.
+"""The interface of a transport: point-to-point messages in batches, a few collectives, and a way to end the job.
 
 A transport is thin. It knows its rank and the number of workers, moves contiguous tensors, and never decides what to
-send: that is the geometry's business. A *team* is a sorted tuple of ranks; the group that a library needs to talk
-inside it is made at the first collective use, kept, shared by all who name the same team, and freed by `close`.
+send: that is up to the geometry. A *team* is a sorted tuple of ranks; the library's group for it is made at its first
+collective, kept, shared by all users of the same team, and freed by `close`.
 
-The public methods here take tensors of any dtype on any device. They turn them into what the wire can carry
-(`wire_dtypes`), remember what the worker waits for (`waiting_for`, read by the watch), and translate the library's
-errors. Which way the data go, and the methods that a new transport writes, are in `data_path`; docs/extending.md walks
-through one.
+The public methods here take tensors of any dtype on any device. They convert them to what the wire can carry
+(`wire_dtypes`), record what the worker waits for (`waiting_for`, read by the watch), and translate the library's errors.
+The path that data take, and the methods that a new transport implements, are in `data_path`; docs/extending.md walks
+through an example.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .data_path import Team as Team
 
 
 class Transport(Supervised, DataPath):
-    """The way to the other workers.
+    """The connection to the other workers.
 
     Parameters
     ----------
-    rank, size : this worker, and how many there are
+    rank, size : this worker's rank, and the number of workers
 
     Examples
     --------
@@ -49,18 +49,18 @@ class Transport(Supervised, DataPath):
     """
 
     carries_meta = False
-    """Whether tensors without numbers can be sent: where nothing is."""
+    """Whether meta tensors can be sent, which is possible only where no data are moved."""
     can_be_cut = False
-    """Whether `cut` frees those who wait. If not, only `abort` does."""
+    """Whether `cut` ends the waits of other workers. If not, only `abort` does."""
 
     def __init__(self, rank: int, size: int) -> None:
         Supervised.__init__(self, rank, size)
         DataPath.__init__(self)
         self.on_close: list[Callable[[], None]] = []
         self.kept: dict[Any, Any] = {}
-        """Layers that functions have made, for their next call."""
+        """Layers made by functions, kept for their next call."""
         self.cores = max(1, cores() // size)
-        """Processor cores that this worker may count on: as if all workers were on this machine, until the watch knows."""
+        """This worker's share of the cores; as if all workers were on this machine, until the watch sets it."""
         self.drawn = DrawnBatches()
         """The batches that data loaders have given to this worker."""
         self._ordinals: Counter[str] = Counter()
@@ -70,30 +70,30 @@ class Transport(Supervised, DataPath):
         return tuple(range(self.size))
 
     def ordinal(self, text: str) -> int:
-        """How often this text was given before: tells equal layers apart, alike on workers that build them in one order."""
+        """How often `text` was passed before: numbers equal layers, alike on workers that build them in the same order."""
         self._ordinals[text] += 1
         return self._ordinals[text] - 1
 
     def uncount(self, text: str) -> None:
-        """Take back an `ordinal`: what it was for has been refused, perhaps with other texts on other workers."""
+        """Take back an `ordinal` whose layer was refused, perhaps with different texts on other workers."""
         self._ordinals[text] -= 1
 
     def declared_layout(
         self, grid: Grid, block: tuple[int, ...], whole: Sequence[int], what: str, team: Team
     ) -> Layout | None:
-        """The layout of a tensor that need not be asked for; only a transport that moves nothing knows one."""
+        """The layout of a tensor if it is known without communication; only a transport that moves nothing knows it."""
         return None
 
     # Messages
 
     @movement
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> None:
-        """Send and receive all parcels and return when that is done."""
+        """Send and receive all parcels, and return when that is done."""
         self.post(sends, receives, what).wait()
 
     @movement
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> Request:
-        """Start sending and receiving; the tensors are not to be touched until `wait` has returned."""
+        """Start sending and receiving; the tensors must not be touched until `wait` has returned."""
         if not sends and not receives:
             return NOTHING
         wait = self.waiting_for_messages(what, sends, receives)
@@ -110,7 +110,7 @@ class Transport(Supervised, DataPath):
         what: str = "a movement",
         add: bool = False,
     ) -> Request:
-        """Start sending views to peers and receiving into views from peers, copied or added there when waited for."""
+        """Start sending views to peers and receiving into views from peers, copied or added when the request is waited for."""
         near_out, sends = self._near(sends, dtype)
         near_in, receives = self._near(receives, dtype)
         near: Request = NOTHING
@@ -133,23 +133,23 @@ class Transport(Supervised, DataPath):
         return far if near is NOTHING else Both(far, near)
 
     def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Request]:
-        """A function that posts these parcels, on the host, each time that it is called; the caller keeps them."""
+        """A function that posts these host parcels each time it is called; the caller keeps them alive."""
         return lambda: self._post_by_path(sends, receives)
 
     # Collectives
 
     @movement
     def all_sum(self, x: Tensor, team: Team, what: str = "a sum") -> Tensor:
-        """A fresh tensor: the sum of `x` over the team, bitwise the same on all of it."""
+        """The sum of `x` over the team as a new tensor, bitwise the same on all of its workers."""
         with self.waiting_for(what, team):
             return wire_dtypes.summed(x, lambda total, part: self._sum_into(total, part, team), self._carries(x, team))
 
     @movement
     def post_sum(self, x: Tensor, team: Team, what: str = "a sum", wire: torch.dtype | None = None) -> Request:
-        """Start replacing the contiguous `x` by its sum over the team; not to be touched until `wait` has returned.
+        """Start replacing the contiguous `x` by its sum over the team; it must not be touched until `wait` has returned.
 
-        All workers of the team begin the same sums in one order before they wait for one of them. `wire` is the dtype in which
-        the numbers travel, that of the sum if left out; of a few numbers it makes no difference, so they travel as they are.
+        All workers of the team begin the same sums in the same order before they wait for one of them. `wire` is the dtype in
+        which the numbers are sent, by default that of the sum; small tensors, where it would gain nothing, ignore it.
         """
         if len(team) == 1:
             return NOTHING
@@ -162,7 +162,7 @@ class Transport(Supervised, DataPath):
     def all_gather(self, row: Tensor, team: Team, what: str = "a gathering", table: Tensor | None = None) -> Tensor:
         """The flat contiguous rows of all workers of the team, of one length and dtype, in its order.
 
-        They may be in `table`, where `row` lies in its place already.
+        The result may be `table`, which already holds `row` in its place.
         """
         if len(team) == 1:
             return row[None]
@@ -175,7 +175,7 @@ class Transport(Supervised, DataPath):
 
     @movement
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:
-        """The sum of `x` over the team as a fresh tensor on `root`, None elsewhere."""
+        """The sum of `x` over the team as a new tensor on `root`, None elsewhere."""
         with self.waiting_for(what, team):
             total = wire_dtypes.summed(
                 x, lambda total, part: self._sum_at(total, part, root, team), self._carries(x, team)
@@ -195,7 +195,7 @@ class Transport(Supervised, DataPath):
                 x.copy_(host)
 
     def all_max(self, values: np.ndarray, team: Team, what: str = "an agreement") -> None:
-        """Replace the int64 array by its element-wise maximum over the team. The control channel: small and on the host."""
+        """Replace the int64 array by its element-wise maximum over the team. For control data: small and on the host."""
         if len(team) > 1:
             with self.waiting_for(what, team):
                 if (node := self._node_of(team, values)) is not None:
@@ -204,7 +204,7 @@ class Transport(Supervised, DataPath):
                     self._all_max(values, team)
 
     def gather_bytes(self, data: bytes, team: Team, what: str = "a gathering of values") -> list[bytes]:
-        """What each worker of the team gave, in the team's order, on all of it."""
+        """The `data` of all workers of the team, in its order, on each of them."""
         if len(team) == 1:
             return [data]
         sizes = np.zeros(len(team), dtype=np.int64)
@@ -220,19 +220,19 @@ class Transport(Supervised, DataPath):
         """Return when every worker of the team has arrived."""
         self.all_max(np.zeros(1, dtype=np.int64), team or self.everyone, "a barrier")
 
-    # Life and death
+    # Closing and aborting
 
     def addresses(self) -> list[str]:
-        """Addresses of this machine at which it talks to the others, as far as the transport knows."""
+        """Local addresses of this worker's connections to the others, as far as the transport knows them."""
         return []
 
     def close(self) -> None:
-        """Free what was made. Collective: all workers call it, or none. Whatever is called afterwards raises."""
+        """Free all resources. Collective: all workers call it, or none. Any later call raises."""
         self._forget()
         self._close()
 
     def abandon(self) -> None:
-        """Free what can be freed while messages that nobody will take are under way. Collective, like `close`."""
+        """Free what can be freed while messages that nobody will receive are in flight. Collective, like `close`."""
         self._forget()
         self._abandon()
 
@@ -244,12 +244,12 @@ class Transport(Supervised, DataPath):
         self.is_closed = self.refuses = True
 
     def cut(self) -> None:
-        """Break every connection of this worker, from any thread, so that nobody waits for it in vain; begin nothing new."""
+        """Break all connections of this worker, so that nobody waits for it, and refuse new calls. From any thread."""
         return
 
     @abstractmethod
     def abort(self, code: int = 1) -> None:
-        """End the whole job from here, without waiting for anyone."""
+        """End the whole job from here, without waiting for other workers."""
 
     def _close(self) -> None:
         return None
@@ -258,7 +258,7 @@ class Transport(Supervised, DataPath):
         self._close()
 
     def __deepcopy__(self, memo: dict) -> Transport:
-        return self  # copies of a layer talk over the same wire
+        return self  # copies of a layer share the transport
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -1,17 +1,17 @@
-"""A transport that counts and moves nothing: any number of pretended workers in one process.
+"""A transport that counts and moves nothing: any number of simulated workers in one process.
 
     ledger = Ledger(4096)
     P = gridwise.world(ledger.worker(17))       # the world, as worker 17 would see it
-    ledger.declare(layout)                      # what a real world would agree on by talking
+    ledger.declare(layout)                      # what real workers would agree on by communicating
     layer(x)                                    # the same code as ever; x may be a meta tensor
     ledger.bytes_sent(17)
 
-Each pretended worker runs the real code of its layers. What it would send is written into the ledger, what it would
-receive stays as it is. Two questions need an answer all the same:
+Each simulated worker runs the real code of its layers. What it would send is entered in the ledger; the tensors that it
+would receive into stay as they are. Two questions still need an answer:
 
-    everybody's blocks of a tensor      from declared layouts, or as the workers before this one were answered
-    what only some workers hold,        from the workers before this one, whose votes the ledger keeps: let those that
-    such as the source of a broadcast   hold it run first
+    all workers' blocks of a tensor     from declared layouts, or the answer that earlier workers were given
+    what only some workers hold,        from earlier workers, whose votes the ledger keeps: run the workers that hold it
+    such as the source of a broadcast   first
 
 `gridwise.plan` does all of this for a whole model.
 """
@@ -35,73 +35,73 @@ from ..node import FEW
 from .base import Parcel, Team, Transport
 
 ABSTAINS = np.iinfo(np.int64).min
-"""What a worker writes where it has nothing to say: the least of all numbers, and the maximum is taken."""
+"""What a worker writes into a vote where it has no say: the least number, since the maximum is taken."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One call that a worker would have made: its name, its kind, with whom, and how many bytes leave and reach it."""
+    """One call that a worker would have made: its name, kind and peers, and the bytes that the worker sends and receives."""
 
     what: str
     kind: str
     peers: Team
     nbytes: int
     received: int = 0
-    """Of messages only: what sums and copies bring is as much as they send, taken over all workers."""
+    """Bytes received, for messages only: over all workers, sums and copies receive as much as they send."""
     phase: str = ""
-    """That of the ledger at this moment."""
+    """The ledger's phase at the time of the call."""
 
 
 @dataclass
 class Ledger:
-    """What the pretended workers of a world of `size` would have done."""
+    """The calls that the simulated workers of a world of `size` would have made."""
 
     size: int
     entries: dict[int, list[Entry]] = field(default_factory=lambda: defaultdict(list))
     layouts: list[Layout] = field(default_factory=list)
     expected: tuple[int, ...] | None = None
-    """The global shape of the tensor that will be asked for next, in balanced blocks; goes before declared layouts."""
+    """The global shape of the next tensor asked for, in balanced blocks; takes precedence over declared layouts."""
     following: list[tuple[int, ...]] = field(default_factory=list)
-    """Those asked for after it, one by one; the last stays. `expect` says all of them."""
+    """The shapes asked for after it, one by one; the last one stays. `expect` sets all of them."""
     phase: str = ""
-    """Written into every entry: whoever runs the workers may say what they are doing, "backward" say."""
+    """Copied into every entry; set by the code that runs the workers, for example to "backward"."""
     answers: dict[Any, Any] = field(default_factory=dict)
-    """What workers were told, and have said, so far: by call."""
+    """The layouts and votes that answered each call so far."""
     workers_per_node: int = 1
-    """How many workers with consecutive ranks share a machine, and add up sums through its memory."""
+    """The number of workers with consecutive ranks that share a machine, and take sums through its memory."""
 
     def worker(self, rank: int) -> CountingTransport:
-        """The transport of pretended worker `rank`."""
+        """The transport of simulated worker `rank`."""
         if not 0 <= rank < self.size:
             raise PartitionError(f"`rank` (={rank}) is no worker of a world of {self.size}.")
         return CountingTransport(self, rank)
 
     def declare(self, *layouts: Layout) -> None:
-        """Say how tensors are cut: the answer when a layer wants to know everybody's blocks."""
+        """Declare how tensors are cut: the answer when a layer asks for all workers' blocks."""
         self.layouts = [*layouts, *self.layouts]
 
     def expect(self, *shapes: tuple[int, ...]) -> None:
-        """Say the global shapes, in balanced blocks, of the tensors that will be asked for next, in their order.
+        """Set the global shapes, in balanced blocks, of the next tensors asked for, in order.
 
-        None at all: declared layouts answer.
+        Without any, declared layouts answer.
         """
         self.expected, self.following = shapes[0] if shapes else None, list(shapes[1:])
 
     def bytes_sent(self, rank: int, kind: str | None = None) -> int:
-        """How many bytes a worker would have sent, in all or of one kind (message, sum, copy, control)."""
+        """The bytes that a worker would have sent, in total or of one kind (message, sum, copy, control)."""
         return sum(entry.nbytes for entry in self.entries[rank] if kind in (None, entry.kind))
 
     def bytes_received(self, rank: int) -> int:
-        """How many bytes of point-to-point messages a worker would have received."""
+        """The bytes of point-to-point messages that a worker would have received."""
         return sum(entry.received for entry in self.entries[rank])
 
     def messages_sent(self, rank: int) -> int:
-        """How many point-to-point messages a worker would have sent."""
+        """The number of point-to-point messages that a worker would have sent."""
         return sum(entry.kind == "message" for entry in self.entries[rank])
 
 
 class _UnderWay:
-    """A sum on one machine: until it is waited for, it takes room for the shares of the others (`messages.share_sum`)."""
+    """A pending sum on one machine, which holds buffers for the others' shares until waited for (`messages.share_sum`)."""
 
     def __init__(self, x: Tensor, workers: int) -> None:
         self._room: Tensor | None = x.new_empty((workers - 1, -(-x.numel() // workers)))
@@ -111,7 +111,7 @@ class _UnderWay:
 
 
 class CountingTransport(Transport):
-    """One pretended worker of a `Ledger`."""
+    """One simulated worker of a `Ledger`."""
 
     name = "counting"
     carries_cuda = True
@@ -159,7 +159,7 @@ class CountingTransport(Transport):
         return block == tuple(layout.global_shape[d] if d in whole else extent for d, extent in enumerate(own))
 
     def _question(self, kind: str, what: str, team: Team) -> Any:
-        """What tells a call from all others, alike on all workers: they make the same ones in the same order."""
+        """A key that identifies a call, alike on all workers, since they make the same calls in the same order."""
         key = (kind, what, team)
         self._questions[key] += 1
         return (*key, self._questions[key])
@@ -201,7 +201,7 @@ class CountingTransport(Transport):
 
     def _all_max(self, values: np.ndarray, team: Team) -> None:
         self._note("control", team, values.nbytes)
-        if (values == ABSTAINS).any():  # a ballot, in which not everybody has a say on everything
+        if (values == ABSTAINS).any():  # a vote in which some workers abstain
             question = self._question("votes", self._what, team)
             before = self.ledger.answers.get(question, values)
             if before.shape == values.shape:
@@ -210,7 +210,7 @@ class CountingTransport(Transport):
 
     def _gather_bytes(self, data: bytes, sizes: list[int], team: Team) -> list[bytes]:
         self._note("control", team, len(data))
-        return [data] * len(team)  # the others would say the same
+        return [data] * len(team)  # as if all workers had passed the same
 
     def abort(self, code: int = 1) -> None:
         os._exit(code)

@@ -1,9 +1,10 @@
-"""The path that contiguous tensors take to other workers: the memory of this machine, or the transport's library.
+"""The path that contiguous tensors take to other workers: shared memory, or the transport's library.
 
     workers of this machine    `node`: shared memory, and CUDA IPC for tensors on a device
-    others                     the library; by way of the host where it does not carry CUDA tensors
+    others                     the library; CUDA tensors are staged through the host where it cannot carry them
 
-Both ends choose alike, from what they know of each other and from the number of bytes. `base` says what callers get.
+Both ends make the same choice, from what they know of each other and from the number of bytes. The public interface is in
+`base`.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ Parcel = tuple[int, Tensor]
 
 
 class DataPath(ABC):
-    """What a library of a transport can do, and who takes its place where workers share a machine."""
+    """The operations of a transport's library, with the node in its place between workers of one machine."""
 
     rank: int
     carries_cuda = False
-    """Whether CUDA tensors are sent directly. If not, they are staged through the host."""
+    """Whether the library sends CUDA tensors directly. If not, they are staged through the host."""
 
     def __init__(self) -> None:
         self.node: Node | None = None
-        """The way to the workers of the same machine, where it is better than the library's own."""
+        """The connection to the workers of the same machine, where it is better than the library's own."""
         self._begun: list[ShareSum | LateSum] = []
-        """Sums that were begun since somebody waited for one, in their order."""
+        """The sums that were begun since one was last waited for, in order."""
 
-    # The choice
+    # The choice of path
 
     def _near(
         self, parcels: Sequence[tuple[int, Views]], dtype: torch.dtype
     ) -> tuple[Sequence[tuple[int, Views]], Sequence[tuple[int, Views]]]:
-        """Those that go through the memory of this machine, and the others: sender and receiver decide alike."""
+        """The parcels that go through shared memory, and the others; sender and receiver decide alike."""
         node = self.node
         if node is None or not parcels or not self._is_for_node(parcels[0][1][0]):
             return (), parcels
@@ -57,12 +58,12 @@ class DataPath(ABC):
         return near, far
 
     def are_near(self, peers: Sequence[int]) -> bool:
-        """Whether messages of any size on the host, to and from these, go through the memory of this machine."""
+        """Whether host messages of any size, to and from these peers, go through shared memory."""
         node = self.node
         return node is not None and all(node.reaches(peer, 0) for peer in peers)
 
     def _node_of(self, team: Team, x: Tensor | np.ndarray | bytes) -> Node | None:
-        """The machine that carries out a collective of `x`, if one does; all of the team decide alike."""
+        """The node, if it carries out a collective of `x`, else None; all of the team decide alike."""
         node = self.node
         if node is None or (isinstance(x, Tensor) and not self._is_for_node(x)):
             return None
@@ -70,17 +71,17 @@ class DataPath(ABC):
         return node if node.covers(team, size, isinstance(x, Tensor) and x.is_cuda) else None
 
     def _is_for_node(self, x: Tensor) -> bool:
-        """Whether workers of one machine may share the tensor's memory, and the library has no better way."""
+        """Whether the node can carry this tensor, and the library has no better way."""
         return x.device.type == "cpu" or (x.is_cuda and not self.carries_cuda)
 
     def _carries(self, x: Tensor, team: Team) -> bool:
-        """Whether a collective of `x` needs no copy of it on the host."""
+        """Whether a collective of `x` does without a copy on the host."""
         return self.carries_cuda or self._node_of(team, x) is not None
 
     # Messages
 
     def _post_by_path(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
-        """Post parcels: those to workers of the same machine through its memory, others by the library."""
+        """Post parcels: between workers of this machine through shared memory, others through the library."""
         if self.node is None:
             return self._post_staged(sends, receives)
         near_out, far_out = self._near([(peer, (wire_dtypes.as_bytes(x),)) for peer, x in sends], torch.uint8)
@@ -93,7 +94,7 @@ class DataPath(ABC):
         return Both(self._post_staged([(p, x) for p, (x,) in far_out], [(p, x) for p, (x,) in far_in]), near)
 
     def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
-        """Post parcels by the library, by way of the host where it does not carry CUDA tensors."""
+        """Post parcels through the library, staging CUDA tensors through the host where it cannot carry them."""
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
             return self._post(sends, receives)
         hosts = [(peer, wire_dtypes.host_buffer(tensor)) for peer, tensor in receives]
@@ -118,7 +119,7 @@ class DataPath(ABC):
         return Begun(LateSum(lambda: node.all_sum(x, x, team)) if few else node.begin_sum(x, team), self._begun)
 
     def _post_narrow_sum(self, x: Tensor, team: Team, wire: torch.dtype) -> Request:
-        """Start the sum of a float `x` of some size whose numbers travel as `wire`."""
+        """Start the sum of a float `x` whose numbers are sent as the narrower dtype `wire`."""
         flat = x.view(-1)
         return Begun(ShareSum(flat, flat, team, self.rank, self._post_by_path, wire), self._begun)
 
@@ -136,7 +137,7 @@ class DataPath(ABC):
         else:
             self._sum_to(total.copy_(x), root, team)
 
-    # What a transport writes: contiguous tensors, on the host unless `carries_cuda`
+    # What a transport implements, for contiguous tensors on the host, and on a device if `carries_cuda`
 
     @abstractmethod
     def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request: ...

@@ -1,7 +1,7 @@
-"""MPI through mpi4py: the fast way between workers on CPUs.
+"""MPI through mpi4py: the fast transport between workers on CPUs.
 
-Buffers are handed over by address, which costs a few microseconds less than NumPy and twenty less than DLPack, and works
-for every dtype. Groups are communicators made by `Create_group`, which only their members enter.
+Buffers are passed by address, which costs a few microseconds less than through NumPy and twenty less than through DLPack,
+and works for every dtype. Groups are communicators made by `Create_group`, which only their members call.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ TYPES = {
 }
 TAG = 7
 LARGE = 1 << 18
-"""Bytes from which a message or a sum between workers of one machine takes its memory; below, MPI itself is as fast."""
+"""Bytes from which messages and sums between workers of one machine use shared memory; below, MPI itself is as fast."""
 KEPT = MPI.Comm.Create_keyval()
-"""Under which a communicator keeps its transport: with the communicator it goes, on all workers alike. A handle would be
-given to another one, on some workers sooner than on others."""
+"""The key of the attribute in which a communicator keeps its transport: it goes when the communicator goes, on all workers
+alike. A handle, by contrast, would be reused for another communicator, on some workers sooner than on others."""
 
 
 def kept_with(comm: MPI.Comm) -> MPITransport | None:
-    """The open transport that was made over this communicator before; the same answer on all of its workers."""
+    """The open transport made over this communicator before, or None; the same answer on all of its workers."""
     found: Any = comm.Get_attr(KEPT)
     return found if isinstance(found, MPITransport) and not found.is_closed else None
 
 
 def keep_with(comm: MPI.Comm, transport: MPITransport) -> None:
-    """Let `kept_with` find the transport."""
+    """Attach the transport to the communicator, for `kept_with`."""
     comm.Set_attr(KEPT, transport)
 
 
@@ -55,7 +55,7 @@ def memory(x: Tensor) -> MPI.buffer:
 class _Requests:
     requests: list[MPI.Request]
     parcels: object
-    """Kept alive until the messages have gone."""
+    """Kept alive until the requests are complete."""
 
     def wait(self) -> None:
         MPI.Request.Waitall(self.requests)
@@ -74,7 +74,7 @@ class MPITransport(Transport):
         self._group = self._world.Get_group()
         self.node = find_node(self, LARGE)
         if self.node is not None:
-            self.node.meanwhile(self._world.Iprobe)  # messages to other machines, and sums that were begun
+            self.node.meanwhile(self._world.Iprobe)  # lets messages to other machines and pending sums progress
 
     def comm_of(self, team: Team) -> MPI.Intracomm:
         """The communicator of a team; made on first use, by its members together."""
@@ -147,11 +147,11 @@ class MPITransport(Transport):
         self._world.Abort(code)
 
     def _abandon(self) -> None:
-        # The communicators stay: MPI gives the number of a freed one to the next, which would get its messages.
+        # The communicators are kept: MPI would reuse the id of a freed one, and the new one would get its messages.
         self.node = None
 
     def _close(self) -> None:
         self._abandon()
-        for team in sorted(self._comms):  # freeing is collective: in one order on all workers
+        for team in sorted(self._comms):  # freeing is collective: in the same order on all workers
             self._comms.pop(team).Free()
         self._group.Free()

@@ -1,4 +1,4 @@
-"""The transport of a process that was started plainly: one worker, nobody to talk to, everything works."""
+"""The transport of a process started without a launcher: a single worker, on which everything works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import Parcel, Team, Transport
 
 
 class SoloTransport(Transport):
-    """One worker."""
+    """A world of one worker."""
 
     name = "solo"
     carries_cuda = True

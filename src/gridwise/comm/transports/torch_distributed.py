@@ -1,20 +1,20 @@
 """torch.distributed: gloo, which works everywhere, and nccl for CUDA tensors.
 
-A process group that the user has already made is used and never destroyed. All traffic runs over groups of our own,
-made by their members only and named by them: `new_group` would name a group after the number of groups this process has
-made, which differs from worker to worker as soon as some are members of more teams than others, and then they wait for
-one another under different names. On the host it always goes through gloo; CUDA tensors go through nccl when it is
-there and each worker has a device of its own, else they are staged through the host.
+A process group that the user has already made is used and never destroyed. All traffic runs over our own groups, made by
+their members only and named after them: `new_group` would name a group after the number of groups this process has made,
+which differs between workers as soon as some belong to more teams than others, and they would wait for each other under
+different names. Host tensors always go through gloo; CUDA tensors go through nccl if it is available and each worker has its
+own device, else they are staged through the host.
 
-Gloo leaves a worker waiting when somebody further down the line dies. `cut` therefore ends the connections that belong
-to our groups, and the one to the store through which groups are made: whoever waits on them, here or at the other end,
-returns with an error. What is half sent gloo then loses sight of (see `open_sockets`), and nothing ends the wait for
-it. So what is under way between the living gets a moment to arrive. A collective, which gloo carries out in a thread of
-its own, is waited for in slices of time, and given up after a cut. A wait for a message between two cannot be left: the
-watch ends the process.
+Gloo leaves a worker waiting when a worker that it depends on only indirectly dies. So `cut` ends the connections of our
+groups, and the one to the store through which groups are made: all waits on them, here or at the other end, return with an
+error. But gloo then loses track of messages that are half sent (see `open_sockets`), and nothing ends the wait for them. So
+messages in flight between living workers get a moment to arrive. A collective, which gloo runs in its own thread, is waited
+for in slices of time, and abandoned after a cut. A wait for a point-to-point message cannot be abandoned: the watch ends the
+process.
 
-Those threads must be gone before Python is: one that lets go of a tensor while the interpreter ends brings the process
-down ("terminate called without an active exception"), or hangs it. So a transport that is still open is closed at exit.
+Gloo's threads must end before Python does: one that releases a tensor while the interpreter shuts down crashes the process
+("terminate called without an active exception"), or hangs it. So a transport that is still open is closed at exit.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from ..supervision.open_sockets import OpenSocket
 from .base import Parcel, Team, Transport
 
 TIMEOUT = timedelta(days=7)
-"""Of the groups themselves: the watch ends a wait earlier, with a better message."""
+"""The timeout of the groups themselves: the watch ends a wait earlier, with a better message."""
 
 FINISH_SECONDS = 1.0
-"""How long messages under way between living workers may take to arrive before they are cut off; no new ones are sent."""
+"""How long messages in flight between living workers may take to arrive before a cut; no new ones are sent."""
 
 LAST_SECONDS = 3.0
-"""How long sums that nobody has waited for may take to end at exit."""
+"""How long sums that nobody has waited for may take to finish at exit."""
 
 SLICE = timedelta(seconds=1)
-"""How long gloo is waited for before it is asked whether the connections were cut. Its collectives go on meanwhile."""
+"""How long to wait for gloo before checking whether the connections were cut. Its collectives continue meanwhile."""
 
 MANY = 16
-"""Workers above which few numbers do not go round gloo's ring, with as many messages as workers, but by dissemination."""
+"""Team size above which small data go by dissemination, not round gloo's ring, which takes a message for each worker."""
 
 _worlds: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
-"""How many transports were made over the same workers: they do so together, so they count alike."""
+"""The number of transports made over the same workers; they make them together, so they count alike."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class _Collective:
 
     def wait(self) -> None:
         if self.tensor.is_cuda:
-            self.work.wait()  # without a limit of time, which would make the host wait for the device
+            self.work.wait()  # without a timeout, which would make the host wait for the device
         else:
             self.transport._finish(self.work)
         self.transport._posted.discard(self.work)
@@ -110,7 +110,7 @@ class TorchTransport(Transport):
         self.carries_cuda = _has_own_device() and dist.is_nccl_available()
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
         for backend in ("gloo", "nccl") if self.carries_cuda else ("gloo",):
-            self.group_of(self.everyone, backend)  # here all are together; messages between a few of them come later
+            self.group_of(self.everyone, backend)  # now, while all take part; later only some may send messages
         self.node = find_node(self, 0)
         atexit.register(self._close_at_exit)
 
@@ -181,7 +181,7 @@ class TorchTransport(Transport):
         self._post_by_path([(to, x)], [(source, into)]).wait()
 
     def _finish(self, work: dist.Work | None) -> None:
-        """Wait for a collective of gloo; None is one of nccl, in its place among what the device has to do."""
+        """Wait for a gloo collective; None stands for an nccl one, which is already queued on the device."""
         while work is not None:
             try:
                 work.wait(SLICE)
@@ -206,7 +206,7 @@ class TorchTransport(Transport):
         open_sockets.cut(self._ours())
 
     def _ours(self) -> set[OpenSocket]:
-        """The connections of our groups, of one that is being made at this moment, and that to the store."""
+        """The connections of our groups, including one being made, and the connection to the store."""
         open_now = open_sockets.connections()
         ours = self._sockets & open_now
         if self._before is not None:
@@ -228,7 +228,7 @@ class TorchTransport(Transport):
         while self._is_busy() and time.monotonic() < deadline:
             time.sleep(0.01)
         if self.refuses or self._is_ending or self._is_busy():
-            return  # in a forked child, or with messages that gloo waits for in vain
+            return  # closed or in a forked child, or gloo waits in vain for some messages
         self.close()
 
     def _is_busy(self) -> bool:
@@ -241,7 +241,7 @@ class TorchTransport(Transport):
         self._close()
 
     def _never_free(self) -> None:
-        """Keep the groups for ever: freeing one waits for its collectives, and gloo may have lost those under way."""
+        """Keep the groups for ever: freeing one waits for its collectives, and gloo may have lost track of some."""
         for group in list(self._groups.values()):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
@@ -251,7 +251,7 @@ class TorchTransport(Transport):
         if self._is_ending:
             self._never_free()
         for group in self._groups.values():
-            with contextlib.suppress(ValueError):  # the program has destroyed them all, at its end as scripts do
+            with contextlib.suppress(ValueError):  # the script has already destroyed all groups at its end
                 dist.destroy_process_group(group)
         self._groups.clear()
         self._sockets.clear()
@@ -260,7 +260,7 @@ class TorchTransport(Transport):
 
 
 def start_torch() -> TorchTransport:
-    """The default process group if there is one, else a new one from the environment that torchrun has set."""
+    """A transport over the default process group, which is made from torchrun's environment if there is none."""
     owns = not dist.is_initialized()
     if owns:
         dist.init_process_group("gloo", timeout=TIMEOUT)
@@ -273,7 +273,7 @@ def _has_own_device() -> bool:
 
 
 def _make_group(name: str, ranks: list[int], backend: str) -> dist.ProcessGroup:
-    """`new_group` for the members only, under a name of our choice."""
+    """Like `new_group`, but called by the members only, and under a name of our choice."""
     group, _ = c10d._new_process_group_helper(
         len(ranks), ranks.index(dist.get_rank()), ranks, dist.Backend(backend), c10d._get_default_store(),
         c10d.GroupName(name), timeout=TIMEOUT,
@@ -283,7 +283,7 @@ def _make_group(name: str, ranks: list[int], backend: str) -> dist.ProcessGroup:
 
 
 def _spelt(ranks: Sequence[int]) -> str:
-    """Many ranks in few letters, the same on every worker."""
+    """A short text for a list of ranks, the same on every worker."""
     text = ",".join(map(str, ranks))
     return text if len(text) < 60 else f"{len(ranks)} workers {hashlib.sha1(text.encode()).hexdigest()}"
 

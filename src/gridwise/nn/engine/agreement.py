@@ -1,20 +1,20 @@
-"""Agreement: do all workers of an operator call the same one, and has any of them got another input than before?
+"""Agreement: do all workers call the same operator, and has the input of any of them changed?
 
 Each worker sees only its own shape. Per call, one all-reduce of five integers over the operator's workers (the maximum of
-``[h, -h, p, -p, problem]``, with h = which operator, which direction, which call, and p = which of its plans) answers three
-questions at once:
+``[h, -h, p, -p, problem]``, where h stands for the operator, the direction and the call, and p for the plan) answers
+three questions at once:
 
-    do we all call the same?      max(h) == -max(-h), else everybody raises `MismatchError`
-    do we all have a plan?        max(p) == -max(-p), and not 0, else all of them plan anew, together
-    has anybody a bad input?      then all raise the same `PartitionError`, before anything is sent
+    do all make the same call?    max(h) == -max(-h), else all raise `MismatchError`
+    do all have the same plan?    max(p) == -max(-p), and not 0, else all plan anew, together
+    is any input bad?             then all raise the same `PartitionError`, before anything is sent
 
-Where a data loader feeds the workers, h also stands for the batch that it gave them last (`drawn_batches`).
+Where a data loader feeds the workers, h also covers the batch that it returned last (`drawn_batches`).
 
-Planning anew takes a second all-reduce, of ``2 sum(p_d)`` integers and a few more: worker i writes its extent, and minus it,
-at its place along each dim, and everybody holds the same cuts afterwards, or sees the same disagreement. Nothing costs
-memory of the number of workers; only the text of an error does.
+Planning anew takes a second all-reduce, of ``2 sum(p_d)`` integers and a few more, with p_d blocks along dim d: each
+worker writes its extent, and minus it, at its place along each dim. Afterwards all workers hold the same cuts, or see
+the same disagreement. Only the text of an error takes memory proportional to the number of workers.
 
-`agreement(False)`, or `GRIDWISE_AGREEMENT=off`, leaves the first message out, for those who know that their workers
+`agreement(False)`, or `GRIDWISE_AGREEMENT=off`, skips the first all-reduce, for programs whose workers are known to
 agree: all make the same calls, and blocks change on all workers or on none. What that saves is in benchmarks/README.md.
 """
 
@@ -39,7 +39,7 @@ from .switch import Switch
 NOTHING = np.iinfo(np.int64).min
 DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
 Places = tuple[int, int, int, int, int]
-"""Where a ballot has dtype, device, "needs a gradient", "does not record" and "on a CUDA device"."""
+"""Positions in a ballot: dtype, device, "needs a gradient", "does not record" and "on a CUDA device"."""
 
 _switch = Switch("GRIDWISE_AGREEMENT", "on")
 
@@ -64,14 +64,14 @@ def is_on() -> bool:
 
 
 def agree_call(transport: Transport, team: Team, what: str, key: int, changed: bool, problem: str | None) -> bool:
-    """Whether any worker's input changed; raises as `agree_plan`."""
+    """Whether any worker's input changed; raises like `agree_plan`."""
     return not agree_plan(transport, team, what, key, 0 if changed else 1, problem)
 
 
 def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int, problem: str | None) -> int:
-    """The number of the plan that all workers would take, 0 if they differ or one has none.
+    """The number of the plan that all workers would use; 0 if they differ or one has none.
 
-    Raises on all of them if they call different things or one has a problem.
+    Raises on all workers if they make different calls or one has a problem.
     """
     if not _switch.on or len(team) == 1:
         if problem is not None:
@@ -95,7 +95,7 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
 
 
 def agree_common(transport: Transport, team: Team, what: str, candidates: Sequence[int]) -> int:
-    """The largest number above 0 that all workers have at the same place of their lists, 0 if there is none."""
+    """The largest positive number that all workers have at the same position of their lists; 0 if there is none."""
     ballot = Ballot()
     places = [ballot.equal(number) for number in candidates]
     ballot.count(transport, team, what)
@@ -103,7 +103,7 @@ def agree_common(transport: Transport, team: Team, what: str, candidates: Sequen
 
 
 def agree_unbatched(transport: Transport, team: Team, what: str, unbatched: bool | None) -> bool:
-    """Whether inputs have no batch dim, on all workers alike; None from those who hold no part of the input."""
+    """Whether the input has no batch dim, agreed by all workers; those that hold no part of it pass None."""
     ballot = Ballot()
     place = ballot.equal(None if unbatched is None else int(unbatched))
     ballot.count(transport, team, what)
@@ -114,14 +114,14 @@ def agree_unbatched(transport: Transport, team: Team, what: str, unbatched: bool
 
 
 class Structure(NamedTuple):
-    """What is known of an input: on this worker (`of`), or on all (`agree_layout`, `agree_same`)."""
+    """The structure of an input: on this worker (`of`), or agreed by all (`agree_layout`, `agree_same`)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
     device: torch.device
     records: bool
-    """Whether autograd records here: not under no_grad or inference_mode."""
+    """Whether autograd records here, that is, outside no_grad and inference_mode."""
 
     @classmethod
     def of(cls, x: Tensor) -> Structure:
@@ -129,7 +129,7 @@ class Structure(NamedTuple):
         return cls(tuple(x.shape), x.dtype, x.requires_grad and records, x.device, records)
 
     def brought(self, x: Tensor) -> Tensor:
-        """`x` in this dtype and on this device: a worker that holds no part may bring a tensor of any."""
+        """`x` in this dtype and on this device: a worker that holds no part may pass a tensor of any other."""
         return x if x.dtype == self.dtype and x.device == self.device else x.to(self.device, self.dtype)
 
     def __str__(self) -> str:
@@ -140,13 +140,13 @@ class Structure(NamedTuple):
 
 
 class Ballot:
-    """Values that must be equal, or whose maximum counts, over a team, in one all-reduce."""
+    """Values that a team compares, and flags that it combines, in one all-reduce."""
 
     def __init__(self) -> None:
         self._values: list[int] = []
 
     def equal(self, value: int | None) -> int:
-        """Add a value that all who have one must share; returns where to `read` it."""
+        """Add a value that must be equal on all workers that have one; returns the position to `read`."""
         self._values += [NOTHING, NOTHING] if value is None else [value, -value]
         return len(self._values) - 2
 
@@ -159,7 +159,7 @@ class Ballot:
         transport.all_max(self._array, team, what)
 
     def read(self, place: int) -> int | None:
-        """The agreed value; None when the workers differ or nobody had one."""
+        """The agreed value; None if the workers differ or none has one."""
         high, low = int(self._array[place]), int(self._array[place + 1])
         return high if high != NOTHING and (low == NOTHING or high == -low) else None
 
@@ -169,7 +169,7 @@ def agree_layout(
 ) -> tuple[Layout, Structure]:
     """The layout of a tensor whose blocks the workers of `grid` hold, and its structure, the same on the whole team.
 
-    Along the dims in `whole` every worker must hold the same, full extent; the layout cuts them evenly.
+    Along the dims in `whole` every worker must hold the full extent; the layout cuts it evenly.
     """
     mine = Structure.of(x)
     declared = transport.declared_layout(grid, mine.shape, whole, what, team)
@@ -190,7 +190,7 @@ def agree_layout(
     if ballot.read(fits):
         asked = f"{what} needs tensors of {grid.dim} dims, one for each axis of the grid {grid.shape}."
         _refuse(transport, team, asked, mine, active)
-    if declared is not None and ballot.read(common[0]) is None:  # only the pretended workers that hold it know
+    if declared is not None and ballot.read(common[0]) is None:  # in a plan, only workers that hold it know its dtype
         return declared, mine
     agreed = _read_common(ballot, common, transport, team, what, mine, active)
     if declared is not None:
@@ -210,10 +210,10 @@ def agree_layout(
 def agree_same(
     transport: Transport, team: Team, what: str, x: Tensor, groups: Sequence[tuple[Team, bool]]
 ) -> tuple[list[tuple[int, ...]], Structure]:
-    """For each group this worker is in, the shape that its holders share; and the structure that the team shares.
+    """For each of this worker's groups, the shape that its holders share; and the structure that the team shares.
 
-    A group is its workers and whether this one holds a tensor there (the others learn the shape). Worked through in the
-    given order, which must be the same on all members of a group.
+    A group is its workers and whether this one holds a tensor there (the others learn the shape). Groups are handled in
+    the given order, which must be the same on all members of a group.
     """
     mine = Structure.of(x)
     shapes, disagree = [], False
@@ -271,7 +271,7 @@ def _read_common(
         _refuse(transport, team, asked, mine, True)
     assert dtype is not None
     where = mine.device
-    if device != key_of(where.type):  # this worker holds no part and brought a tensor from elsewhere
+    if device != key_of(where.type):  # this worker holds no part and passed a tensor on another device
         plain = torch.device("meta" if device == key_of("meta") else "cpu")
         where = torch.device("cuda", torch.cuda.current_device()) if cuda else plain
     return Structure(mine.shape, DTYPES[dtype], bool(wants), where, mine.records)

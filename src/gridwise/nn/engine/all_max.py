@@ -1,4 +1,4 @@
-"""The element-wise maximum over a team: an agreed bound, not an operator; no gradient passes it."""
+"""The element-wise maximum over a team: an agreed bound, not an operator; no gradient flows through it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...comm.transports.base import Team, Transport
 
 
 def all_max(x: Tensor, transport: Transport, team: Team, what: str) -> Tensor:
-    """The largest of the team's values, element by element, on all of it.
+    """The element-wise maximum of the team's tensors, on every worker of the team.
 
-    The control channel compares integers. Those with the bits of floating-point numbers are ordered as these are, once
-    the bits below the sign of the negative ones are turned over; turning them over again leads back.
+    The control channel compares integers. The bits of floating-point numbers, read as integers, are ordered like the
+    numbers once the bits below the sign are flipped in negative ones; flipping them again restores the number.
     """
     if (breaks := capturing()) is not None:
         return breaks.moved(lambda: _found(x, transport, team, what))
@@ -22,7 +22,7 @@ def all_max(x: Tensor, transport: Transport, team: Team, what: str) -> Tensor:
 
 
 def _found(x: Tensor, transport: Transport, team: Team, what: str) -> Tensor:
-    if x.is_meta:  # in a plan: counted, and nothing to compare
+    if x.is_meta:  # in a plan: the message counts, there is nothing to compare
         transport.all_max(np.zeros(x.numel(), dtype=np.int64), team, what)
         return x.detach().clone()
     bits = x.detach().double().cpu().contiguous().view(torch.int64)

@@ -1,4 +1,4 @@
-"""Arguments of layers: where a partition is needed, where a number belongs, and what DistDL has in another place."""
+"""Checks of layer arguments: where a partition is needed, where a number belongs, and where DistDL's order differs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...partition import Partition
 
 
 def need_partition(layer: str, name: str, given: object, axes: int | None = None) -> None:
-    """Raise unless `given` is a partition, and on a grid of its own where a tensor has `axes` dims, more than one."""
+    """Raise unless `given` is a partition, and not just workers in a row where a grid of several `axes` is needed."""
     in_a_row = axes is not None and axes > 1 and type(given) is Partition and given.dim == 1
     if isinstance(given, Partition) and not in_a_row:
         return
@@ -25,7 +25,7 @@ def need_partition(layer: str, name: str, given: object, axes: int | None = None
 
 
 def refuse_partitions(layer: str, arguments: Mapping[str, object], call: str) -> None:
-    """Raise where a partition is given for another argument: DistDL has its partitions first, torch its numbers."""
+    """Raise if a partition is passed for another argument: DistDL takes its partitions first, torch its numbers."""
     wrong = [name for name, value in arguments.items() if isinstance(value, Partition)]
     if wrong:
         are = "is a partition" if len(wrong) == 1 else "are partitions"
@@ -37,7 +37,7 @@ def refuse_partitions(layer: str, arguments: Mapping[str, object], call: str) ->
 
 
 def need_first_partition(layer: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise unless a layer whose first argument is `P_x` gets a partition there, before the others are counted."""
+    """Raise unless a layer whose first argument is `P_x` gets a partition there; Python counts arguments later."""
     names = layer.__init__.__code__.co_varnames  # type: ignore[misc]
     given = args[0] if args else kwargs.get("P_x")
     if names[1:2] != ("P_x",) or isinstance(given, Partition):
@@ -51,7 +51,7 @@ def need_first_partition(layer: type, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def problem_with_sizes(dims: int, **sizes: object) -> str | None:
-    """What is wrong with arguments that are one whole number, or one for each dim of space."""
+    """What is wrong with arguments that must be one whole number, or one for each dim of space; None if nothing is."""
     for name, given in sizes.items():
         each = given if isinstance(given, Sequence) and not isinstance(given, str) else [given] * dims
         if len(each) == dims and all(isinstance(number, Integral) for number in each):

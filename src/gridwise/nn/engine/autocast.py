@@ -1,4 +1,4 @@
-"""What autocast does to the dtypes of a layer: asked of torch itself, since devices differ."""
+"""The dtypes of a layer's results under autocast, found by calling torch itself, since devices differ."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .carrier import HALVES
 
 
 def autocasts() -> bool:
-    """Whether torch's autocast is on here, for any device that matters."""
+    """Whether torch's autocast is on here, for the CPU or for CUDA."""
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def dtype_of_products(x: Tensor) -> torch.dtype:
-    """The dtype in which torch computes a product of `x` at this place: autocast may lower it."""
+    """The dtype in which torch computes products of `x` here: autocast may lower it."""
     if not x.is_floating_point():
         return x.dtype
     one = x.detach().new_zeros(1, 1)
@@ -25,7 +25,7 @@ def dtype_of_products(x: Tensor) -> torch.dtype:
 
 
 def dtype_after(function: Callable[[Tensor], Tensor], x: Tensor) -> torch.dtype:
-    """The dtype of what `function` makes of tensors like `x`: autocast may let it raise half precision.
+    """The dtype of ``function(x)``: under autocast it may be higher than the half precision of `x`.
 
     `function` is called with a tensor ``(1, 1, 1, ...)`` of as many dims as `x`, or not at all.
     """

@@ -1,12 +1,12 @@
 """The operator behind every movement of blocks: carry out one worker's part of a route.
 
-    forward  y = A x     each worker gets the box it needs, copied piece by piece from the blocks of its owners
-    adjoint  x = A' y    the same pieces go back, and what arrives at one place is added
+    forward  y = A x     each worker gets the box it needs, copied piece by piece from the blocks of their owners
+    adjoint  x = A' y    the same pieces go back, and those that arrive at one place are added
     bytes    what the route sends, once; one message per peer
 
-The result is made without filling it first, and local pieces are copied while messages are on their way; how pieces are
-packed is the transport's business (`comm.messages.packing`). Small messages that a library carries have buffers of their own,
-for every call (`comm.messages.channel`).
+The result is allocated uninitialised, and local pieces are copied while messages are in flight; the transport packs the
+pieces (`comm.messages.packing`). Small messages sent through a library have fixed buffers, reused by every call
+(`comm.messages.channel`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .operator import Operator
 NOWHERE = Box((), ())
 HALVES = (torch.float16, torch.bfloat16)
 SMALL = 1 << 17
-"""How many bytes may go and come in messages with buffers of their own."""
+"""The most bytes, sent and received together, for which messages have fixed buffers."""
 
 
 class Place:
@@ -53,7 +53,7 @@ Placed = tuple[int, list[Place]]
 
 
 class Traffic:
-    """The messages of a movement, each time that it is made: from places of one tensor to places of another."""
+    """The messages of a movement, from places of one tensor to places of another; reused by every call."""
 
     def __init__(self, transport: Transport, what: str, sends: Sequence[Placed], receives: Sequence[Placed]) -> None:
         self.transport, self.what, self.sends, self.receives = transport, what, sends, receives
@@ -77,7 +77,7 @@ class Traffic:
     def carry_together(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], kept: Sequence[tuple[Place, Place]], add: bool
     ) -> None:
-        """The same for several tensors of one dtype at a time: what goes to one peer is one message."""
+        """The same for several tensors of one dtype: all that goes to a peer is one message."""
         pending = self.transport.move(
             [(peer, [place(x) for x in sources for place in places]) for peer, places in self.sends],
             [(peer, [place(y) for y in targets for place in places]) for peer, places in self.receives],
@@ -89,11 +89,11 @@ class Traffic:
             for x, y in zip(sources, targets, strict=True):
                 for source, target in kept:
                     put(target(y), source(x), add)
-        finally:  # whatever happens here: peers still write to the memory of these messages
+        finally:  # even after an error: peers still write to the memory of these messages
             pending.wait()
 
     def exchanged(self, x: Tensor) -> list[Tensor] | None:
-        """What has arrived for the places of `x` that were sent, until the next call; None if that is not small."""
+        """Send places of `x`; returns the received pieces, valid until the next call, or None without a `channel`."""
         channel = self.channel(x)
         if channel is None:
             return None
@@ -103,7 +103,7 @@ class Traffic:
         return channel.incoming
 
     def channel(self, like: Tensor) -> Channel | None:
-        """For messages of one dtype on the host; None if they are not small, or have slots in the memory of the machine."""
+        """Fixed buffers for tensors like this; None if they are not small, not on the host, or go by shared memory."""
         if not like.is_cpu or self._volume * like.itemsize > SMALL or self._are_near:
             return None
         channel = self._channels.get(like.dtype)
@@ -119,8 +119,8 @@ class Traffic:
 class Move(Operator):
     """Copy from blocks to needs along a route.
 
-    `nothing` makes what a worker without a result returns for its input, a zero-volume tensor. The result has `margins`
-    around what is needed, left as they are.
+    `nothing` makes the zero-volume tensor that a worker without a result returns for its input. The result has
+    `margins` around the needed box, left uninitialised.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
     Sum       y_i = sum_j x_j                                                     adjoint: Copy
     AllSum    y_j = sum_k x_k  over the team of j;                                self-adjoint
 
-A worker may be the source of one team and a target of another. It works through its teams in the order of their sources,
-like everybody else, so nobody waits in a circle.
+A worker may be the source of one team and a target of another. All workers go through their teams in the order of the
+sources, so they cannot deadlock.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""One number for all: the operator behind a loss that every worker sees and that counts once.
+"""A sum that counts once: the operator behind a loss that every worker sees.
 
-    forward  y = sum_k x_k      over the workers, and everybody sees the same y
-    adjoint  x_k = y            everybody holds the one cotangent already: nothing is summed, nothing is sent
+    forward  y = sum_k x_k      over the workers; all see the same y
+    adjoint  x_k = y            every worker holds the one cotangent already: nothing is summed or sent
     bytes    the numbers once, along a tree
 
 `AllSum` makes P tensors that happen to be equal, so its adjoint adds P cotangents. Here there is *one* result, which P
-workers look at, and one cotangent, which P workers hold: `loss.backward()` on all of them is one backward. The two
+workers see, and one cotangent, which P workers hold: `loss.backward()` on all of them is one backward pass. The two
 operators differ in what the result is, not in what is sent forward.
 """
 
@@ -28,7 +28,7 @@ class GlobalSum(Operator):
 
 
 class GlobalCopy(Operator):
-    """The adjoint of `GlobalSum`: everyone takes the one value, which it already has."""
+    """The adjoint of `GlobalSum`: every worker takes the one value, which it already holds."""
 
     def __init__(self, forth: GlobalSum) -> None:
         super().__init__(forth.transport, forth.team, f"the adjoint of {forth.name}")

@@ -1,11 +1,11 @@
-"""A step as CUDA graphs with movements between them: what is done at a capture, and again at every replay.
+"""A step as CUDA graphs with movements between them: captured once, and replayed.
 
     graph ──► movement ──► graph ──► movement ──► ... ──► graph            on one worker: a single graph
 
-Every graph is run as soon as it has been captured, so a movement finds the numbers that belong to it, and the capture is an
-ordinary step. A replay runs the same graphs, and makes the same movements out of and into the same memory, which is why
-what was moved is kept. Random keys stand in a tensor on the device, and are drawn anew before every replay in the order in
-which an uncaptured step draws them: its masks are those of that step.
+Each graph is run as soon as it has been captured, so that the next movement finds its numbers, and the capture is
+itself an ordinary step. A replay runs the same graphs and repeats the same movements in the same memory, which is why
+moved tensors are kept. Random keys are in a tensor on the device and are drawn anew before every replay, in the order
+in which an uncaptured step draws them, so the masks are those of an uncaptured step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_KEYS = 4096
 
 
 class Graph(Protocol):
-    """What takes up the kernels of a piece, and runs them again."""
+    """Captures the kernels of a piece, and replays them."""
 
     def begin(self) -> None: ...
 
@@ -36,7 +36,7 @@ class Graph(Protocol):
 
 
 class CudaGraphs:
-    """Makes CUDA graphs that share their memory: they are always run in the order of their capture."""
+    """Makes CUDA graphs that share their memory: that is safe, as they always run in the order of their capture."""
 
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
@@ -50,7 +50,7 @@ class _CudaGraph:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
 
     def begin(self) -> None:
-        # a global mode would forbid what other threads do, such as pinning batches
+        # a global mode would forbid work of other threads, such as pinning batches
         self._graph.capture_begin(self._pool, capture_error_mode="thread_local")
 
     def end(self) -> None:
@@ -61,14 +61,14 @@ class _CudaGraph:
 
 
 class Keys:
-    """Random keys on a device, each of them drawn anew before every replay."""
+    """Random keys on a device, all drawn anew before every replay."""
 
     def __init__(self, device: torch.device) -> None:
         self._values = torch.zeros(MOST_KEYS, dtype=torch.int64, device=device)
         self._draws: list[Callable[[], int]] = []
 
     def add(self, draw: Callable[[], int]) -> tuple[Tensor, int]:
-        """A place for a key, and the number that belongs there now."""
+        """The tensor of a new key on the device, and its first number."""
         if len(self._draws) == MOST_KEYS:
             raise UnsupportedError(
                 f"a captured step draws more than {MOST_KEYS} random keys.\n  fix: capture a part of it."
@@ -77,7 +77,7 @@ class Keys:
         return self._values[len(self._draws) - 1], draw()
 
     def fill(self, first: int, numbers: list[int]) -> None:
-        """Let the keys from `first` on be these numbers; the host does not wait for the device."""
+        """Set the keys from `first` on to these numbers, without waiting for the device."""
         if numbers:
             told = torch.tensor(numbers, dtype=torch.int64, device="cpu")
             self._values[first : first + len(numbers)].copy_(told, non_blocking=True)
@@ -87,7 +87,7 @@ class Keys:
 
 
 class Pieces:
-    """A captured step: graphs, and what is done between them."""
+    """A captured step: graphs, and the movements between them."""
 
     def __init__(self, device: torch.device, new_graph: Callable[[], Graph], breaks: bool = True) -> None:
         self._new_graph, self._breaks = new_graph, breaks
@@ -100,7 +100,7 @@ class Pieces:
         self.graphs = 0
 
     def capture(self, step: Callable[[], Any]) -> Any:
-        """What `step` returns; it has been carried out once."""
+        """The result of `step`, which is run once."""
         self._begin()
         try:
             with captured_by(self), torch.autograd.set_multithreading_enabled(False):
@@ -108,7 +108,7 @@ class Pieces:
             self._end()
         except BaseException:
             if self._open is not None:
-                with contextlib.suppress(RuntimeError):  # what has gone wrong is said already
+                with contextlib.suppress(RuntimeError):  # the first error is the one to raise
                     self._open.end()
             raise
         return made
@@ -137,13 +137,13 @@ class Pieces:
 
     @contextlib.contextmanager
     def _between(self) -> Iterator[None]:
-        """Between two graphs, while the body runs."""
+        """Run the body between two graphs."""
         self._end()
         with captured_by(None):
             yield
         self._begin()
 
-    # What is told of the step while it is captured (`comm.graph_breaks`)
+    # Called while the step is captured (`comm.graph_breaks.Breaks`)
 
     def node(self) -> None:
         return None
@@ -183,7 +183,7 @@ class Pieces:
 
 
 class _Movement:
-    """A movement that has begun, and is waited for after another piece of the step."""
+    """A movement under way, waited for after another piece of the step."""
 
     def __init__(self, pieces: Pieces, request: Request) -> None:
         self._pieces, self._request = pieces, request

@@ -3,11 +3,11 @@
     bits(key, i) = mix(key + (i + 1) g)         g = 2^64 / golden ratio, arithmetic modulo 2^64
 
 `mix` is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014): three shifts and two multiplications, which torch runs
-on any device. A worker computes the bits of its block only, and they are those that one worker would compute. The key
-of a call is one number that every worker draws from torch's generator; the largest counts, so workers whose generators
-have parted still agree. Seeding torch therefore seeds these numbers, and what restores torch's generator (resuming a
-run, recomputing a checkpointed activation) restores them. While a step is captured as CUDA graphs a key is a tensor, on the
-device, whose number is drawn anew before every replay.
+on any device. A worker computes the bits of its block only, and they are the same on any grid. Every worker draws the
+key of a call from torch's generator, and the largest is used, so workers whose generators have diverged still agree.
+Seeding torch therefore seeds these numbers, and restoring torch's generator (when resuming a run or recomputing a
+checkpointed activation) restores them. While a step is captured as CUDA graphs, a key is a tensor on the device whose
+number is drawn anew before every replay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...grid import Box, Shape
 GAMMA = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 AT_ONCE, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 26
-"""How many elements are mixed at a time: few enough to stay in the cache through all the steps, or to find room."""
+"""How many elements are mixed at a time: few enough to stay in the cache (CPU), or to fit into memory (device)."""
 
 Key = int | Tensor
 
@@ -37,7 +37,7 @@ def draw_key(transport: Transport, team: Team, what: str) -> Key:
 
 
 def key_at(key: Key, number: int) -> Key:
-    """Another key for each number, of 63 bits."""
+    """A 63-bit key derived from `key`, different for each `number`."""
     step = GAMMA * (2 * number + 1)
     return (key + (_signed(step) if isinstance(key, Tensor) else step)) & (2**63 - 1)
 
@@ -77,10 +77,10 @@ def _offsets(shape: Shape, start: Shape, stop: Shape, device: torch.device) -> T
 
 
 def _mixed(z: Tensor, key: Key) -> Tensor:
-    """The bits of the elements numbered `z`, which is overwritten."""
+    """The random bits of the elements with indices `z`, which is overwritten."""
     z.add_(1).mul_(_signed(GAMMA)).add_(key if isinstance(key, Tensor) else _signed(key))
     for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
-        high = (z >> shift).bitwise_and_((1 << (64 - shift)) - 1)  # torch's shift keeps the sign, this one must not
+        high = (z >> shift).bitwise_and_((1 << (64 - shift)) - 1)  # a logical shift: torch's keeps the sign
         z.bitwise_xor_(high)
         if factor is not None:
             z.mul_(_signed(factor))

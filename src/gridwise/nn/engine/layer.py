@@ -1,11 +1,11 @@
-"""The base of distributed layers with parameters: torch's own layer is built, cut into blocks, saved and loaded.
+"""The base of distributed layers with parameters: torch's own layer is built and cut into blocks; saving and loading.
 
     layer = torch.nn.Conv2d(...)            on every worker, from one agreed state of the random generator
     block = layer.weight[my block]          all that is kept
 
-So names, initial values and global shapes are torch's, whatever the grid, and every worker's generator, also outside
-the grid, has moved as that of a sequential program. `load_state_dict` takes the torch layer's state (global
-tensors, of which each worker takes its block) as well as the worker's own.
+So names, initial values and global shapes are torch's, whatever the grid, and every worker's generator, even outside
+the grid, advances as in a sequential program. `load_state_dict` takes the torch layer's state (global tensors, of which
+each worker takes its block) as well as the worker's own.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Layer(Module):
     ) -> torch.nn.Module:
         """Build torch's layer with `make` and keep this worker's blocks of its parameters and buffers.
 
-        Returns the layer on the meta device, for its attributes. `problem` is what the caller knows to be wrong: it, or
-        what torch refuses, is raised on all workers of the layer.
+        Returns the layer on the meta device, for its attributes. `problem` is an error that the caller has found: it,
+        or torch's own, is raised on all workers of the layer.
         """
         template: torch.nn.Module | None = None
         if problem is None:
@@ -109,7 +109,7 @@ class Layer(Module):
             self._shared[name] = (Shared(transport, sharers, title), key)
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
-        """Torch's, also where a parameter is assigned: what takes the place of a block has its shape."""
+        """As in torch, which also calls it on assignment: a new value must have the shape of the block."""
         if param is not None and (problem := self._problem_with_shape(name, param)):
             raise PartitionError(f"{self._says}: {problem}")
         super().register_parameter(name, param)
@@ -142,7 +142,7 @@ class Layer(Module):
 
     @property
     def _brings_blocks(self) -> bool:
-        """Whether this worker holds a part of the input; others may bring a tensor of any kind."""
+        """Whether this worker holds a part of the input; others may pass a tensor of any kind."""
         return bool(self.P_x.active)
 
     def _problem_with_shape(self, name: str, value: Tensor) -> str | None:
@@ -163,10 +163,10 @@ class Layer(Module):
         }
 
     def _weight_and_bias(self) -> tuple[Any, Tensor | None]:
-        """Both as by `_parameter`, and their gradients in one sum where the same workers share them."""
+        """Both as by `_parameter`; their gradients are summed in one message where the same workers share them."""
         held, weight, bias = self._shared, self._parameters.get("weight"), self._parameters.get("bias")
         together = "weight" in held and "bias" in held and torch.is_grad_enabled()
-        if not together or weight is None or bias is None:  # something may compute them
+        if not together or weight is None or bias is None:  # maybe computed, by a parametrization
             return self._parameter("weight"), self._parameter("bias")
         (operator, key), (other, _) = held["weight"], held["bias"]
         alike = weight.requires_grad and bias.requires_grad and weight.dtype == bias.dtype
@@ -176,18 +176,18 @@ class Layer(Module):
         return both[0], both[1]
 
     def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[Shared, int] | None]]:
-        """Both, and how the caller has to sum their gradients."""
+        """Both as they are, and how the caller has to sum their gradients."""
         found = [self._shared.get(name) for name in ("weight", "bias")]
         sums = [None if each is None else (each[0].as_set(), each[1]) for each in found]
         return self._block("weight"), self._block("bias"), sums
 
     def _block(self, name: str) -> Tensor | None:
-        """A parameter as it is, or what something computes of a whole one; None without one."""
+        """A parameter as it is, or as a parametrization computes it; None without one."""
         held = self._parameters
         return held[name] if name in held else getattr(self, name)
 
     def _parameter(self, name: str) -> Any:
-        """A parameter for use in `forward`, or None: its gradient is summed over its sharers on the way back."""
+        """A parameter for use in `forward`, or None: backward sums its gradient over its sharers."""
         value = self._block(name)
         if value is None or name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
             return value
@@ -209,7 +209,7 @@ class Layer(Module):
         held: dict[str, Tensor | None] = {**self._parameters, **self._buffers}
         found = [Replica(n, v, self._spreads[n]) for n in self._spreads if (v := held.get(n)) is not None]
         if lost := [spread for name, spread in self._spreads.items() if name not in held]:
-            grid = lost[0].holders  # something computes it from what it has put here; whole, or it is refused
+            grid = lost[0].holders  # computed from other tensors here, which are whole (`_refuse_state`)
             others = {**dict(self.named_parameters()), **dict(self.named_buffers())}
             more = [(name, value) for name, value in others.items() if name not in self._spreads]
             found += [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in more]
@@ -221,9 +221,9 @@ class Layer(Module):
             self.__dict__["_replicas_are_new"] = True
 
     def _try_dtypes(self, call: Callable[[Callable[..., Any]], Tensor]) -> None:
-        """Raise what torch raises to an input and parameters of these dtypes: of no part, some workers would not notice.
+        """Raise torch's error, if any, for these dtypes of input and parameters, also on workers without outputs.
 
-        `call` is given a function that makes a small tensor ``(*shape)`` like another, and None of None.
+        `call` gets a function that makes a small tensor ``(*shape)`` like another one, and None from None.
         """
 
         def one(like: Tensor | None, *shape: int) -> Tensor | None:
@@ -238,11 +238,11 @@ class Layer(Module):
     # Conversion, saving and loading
 
     def _label(self) -> None:
-        """Make every held tensor a labelled one, after whatever may have replaced it."""
+        """Label all blocks again, after something may have replaced them."""
         assert self._transport is not None
         for name, spread in self._spreads.items():
             value: Any = self._parameters.get(name, self._buffers.get(name))
-            if value is None:  # set to None, or computed by something
+            if value is None:  # set to None, or computed
                 continue
             if name in self._parameters:
                 if not isinstance(value, BlockParameter):
@@ -289,7 +289,7 @@ class Layer(Module):
 
 
 def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:
-    """This worker's block of a tensor that is not made yet: made alone, bit for bit that of the whole."""
+    """This worker's block of a deferred tensor, made without the rest of it; bit for bit that of the whole."""
     box = spread.block(rank)
     slices = box.slices if box is not None else (slice(0, 0),) * min(value.dim(), 1)
     return materialize_shard(value, slices).detach()
@@ -298,9 +298,9 @@ def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:
 def agree_build(
     transport: Transport, team: Team, says: str, problem: str | None, device: torch.device | str | None = None
 ) -> None:
-    """Agree that all workers of a layer build it, and from which state of the random generators: the first worker's.
+    """Agree that all workers of a layer build it, from one state of the random generators: that of the first worker.
 
-    Workers whose generators differ from it are set to it, and all warn. A problem of any worker is raised on all.
+    If generators differ, all are set to that state, and all workers warn. A problem of any worker is raised on all.
     """
     if transport.rank not in team or len(team) == 1:
         if problem is not None:

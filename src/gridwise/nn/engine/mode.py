@@ -1,4 +1,4 @@
-"""What decides what a call does besides its inputs, and has to be the same on all workers: the mode of a layer or model."""
+"""The mode of a layer or model: what, besides inputs, decides what a call does. It must be the same on all workers."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ SHOWN = 6
 
 
 Held = tuple[tuple[str, ...], tuple[Any, ...]]
-"""Names of parameters and buffers, and of each its dtype, device, shape and requires_grad, or None."""
+"""Names of parameters and buffers, and for each its dtype, device, shape and requires_grad, or None."""
 NOTHING_HELD: Held = ((), ())
 _look_of = operator.attrgetter("dtype", "device", "shape", "requires_grad")
 
 
 def held_by(module: torch.nn.Module) -> Held:
-    """What the parameters and buffers of a layer are; no device is asked for a number."""
+    """The structure of a layer's parameters and buffers; no values are read, so no device is waited for."""
     found: dict[str, Tensor | None] = {**module._parameters, **module._buffers}
     return tuple(found), looks_of(found.values())
 
 
 def looks_of(values: Iterable[Tensor | None]) -> tuple[Any, ...]:
     """The dtype, device, shape and requires_grad of each."""
-    with torch._C.DisableTorchFunctionSubclass():  # blocks answer in half the time
+    with torch._C.DisableTorchFunctionSubclass():  # halves the time for blocks
         return tuple([None if value is None else _look_of(value) for value in values])
 
 
 def without_shapes(held: Held) -> Hashable:
-    """The part of it that is the same on all workers: blocks differ in shape, and devices in their number.
+    """The part of `held` that must be the same on all workers: without the shapes of blocks and the indices of devices.
 
-    Whether a parameter needs a gradient matters where autograd records.
+    Whether a parameter needs a gradient matters only where autograd records.
     """
     (names, looks), records = held, torch.is_grad_enabled()
     return names, tuple(look and (look[0], look[1].type, records and look[3]) for look in looks)
@@ -69,7 +69,7 @@ def agree_mode(
 
 
 def _differences(transport: Transport, team: Team, mode: Hashable, module: torch.nn.Module) -> list[str]:
-    """What each worker has that others have not."""
+    """The settings of each worker that are not the same on all."""
     own = _settings(module)
     every = [
         json.loads(part) for part in transport.gather_bytes(json.dumps(own).encode(), team, "the text of an error")
@@ -82,7 +82,7 @@ def _differences(transport: Transport, team: Team, mode: Hashable, module: torch
 
 
 def _settings(module: torch.nn.Module) -> dict[str, str]:
-    """All that a mode is made of, in words."""
+    """Everything that a mode consists of, in words."""
     settings = {
         "autograd": "on" if torch.is_grad_enabled() else "off",
         "autocast": "on" if autocasts() else "off",

@@ -2,13 +2,13 @@
 
     call ──► a plan at hand? ──► agreed with all workers: the same everywhere? ──► if not: teardown, setup ──► forward
 
-A layer learns shapes only when it is called, so planning happens then: once, however many equal calls follow. The names
-are those that DistDL's subclassers override. What is new is the agreement in the middle: a change that leaves this
-worker's block as it was is noticed all the same, and all workers plan anew together (`agreement`). Layers of this package
-also keep their plans for inputs that come back (`plan`).
+A layer learns shapes only when it is called, so it plans then: once, however many equal calls follow. The method names
+are those that subclasses of DistDL's layers override. What is new is the agreement in the middle: a change elsewhere
+that leaves this worker's block as it was is noticed too, and all workers plan anew together (`agreement`). Layers of
+this package also keep their plans for inputs that recur (`plans`).
 
-Where a layer has a single worker there is nobody to agree with: after the first call of a structure, torch's own function is
-called, and nothing else is done (`_by_torch`). What that refuses is refused in this package's words.
+A layer on a single worker has nobody to agree with: after the first call with an input of some structure, it only calls
+torch's own function (`_by_torch`). What that refuses is reported in this package's words.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from .operator import Operator, Ticket, apply
 from .plans import LayerPlan, LayerPlans
 
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
-"""What torch raises to inputs that it cannot take."""
+"""What torch raises for inputs that it cannot take."""
 _CONTRACT = frozenset(
     {"_distdl_module_setup", "_distdl_module_teardown", "_distdl_input_changed", "_distdl_module_requires_reset"}
 )
 
 
 class Module(torch.nn.Module):
-    """A layer that lives on several workers.
+    """A layer on several workers.
 
     A subclass overrides `_distdl_module_setup` (and, if it holds anything, `_distdl_module_teardown`), and names the
-    partitions whose workers take part, with `_takes_part`; without any, changes are noticed on each worker alone.
+    partitions whose workers take part, with `_takes_part`; without any, each worker notices only its own changes.
 
     Parameters
     ----------
@@ -66,27 +66,27 @@ class Module(torch.nn.Module):
     """
 
     _keeps_plans: ClassVar[bool] = False
-    """Whether set-up only assigns attributes, so that they may be put back when an input of that structure comes back.
+    """Whether set-up only assigns attributes, so that they can be restored when an input of that structure recurs.
 
-    A class that overrides the contract below has to say so itself.
+    A class outside this package that overrides the contract below must set this itself.
     """
     _settings: ClassVar[tuple[str, ...]] = ()
-    """Attributes that a call reads and that may be set at any time, as torch's may: on all workers alike."""
+    """Attributes that a call reads and that may be set at any time, as in torch, on all workers alike."""
     _fixed: ClassVar[tuple[str, ...]] = ()
-    """Attributes that decide what this worker holds: setting them to anything else raises."""
+    """Attributes that decide what this worker holds: changing them raises."""
     _read_settings: ClassVar[Any] = None
-    """A function that reads them of a layer, if there are any."""
+    """A function that reads `_settings` from a layer, if there are any."""
     _by_torch: ClassVar[Callable[..., Any] | None] = None
-    """What torch's layer makes of the whole input: a method of layers that are no more than that on a single worker."""
+    """The method that calls torch's function, for layers that do no more than that on a single worker."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if args or kwargs:  # a copy has none
+        if args or kwargs:  # `__deepcopy__` passes none
             need_first_partition(cls, args, kwargs)
         return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = inspect.signature(cls.__init__)  # `help` would show those of `__new__`, which takes anything
+        own = inspect.signature(cls.__init__)  # `help` would show that of `__new__`, which takes anything
         cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])  # type: ignore[attr-defined]
         cls._read_settings = operator.attrgetter(*cls._settings) if cls._settings else None
         if "forward" in cls.__dict__:
@@ -112,14 +112,14 @@ class Module(torch.nn.Module):
         self._replicas_are_new = True
         """Whether replicas have not been compared since they were made, loaded or assigned."""
         self._is_called = False
-        """Whether a call is under way, and what it needs is set up."""
+        """Whether a call is in progress, and the layer set up for it."""
         self._alone_with: frozenset[Hashable] = frozenset()
-        """On a single worker, the structures of inputs that torch's own function takes; none after a change of the layer."""
+        """On a single worker, the input structures that torch's function takes; none after a change of the layer."""
         self._goes_alone = False
         self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # not within `try`, which the compiler would leave to run as it is
+        if torch.compiler.is_compiling():  # not within `try`, at which the compiler would break the graph
             if self._alone_with and len(self._forward_pre_hooks) == 1 and not self._forward_hooks and not kwargs:
                 return self._by_torch(*args)  # type: ignore[misc]
             return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
@@ -129,14 +129,14 @@ class Module(torch.nn.Module):
             self.__dict__["_is_called"] = False
 
     def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Torch's; the layer's own hook stays the last, so that it plans for what the others make of the input."""
+        """As in torch; the layer's own hook stays last, so that it plans for the input as the others leave it."""
         handle = super().register_forward_pre_hook(*args, **kwargs)
         if "_own_hook" in self.__dict__:
             self._forward_pre_hooks[self._own_hook] = self._forward_pre_hooks.pop(self._own_hook)
         return handle
 
     def _takes_part(self, *partitions: Partition, signature: str = "") -> None:
-        """Name the partitions of this layer; `signature` tells it from others of its class (its arguments)."""
+        """Name the partitions of this layer; `signature` (its arguments) tells it from others of its class."""
         transport = partitions[0].transport
         self._transport = transport
         self._team = union_of([partition.grid for partition in partitions])
@@ -147,7 +147,7 @@ class Module(torch.nn.Module):
         self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
 
     def __deepcopy__(self, memo: dict) -> Module:
-        """A layer of its own, which no worker can take for the original; made on all workers of it, like any other."""
+        """A layer of its own, which no worker can take for the original; all workers of the layer must copy it."""
         twin = memo[id(self)] = type(self).__new__(type(self))
         self.__dict__["_copies"] = self._copies + 1
         twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
@@ -155,16 +155,16 @@ class Module(torch.nn.Module):
         return twin
 
     def _rename(self, text: str) -> None:
-        """Be known to the other workers by another text."""
+        """Derive from `text` the key by which the other workers know this layer."""
         self.__dict__.update(
             _ticket=Ticket(key_of(text), 0), _copies=0, _replicas_are_new=True, _alone_with=frozenset()
         )
 
-    # The contract that subclassers know
+    # The contract that subclasses override
 
     @staticmethod
     def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
-        """Set the layer up if it has to be: registered as a pre-forward hook."""
+        """Set the layer up if necessary; registered as a forward pre-hook."""
         refuse_transforms(self, self._says, input)
         if self._alone_with and self._distdl_is_setup and self._look_of(input) in self._alone_with:
             self.__dict__.update(_is_called=True, _goes_alone=True)
@@ -176,23 +176,23 @@ class Module(torch.nn.Module):
         self.__dict__.update(_is_called=True, _goes_alone=False)
 
     def _look_of(self, input: tuple) -> Hashable:
-        """What decides whether torch's function takes an input as it took the last."""
+        """What decides whether torch's function takes an input as it took an earlier one."""
         found = [(x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else None for x in input]
         return tuple(found), self.training, torch.is_grad_enabled()
 
     @property
     def _is_torchs_own(self) -> bool:
-        """Whether `_by_torch` knows these settings of the layer."""
+        """Whether `_by_torch` covers the current settings of the layer."""
         return True
 
     def _can_go_alone(self, input: tuple) -> bool:
-        """Whether torch's own function does all that this layer has to do for inputs such as these."""
+        """Whether torch's own function does all that this layer has to do for such an input."""
         if self._by_torch is None or len(self._team) != 1 or not self._is_torchs_own:
             return False
         return all(isinstance(x, Tensor) and x.numel() and not x.is_meta for x in input)
 
     def _agree_and_take_up(self, input: tuple) -> None:
-        """Be set up for this input, as all workers of the layer at this moment."""
+        """Agree with all workers of the layer on a plan for this input, made now if necessary, and apply it."""
         problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
         plan = self._plan_at_hand(input) if problem is None else None
         if plan is None and problem is None:
@@ -201,9 +201,8 @@ class Module(torch.nn.Module):
         if self._transport is not None:
             ticket = self._ticket.called_again()
             number = agree_plan(self._transport, self._team, self._says, ticket.number, number, problem)
-            self.__dict__["_ticket"] = (
-                ticket  # a call counts when all have joined it; torch's own way to set it is slow
-            )
+            # a call counts once all have joined it; torch's own `__setattr__` is slow
+            self.__dict__["_ticket"] = ticket
         elif problem is not None:
             raise ValueError(f"{self._says}: {problem}")
         if plan is None or not number:
@@ -213,7 +212,7 @@ class Module(torch.nn.Module):
         self._take_up(plan)
 
     def _plan_at_hand(self, input: tuple) -> LayerPlan | None:
-        """The plan that this worker would take for the input, if it has one."""
+        """The plan that this worker would use for the input, if it has one."""
         if is_on() and self._replicas_are_new:
             return None  # they are compared at set-up
         if self._keeps_plans and is_on() and not self._was_reset:
@@ -222,11 +221,11 @@ class Module(torch.nn.Module):
 
     @property
     def _was_reset(self) -> bool:
-        """Whether somebody has told the layer to set itself up again, by `_distdl_is_setup`."""
+        """Whether somebody has cleared `_distdl_is_setup`, to have the layer set up again."""
         return self._plans.current is not None and not self._distdl_is_setup
 
     def _common_plan(self, input: tuple) -> LayerPlan | None:
-        """A kept plan that fits on all workers, of those that are not the newest on some."""
+        """A kept plan that fits on all workers, even if it is not the newest that fits on each."""
         if not (self._keeps_plans and is_on() and self._plans.count > 1) or self._transport is None:
             return None
         anew = self._was_reset or self._replicas_are_new
@@ -258,7 +257,7 @@ class Module(torch.nn.Module):
         return self._plans.add(self._structure_of(input), assigned, keep)
 
     def _take_up(self, plan: LayerPlan) -> None:
-        """Be as after the set-up that made `plan`."""
+        """Restore the attributes that the set-up of `plan` assigned."""
         if plan is not self._plans.current:
             self.__dict__.update(plan.assigned)
             self._plans.current = plan
@@ -269,7 +268,7 @@ class Module(torch.nn.Module):
         if self.__dict__.get("_assigned") is not None:
             self._assigned.add(name)  # type: ignore[union-attr]
         elif name in self._settings and isinstance(value, list):
-            value = tuple(value)  # what is changed inside of a list would go unnoticed
+            value = tuple(value)  # a change inside a list would go unnoticed
         elif name in self._fixed and self.__dict__.get(name, value) != value:
             raise PartitionError(
                 f"{self._says}: `{name}` (={self.__dict__[name]!r}) cannot be set to {value!r}: what each worker holds "
@@ -300,11 +299,11 @@ class Module(torch.nn.Module):
         return None if self._read_settings is None else self._read_settings(self)
 
     def _held(self) -> Held:
-        """What the parameters and buffers are, as `held_by`, where a plan depends on it."""
+        """The structure of parameters and buffers (`held_by`), where a plan depends on it."""
         return NOTHING_HELD
 
     def _replicas(self) -> list[Replica]:
-        """The values that several workers hold alike."""
+        """The parameters and buffers of which workers hold replicas."""
         return []
 
     def _distdl_module_setup(self, input: tuple) -> None:
@@ -314,26 +313,26 @@ class Module(torch.nn.Module):
         """Drop the plan."""
 
     def _problem_with(self, input: tuple) -> str | None:
-        """What is wrong with the input on this worker; said by all workers before anything is sent."""
+        """What is wrong with the input on this worker; raised on all workers before anything is sent."""
         return None
 
     def _problem_with_state(self, input: tuple) -> str | None:
-        """What is wrong with parameters and buffers on this worker; asked before a set-up, and said by all workers."""
+        """What is wrong with parameters and buffers on this worker; checked before set-up and raised on all workers."""
         return None
 
     def _refuse_state(self) -> None:
-        """Raise what all workers have to refuse of parameters and buffers, on which they have agreed."""
+        """Raise, on all workers, for parameters and buffers that they agree on but that the layer cannot use."""
 
     # For layers that apply operators
 
     def _move(self, x: Tensor, operator: Operator, records: bool, step: int = 0) -> Tensor:
-        """``operator(x)``; `step` tells the operators of one call apart, so that none can pass for another."""
+        """``operator(x)``; `step` tells the operators of one call apart, so that none can be taken for another."""
         ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
         return apply(x, operator, ticket, records)
 
 
 def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`forward`, also where it is called by its name, past `__call__` and its hooks."""
+    """`forward`, planned for even when it is called directly, without `__call__` and its hooks."""
 
     @functools.wraps(forward)
     def planned(self: Module, *args: Any, **kwargs: Any) -> Any:
@@ -341,7 +340,7 @@ def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
             self.__dict__["_goes_alone"] = False
             try:
                 return self._by_torch(*args, **kwargs)  # type: ignore[misc]
-            except _REFUSALS:  # said below in other words, or by the layer's own road again
+            except _REFUSALS:  # raised below in our words, or again by the layer's own `forward`
                 self._agree_and_take_up(args)
         if self._is_called:
             return forward(self, *args, **kwargs)
@@ -355,7 +354,7 @@ def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[Any]) -> str | None:
-    """Inference tensors, where torch has to keep them for the gradients of parameters: it would refuse on some workers only."""
+    """What is wrong with inference tensors where parameters need gradients: torch would raise on some workers only."""
     if not any(isinstance(x, Tensor) and x.is_inference() for x in input) or not torch.is_grad_enabled():
         return None
     if not any(p is not None and p.requires_grad for p in parameters):
@@ -366,10 +365,10 @@ def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[
 
 
 def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) -> None:
-    """Raise where somebody differentiates forward or transforms the call: messages follow neither.
+    """Raise under forward-mode differentiation or a transform of torch.func: messages support neither.
 
-    That is a matter of the program, which is the same on all workers, and under a transform nothing can be agreed on: nor
-    can a parameter be read that it has wrapped, whatever the input is.
+    Each worker raises by itself: the program is the same on all of them, and under a transform nothing can be agreed
+    on, because a parameter that it has wrapped cannot be read.
     """
     if peek_interpreter_stack() is not None:
         raise UnsupportedError(
@@ -383,11 +382,11 @@ def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) 
 
 
 def outside_of_graphs(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A clean graph break under torch.compile: messages are no tensor code."""
+    """A clean graph break under torch.compile: communication cannot be compiled."""
     return torch.compiler.disable(call)(*args, **kwargs)
 
 
-# What `torch.compiler.disable` sets when it decorates; decorating would import the compiler, seconds for every worker.
+# What the decorator `torch.compiler.disable` sets; calling it here would import the compiler, seconds on every worker.
 outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 

@@ -1,13 +1,13 @@
 """Linear operators between workers, and their one bridge to autograd.
 
-An `Operator` moves a local tensor and has an `adjoint`, which is an operator again. `apply` runs it and records one node
-whose backward applies the adjoint, by the same road: so gradients of gradients need no code, and every movement that a
-backward pass makes is guarded like those of a forward pass.
+An `Operator` moves a local tensor and has an `adjoint`, itself an operator. `apply` runs it and records one node whose
+backward calls `apply` with the adjoint: so gradients of gradients need no code, and every movement in a backward pass
+is guarded like those of a forward pass.
 
 All workers of an operator enter its backward together. If any of them needs a gradient, the output requires grad on all:
-on a worker whose own input does not, an empty *anchor* tensor makes autograd record the node. Every node saves a tensor,
-an empty one, and looks at it before it sends anything: so `torch.utils.checkpoint`, which computes a part of a model again
-when backward first needs something saved there, does that at the same place on all workers.
+on a worker whose own input does not, an empty *anchor* tensor makes autograd record the node. Every node saves an empty
+tensor and unpacks it before it sends anything: `torch.utils.checkpoint` recomputes a part of a model when backward
+first unpacks a tensor saved there, and so does it at the same point on all workers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Operator(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """Move `x`, without autograd; the result never shares memory with it."""
+        """Move `x`, without autograd; the result shares no memory with it, unless a subclass says so."""
 
     @property
     @abstractmethod
@@ -71,7 +71,7 @@ class _Applied(torch.autograd.Function):
         operator, ticket = ctx.operator.adjoint, ctx.ticket.differentiated()
         meet(ctx, operator.transport, operator.team, operator.name, ticket)
         x = apply(gradient, operator, ticket, torch.is_grad_enabled())
-        if x.shape != ctx.shape:  # a worker that holds no part of x may have brought a tensor of any shape
+        if x.shape != ctx.shape:  # a worker that holds no part of x may have passed a tensor of any shape
             x = x.sum().expand(ctx.shape)
         return x, None, None, None
 
@@ -89,9 +89,9 @@ class _Noted(torch.autograd.Function):
 
 
 def noted(x: Tensor) -> Tensor:
-    """`x`, by a node that saves a tensor: for what a worker makes of nothing where the others' functions save theirs.
+    """`x`, through a node that saves a tensor: for a worker without outputs, where the others' functions save theirs.
 
-    `torch.utils.checkpoint` computes again up to the last tensor that was saved; that must be in the same layer everywhere.
+    `torch.utils.checkpoint` recomputes up to the last saved tensor, which must be in the same layer on all workers.
     """
     return _Noted.apply(x)
 
@@ -100,7 +100,7 @@ _NOTHING = torch.empty(0, device="cpu")
 
 
 def prepare(ctx: Any, *saved: Tensor | None) -> None:
-    """Let a node of autograd be able to `meet` the other workers in backward; `saved` is what it saves besides."""
+    """Prepare an autograd node to `meet` the other workers in backward; `saved` are the tensors that it needs there."""
     ctx.guarded = is_on()
     if (breaks := capturing()) is not None:
         breaks.node()
@@ -108,9 +108,9 @@ def prepare(ctx: Any, *saved: Tensor | None) -> None:
 
 
 def meet(ctx: Any, transport: Transport, team: Team, name: str, ticket: Ticket) -> tuple[Any, ...]:
-    """Agree that all workers of a node have entered its backward; what it has saved.
+    """Agree that all workers of a node have entered its backward; returns the tensors that it saved.
 
-    Inside a model nothing is agreed here: where the cotangent entered it, that was done for all of it.
+    Inside a model nothing is agreed here: the agreement where the cotangent entered the model covers all of it.
     """
     *saved, _ = ctx.saved_tensors
     if ctx.guarded and is_on():
@@ -119,7 +119,7 @@ def meet(ctx: Any, transport: Transport, team: Team, name: str, ticket: Ticket) 
 
 
 def anchor_unless(known: bool) -> Tensor | None:
-    """A tensor that makes autograd record a node, unless that is `known` to record anyway."""
+    """A tensor that makes autograd record a node; None if the node is `known` to be recorded anyway."""
     return None if known else torch.empty(0, requires_grad=True, device="cpu")
 
 
@@ -131,10 +131,10 @@ def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tenso
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether torch says `strided`; of tensors too that carry a `layout` of their own."""
+    """Whether torch's layout of `x` is `strided`, even if its class has a `layout` of its own."""
     return bool(torch._C.TensorBase.layout.__get__(x) == torch.strided)  # type: ignore[attr-defined]
 
 
 def plain(x: Tensor) -> Tensor:
-    """`x` with lazy conjugation and negation carried out: memory that means what it says can be sent."""
+    """`x` with lazy conjugation and negation carried out: its memory can be sent as it is."""
     return x.resolve_conj().resolve_neg() if x.is_complex() or x.is_neg() else x

@@ -1,9 +1,9 @@
-"""What a layer's set-up has made, kept for inputs that come back.
+"""What a layer's set-ups assigned, kept for inputs that recur.
 
-A pool that a network calls at two sizes would be set up twice in every step. So a layer keeps what its last set-ups
-assigned, by the structure of the input. One worker's structure does not tell the global one: which of the plans to take
-is agreed by its *number*, which counts the set-ups and is the same everywhere, since all workers set up together. Each
-worker names its newest plan that fits; where these differ, all look for one that fits everywhere.
+A pooling layer that a network calls at two sizes would be set up twice in every step. So a layer keeps what its last
+set-ups assigned, by the structure of the input. One worker's structure does not determine the global one, so workers
+agree on the *number* of a plan. It counts the set-ups and is the same everywhere, since all workers set up together.
+Each worker proposes its newest plan that fits; where these differ, all look for one that fits everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 KEPT = 16
-"""How many plans a layer keeps, and a model runs; the oldest goes first."""
+"""How many plans a layer keeps, and how many states a model; the oldest is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class LayerPlan:
 
     number: int
     structure: Hashable
-    """Of the input on this worker."""
+    """The structure of the input on this worker."""
     assigned: dict[str, Any]
     """The attributes that set-up gave the layer."""
 
 
 class LayerPlans:
-    """The plans of one layer: the one in use, and those that may come back."""
+    """The plans of one layer: the one in use, and those kept for reuse."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,7 +37,7 @@ class LayerPlans:
         self._newest: dict[Hashable, LayerPlan] = {}
 
     def find(self, structure: Hashable) -> LayerPlan | None:
-        """The newest plan for inputs that look so on this worker; elsewhere they may look differently."""
+        """The newest plan for inputs of this structure on this worker; on other workers the structure may differ."""
         return self._newest.get(structure)
 
     def add(self, structure: Hashable, assigned: dict[str, Any], keep: bool = True) -> LayerPlan:
@@ -49,19 +49,19 @@ class LayerPlans:
         return plan
 
     def begin(self) -> None:
-        """Count a set-up that starts, whatever becomes of it."""
+        """Count a set-up that starts, even if it fails."""
         self.count += 1
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what is older than the last `KEPT` set-ups: by number, so that all workers keep the same."""
+        """Drop plans older than the last `KEPT` set-ups: by number, so that all workers keep the same ones."""
         for number in [number for number in self._kept if number <= self.count - KEPT]:
             oldest = self._kept.pop(number)
             if self._newest.get(oldest.structure) is oldest:
                 del self._newest[oldest.structure]
 
     def candidates(self, structure: Hashable) -> list[int]:
-        """For each of `KEPT` places, the number of the plan kept there for this structure, or 0; places go by number."""
+        """The numbers of the plans for this structure, each in slot ``number % KEPT``; 0 in the other slots."""
         found = [0] * KEPT
         for number, plan in self._kept.items():
             if plan.structure == structure:
@@ -72,4 +72,4 @@ class LayerPlans:
         return self._kept[number]
 
     def __deepcopy__(self, memo: dict) -> LayerPlans:
-        return LayerPlans()  # the copy of a layer sets itself up
+        return LayerPlans()  # a copied layer sets itself up

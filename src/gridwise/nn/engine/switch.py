@@ -1,4 +1,4 @@
-"""What can be switched on and off: by an environment variable for a whole run, and while a body runs."""
+"""On/off settings: by an environment variable for a whole run, and by a context manager while its body runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...comm.settings import is_on
 
 
 class Switch:
-    """On or off; off or on again after a body."""
+    """A setting that is on or off; `to` changes it while a body runs."""
 
     def __init__(self, variable: str, default: str) -> None:
         self.on = is_on(variable, default)

@@ -1,7 +1,7 @@
 """Parameters on a grid: this worker's block of the global parameter, who else holds it, and how its gradient is summed.
 
     holders   a grid of workers, say (batch, channel, space)
-    axes      which axis of it cuts which dim of the parameter: for a convolution's weight, dim 0 along axis 1
+    axes      which of its axes cuts which dim of the parameter: for a convolution's weight, dim 0 along axis 1
     sharers   the workers that differ only along the other axes: they hold the same block
 
     forward   w_j = w          every sharer has the block already: the identity, nothing is copied or sent
@@ -9,8 +9,8 @@
     bytes     2 (p-1)/p of the block per worker and backward pass, p = number of sharers
 
 The sum is a node of the graph and acts on the gradient of this backward pass, never on `.grad`: accumulation, retained
-graphs and `autograd.grad` see complete gradients. A parameter and its gradient are *one* value with p copies: what is
-computed from them on every sharer counts once, and the adjoint of the sum is the identity again.
+graphs and `autograd.grad` see complete gradients. A parameter and its gradient are *one* value with p copies: what
+every sharer computes from them counts once, and the adjoint of the sum is again the identity.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ..engine.operator import Operator
 from .gradient_wire import current_wire
 
 holders_of_blocks: WeakKeyDictionary[torch.nn.Module, Transport] = WeakKeyDictionary()
-"""The modules that hold parameters in blocks, by their `_spreads`: whose gradient is a tensor? (`utils.clip_grad_norm`)"""
+"""The modules that hold parameters in blocks (`_spreads`): `clipping` looks up whose gradient a tensor is."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Where a parameter of `shape` lies: its dim d is cut along axis ``axes[d]`` of `holders`, or whole for None."""
+    """How a parameter of `shape` is cut: dim d along axis ``axes[d]`` of the grid `holders`, or not at all for None."""
 
     holders: Grid
     axes: tuple[int | None, ...]
@@ -56,7 +56,7 @@ class Spread:
         return Layout.balanced(Grid(tuple(owners), tuple(extents)), self.shape)
 
     def block(self, rank: int) -> Box | None:
-        """What `rank` holds, in global indices; None if it is no holder."""
+        """The block of worker `rank`, in global indices; None if it holds none."""
         if rank not in self.holders:
             return None
         index = self.holders.index_of(rank)
@@ -68,21 +68,21 @@ class Spread:
         return tuple(sorted(self.holders.team_along(rank, free)))
 
     def cut(self, value: Tensor, rank: int) -> Tensor:
-        """This worker's block of the global `value`, zero-volume for a worker that holds none."""
+        """This worker's block of the global `value`, zero-volume on a worker that holds none."""
         box = self.block(rank)
         if box is None:
-            return value[:0] if value.dim() else value  # a scalar, such as a count of batches, is everywhere
+            return value[:0] if value.dim() else value  # every worker holds a scalar, such as a count of batches
         return value[box.slices]
 
     def label(self, tensor: BlockTensor | BlockParameter, transport: Transport) -> None:
-        """Tell the tensor what it is a block of. One that all workers of the world hold whole has no placement."""
+        """Record on the tensor which block it is. One that all workers of the world hold whole has no placement."""
         everywhere = self.layout.grid.size == 1 and self.holders.size == transport.size
         tensor.placement = None if everywhere else self.layout
         tensor.block = None if everywhere else self.block(transport.rank)
 
 
 class _Labelled(Tensor):
-    """What a block knows of the global tensor. Up to 0.1 its placement was called `layout`, a name that is torch's."""
+    """The label of a block: its place in the global tensor. Up to 0.1 `placement` was `layout`, a name of torch's."""
 
     placement: Layout | None = None
     block: Box | None = None
@@ -149,7 +149,7 @@ class BlockParameter(_Labelled, torch.nn.Parameter):
         return memo.setdefault(id(self), labelled(BlockParameter(self.data.clone(), self.requires_grad), self))
 
 
-# On a device torch's optimisers take parameters of these classes together, in a few kernels, and others one by one.
+# On a device, torch's optimisers update parameters of these classes together in a few kernels, others one by one.
 optimizer._foreach_supported_types.append(BlockParameter)
 
 Labelled = TypeVar("Labelled", BlockTensor, BlockParameter)
@@ -162,12 +162,12 @@ def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
 
 
 class Shared(Operator):
-    """A block that its team holds alike: the identity, whose adjoint is the sum over the team."""
+    """A block of which all workers of a team hold a replica: the identity, whose adjoint is the sum over the team."""
 
     def __init__(self, transport: Transport, team: Team, name: str, wire: torch.dtype | None = None) -> None:
         super().__init__(transport, team, name)
         self.wire = wire
-        """In which dtype gradients travel; None for their own."""
+        """The dtype in which gradients are sent; None for their own."""
 
     @cached_property
     def adjoint(self) -> SummedGradient:
@@ -177,7 +177,7 @@ class Shared(Operator):
         return x  # autograd makes an alias of it
 
     def as_set(self) -> Shared:
-        """The same, with the wire that `gradient_wire` says at this moment."""
+        """The same operator, with the dtype that `gradient_wire` sets now."""
         wire = current_wire()
         if wire == self.wire:
             return self
@@ -209,7 +209,7 @@ class SummedGradient(Operator):
         return total
 
     def begin(self, gradient: Tensor) -> Request:
-        """Start replacing the contiguous gradient by its sum."""
+        """Start to replace the contiguous `gradient` by its sum over the team."""
         return self.transport.post_sum(gradient, self.team, self.name, self.forth.wire)
 
 

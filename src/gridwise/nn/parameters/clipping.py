@@ -3,8 +3,8 @@
     total = (sum over all parameters of |g|^p)^(1/p)
 
 A block is counted by its owner, the first of its holders. One number is summed over the workers, and all of them scale by
-the same factor. `torch.nn.utils.clip_grad_norm_` and `get_total_norm`, which trainers call (Lightning, Accelerate), get
-gradients that do not know what they are of. They are taught to look: where some are of blocks, the norm is the global one.
+the same factor. `torch.nn.utils.clip_grad_norm_` and `get_total_norm`, which trainers call (Lightning, Accelerate),
+take gradients without their parameters. They are patched to look these up: if any is in blocks, the norm is global.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def clip_grad_norm_(
 ) -> Tensor:
     """`torch.nn.utils.clip_grad_norm_` of the global model; returns the same total norm on every worker.
 
-    Every worker of `P` calls it, also one that holds no parameters.
+    Every worker of `P` calls it, even one that holds no parameters.
 
     Parameters
     ----------
@@ -65,13 +65,13 @@ def clip_grad_norm_(
 
 
 def _counts(parameter: Tensor, transport: Transport, first: int) -> bool:
-    """Whether this worker is the one that counts its part of a parameter."""
+    """Whether this worker is the holder that counts its part of a parameter."""
     layout = parameter.placement if isinstance(parameter, BlockParameter) else None
     return transport.rank == first if layout is None else transport.rank in layout.grid
 
 
 def _summed(counted: Sequence[Tensor], norm_type: float, transport: Transport, team: Team) -> Tensor:
-    """The norm of what all workers of the team count, together."""
+    """The norm of all gradients that the workers of the team count."""
     if not norm_type > 0:
         raise PartitionError(f"`norm_type` (={norm_type}) must be positive; infinity is the largest element.")
     roll_call(transport, team, "clip_grad_norm_", "clip_grad_norm_")
@@ -129,7 +129,7 @@ def _total_norm(
 
 
 def _gradients_of_blocks() -> dict[Any, tuple[Spread, Transport]]:
-    """The gradients of all parameters of which this worker holds a part, or none: by themselves, and by their memory."""
+    """The gradients of all parameters in blocks, zero-volume ones too, by their `id` and by their memory."""
     known: dict[Any, tuple[Spread, Transport]] = {}
     for module, transport in list(holders_of_blocks.items()):
         for name, spread in module.__dict__["_spreads"].items():
@@ -145,5 +145,5 @@ def _address(gradient: Tensor) -> tuple[Any, ...]:
     return gradient.device, gradient.data_ptr(), gradient.shape
 
 
-# In its module, where torch's `clip_grad_norm_` looks it up however it was imported, and by its public name.
+# Replaced in its module, where torch's `clip_grad_norm_` looks it up however it was imported, and under its public name.
 clip_grad._get_total_norm = torch.nn.utils.get_total_norm = _total_norm

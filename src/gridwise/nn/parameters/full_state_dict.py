@@ -1,10 +1,10 @@
-"""The state of the global model, put together from the blocks of all workers.
+"""The state of the global model, assembled from the blocks of all workers.
 
-    state_dict()         this worker's blocks, which know their place: for the same worker of the same grid
-    full_state_dict()    whole tensors by torch's names: for the torch model, another grid, a file that others read
-    checkpoint           both at once, and no worker ever holds the whole: for large models and for resuming
+    state_dict()         this worker's blocks, with their placement: for the same worker of the same grid
+    full_state_dict()    whole tensors under torch's names: for the torch model, another grid, a file that others read
+    checkpoint           serves both uses, and no worker ever holds the whole: for large models and for resuming
 
-bytes    each tensor that is cut, or that not all workers hold, goes once to every worker that is to have it
+bytes    each tensor that is cut, or that not all workers hold, goes once to every worker that gets the state
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def full_state_dict(
 ) -> OrderedDict[str, Tensor]:
     """The state of the global model: what `state_dict()` of the sequential torch model would be, as copies.
 
-    Every worker of `P` calls it. It loads into the torch model, and into distributed layers and models on any grid.
+    Every worker of `P` calls it. The result loads into the torch model and into distributed ones on any grid.
 
     Parameters
     ----------
     model : layers on a grid, a model made by `distribute`, or a torch model that has such parts
-    worker : the one worker that gets the state, the others get an empty one; default: all of them get it
+    worker : the only worker that gets the state, the others get an empty one; default: all get it
     P : the workers that hold the model; default: the world
 
     Examples
@@ -46,7 +46,7 @@ def full_state_dict(
     <All keys matched successfully>
     """
     partition = P or world()
-    held = model.state_dict(keep_vars=True)  # parameters as they are, for these know their blocks
+    held = model.state_dict(keep_vars=True)  # the parameters themselves, which have their placement
     _agree(partition, held, worker)
     targets = partition.team if worker is None else (worker,)
     full: OrderedDict[str, Tensor] = OrderedDict()
@@ -62,7 +62,7 @@ def full_state_dict(
 
 
 def _whole(name: str, value: Tensor, P: Partition, targets: tuple[int, ...]) -> Tensor:
-    """The global tensor on the `targets`; nothing of it, or what is there anyway, on the others."""
+    """The global tensor on the `targets`; on the others a zero-volume tensor, or what they hold anyway."""
     layout = value.placement if isinstance(value, BlockTensor | BlockParameter) else None
     data = value.detach().as_subclass(Tensor)
     if not isinstance(layout, Layout):
@@ -87,7 +87,7 @@ def _whole_of(name: str, data: Tensor, layout: Layout, P: Partition, targets: tu
 
 
 def _agree(P: Partition, held: dict[str, object], worker: int | None) -> None:
-    """Raise on all workers unless all of them ask for the same: the same names, kinds of tensors and worker."""
+    """Raise on all workers unless all have the same names, kinds of tensors and `worker`."""
     if worker is not None and worker not in P.team:
         raise PartitionError(f"full_state_dict: `worker` (={worker}) is no worker of {P}.")
     said = [f"worker={worker}"]

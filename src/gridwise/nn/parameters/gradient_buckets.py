@@ -1,13 +1,14 @@
-"""Gradients of several parameters, summed over their sharers in one message that is under way while backward goes on.
+"""Gradients of several parameters, summed over their sharers in one message that is in flight while backward goes on.
 
     forward    parameters ──► ended ──► begun ──► the layers that use them        both are the identity
     backward   parameters ◄── ended ◄── begun ◄── the layers that use them        wait for the sum ◄── start it
 
-Of all nodes whose gradients are complete autograd runs the one that was recorded last. `begin` is recorded right before the
-first layer that uses one of the parameters: its backward follows that layer's. `end` counts as recorded before all else: its
-backward comes when nothing else is left to do. Both are nodes of the graph, so hooks, accumulation, retained graphs and
-`autograd.grad` see complete gradients only, and a parameter that no worker has used gets none, as in torch: the message says
-how many workers used each. Gradients that are to be differentiated again are summed at once, by operators.
+Of all nodes that are ready, autograd runs the one that was recorded last. `begin` is recorded right before the first
+layer that uses one of the parameters, so its backward follows that layer's. `end` is marked as recorded before
+everything else, so its backward runs when nothing else is left to do. Both are nodes of the graph, so hooks,
+accumulation, retained graphs and `autograd.grad` see complete gradients only. A parameter that no worker has used gets
+no gradient, as in torch: the message also counts the workers that used each. Under `create_graph` gradients are summed
+at once, by an operator that can be differentiated again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FULL = 1 << 22
 
 
 class GradientSum:
-    """One sum in the graph of one call: what its two nodes share."""
+    """The state that the two nodes of one sum share, in the graph of one call."""
 
     def __init__(self, operator: Shared, ticket: Ticket) -> None:
         self.operator, self.ticket = operator, ticket
@@ -48,11 +49,11 @@ class _Ended(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         sum = ctx.sum
-        if sum.under_way is None:  # made at once
+        if sum.under_way is None:  # summed at once by `_Begun`
             return None, *gradients
         (pending, flat), sum.under_way = sum.under_way, None
         pending.wait()
-        return None, *_cut(flat, cast(Sequence[Tensor], gradients), sum.uses_all)  # `_Begun` gives all of them
+        return None, *_cut(flat, cast(Sequence[Tensor], gradients), sum.uses_all)  # `_Begun` returns them all
 
 
 class _Begun(torch.autograd.Function):
@@ -79,9 +80,9 @@ class _Begun(torch.autograd.Function):
             used = blocks[0].new_ones(len(gradients))
             for place, gradient in enumerate(gradients):
                 if gradient is None:
-                    used[place].zero_()  # by the device: a list of numbers would have to be copied there
+                    used[place].zero_()  # on the device: a list of numbers would have to be copied to it
             parts.append(used)
-        flat = _flatten_dense_tensors(parts)  # fresh, and of one alone a copy
+        flat = _flatten_dense_tensors(parts)  # always a copy, even of a single part
         if torch.is_grad_enabled():
             sum.under_way = None
             return None, *_cut(apply(flat, operator.adjoint, ticket, True), blocks, sum.uses_all)
@@ -92,24 +93,24 @@ class _Begun(torch.autograd.Function):
 def _cut(total: Tensor, blocks: Sequence[Tensor], uses_all: bool) -> Sequence[Tensor | None]:
     """The gradient of each block from the sum of all; None where no worker has used it.
 
-    Who has used all of them itself need not look at what the device has counted.
+    A worker that has used all of them itself need not read the counts from the device.
     """
     sums = _unflatten_dense_tensors(total, blocks)
-    if len(blocks) == 1 or uses_all or total.is_meta:  # meta tensors cannot tell
+    if len(blocks) == 1 or uses_all or total.is_meta:  # meta tensors have no counts
         return sums
     uses = read_by_host(total[-len(blocks) :].tolist)
     return [part if count else None for part, count in zip(sums, uses, strict=True)]
 
 
 def end(blocks: Sequence[Tensor], sum: GradientSum) -> tuple[Tensor, ...]:
-    """The blocks, by a node whose backward waits for the sum of their gradients, when nothing else is left to do."""
+    """The blocks, through a node whose backward waits for the sum of their gradients, when nothing else is left."""
     ended = _Ended.apply(sum, *blocks)
     ended[0].grad_fn._set_sequence_nr(0)
     return ended
 
 
 def begin(blocks: Sequence[Tensor], sum: GradientSum) -> tuple[Tensor, ...]:
-    """The blocks, by a node whose backward starts summing their gradients; layers use what it returns."""
+    """The blocks, through a node whose backward starts summing their gradients; layers use the returned tensors."""
     return _Begun.apply(sum, *blocks)
 
 

@@ -1,4 +1,4 @@
-"""In which dtype gradients travel when they are summed over the workers that share a parameter: a switch."""
+"""The dtype in which gradients are sent when they are summed over the workers that share a parameter: a switch."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def current_wire() -> torch.dtype | None:
 
 @contextmanager
 def gradient_wire(dtype: torch.dtype | None) -> Iterator[None]:
-    """Let gradients travel in half precision between the workers that share a parameter, while the body runs.
+    """Send gradients in half precision between the workers that share a parameter, while the body runs.
 
-    It counts where a layer or model is called, on all workers alike; its backward may come later. Half the bytes are sent.
-    Gradients of float32 and float64 are rounded once before they are sent, added in their own dtype and rounded once more,
-    whatever the number of workers, and all workers get the same bits. Each of these roundings is off by at most 2**-9 of the
-    number with bfloat16 (8 bits), and by 2**-12 with float16 (11 bits), which is infinite above 65504 and coarse below 6e-5:
-    scale the loss with it. Small gradients (8 KiB in all) and those of integers or complex numbers travel as they are.
+    The setting is read when a layer or model is called, and must be the same on all workers; its backward may come
+    later. Half the bytes are sent. Gradients in float32 and float64 are rounded once before they are sent, added in
+    their own dtype and rounded once more, whatever the number of workers, and all workers get the same bits. Each
+    rounding has a relative error of at most 2**-9 with bfloat16 (8 bits) and 2**-12 with float16 (11 bits). float16
+    overflows above 65504 and is coarse below 6e-5: scale the loss with it. Small gradients (8 KiB in all) and integer
+    or complex ones are sent as they are.
 
     For a whole run, set ``GRIDWISE_GRADIENT_WIRE`` to ``bfloat16`` or ``float16``.
 

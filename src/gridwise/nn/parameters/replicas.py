@@ -1,9 +1,9 @@
 """Do the workers that hold the same block hold the same numbers?
 
 Replicas start equal and get equal gradients, so they stay equal, unless a script changes some of them. Each block is
-hashed; the hashes are compared among the holders. `check_replicas` does so on request, for a whole model. Layers and models
-do so for what they hold when they are first called, when their parameters were loaded or assigned since, and in every n-th
-call with ``GRIDWISE_CHECK_REPLICAS=n``: only then do they read parameters, and wait for the device that has them.
+hashed, and its holders compare the hashes. `check_replicas` does so on request, for a whole model. Layers and models do
+so for their own blocks in the first call, in the first after parameters were loaded or assigned, and in every n-th call
+with ``GRIDWISE_CHECK_REPLICAS=n``: only then do they read parameters, and wait for the device that has them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _every = count("GRIDWISE_CHECK_REPLICAS")
 
 
 def checks_every() -> int:
-    """Replicas are compared in every so many calls; 0: in none but the first, and after loading and assigning."""
+    """Every how many calls replicas are compared; 0: only in the first, and after loading or assigning."""
     return _every
 
 
 def is_due(call: int) -> bool:
-    """Whether they are in this call of a layer or model."""
+    """Whether this call of a layer or model has to compare replicas."""
     return _every > 0 and call % _every == 0
 
 
 class Replica(NamedTuple):
-    """A value that workers hold, in blocks that others may hold too."""
+    """A parameter or buffer in blocks, each of which several workers may hold."""
 
     name: str
     value: Tensor
@@ -50,9 +50,9 @@ class Replica(NamedTuple):
 
 
 def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequence[Replica]) -> None:
-    """Raise on all workers of `team` unless those who hold the same block hold the same bits: one all-reduce.
+    """Raise on all workers of `team` unless all holders of a block hold the same bits; one all-reduce.
 
-    All workers name the same values in the same order. Each block has its place in the message, and minus it.
+    All workers pass the same values in the same order. Each block has a place in the message for its hash.
     """
     shared = [each for each in replicas if each.spread.holders.size > each.spread.layout.grid.size]
     if not shared or len(team) == 1:
@@ -78,7 +78,7 @@ def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequen
 
 
 def _place(spread: Spread, rank: int) -> int:
-    """Which of the blocks of a value `rank` holds, counted as their owners are."""
+    """The number of the block that `rank` holds, in the order of the owners."""
     index, grid = spread.holders.index_of(rank), spread.layout.grid
     return grid.ranks.index(grid.rank_at([0 if axis is None else index[axis] for axis in spread.axes]))
 
@@ -106,7 +106,7 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
 
 
 def all_say(transport: Transport, team: Team, what: str, text: str) -> bool:
-    """Whether all workers of `team` say the same."""
+    """Whether `text` is the same on all workers of `team`."""
     key = key_of(text)
     votes = np.array([key, -key], dtype=np.int64)
     transport.all_max(votes, team, what)
@@ -114,9 +114,9 @@ def all_say(transport: Transport, team: Team, what: str, text: str) -> bool:
 
 
 def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
-    """Let all workers of `P` have the first one's parameters and buffers, with a warning, if theirs differ.
+    """Copy the first worker's parameters and buffers to all workers of `P`, with a warning, if theirs differ.
 
-    Nothing happens where they are equal. Models whose parameters have other names or shapes are refused.
+    Models whose parameters differ in name, shape or dtype are refused.
     """
     try:
         check_replicas(model, P)
@@ -141,7 +141,7 @@ def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
 
 
 def _held(model: torch.nn.Module, everyone: Grid) -> Iterator[Replica]:
-    """Every parameter and buffer; those that lie in no blocks are whole on everyone."""
+    """Every parameter and buffer; those that are not in blocks count as whole on every worker."""
     for prefix, module in model.named_modules():
         own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
         for name, value in own:
@@ -150,8 +150,8 @@ def _held(model: torch.nn.Module, everyone: Grid) -> Iterator[Replica]:
 
 
 def checksum(value: Tensor) -> int:
-    """A number for the bits of a tensor: another one where they are others."""
-    if value.is_meta:  # without numbers
+    """A hash of the bits of a tensor; of a meta tensor, of its shape and dtype."""
+    if value.is_meta:
         return key_of(f"{tuple(value.shape)} {value.dtype}")
     data = value.detach().as_subclass(Tensor).cpu().contiguous().view(-1)
     return xxhash.xxh3_64_intdigest(data.view(torch.uint8).numpy().data) >> 2

@@ -1,10 +1,10 @@
-"""What a state dict says of the blocks in it, so that a block which was saved is not taken for another.
+"""What a state dict records about its blocks, so that a saved block is not taken for another one.
 
     state._metadata["conv"]["blocks"]["weight"]  =  {"shape": (8, 3, 3, 3), "start": (4, 0, 0, 0), "stop": (8, 3, 3, 3),
                                                      "worker": 1}
 
-Numbers and tuples beside the versions that torch keeps there: pickled and copied with the state, and read by `torch.load`
-with `weights_only=True`, where Gridwise is not installed too. Whole tensors have no entry.
+These are numbers and tuples beside the versions that torch keeps there: they are pickled and copied with the state, and
+`torch.load` reads them with `weights_only=True`, even where Gridwise is not installed. Whole tensors have no entry.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY = "blocks"
 
 
 def note(state: dict[str, Any], prefix: str, spreads: Mapping[str, Spread], rank: int) -> None:
-    """Write into the metadata of `state` which of a layer's tensors are blocks, and of what."""
+    """Record in the metadata of `state` which of a layer's tensors are blocks, and which blocks they are."""
     metadata = getattr(state, "_metadata", {}).get(prefix[:-1], {})
     blocks = {}
     for name, spread in spreads.items():
@@ -36,7 +36,7 @@ def note(state: dict[str, Any], prefix: str, spreads: Mapping[str, Spread], rank
 
 
 def check(name: str, value: Tensor, saved: Mapping[str, Any] | None, spread: Spread, rank: int) -> None:
-    """Raise if `value` is a block, by its label or by what was `saved` of it, and not that of worker `rank`."""
+    """Raise if `value`, by its label or by its `saved` entry, is a block other than that of worker `rank`."""
     mine = spread.block(rank)
     if isinstance(value, BlockTensor | BlockParameter) and value.placement is not None:
         shape, box, owner = value.placement.global_shape, value.block, ""
@@ -44,7 +44,7 @@ def check(name: str, value: Tensor, saved: Mapping[str, Any] | None, spread: Spr
         shape, owner = tuple(saved["shape"]), f", saved by worker {saved['worker']}"
         box = None if saved["start"] is None else Box(tuple(saved["start"]), tuple(saved["stop"]))
         if value.numel() if box is None else tuple(value.shape) != box.shape:
-            return  # something else has been put in its place: a whole tensor, perhaps
+            return  # it has been replaced, perhaps by a whole tensor
     else:
         return
     if box != mine or shape != spread.shape:

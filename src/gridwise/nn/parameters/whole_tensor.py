@@ -1,10 +1,10 @@
-"""Optimisers and wrappers that look at a tensor as a whole refuse blocks of one.
+"""Blocks are refused by optimisers and wrappers that need whole tensors.
 
-Elementwise optimisers (SGD, Adam and most others) give each worker the numbers of its block, as the sequential one would.
-LBFGS takes inner products over all parameters, Adafactor row means, Muon an orthogonal factor: of a block these are
-other numbers, silently. A hook that torch runs before every step of every optimiser refuses that, and nobody has to
-remember to ask. Torch's wrappers for data parallelism take the parameters of all workers for copies of the first one's: a
-hook that torch runs where a module becomes part of another refuses those.
+Elementwise optimisers (SGD, Adam and most others) update each worker's block as the sequential one would. LBFGS takes
+inner products over all parameters, Adafactor row means, Muon an orthogonal factor: of a block these would be silently
+wrong. A hook that torch runs before every step of every optimiser refuses that, so nobody has to remember to check.
+Torch's wrappers for data parallelism assume that all workers hold copies of the first one's parameters: a hook that
+torch runs when a module becomes part of another refuses those.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel
 
 
 def refuse_blocks(optimizer: torch.optim.Optimizer, args: object = (), kwargs: object = None) -> None:
-    """Raise `UnsupportedError` if `optimizer` needs whole tensors and has a parameter of which this worker holds a block."""
+    """Raise `UnsupportedError` if `optimizer` needs whole tensors and has a parameter in blocks."""
     names = {kind.__name__ for kind in type(optimizer).__mro__}
     if names.isdisjoint(OF_ALL_PARAMETERS | OF_ONE_PARAMETER):
         return
@@ -50,7 +50,7 @@ def refuse_blocks(optimizer: torch.optim.Optimizer, args: object = (), kwargs: o
 
 
 def refuse_wrapper(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) -> None:
-    """Raise `UnsupportedError` if `outer` makes the parameters of `inner` equal on all workers, and one is cut."""
+    """Raise `UnsupportedError` if `outer` makes the parameters of `inner` equal on all workers and one is cut."""
     names = {kind.__name__ for kind in type(outer).__mro__}
     if inner is None or names.isdisjoint(WRAPPERS):
         return

@@ -1,1 +1,1 @@
-"""One linear operator each, and its adjoint: `base` has what they share, `grid_copies` what the two copies do."""
+"""One linear operator each, and its adjoint: `base` has what all share, `grid_copies` what the two copies share."""

@@ -1,4 +1,4 @@
-"""Put the blocks along chosen axes together, on every worker of them.
+"""Concatenate the blocks along chosen axes, on every worker along them.
 
 forward  y = A x     each worker gets the full extent of the dims in `axes`, and keeps its block of the others
 adjoint  A'          a reduce-scatter: every worker's copy of a block goes back to its owner and is added
@@ -19,7 +19,7 @@ from .base import Primitive
 
 
 class AlongAxes(Primitive):
-    """What `AllGather` and `ReduceScatter` share: the axes, along which everyone has the whole before or after."""
+    """What `AllGather` and `ReduceScatter` share: the axes along which workers have full extents after or before."""
 
     def __init__(self, P_x: Partition, axes: Iterable[int]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class AllGather(AlongAxes):
     Parameters
     ----------
     P_x : a partition with as many axes as the tensor has dims
-    axes : the axes along which blocks, uneven or empty ones too, are put together
+    axes : the axes along which blocks are concatenated; blocks may be uneven or empty
 
     Notes
     -----
@@ -55,7 +55,7 @@ class AllGather(AlongAxes):
 
 
 def gathering(layout: Layout, axes: tuple[int, ...], rank: int) -> Route:
-    """The route by which everyone gets the whole of the dims in `axes`."""
+    """The route by which every worker gets the full extent of the dims in `axes`."""
     blocks = Needs.of_layout(layout)
     intervals = tuple(
         ((0, layout.global_shape[d]),) * len(line) if d in axes else line for d, line in enumerate(blocks.intervals)

@@ -20,15 +20,15 @@ from .base import Primitive
 
 
 class AllSumReduce(Primitive):
-    """Sum over the workers along `axes_reduce` (or along all but `axes_keep`) of `P_x`, result on each of them.
+    """Sum over the workers along `axes_reduce` (or along all but `axes_keep`) of `P_x`; each of them gets the result.
 
     The sum is bitwise the same on all workers of a team and from run to run. Half precision is summed in float32 and
-    rounded once. The result is never the input itself, also where there is nothing to sum.
+    rounded once. The result is never the input itself, even where there is nothing to sum.
 
     Parameters
     ----------
     P_x : the partition, with or without a topology
-    axes_reduce, axes_keep : axes of the grid; exactly one of the two. An empty tuple is a choice too.
+    axes_reduce, axes_keep : axes of the grid; exactly one of the two is given. It may be empty.
 
     Notes
     -----

@@ -12,7 +12,7 @@ from ..engine.operator import Operator, is_dense
 
 
 class Primitive(Module):
-    """A layer that applies one operator. A subclass plans it in `_distdl_module_setup` and hands it to `_plan`.
+    """A layer that applies one operator. A subclass makes it in `_distdl_module_setup` and passes it to `_plan`.
 
     Examples
     --------

@@ -11,15 +11,15 @@ from .grid_copies import GridCopy
 
 
 class Broadcast(GridCopy):
-    """Copy each worker's tensor of `P_x` to the workers of `P_y` that match it.
+    """Copy the tensor of each worker of `P_x` to the workers of `P_y` that match it.
 
-    Shapes match as arrays broadcast: the grid of `P_x` is padded with ones on the left, then every axis must be 1 or
-    equal to that of `P_y`.
+    The shapes of the grids match as in array broadcasting: that of `P_x` is padded with ones on the left, then every
+    axis must be 1 or equal to that of `P_y`.
 
     Parameters
     ----------
     P_x, P_y : partitions of input and output
-    transpose_src, transpose_dest : reverse the axes of `P_x`, of `P_y`, before they are matched
+    transpose_src, transpose_dest : reverse the axes of `P_x` or of `P_y` before they are matched
     preserve_batch : a worker without output returns shape ``(batch, 0)`` instead of ``(0,)``
 
     Notes

@@ -1,4 +1,4 @@
-"""What `Broadcast` and `SumReduce` share: copies between two grids, and the same copies read backwards."""
+"""What `Broadcast` and `SumReduce` share: copies between two grids, and the same copies in reverse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Primitive
 
 
 class GridCopy(Primitive):
-    """A copy from one grid to another, or its adjoint. `P_x` has the originals, unless the layer is `backwards`."""
+    """A copy from one grid to another, or its adjoint. `P_x` has the sources, unless the layer is `backwards`."""
 
     sums = True
     backwards = False
@@ -39,7 +39,7 @@ class GridCopy(Primitive):
         transport, copies = self.P_x.transport, self.copies
         me, teams = transport.rank, copies.teams_of(transport.rank)
         copied_from = copies.source_of(me) if me in copies.target else None
-        brings = copied_from if self.backwards else me  # the owner of the team to which this worker brings a tensor
+        brings = copied_from if self.backwards else me  # the owner of the team to which this worker contributes
         groups = [(members, owner == brings) for owner, members in teams]
         shapes, agreed = agree_same(transport, self._team, self._says, input[0], groups)
         known = dict(zip((owner for owner, _ in teams), shapes, strict=True))

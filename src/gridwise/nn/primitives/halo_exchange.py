@@ -21,14 +21,14 @@ from .base import Primitive
 
 
 class HaloExchange(Primitive):
-    """Extend every block by halos; corners are right, and a halo may be wider than a neighbour's block.
+    """Extend every block by halos; corners are filled too, and a halo may be wider than a neighbour's block.
 
     Parameters
     ----------
     P_x : a partition with as many axes as the tensor has dims
     halo_shape : for each dim, how many rows before and after the block
-    recv_shape, send_shape : refused; DistDL's layer has them, and fills the halos of a block that was padded before
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    recv_shape, send_shape : refused; DistDL's layer takes them, and fills the halos of a block that is padded already
+    buffer_manager : accepted for compatibility with DistDL, and not used
 
     Notes
     -----
@@ -55,7 +55,7 @@ class HaloExchange(Primitive):
         need_partition(type(self).__name__, "P_x", P_x)
         if recv_shape is not None or send_shape is not None:
             raise PartitionError(
-                "HaloExchange takes no `recv_shape` and `send_shape`: as opposed to DistDL's it takes blocks without room for "
+                "HaloExchange takes no `recv_shape` and `send_shape`: unlike DistDL's, it takes blocks without room for "
                 "halos and returns larger ones.\n  fix: HaloExchange(P_x, halo_shape)(block), without padding the block."
             )
         halo = tuple(whole_numbers(pair, "halo_shape") for pair in halo_shape)

@@ -17,12 +17,12 @@ from .all_gather import AlongAxes, gathering
 class ReduceScatter(AlongAxes):
     """Sum along `axes` of `P_x` and scatter the sum along them; grid axis i cuts tensor dim i.
 
-    Along the dims in `axes` every worker brings the full extent; along the others it brings its block.
+    Every worker passes the full extent of the dims in `axes`, and its block of the others.
 
     Parameters
     ----------
     P_x : a partition with as many axes as the tensor has dims
-    axes : the axes along which is summed and scattered
+    axes : the axes to sum and scatter along
 
     Notes
     -----

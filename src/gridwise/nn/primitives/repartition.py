@@ -1,6 +1,6 @@
 """Move a tensor from the blocks of one grid to the blocks of another.
 
-forward  y = A x     a permutation: every element goes from the worker that owns it to the one that is to own it
+forward  y = A x     a permutation: every element goes from its owner to its new owner
 adjoint  A' = A^-1   the same movement back
 bytes    the part of a worker's block that moves to another worker
 """
@@ -22,18 +22,18 @@ from .base import Primitive
 
 
 class Repartition(Primitive):
-    """Move a tensor from `P_x` to `P_y`, whatever the blocks it comes in.
+    """Move a tensor from `P_x` to `P_y`, whatever its blocks on `P_x`.
 
     Parameters
     ----------
-    P_x, P_y : partitions with as many axes as the tensor has dims; their workers may be the same, others, or some of each
+    P_x, P_y : partitions with as many axes as the tensor has dims; their workers may coincide, overlap or differ
     preserve_batch : a worker without output returns shape ``(batch, 0)`` instead of ``(0,)``
-    cuts : cut points of the output along each dim, or None for balanced ones; None for a single dim is balanced too
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    cuts : cut points of the output along each dim; None, for all dims or for one of them, means balanced blocks
+    buffer_manager : accepted for compatibility with DistDL, and not used
 
     Notes
     -----
-    Forward: blocks of `P_x` to blocks of `P_y`. Adjoint: back. Bytes: what changes its worker, in one message per peer.
+    Forward: blocks of `P_x` to blocks of `P_y`. Adjoint: back. Bytes: what changes worker, in one message per peer.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from .grid_copies import GridCopy
 
 @documented_like(Broadcast)
 class SumReduce(GridCopy):
-    """Sum the tensors of the workers of `P_x` that match a worker of `P_y`, there.
+    """Sum, on each worker of `P_y`, the tensors of the workers of `P_x` that match it.
 
     The adjoint of `Broadcast` from `P_y` to `P_x`, with the roles of the grids exchanged.
 

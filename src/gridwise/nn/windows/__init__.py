@@ -1,9 +1,9 @@
-"""What layers with a window share: which input a block of the output needs, fetched in one copy.
+"""What layers with a window share: which input a block of the output needs, and how it is fetched.
 
 windowed_layer    the base of convolutions, pooling and padding
-fetch             brings the box that a worker needs, with room for padding; by one call where its pieces are a stack
-saved_input       how little of it is kept for backward
-conv_node         a convolution as one node of autograd; `border_conv`: of a large block on a device
+fetch             fetches the box that a worker needs, with room for padding, in one copy
+saved_input       what is kept of it for backward
+conv_node         a convolution as one autograd node; `border_conv`: that of a large block on a device
 interpolation     rows and weights of interpolation
 overlap           switches of earlier versions, without effect
 """

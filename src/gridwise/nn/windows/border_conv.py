@@ -1,13 +1,13 @@
-"""A large convolution on a device that makes no padded copy of its block: halos are convolved apart, in narrow strips.
+"""A large convolution on a device without a padded copy of its block: halos are convolved separately, in narrow strips.
 
-    forward    halos leave ──► torch convolves the block, zeros around it ──► the outputs at borders are made again, from
+    forward    send halos ──► torch convolves the zero-padded block ──► the outputs at the borders are computed again, from
                strips of received and own rows
-    backward   strips: gradients of received rows, which leave, and their part in that of the weight ──► torch's gradients
-               of the block, zeros around it ──► what arrives is added to the rows at the borders
+    backward   strips: gradients of received rows, which are sent, and their part in that of the weight ──► torch's
+               gradients of the zero-padded block ──► what arrives is added to the rows at the borders
 
-So messages travel while the device works on the block, and torch's kernels see extents that they like. It is for windows
-that step by one and reach as far before as behind, on a grid that cuts one dim of space. The same messages are sent as
-for a fetched box: each worker decides for itself.
+So messages are in flight while the device works on the block, and torch's kernels get extents that suit them. It needs
+a stride of one, windows that reach equally far before and behind, and a grid that cuts one dim of space. The messages
+are those of a fetched box, so each worker can decide for itself.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from .fetch import Fetch
 
 Extents = tuple[int, ...]
 Arguments = tuple[Extents, Extents, Extents, bool, Extents, int]
-"""Of torch's function for all convolutions, after the tensors."""
+"""The arguments of `torch.convolution` after the tensors."""
 
 
 @dataclass(frozen=True)
 class BorderConv:
-    """A convolution of a block, its borders apart."""
+    """A convolution of a block whose borders are computed separately."""
 
     fetch: Fetch
     stride: tuple[int, ...]
     padding: tuple[int, ...]
-    """Around the box, by torch; along `dim` none."""
+    """What torch pads around the box; nothing along `dim`."""
     dilation: tuple[int, ...]
     groups: int
     dim: int
     reach: int
-    """Rows that a window sees before and behind its middle, along `dim`."""
+    """How many rows a window sees before and behind its middle, along `dim`."""
     sides: tuple[Side, ...]
 
     @classmethod
     def of(
         cls, fetch: Fetch, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int
     ) -> BorderConv | None:
-        """For a fetched box that is a stack of rows, as many before the own ones as behind; None for any other."""
+        """For a fetched box that is a stack with as many rows before the worker's own as behind; None for any other."""
         borders = borders_of(fetch.plan, fetch.margins)
         if borders is None or fetch.fill:
             return None
@@ -60,10 +60,10 @@ class BorderConv:
         return cls(fetch, stride, padding, dilation, groups, dim, borders.reach, borders.sides)
 
     def suits(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether it is right for these tensors."""
+        """Whether it can be used for these tensors."""
         d = self.dim
         is_centred = self.dilation[d - 2] * (weight.shape[d] - 1) == 2 * self.reach
-        is_exact = x.dtype in (torch.float32, torch.float64)  # halves are added up in float32, of a fetched box
+        is_exact = x.dtype in (torch.float32, torch.float64)  # half precision is added in float32, by `fetch`
         return is_centred and is_exact and x.shape[d] >= 2 * self.reach
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
@@ -78,7 +78,7 @@ class BorderConv:
         )
         try:
             y = torch.convolution(x, weight, bias, *self._arguments(self.reach))
-        finally:  # whatever happens here: peers still write to the memory of these messages
+        finally:  # even after an error: peers still write to the memory of these messages
             pending.wait()
         for side in self.sides:
             rows = [received[side.number], self._border(x, side, 2 * self.reach)]
@@ -89,7 +89,7 @@ class BorderConv:
     def backward(
         self, dy: Tensor, x: Tensor, weight: Tensor, received: Sequence[Tensor], wanted: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients that are wanted: of the block, with what the others send for it, of the weight and of the bias."""
+        """The wanted gradients: of the block, including what peers send for it, of the weight and of the bias."""
         wants_x, wants_weight, _ = wanted
         strips = {
             side.number: self._strip_gradients(dy, weight, received[side.number], side, wants_x, wants_weight)
@@ -122,7 +122,7 @@ class BorderConv:
     def _strip_gradients(
         self, dy: Tensor, weight: Tensor, received: Tensor, side: Side, wants_x: bool, wants_weight: bool
     ) -> tuple[Tensor, Tensor]:
-        """Of the received rows at a side, and their part in that of the weight."""
+        """The gradient of the received rows at a side, and their part in that of the weight."""
         d, room = self.dim, 2 * self.reach
         zeros = [0] * (2 * (dy.dim() - 1 - d)) + ([0, room] if side.is_first else [room, 0])
         of_strip, of_weight, _ = torch.ops.aten.convolution_backward.default(
@@ -136,11 +136,11 @@ class BorderConv:
         return of_strip.narrow(d, 0 if side.is_first else room, self.reach) if wants_x else of_strip, of_weight
 
     def _border(self, x: Tensor, side: Side, rows: int = 0) -> Tensor:
-        """The outermost rows of a block at a side, as many as a window reaches if not said otherwise."""
+        """The outermost `rows` of a block at a side; by default as many as a window reaches."""
         rows = rows or self.reach
         return x.narrow(self.dim, 0 if side.is_first else x.shape[self.dim] - rows, rows)
 
     def _arguments(self, along: int) -> Arguments:
-        """Of torch's function for all convolutions, with so much padding along `dim`."""
+        """The arguments of `torch.convolution` after the tensors, with padding `along` in `dim`."""
         padding = (*self.padding[: self.dim - 2], along, *self.padding[self.dim - 1 :])
         return self.stride, padding, self.dilation, False, (0,) * len(self.stride), self.groups

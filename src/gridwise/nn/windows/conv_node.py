@@ -1,17 +1,17 @@
-"""A convolution as a single node of autograd: what it fetches, convolves, sends home and sums, in one place.
+"""A convolution as a single autograd node: movements, torch's kernels and the sums of gradients in one place.
 
     forward    fetch ──► convolve
-    backward   agree ──► gradients, by torch ──► those of halos go home ──► those of weight and bias summed in one
-               message
+    backward   agree ──► gradients, by torch ──► those of halos go home ──► those of weight and bias are summed in
+               one message
 
-Nodes for each of these steps (`fetch`, torch's own, `blocks`) would each cost tens of microseconds, and some of them an
-agreement with the other workers. What takes several calls of torch and torch's own padding are made of steps, and so are
-gradients of gradients.
+A node for each of these steps (`fetch`, torch's own, `blocks`) would cost tens of microseconds, and some an agreement
+with the other workers. Convolutions that take several calls of torch, or torch's own padding, do consist of such nodes,
+and so do gradients of gradients.
 
-For backward the node keeps its own block, and of a small box the box, of a large one what was received: it is put
-together again then. A large block on a device is not copied into a box at all (`border_conv`).
+For backward the node keeps the worker's block, and of a small box the box itself; of a large one it keeps the received
+pieces, and assembles it again. A large block on a device is not copied into a box at all (`border_conv`).
 
-All workers of a layer take this road, or none does: that follows from what they have agreed on.
+Either all workers of a layer use this node or none does: that follows from what they have agreed on.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from .border_conv import BorderConv
 from .fetch import Fetch
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Of a box, of the weight and of the bias."""
+"""The gradients of a box, of the weight and of the bias."""
 Sums = Sequence[tuple[Shared, int] | None]
 """How the gradients of weight and bias are summed, with a key; None where they are not, or are summed elsewhere."""
 
 LARGE = 1 << 23
-"""Bytes of a block on a device whose borders are made apart."""
+"""The size in bytes from which the borders of a block on a device are computed separately."""
 
 
 def in_one_call(source: Layout, outputs: Shape, dtype: torch.dtype, groups: int) -> bool:
-    """Whether every worker has outputs, of real numbers, and a single call of torch makes them of what it needs."""
+    """Whether every worker has outputs, of real numbers, and computes them by a single call of torch."""
     filled = all(n >= p for n, p in zip(outputs, source.grid.shape, strict=True))
     return filled and dtype.is_floating_point and (groups == 1 or source.grid.shape[1] == 1) and not autocasts()
 
@@ -62,16 +62,16 @@ class ConvNode:
     team: Team
     name: str
     fetch: Fetch | None
-    """None where every worker needs just what it has."""
+    """None where every worker needs exactly what it holds."""
     stride: tuple[int, ...]
     padding: tuple[int, ...]
-    """What torch pads around the box, or cuts off what a transposed one makes of it."""
+    """What torch pads around the box, or crops from the output of a transposed convolution."""
     dilation: tuple[int, ...]
     groups: int
     output_padding: tuple[int, ...] | None = None
-    """Of a transposed convolution."""
+    """That of a transposed convolution; None for others."""
     crops: tuple[int, ...] = ()
-    """Rows to drop of what it makes, as `pad` takes them; none if left out."""
+    """Rows to drop from the output, in the order of `F.pad`; none if empty."""
 
     @cached_property
     def adjoint_name(self) -> str:
@@ -89,19 +89,19 @@ class ConvNode:
 
     @cached_property
     def border(self) -> BorderConv | None:
-        """How the borders of a large block are made apart; None where that cannot be done."""
+        """How the borders of a large block are computed separately; None where they cannot be."""
         if self.fetch is None or self.output_padding is not None or self.crops:
             return None
         return BorderConv.of(self.fetch, self.stride, self.padding, self.dilation, self.groups)
 
     def border_for(self, x: Tensor, weight: Tensor) -> BorderConv | None:
-        """The same, if that is right for these tensors, and worth it."""
+        """The same, if it can be used for these tensors and is worth it."""
         if not is_large_on_device(x) or self.border is None:
             return None
         return self.border if self.border.suits(x, weight) else None
 
     def made(self, x: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool) -> tuple[Tensor, list[Tensor]]:
-        """The outputs, and what is kept for backward besides the own block."""
+        """The outputs, and what is kept for backward besides the worker's block."""
         if (border := self.border_for(x, weight)) is not None:
             return border.forward(plain(x), weight, bias)
         box = x if self.fetch is None else self.fetch(plain(x))
@@ -115,7 +115,7 @@ class ConvNode:
         return [box] if fetch.bytes_freed(box) < saved_input.LEAST else fetch.received_pieces(box)
 
     def box_of(self, x: Tensor, kept: Sequence[Tensor]) -> Tensor:
-        """The box again, from this worker's block and what was kept."""
+        """The box, assembled again from this worker's block and what was kept."""
         fetch = self.fetch
         if fetch is None or fetch.is_identity:
             return x
@@ -123,23 +123,23 @@ class ConvNode:
         return kept[0] if whole else fetch.put_together(x, kept)
 
     def gradients(self, y: Tensor, box: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
-        """Those which are wanted, from that of the outputs."""
+        """The gradients that are wanted, from that of the outputs."""
         made = torch.ops.aten.convolution_backward.default(y, box, weight, (y.shape[1],), *self._arguments, wanted)
         return cast(Gradients, made)
 
     @cached_property
     def _arguments(self) -> tuple[Any, ...]:
-        """Of torch's one function for all convolutions."""
+        """The arguments of `torch.convolution` after the tensors."""
         transposed, room = self.output_padding is not None, self.output_padding or (0,) * len(self.stride)
         return self.stride, self.padding, self.dilation, transposed, room, self.groups
 
 
 class _Call:
-    """One call of a convolution, for its backward."""
+    """What the backward of one call of a convolution needs to know."""
 
     def __init__(self, single: ConvNode, sums: Sums, ticket: Ticket, wanted: tuple[bool, bool, bool]) -> None:
         self.single, self.wanted = single, wanted
-        self.ticket = Ticket(ticket.key + 2, ticket.call, ticket.depth)  # a worker on another road would be noticed
+        self.ticket = Ticket(ticket.key + 2, ticket.call, ticket.depth)  # so that a worker without this node is noticed
         self.fetch = single.fetch if wanted[0] else None
         self.sums = [each if needed else None for each, needed in zip(sums, wanted[1:], strict=True)]
         self.team = single.team if self.fetch or any(self.sums) else (single.transport.rank,)
@@ -156,7 +156,7 @@ class _Call:
         return of_x, *self._summed(*parts)
 
     def _summed(self, of_weight: Tensor | None, of_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Complete gradients of the parameters."""
+        """The gradients of the parameters, summed over their sharers."""
         first, second = self.sums
         if first is not None and second is not None and first[0].team == second[0].team:
             assert of_weight is not None
@@ -171,14 +171,14 @@ class _Call:
         return of_weight, of_bias
 
     def recorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor], depth: int) -> Gradients:
-        """The same by nodes that can be differentiated again."""
+        """The same, through nodes that can be differentiated again."""
         key, call, _ = self.ticket
         if self.sums[0] is not None:  # its gradient is a sum
             operator, own = self.sums[0]
             weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
         if self.fetch is None:
             of_x, *parts = self.single.gradients(y, self.single.box_of(x, kept), weight, self.wanted)
-        else:  # fetched again: this box knows where it comes from
+        else:  # fetched again, so that the box is part of the graph
             box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
             of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
             of_x = apply(cast(Tensor, of_x), self.fetch.adjoint, Ticket(key, call, depth), True)

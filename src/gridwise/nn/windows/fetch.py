@@ -1,13 +1,13 @@
-"""The operator of windowed layers: bring the box that a worker needs, with room around it, in one copy.
+"""The operator of windowed layers: fetch the box that a worker needs, with margins around it, in one copy.
 
-    forward   y = E A x      A moves pieces to the needed box (`carrier`); E sets it into a larger one, with filled
-              margins
+    forward   y = E A x      A moves pieces to the needed box (`carrier`); E embeds it into a larger one, with
+              filled margins
     adjoint   x = A' E' y    the margins are dropped, the rest goes back and is added
     bytes     what the route sends; the margins cost nothing
 
-Padding with zeros would be a second copy of the whole block after the movement: here messages and the worker's block land in
-the padded tensor directly; where the pieces are a stack (`grid.stacking`), by one concatenation. A worker that needs just
-what it owns, without margins, gets its own tensor and no copy.
+Padding after the movement would copy the whole block a second time. Here messages and the worker's block go directly
+into the padded tensor, by one concatenation where the pieces form a stack (`grid.stacking`). A worker that needs
+exactly what it owns, without margins, gets its own tensor and no copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..engine.carrier import HALVES, Margins, Move, MoveBack, Place
 class Fetch(Move):
     """Move along a route into a box with `margins`, filled with `fill` (which is not part of the linear map).
 
-    `fresh_gradients` promises that the result goes to a torch function which makes a new gradient for it, seen by
+    `fresh_gradients` promises that the result goes to a torch function which makes a new gradient for it, used by
     nothing else: the adjoint then adds in place and returns a view, without a copy of the block.
     """
 
@@ -50,7 +50,7 @@ class Fetch(Move):
         self.received = sum(message.volume for message in plan.receives)
         self.stacking = stacking_of(plan, self.margins)
         self._filled: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
-        """The margins of a stack."""
+        """The filled margins before and after a stack, by dtype."""
 
     @cached_property
     def adjoint(self) -> FetchBack:
@@ -75,7 +75,7 @@ class Fetch(Move):
         return y
 
     def _stacked(self, stacking: Stacking, x: Tensor, received: Sequence[Tensor]) -> Tensor:
-        """The box, by one call of torch, from this worker's block and what was received."""
+        """The box, concatenated in one call from this worker's block and what was received."""
         before, after = self._filled.get(x.dtype) or self._fill(stacking, x.dtype)
         rows = [x if i == OWN else received[i] for i in stacking.order]
         if before.numel():
@@ -98,15 +98,15 @@ class Fetch(Move):
         return y
 
     def received_pieces(self, y: Tensor) -> list[Tensor]:
-        """Copies of what came from others, out of a fetched box."""
+        """Copies of the pieces of a fetched box that came from peers."""
         return [place(y).clone() for place in self.traffic.arriving]
 
     def bytes_freed(self, y: Tensor) -> int:
-        """What is freed if a fetched box is put together again from the worker's block and what was received."""
+        """How many bytes are freed if a fetched box is kept as received pieces, and assembled again from them."""
         return y.nbytes - self.received * y.element_size()
 
     def put_together(self, x: Tensor, received: Sequence[Tensor]) -> Tensor:
-        """The box that was fetched, from this worker's block and `received_pieces`; nothing is sent."""
+        """The fetched box, assembled again from this worker's block and `received_pieces`; nothing is sent."""
         y = self.room_for(x)
         for source, target in self.kept:
             put(target(y), source(x), add=False)

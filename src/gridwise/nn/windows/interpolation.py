@@ -1,11 +1,11 @@
 """Interpolation along one dim: which rows of the input each row of the output is made of, and with what weights.
 
-    nearest    y_o = x_i               i from torch's own kernel, asked about the global dim
+    nearest    y_o = x_i               i from torch's own kernel, run on the global dim
     linear     y_o = (1 - w) x_i + w x_j     i = floor(s), j = min(i + 1, n - 1), w = s - i
-    cubic      y_o = sum_k c_k(w) x_(i + k - 1)     k = 0 .. 3, rows outside are those of the edge, c with A = -0.75
+    cubic      y_o = sum_k c_k(w) x_(i + k - 1)     k = 0 .. 3, rows outside repeat the edge, c with A = -0.75
 
 with s the source coordinate of output o, from *global* coordinates, in the arithmetic of ATen (UpSample.h): float64 for
-float64 and float32 for all else. `upsampling` moves the rows that the taps name.
+float64 and float32 for all else. `upsampling` moves the source rows.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CUBIC_A = -0.75
 
 @dataclass(frozen=True)
 class InterpolationWeights:
-    """Along one dim, the sources of each output, one tensor of rows for each tap, and their weights; none for nearest.
+    """Along one dim, the source rows of each output and their weights: a tensor for all first sources, and so on.
 
-    The second of two taps has the weight given, the first has the rest.
+    Nearest has no weights. Of two sources only the second has its weight given; the first has the rest.
     """
 
     rows: tuple[Tensor, ...]
@@ -43,7 +43,7 @@ class InterpolationWeights:
         return int(self.rows[0][start]), int(self.rows[-1][stop - 1]) + 1
 
     def cut(self, outputs: Interval, origin: int, device: torch.device) -> InterpolationWeights:
-        """The taps of the outputs ``[o0, o1)``, with sources counted from `origin`."""
+        """The sources, counted from `origin`, and weights of the outputs ``[o0, o1)``."""
         own = slice(*outputs)
         return InterpolationWeights(
             tuple((rows[own] - origin).to(device) for rows in self.rows),
@@ -58,7 +58,7 @@ class InterpolationWeights:
         if not weights:
             return parts[0]
         if len(weights) == 1:
-            weights = [1 - weights[0], *weights]  # as torch weighs both: `lerp` makes nan of what is infinite
+            weights = [1 - weights[0], *weights]  # weighted as in torch: `lerp` turns infinity into nan
         y = parts[0] * weights[0]
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             y = torch.addcmul(y, part, weight)
@@ -66,11 +66,11 @@ class InterpolationWeights:
 
 
 def nearest_weights(mode: str, n_in: int, n_out: int, scale: float | None, x: Tensor) -> InterpolationWeights:
-    """The sources that torch's kernel takes for tensors like `x`: it interpolates the row numbers themselves."""
+    """The sources that torch's kernel takes for tensors like `x`, found by interpolating the row numbers themselves."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if n_in > 2**24 and dtype == torch.float32:
         raise UnsupportedError(f"mode {mode!r} of a dim of {n_in} rows needs float64: float32 cannot number them.")
-    device = "cpu" if x.is_meta else x.device  # of a plan, which has no numbers
+    device = "cpu" if x.is_meta else x.device  # a plan has no numbers
     rows = torch.arange(n_in, dtype=dtype, device=device).view(1, 1, n_in)
     return InterpolationWeights(
         (getattr(torch.ops.aten, NEAREST[mode][0])(rows, [n_out], scale).view(n_out).long().cpu(),)
@@ -80,7 +80,7 @@ def nearest_weights(mode: str, n_in: int, n_out: int, scale: float | None, x: Te
 def linear_weights(
     n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype
 ) -> InterpolationWeights:
-    """Two sources and the weight of the second; a dim that keeps its extent is copied, whatever the scale says."""
+    """Two sources and the weight of the second; a dim that keeps its extent is copied, whatever the scale."""
     if n_in == n_out:
         rows = torch.arange(n_out, device="cpu")
         return InterpolationWeights((rows, rows), (torch.zeros(n_out, device="cpu"),))
@@ -114,7 +114,7 @@ def _outer(t: Tensor) -> Tensor:
 
 
 def _coordinates(n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype) -> Tensor:
-    """Where in the input each output lies (area_pixel_compute_scale and what follows it)."""
+    """The source coordinate of each output (ATen's area_pixel_compute_scale and area_pixel_compute_source_index)."""
     outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
     if align_corners:
         return (_divided(n_in - 1, n_out - 1, outputs) if n_out > 1 else outputs.new_zeros(())) * outputs

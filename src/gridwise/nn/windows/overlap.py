@@ -1,4 +1,4 @@
-"""Switches of earlier versions that have no effect any more: they warn, and go with the next version."""
+"""Switches of earlier versions that no longer have any effect: they warn, and will be removed in the next version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 def overlap(enabled: bool) -> AbstractContextManager[None]:
-    """No effect: there is one way to compute a layer now, with or without this.
+    """No effect: a layer is now computed in the same way with or without this.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def _without_effect(name: str) -> AbstractContextManager[None]:
 
 
 def _warn(what: str, fix: str) -> None:
-    words = f"{what} has no effect any more and goes with the next version.\n  fix: {fix}."
+    words = f"{what} has no effect any more and will be removed in the next version.\n  fix: {fix}."
     warnings.warn(words, FutureWarning, stacklevel=4)
 
 

@@ -1,15 +1,15 @@
-"""What a worker's outputs see, and how little of it is kept for backward.
+"""The input of a worker's outputs, and what is kept of it for backward.
 
 Torch saves the input of a layer for the layer's gradient. Here that is the fetched box: a copy of the worker's block with
-halos and padding around it. The own block lives on besides, because the layer before has saved it or the user holds it.
-So what torch would save of the box is replaced (`torch.autograd.graph.saved_tensors_hooks`):
+halos and padding around it. The block itself mostly stays alive anyway, because the previous layer has saved it or the
+user holds it. So what torch would save of the box is replaced (`torch.autograd.graph.saved_tensors_hooks`):
 
-    convolutions       by a reference to the worker's block and copies of what was received; the box is put together again
+    convolutions       by a reference to the worker's block and copies of the received pieces; the box is assembled again
                        in backward, without a message
     pooling, padding   by its shape: their gradients read nothing else (maxima are found by their indices)
 
-Under hooks of the user (`save_on_cpu`, `torch.utils.checkpoint`) those decide, and nothing is replaced. In backward a
-block that was changed in place is noticed by its version, as torch does. Most convolutions are a node of their own
+Hooks of the user (`save_on_cpu`, `torch.utils.checkpoint`) take precedence: under them nothing is replaced. Backward
+notices by its version that a block was changed in place, as torch does. Most convolutions are a single node
 (`conv_node`), which keeps the same pieces by itself.
 """
 
@@ -27,17 +27,17 @@ from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hook
 from .fetch import Fetch
 
 Call = Callable[[Tensor], Any]
-"""What a layer makes of what was fetched."""
+"""Computes the outputs of a layer from what was fetched."""
 Pad = Callable[[Tensor], Tensor]
 Again = Callable[[], Tensor]
-"""Makes a saved tensor again."""
+"""Makes again what torch would have saved."""
 
 LEAST = 1 << 20
-"""How many bytes must be freed to be worth it: for smaller blocks the copy in backward takes 5 to 10 % of the layer."""
+"""How many bytes must be freed to be worth it: for smaller blocks the copy in backward takes 5 to 10 % of the time."""
 
 
 class WindowInput:
-    """A tensor that this worker's outputs are made from, as it is."""
+    """The input of this worker's outputs, saved for backward by torch as usual."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -48,9 +48,9 @@ class WindowInput:
 
 
 class FetchedInput(WindowInput):
-    """What was made of the worker's block `own` by `fetch`, and then, where torch pads it, by `pad`.
+    """The `box` that `fetch` made from the worker's block `own`, padded by `pad` where torch does the padding.
 
-    `reads_values` says whether the gradient of what is computed from it reads its values, or its shape alone.
+    `reads_values` says whether the gradient of what is computed from it reads its values, or only its shape.
     """
 
     def __init__(self, own: Tensor, fetch: Fetch, box: Tensor, pad: Pad | None, reads_values: bool) -> None:
@@ -67,7 +67,7 @@ class FetchedInput(WindowInput):
             return call(self.x)
 
     def _is_worth_it(self) -> bool:
-        """Whether it frees much if the block is kept alive elsewhere, and costs less than it frees if it is not."""
+        """Whether this frees enough if the block is alive anyway, and does not cost more than it frees if it is not."""
         freed = self.fetch.bytes_freed(self.box)
         return freed >= LEAST and 2 * freed >= self.own.nbytes and not self.own.is_inference()
 
@@ -79,9 +79,9 @@ class FetchedInput(WindowInput):
         return SavedPieces(self.own, self.fetch, self.box)
 
     def made_again(self, saved: Tensor, values: bool) -> Again:
-        """A function that makes again what torch would save; with any `values` unless they are asked for."""
+        """A function that makes again what torch would save; uninitialised unless `values` are needed."""
         size, stride, offset, memory = saved.size(), saved.stride(), saved.storage_offset(), _memory(saved)
-        # weights, indices, a copy as autocast makes it, a view of real or imaginary parts
+        # weights, indices, a copy made by autocast, a view of real or imaginary parts
         if memory not in (_memory(self.x), _memory(self.box)) or saved.dtype != self.box.dtype:
             return partial(check_version, saved.detach(), saved._version)
         if not values:
@@ -96,7 +96,7 @@ class FetchedInput(WindowInput):
 
 
 class _Replace:
-    """The hook that is given what torch would save. Torch keeps it for as long as what it returned."""
+    """The hook that gets what torch would save. Torch keeps the hook as long as what it returned."""
 
     def __init__(self, input: FetchedInput, values: bool) -> None:
         self.input: FetchedInput | None = input
@@ -114,7 +114,7 @@ def _replacing(input: FetchedInput, values: bool) -> Iterator[None]:
         with saved_tensors_hooks(replace, _again):
             yield
     finally:
-        replace.input = None  # or the box would be held
+        replace.input = None  # or the box would be kept alive
 
 
 def _again(make: Again) -> Tensor:
@@ -122,7 +122,7 @@ def _again(make: Again) -> Tensor:
 
 
 def _may_hook() -> bool:
-    """Whether the user neither has hooks on what is saved, nor forbids them. Torch refuses to forbid hooks in use."""
+    """Whether the user neither has hooks for saved tensors, nor forbids them. Torch refuses to forbid hooks in use."""
     try:
         with disable_saved_tensors_hooks("hooks are in use"):
             pass
@@ -133,10 +133,10 @@ def _may_hook() -> bool:
 
 
 class SavedPieces:
-    """A fetched box in pieces, until it is asked for: those of the worker's block by reference, those received as copies.
+    """A fetched box, kept in pieces until it is needed: the worker's block by reference, received pieces as copies.
 
-    The box is then kept instead of the pieces, so that a block without other references is not in memory twice while torch
-    works on the box. Mostly that is the end of both: backward frees what it has used, unless the graph is retained.
+    From then on the box is kept instead of the pieces, so that a block without other references is not in memory twice
+    while torch works on the box. Mostly both are freed soon, since backward frees what it has used.
     """
 
     def __init__(self, own: Tensor, fetch: Fetch, box: Tensor) -> None:
@@ -158,7 +158,7 @@ def _memory(x: Tensor) -> int:
 
 
 def check_version(x: Tensor, version: int) -> Tensor:
-    """`x`, unless it has been changed in place since: then what torch says to that."""
+    """`x`; raises as torch does if it has been changed in place since `version`."""
     if x._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: the input "

@@ -1,13 +1,13 @@
 """What convolutions, pooling and padding share: for my block of the output, which box of the input do I need?
 
-    plan      output shape: asked of torch itself, on the meta device; the output's blocks are balanced
+    plan      output shape: from torch's layer itself, on the meta device; the output's blocks are balanced
               needs: per dim and place on the grid, the rows that the outputs there see (`grid.window`)
     call      fetch the needed box, with margins        one movement: halos, channels and padding at once (`fetch`)
               pad and crop, for reflect and replicate   local
               call torch                                local
     backward  no code: each step has an exact adjoint
 
-Torch decides what is refused, too: what it says to the global shape is raised on all workers before anything is sent.
+Torch also decides what is refused: its error for the global shape is raised on all workers before anything is sent.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Share:
-    """This worker's part in a call: its block of what the grid computes (None without one), and how it gets there."""
+    """This worker's part in a call: its block of the outputs (None without one), and how it gets the input for it."""
 
     outputs: Box | None
     fetch: Fetch | None
-    """None when every worker needs what it owns."""
+    """None where every worker needs exactly what it owns."""
     rows: tuple[Rows, ...]
 
     @property
     def block(self) -> Box:
-        """The outputs, of a worker that has some."""
+        """The outputs of a worker that has some."""
         assert self.outputs is not None
         return self.outputs
 
@@ -100,10 +100,10 @@ class WindowedLayer(Layer):
     """How many dims of space, after batch and channels."""
     _template: torch.nn.Module
     _share: Share
-    """This worker's part in a call; like `_agreed` there is one once the layer is set up."""
+    """This worker's part in a call; like `_agreed`, assigned by set-up."""
     _agreed: Structure
     return_indices: bool = False
-    """Of maximum pooling."""
+    """Whether maximum pooling returns indices too."""
 
     def __init__(self, P_x: Partition) -> None:
         super().__init__()
@@ -123,15 +123,15 @@ class WindowedLayer(Layer):
         return Grid(partition.ranks, (1,) * (self.dims + 2 - partition.dim) + partition.shape)
 
     def _imitates(self, template: torch.nn.Module) -> None:
-        """Remember torch's layer, on the meta device: it knows the output's shape and what to refuse."""
-        self.__dict__["_template"] = template  # no child: it has no part in this layer's state
+        """Keep torch's layer, on the meta device: it knows the output's shape and what to refuse."""
+        self.__dict__["_template"] = template  # not a submodule: it is no part of this layer's state
         for name in (*self._fixed, *self._settings):
             if hasattr(template, name):
                 setattr(self, name, getattr(template, name))
 
     @property
     def _sequential(self) -> Any:
-        """Torch's layer, as this one is set now."""
+        """Torch's layer, with the current settings of this one."""
         template: Any = self._template
         for name in self._settings:
             setattr(template, name, getattr(self, name))
@@ -142,7 +142,7 @@ class WindowedLayer(Layer):
         return words
 
     def _each(self, size: int | Sequence[int]) -> tuple[int, ...]:
-        """A size for each dim of space, where torch takes one for all too."""
+        """A size for each dim of space, from one for each or one for all."""
         sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
         return sizes * self.dims if len(sizes) == 1 else sizes
 
@@ -182,7 +182,7 @@ class WindowedLayer(Layer):
         """The global output's shape; raises what torch would raise for the global input."""
         template = self._sequential
         for name in template._parameters:
-            value = self._parameters.get(name, next(self.parameters(), None))  # computed from others, of one dtype
+            value = self._parameters.get(name, next(self.parameters(), None))  # computed from others, of the same dtype
             if value is not None:
                 blank = torch.empty(self._spreads[name].shape, dtype=value.dtype, device="meta")
                 dtype = value.dtype if autocasts() else dtype
@@ -190,7 +190,7 @@ class WindowedLayer(Layer):
         x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
         try:
             with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about how torch would compute it, which it does not
+                warnings.simplefilter("ignore")  # about a computation that is not carried out
                 y = template(x)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             asked = f"{self._says} cannot take a global input of shape {tuple(x.shape)}, {dtype}"
@@ -206,7 +206,7 @@ class WindowedLayer(Layer):
             )
 
     def _try_convolution(self, dtype: torch.dtype, convolve: Callable[..., Tensor]) -> None:
-        """Raise what torch raises to an input of this dtype and weights of theirs."""
+        """Raise torch's error, if any, for an input of this dtype and parameters of the dtypes that they have."""
         x = torch.empty(0, dtype=dtype, device=self._agreed.device)
         weight, bias, ones = self._parameters.get("weight"), self._parameters.get("bias"), (1,) * (self.dims + 2)
         if weight is not None:
@@ -226,7 +226,7 @@ class WindowedLayer(Layer):
         wrap: bool = False,
         fill: float = 0.0,
     ) -> tuple[Fetch | None, tuple[Rows, ...]]:
-        """The movement that brings each worker of `grid` what its rows need, and this worker's rows for each dim."""
+        """The movement that brings each worker of `grid` the input of its rows, and this worker's rows for each dim."""
         hulls = tuple(tuple(rows.hull for rows in line) for line in space)
         needs = Needs(grid, (tuple(batch), tuple(channels), *hulls), (False, False, *(wrap,) * self.dims))
         rank = self.P_x.transport.rank
@@ -242,7 +242,7 @@ class WindowedLayer(Layer):
         return Fetch(self.P_x.transport, self._team, self._says, plan, *options), mine
 
     def _share_on_grid(self, source: Layout, shape: Shape, wrap: bool = False, fill: float = 0.0) -> Share:
-        """This worker's part where the grid of the input makes balanced blocks of the output, channel by channel."""
+        """This worker's part if the output is balanced on the grid of the input, and channels are not mixed."""
         target = Layout.balanced(source.grid, shape)
         batch, channels, *space = target.cuts
         extents = source.global_shape[2:]
@@ -257,7 +257,7 @@ class WindowedLayer(Layer):
 
     @property
     def _nothing(self) -> Callable[[Tensor], Tensor]:
-        """Makes what a worker without outputs gets: ``(batch, 0)``, of its own batch if it has one."""
+        """Makes the result of a worker without outputs: ``(batch, 0)``, with its own batch if it has one."""
         batch = self._batch
         return lambda x: x.new_empty(batch, 0)
 
@@ -289,32 +289,32 @@ class WindowedLayer(Layer):
 
     _pad_mode = "constant"
     _fresh_gradients = True
-    """Whether what is fetched always goes to a function of torch that makes a new gradient for it."""
+    """Whether what is fetched always goes to a torch function that makes a new gradient for it."""
     _reads_values = False
-    """Whether that function's gradient reads the values of what was fetched, and not its shape alone."""
+    """Whether that function's gradient reads the values of what was fetched, and not only its shape."""
 
     @abstractmethod
     def _local(self, x: Tensor, share: Share) -> Any:
         """The outputs of this worker from the `_window_input` of `x`; zero-volume and connected to it where it has none."""
 
     def _outside(self, x: Tensor) -> Any:
-        """What a worker outside the grid gets: a zero-volume tensor that can be differentiated like all others."""
+        """The result of a worker outside the grid: a zero-volume tensor that can be differentiated like all others."""
         y = x.flatten()[:0]
         for parameter in self.parameters(recurse=False):
             y = y + parameter.flatten()[:0]
         return self._with_indices(as_batch(y, x))
 
     def _empty(self, share: Share, x: Tensor) -> Any:
-        """What a worker without outputs makes of `x`, for layers without parameters."""
+        """The result of a worker without outputs, connected to `x`, for layers without parameters."""
         return self._with_indices(empty_output(share.shape, x))
 
     def _with_indices(self, y: Tensor) -> Any:
-        """`y`, without elements, and indices for it if the layer returns them."""
+        """`y`, which has no elements, and its indices if the layer returns them."""
         return (y, y.new_empty(y.shape, dtype=torch.int64)) if self.return_indices else y
 
 
 def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
-    """What was fetched, padded and cropped as the rows of each dim say."""
+    """What was fetched, padded and cropped along each dim as its `Rows` say."""
     if any(any(line.pad) for line in rows):
         x = F.pad(x, [n for line in reversed(rows) for n in line.pad], mode)
     for d, line in enumerate(rows, 2):
@@ -324,9 +324,9 @@ def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
 
 
 def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """A tensor that depends on all of these as a layer's output does, without calling torch's; zeros, if it has volume.
+    """A tensor that depends on the arguments as a layer's output does, without calling torch's; zero if it has volume.
 
-    A worker with nothing to compute enters the same adjoints and sums as all others, of first and of second order: the
+    So a worker with nothing to compute enters the same adjoints and sums as all others, of first and second order: the
     output is linear in `x`, in `weight` and in `bias`.
     """
     total = x.sum(dtype=x.dtype)
@@ -338,5 +338,5 @@ def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Te
 
 
 def as_batch(nothing: Tensor, x: Tensor) -> Tensor:
-    """`nothing`, without elements, in the shape that it has for the input `x`: ``(batch, 0)``, or ``(0,)`` without one."""
+    """`nothing`, which has no elements, in the shape for the input `x`: ``(batch, 0)``, or ``(0,)`` without a batch."""
     return nothing.reshape(x.shape[0], 0) if x.dim() > 1 else nothing

@@ -125,6 +125,22 @@ def pair(processes: dict[int, int] | None = None) -> tuple[Mailboxes, Mailboxes]
     return tuple(Mailboxes(offer.segment, {0: 0, 1: 1}, me, mine, False) for me in (0, 1))
 
 
+def test_what_had_arrived_before_a_cut_is_delivered(monkeypatch):
+    one, other = pair()
+    x = torch.zeros(3)
+    pending = one.post([], [(1, [x])], torch.float32)
+
+    def sends_and_fails(*_: object) -> None:
+        other.post([(0, [torch.ones(3)])], [], torch.float32)
+        one.is_cut = True
+
+    monkeypatch.setattr(futex, "wait", sends_and_fails)
+    pending.wait()
+    assert x.tolist() == [1, 1, 1]
+    with pytest.raises(NodeError, match="cut"):
+        one.post([(1, [x])], [], torch.float32)
+
+
 @pytest.mark.parametrize(
     ("sent", "kind", "awaited", "text"),
     [

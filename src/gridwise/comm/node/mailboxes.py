@@ -139,7 +139,7 @@ class Mailboxes:
         words, door, asleep = self._words, self._door_at, self._asleep_at
         since = called = look_at = 0.0
         while True:
-            seen = words[door]
+            seen, was_cut = words[door], self.is_cut
             moved = False
             for box in self._busy:
                 moved |= box.advance()
@@ -148,6 +148,8 @@ class Mailboxes:
             if moved:
                 since = 0.0
                 continue
+            if was_cut:  # before the last look: what had arrived by then is delivered
+                raise NodeError("the connections of this worker were cut")
             now = time.perf_counter()
             since = since or now
             if self.meanwhile is not None and now - (called or since) > CALL_SECONDS:
@@ -160,8 +162,6 @@ class Mailboxes:
             if not is_done():
                 futex.wait(self._door, seen, SLICE)
             words[asleep] = 0
-            if self.is_cut:
-                raise NodeError("the connections of this worker were cut")
             if now > look_at:
                 look_at = now + LIFE_SECONDS
                 self._look_for_mismatches(missing)

@@ -1,4 +1,4 @@
-"""What keeping freed memory gains, and what it costs: large temporary tensors with GRIDWISE_MALLOC on and off.
+"""What keeping freed memory gains and costs: large temporary tensors with GRIDWISE_MALLOC on and off.
 
 python benchmarks/allocator.py
 """
@@ -17,7 +17,7 @@ from gridwise.comm.launching.pool import Pool
 
 
 def convolution_step(rounds: int) -> tuple[float, int, float, float]:
-    """Median seconds of a step, page faults in it, peak and final resident memory in MiB."""
+    """Median seconds of a step, its page faults, and peak and final resident memory in MiB."""
     torch.set_num_threads(1)
     layer = torch.nn.Conv2d(16, 16, 3, padding=1)
     x = torch.randn(4, 16, 256, 512, requires_grad=True)

@@ -1,11 +1,11 @@
-"""One worker on a GPU against plain torch: steps as they are, captured as CUDA graphs, and compiled.
+"""One worker on a GPU against plain torch: training steps run eagerly, captured as CUDA graphs, and compiled.
 
     python benchmarks/captured.py [--models small large resnet] [--ways plain layers captured bf16 fp16 compiled] [--workers 2]
 
-`layers` is a model built of `gridwise.nn` by hand; the other ways use `distribute`; `bf16` and `fp16` are under autocast;
-`compiled`, which takes minutes, is left out by default. Each way is compared with plain torch in the same way: a captured step
-with a captured one. Also how many kernels a step launches; goal: 1.3 times torch's. Medians; every sample ends with the device
-idle.
+`layers` is a model built by hand from `gridwise.nn`; the other ways use `distribute`; `bf16` and `fp16` run under
+autocast; `compiled`, which takes minutes, is not run by default. Each way is compared with torch run the same way: a
+captured step with a captured one. The table also counts the kernels that a step launches; the goal is 1.3 times
+torch's. Medians; every sample ends with the device idle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from run import NOTHING_HERE
 
 
 class Bottleneck(torch.nn.Module):
-    """Three convolutions, each with batch norm, beside a shortcut."""
+    """Three convolutions, each with batch norm, and a shortcut."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Bottleneck(torch.nn.Module):
 
 
 class ResNet50(torch.nn.Sequential):
-    """ResNet-50 of images."""
+    """ResNet-50 for images."""
 
     def __init__(self) -> None:
         stem = [torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(64), torch.nn.ReLU()]
@@ -73,7 +73,7 @@ MODELS: dict[str, Model] = {
 
 
 def of_layers(model: torch.nn.Module, P_x: gridwise.CartesianPartition) -> torch.nn.Module:
-    """The model with layers on a grid in the place of torch's."""
+    """The model with its torch layers replaced by distributed ones."""
     nn = gridwise.nn
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -94,7 +94,7 @@ def of_layers(model: torch.nn.Module, P_x: gridwise.CartesianPartition) -> torch
 def step_of(
     model: torch.nn.Module, loss: torch.nn.Module, shape: tuple[int, ...], classes: int, half: torch.dtype | None = None
 ) -> Any:
-    """A training step and its inputs, on CUDA; under autocast to `half` if given."""
+    """A training step and its inputs on CUDA, under autocast to `half` if given."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(shape, device="cuda")
     with torch.no_grad():
@@ -113,7 +113,7 @@ def step_of(
 
 
 def captured_by_torch(step: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[[], object]:
-    """Plain torch's step as a CUDA graph, used as ours is: inputs copied in, the loss copied out."""
+    """Plain torch's step as a CUDA graph, used like ours: inputs copied in, the loss copied out."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -133,7 +133,7 @@ def captured_by_torch(step: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -
 
 
 def launches(run: Callable[[], object]) -> int:
-    """How many kernels a step launches."""
+    """The number of kernels that a step launches."""
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
         run()
@@ -171,11 +171,11 @@ def rows(name: str, ways: list[str], rounds: int) -> Iterator[tuple[str, ...]]:
 
 
 SHARED = {"small": ((1, 3, 256, 128), 16, 2.5), "large": ((4, 3, 256, 512), 64, 1.15)}
-"""Blocks of each of several workers on one GPU, the width of the U-Net, and the ratio to stay below."""
+"""For several workers on one GPU: the block of each, the width of the U-Net, and the largest acceptable ratio."""
 
 
 def shared(name: str, workers: int, rounds: int) -> list[tuple[str, ...]]:
-    """Several workers on one GPU, captured (the pieces between movements) and not; the limit: without communication."""
+    """Several workers on one GPU, captured (between communications) and not; the limit has no communication."""
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, workers])
     torch.manual_seed(0)
     block, width, goal = SHARED[name]

@@ -3,15 +3,15 @@
     python benchmarks/checkpoint.py                        2 GiB and 10,000 tensors, 1 and 2 workers; needs 10 GiB of memory
     python benchmarks/checkpoint.py --size 256             with less of it
 
-Every save ends with the data synced to the disk, every load fills tensors that exist. "raw" writes each tensor's bytes to
-one file per worker and syncs it, and reads them back into place: no format, no checksum. Loads are measured twice: from
-the disk, after the system was asked to drop the files from its memory, as after a restart ("load"); and from the system's
-memory ("warm"). The ways take turns, and the best of `--repeat` rounds counts, because other programs share the disk.
-"x raw" is the speed relative to raw; "+MiB" is the largest resident memory above that before the call. The line below
-the table says how fast a warm load can be that hashes all bytes where they lie before it copies any, on one core per
-worker; gridwise has as many threads as there are cores for each worker, and the next line says how many that are. A save
-or load ends when all workers have done it; a stall is how long the call keeps the slowest worker from training, and so is
-the memcpy that it is compared with: neither clock waits for the other workers after the call.
+Every save ends with the data synced to disk; every load fills existing tensors. "raw" writes each tensor's bytes to one
+file per worker, syncs it, and reads them back in place: no format, no checksum. Loads are measured twice: from disk,
+after the system was asked to drop the files from its page cache, as after a restart ("load"), and from the page cache
+("warm"). The ways take turns, and the best of `--repeat` rounds counts, because other programs share the disk. "x raw"
+is the speed relative to raw; "+MiB" is the peak resident memory during the call, above that before it. The line below
+the table is the speed of a warm load that hashes all bytes in place before it copies any, with one core per worker;
+gridwise uses as many threads per worker as there are cores for it, a number given in the next line. A save or load ends
+when all workers have finished; a stall is how long the call keeps the slowest worker from training, measured like the
+memcpy that it is compared with: neither waits for the other workers after the call.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ State = dict[str, Tensor]
 
 
 def large(size: int, workers: int) -> State:
-    """`size` MiB in 16 tensors of the whole job; this worker's part of them."""
+    """This worker's part of 16 tensors that have `size` MiB in all."""
     rows = size * MIB // 16 // 4 // 1024 // workers
     return {f"layer{i}.weight": torch.full((rows, 1024), float(i + 1)) for i in range(16)}
 
 
 def small(count: int, workers: int) -> State:
-    """`count` tensors of 4 KiB in the whole job."""
+    """This worker's part of `count` tensors of 4 KiB."""
     return {f"layers.{i}.weight": torch.full((32, 32), float(i)) for i in range(count // workers)}
 
 
 class Peak:
-    """The largest resident memory while the body runs, above that before it."""
+    """Peak resident memory while the body runs, above that before it."""
 
     def __enter__(self) -> Peak:
         self.before = self.most = _resident()
@@ -91,7 +91,7 @@ def raw_load(path: Path, state: State, rank: int) -> None:
 
 
 def hashed_load(path: Path, state: State, rank: int) -> None:
-    """The least that a load has to do which changes nothing before all is checked: a pass of hashing, then raw's."""
+    """The least work of a load that checks all bytes before changing any tensor: one hashing pass, then a raw load."""
     import xxhash
 
     for x in state.values():
@@ -168,7 +168,7 @@ def _ours(state: State) -> Any:
 
 
 def memcpy_into(copy: State) -> Callable[[Path, State, int], None]:
-    """The limit of a copy of the state into memory that is there already: `copy`."""
+    """The limit of copying the state into existing memory, `copy`."""
 
     def memcpy(path: Path, state: State, rank: int) -> None:
         for key, value in state.items():
@@ -193,7 +193,7 @@ def _sync(path: Path) -> None:
 
 
 def drop_from_memory(folder: Path) -> None:
-    """Ask the system to forget the contents of these files, so that the next reading comes from the disk."""
+    """Ask the system to drop these files from its page cache, so that they are next read from disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)

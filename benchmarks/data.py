@@ -1,13 +1,13 @@
-"""The data loader against a bare loop over the same blocks, in the same run; and what each worker reads beside its share.
+"""The data loader against a bare loop over the same blocks, in the same run; and the bytes that each worker reads.
 
     python benchmarks/data.py                    64 samples of 1 x 64 x 64 x 64 float32 on 2 workers, (1, 1, 2, 1, 1)
 
-The bare loop opens the file with its library, slices this worker's block of each sample, in the same order, and stacks
-batches. The ways take turns, epoch by epoch, from the system's memory; the best of `--repeat` epochs of each counts, of the
-slowest worker. "x bare" is the loader's throughput relative to that; the goal is 0.9. Nobody computes meanwhile, so reading
-ahead gains nothing here. "read" is what a worker has taken from the file in a first epoch, as the system counts it: for .npy
-what came from the disk, with the system's read-ahead, else the bytes that the library has read. "share" is its part of the
-file's bytes.
+The bare loop opens the file with its library, slices this worker's block of each sample in the same order, and stacks
+batches. The ways take turns, epoch by epoch, reading from the page cache; the best of `--repeat` epochs counts, for the
+slowest worker. "x bare" is the loader's throughput relative to that loop; the goal is 0.9. Nothing is computed
+meanwhile, so read-ahead gains nothing here. "read" is what a worker reads of the file in a first epoch, as the system
+counts it: for .npy the bytes from disk, including the system's read-ahead, else the bytes read by the library. "share"
+is the worker's part of the file's bytes.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ def opened(path: Path) -> Any:
 
 
 def bare(array: Any, block: tuple[slice, ...], order: list[int]) -> Iterator[torch.Tensor]:
-    """Batches as somebody would read them who needs no library of ours."""
+    """Batches as one would read them without Gridwise."""
     for first in range(0, len(order), BATCH):
         yield torch.from_numpy(np.stack([array[(i, *block[1:])] for i in order[first : first + BATCH]]))
 
 
 def taken(suffix: str) -> int:
-    """What this process has read so far: from the disk for a mapped file, by calls otherwise."""
+    """Bytes that this process has read so far: from disk for a mapped file, by system calls otherwise."""
     counter = "read_bytes" if suffix == ".npy" else "rchar"
     return int(re.findall(rf"{counter}: (\d+)", Path("/proc/self/io").read_text())[0])
 
 
 def forget(path: Path) -> None:
-    """Let the system drop a file from its memory, so that it has to be read from the disk."""
+    """Ask the system to drop a file from its page cache, so that it is next read from disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -79,7 +79,7 @@ def seconds(batches: Callable[[], Iterator[torch.Tensor]]) -> float:
 
 
 def measure(path: Path, repeat: int) -> dict[str, Any]:
-    """Best times of an epoch, and bytes, of this worker."""
+    """This worker's best epoch times, and the bytes it read."""
     P_x = gridwise.world().create_cartesian_topology_partition(GRID)
     block = gridwise.local_slice(P_x, SHAPE)
     array, dataset = opened(path), BlockDataset(path, P_x)

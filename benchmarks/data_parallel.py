@@ -1,11 +1,11 @@
-"""A batch cut over workers, beside torch's DistributedDataParallel over the same workers and without communication.
+"""A batch split over workers, against torch's DistributedDataParallel and against no communication at all.
 
     python benchmarks/data_parallel.py [--workers 8] [--rounds 11] [--wire bfloat16]
 
-The same U-Net on the same blocks three times, taking turns in the same processes: by `gridwise.distribute` on a grid that
-cuts the batch only, by DistributedDataParallel over gloo, and alone. With group norm all three do the same work. With batch
-norm they do not: ours takes the mean and variance of the whole batch, as one process would, DistributedDataParallel those of
-each worker's samples.
+The same U-Net runs on the same blocks three times, taking turns in the same processes: by `gridwise.distribute` on a
+grid that cuts only the batch, by DistributedDataParallel over gloo, and alone. With group norm all three do the same
+work. With batch norm they do not: ours uses the mean and variance of the whole batch, as one process would,
+DistributedDataParallel those of each worker's samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CASES = {
     "(1,3,256,256) a worker, width 16": (16, (1, 3, 256, 256)),
     "(1,3,64,64) a worker, width 64": (64, (1, 3, 64, 64)),
 }
-"""Much work for few parameters, and little for many."""
+"""Much work with few parameters, and little work with many."""
 GOAL = 1.10
 
 
@@ -43,7 +43,7 @@ def with_groups(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def on_wire(wire: str, run: Callable[[], object]) -> Callable[[], None]:
-    """The step with its gradients on the wire as this dtype says; 'full' for their own."""
+    """The step with its gradients sent in this dtype; 'full' sends them in their own."""
     dtype = None if wire == "full" else getattr(torch, wire)
 
     def both() -> None:
@@ -54,7 +54,7 @@ def on_wire(wire: str, run: Callable[[], object]) -> Callable[[], None]:
 
 
 def times(rounds: int, wire: str) -> list[tuple[str, str, list[float]]]:
-    """What each worker runs: the case, its norm, and the seconds of ours, of DistributedDataParallel and of the model alone."""
+    """Run by each worker: the case, its norm, and seconds of ours, DistributedDataParallel's and the model's alone."""
     torch.set_num_threads(1)
     world = gridwise.world()
     transport = world.transport

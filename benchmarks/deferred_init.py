@@ -3,9 +3,9 @@
     python benchmarks/deferred_init.py            1.2 billion parameters
     python benchmarks/deferred_init.py --small    60 million
 
-Every row is a fresh process that does one thing; the best CPU time of `--repeats` processes counts. Peak memory is
-the process's highest, less what it held before the task (Linux). The warm rows repeat the construction in one
-process, because the first use of the meta device imports much of torch.
+Every row is a fresh process that does one thing; the best CPU time of `--repeats` processes counts. Peak memory is the
+process's peak minus what it held before the task (Linux). The warm rows repeat the construction in one process, because
+the first use of the meta device imports much of torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZES = {"small": (8000, 512, 14), "full": (32000, 2048, 22)}  # vocabulary, wid
 
 
 class Model(nn.Module):
-    """Transformer encoder layers and an embedding that the head is tied to."""
+    """Transformer encoder layers, and an embedding tied to the head."""
 
     def __init__(self, vocabulary: int, width: int, layers: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def eighth(dim: int):
 
 
 def measure(task: str, size: tuple[int, int, int]) -> dict[str, float]:
-    """CPU seconds of a task and the bytes it adds to the peak of this process."""
+    """CPU seconds of a task, and the bytes it adds to this process's peak memory."""
     advance = 0.0
     settle = DrawCounter.settle
 

@@ -2,10 +2,11 @@
 
     python benchmarks/gpu.py [--transport gloo|mpi ...] [--workers 2 4] [--rounds 15]
 
-One worker: a training step of a distributed model beside that of the torch model it was made from. Several workers share
-the GPU: each runs its block through the plain model, all at once (the limit), and then the distributed model. Repartition:
-64 MB change hands, beside the same copies made by one process; the goal is 1.5 times those and 0.2 ms for the messages.
-Medians of the slowest worker; every sample ends with the device idle. Four workers have no goals.
+One worker: a training step of a distributed model against that of the torch model it was made from. Several workers
+sharing the GPU: each runs its block through the plain model, all at once (the limit), and then through the distributed
+model. Repartition: 64 MB change owners, against the same copies made by one process; the goal is 1.5 times those plus
+0.2 ms for the messages. Medians of the slowest worker; every sample ends with the device idle. No goals for four
+workers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from run import NOTHING_HERE
 
 
 class Row(NamedTuple):
-    """Seconds of ours and of the limit; the goal is `times` the limit and `more` seconds."""
+    """Our seconds and the limit's; the goal is `times` the limit plus `more` seconds."""
 
     name: str
     ours: float
@@ -47,7 +48,7 @@ class Row(NamedTuple):
 
 
 def sampled(sides: list[Callable[[], object]], rounds: int, repeat: int) -> list[float]:
-    """Medians in seconds of the slowest worker, the sides taking turns."""
+    """Median seconds of the slowest worker; the sides take turns."""
     world = gridwise.world()
     samples: list[list[float]] = [[] for _ in sides]
     for k in range(rounds + 3):
@@ -80,7 +81,7 @@ def step(model: torch.nn.Module, loss: torch.nn.Module, *shape: int) -> Callable
 
 
 def steps(rounds: int, workers: int, sizes: list[tuple[tuple[int, ...], int, float]]) -> list[Row]:
-    """U-Net steps: for each (block of a worker, width, times the limit that are the goal)."""
+    """U-Net steps for each case: (a worker's block, width, goal as a multiple of the limit)."""
     torch.manual_seed(0)
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, workers])
     found = []
@@ -95,7 +96,7 @@ def steps(rounds: int, workers: int, sizes: list[tuple[tuple[int, ...], int, flo
 
 
 def repartition(rounds: int, workers: int) -> list[Row]:
-    """64 MB from rows to columns."""
+    """Repartition of 64 MB from rows to columns."""
     world = gridwise.world()
     P_x, P_y = (world.create_cartesian_topology_partition(shape) for shape in ([workers, 1], [1, workers]))
     layer = gridwise.nn.Repartition(P_x, P_y)

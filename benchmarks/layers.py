@@ -2,9 +2,10 @@
 
     python benchmarks/layers.py [--transport mpi|gloo] [--rounds 11]
 
-The limit is torch's own layer on each worker's block, in the same processes, under the same allocator setting, the two
-sides taking turns; for 3-D convolutions in the faster of two ways, since torch's weight gradient is twice as fast when
-depth was padded by hand. Medians of the slower worker. The last rows are small: what a call costs besides its work.
+The limit is torch's own layer on each worker's block, in the same processes and with the same allocator setting, the
+two sides taking turns. For 3-D convolutions it is the faster of two ways, since torch's weight gradient is twice as
+fast if the depth is padded by hand. Medians of the slower worker. The last rows are small layers: the overhead of a
+call.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gridwise.comm.launching.pool import Pool
 Row = tuple[str, float, float]
 """Name, our seconds, the limit's."""
 Way = Callable[[torch.nn.Module, Tensor], Callable[[], object]]
-"""What is measured of a layer with an input."""
+"""The call that is measured, made from a layer and an input."""
 
 
 class HandPadded(torch.nn.Conv3d):
@@ -41,7 +42,7 @@ class HandPadded(torch.nn.Conv3d):
 
 
 def measured(sides: list[Callable[[], object]], rounds: int, repeat: int = 1) -> list[float]:
-    """Medians in seconds of the slower worker, the sides taking turns."""
+    """Median seconds of the slower worker; the sides take turns."""
     world = gridwise.world()
     samples: list[list[float]] = [[] for _ in sides]
     for k in range(rounds + 2):
@@ -68,7 +69,7 @@ def forward(layer: torch.nn.Module, x: Tensor) -> Callable[[], object]:
 
 
 def rows(rounds: int) -> list[Row]:
-    """What each worker runs."""
+    """The rows of the table; run by each worker."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     world = gridwise.world()

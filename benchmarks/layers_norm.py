@@ -1,10 +1,10 @@
-"""Batch norm, upsampling, losses and a whole U-Net step on 2 workers, against the same local work without communication.
+"""Batch norm, upsampling, losses and a U-Net step on 2 workers, against the same local work without communication.
 
     python benchmarks/layers_norm.py [--transport mpi|gloo] [--rounds 11]
 
-The limit is what each of two independent processes needs for torch's own layer on its block, in the same run, under the
-same allocator settings; the two sides take turns. Batch norm's limit normalises the block by itself: other numbers, the
-same work. Medians of the slower worker, forward + backward.
+The limit is the time that each of two independent processes needs for torch's own layer on its block, in the same run
+and with the same allocator settings; the two sides take turns. Batch norm's limit normalises the block by itself:
+different numbers, the same work. Medians of the slower worker, forward + backward.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def step(model: torch.nn.Module, loss: torch.nn.Module, *shape: int) -> Callable
 
 
 def rows(rounds: int) -> list[Row]:
-    """What each worker runs: names, our seconds, the limit's, the target."""
+    """The rows of the table, run by each worker: name, our seconds, the limit's, the target."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     nn, P_x = gridwise.nn, gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])

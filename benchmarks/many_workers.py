@@ -1,9 +1,9 @@
-"""What needs a machine with many cores: weak scaling on 16 workers, a batch cut over 8, and the order of grids of 8.
+"""Benchmarks that need many cores: weak scaling on 16 workers, a batch split over 8, and the order of grids of 8.
 
     python benchmarks/many_workers.py
 
-The same as `scaling.py --workers 8 16 --transport gloo`, `data_parallel.py --workers 8` and `planning_order.py --workers 8
---transport gloo --repeats 7`; without the 16 workers where there are fewer cores.
+The same as `scaling.py --workers 8 16 --transport gloo`, `data_parallel.py --workers 8` and `planning_order.py
+--workers 8 --transport gloo --repeats 7`; without 16 workers if there are fewer cores.
 """
 
 from __future__ import annotations

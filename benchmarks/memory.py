@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [--transport mpi|gloo] [--workers 2 4]
 
-Bytes that torch's allocator hands out during the step (forward, backward, optimiser), from the profiler's record of every
-allocation: activations, halos, gradients and what kernels need. As a cross check the growth of the resident set, with a
-malloc that gives every tensor back.
+Counted are the bytes that torch's allocator hands out during the step (forward, backward, optimiser), from the
+profiler's record of every allocation: activations, halos, gradients and workspaces of kernels. As a cross-check, the
+growth of the resident set, with a malloc that returns every freed tensor to the system.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENV = {
 
 @dataclass
 class Peaks:
-    """Bytes: a share of the sequential step, ours; resident: a share, ours; what a step receives of neighbours' blocks."""
+    """Bytes: 1/P of the sequential step, and ours; the same of the resident set; and the halos that a step receives."""
 
     share: float
     ours: int
@@ -69,7 +69,7 @@ def step_of(model: torch.nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def peak_of(step: Callable[[], None]) -> int:
-    """The most bytes that the allocator had handed out at any time in the step, above those before it."""
+    """The peak of the bytes handed out by the allocator during the step, above those before it."""
     step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         step()
@@ -82,7 +82,7 @@ def peak_of(step: Callable[[], None]) -> int:
 
 
 def resident_growth_of(step: Callable[[], None]) -> int:
-    """By how much the resident set grew at most during the step."""
+    """The largest growth of the resident set during the step."""
     step()
     before = _resident("VmRSS")
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
@@ -97,7 +97,7 @@ def _resident(field: str) -> int:
 
 
 def measured(name: str) -> Peaks:
-    """What each worker runs."""
+    """The peaks of one model; run by each worker."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     world, (make, shape) = gridwise.world(), MODELS[name]

@@ -1,10 +1,10 @@
-"""What planning costs: how it grows with the number of workers, models of the zoo, and a search.
+"""The cost of planning: its growth with the number of workers, models of the zoo, and a search.
 
     python benchmarks/planning.py [--part growth|zoo|search]
 
-growth: a 3-D U-Net on 1024^3 voxels with AdamW, on 8 to 4,096 workers; goal: 60 s and 2 GiB. zoo: ten models on 256 workers;
-goal: a minute each. search: all grids of 64 workers for the 3-D U-Net on 512^3 voxels. Each in a process of its own; seconds
-are those of the processor, which other work on the machine does not change much, and of the clock.
+growth: a 3-D U-Net on 1024^3 voxels with AdamW, on 8 to 4,096 workers; goal: 60 s and 2 GiB. zoo: ten models on 256
+workers; goal: a minute each. search: all grids of 64 workers for the 3-D U-Net on 512^3 voxels. Each runs in its own
+process; times are CPU seconds, which other work on the machine changes little, and wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ ZOO = {
     "vanilla_vae": (2, 3, 64, 64),
     "sngan_d_old": (2, 3, 64, 64),
 }
-"""Those whose last layers want one size are planned on that."""
+"""Input sizes; models whose last layers require a fixed size are planned with that."""
 
 
 class UNet3d(nn.Module):
-    """Four levels, two convolutions each, batch norm, joined on the way up."""
+    """Four levels of two convolutions with batch norm, and skip connections."""
 
     def __init__(self, base: int = 16, levels: int = 4) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def searched() -> Found:
 
 
 def measured(call: Callable[[], Found]) -> Found:
-    """What the call finds, and what it takes of this process."""
+    """The result of the call, and the time and memory it takes."""
     began, spent = time.perf_counter(), time.process_time()
     found = call()
     return {
@@ -116,7 +116,7 @@ def measured(call: Callable[[], Found]) -> Found:
 
 
 def apart(*task: str) -> Found:
-    """A task in a process of its own."""
+    """Run a task in its own process."""
     command = [sys.executable, __file__, "--task", *task]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(answer.splitlines()[-1])

@@ -1,9 +1,9 @@
-"""Whether the memory of a plan is that of the GPU's allocator: one worker, forward, backward and optimiser.
+"""Planned memory against that of the GPU's allocator: one worker, forward, backward and optimiser.
 
     python benchmarks/planning_gpu.py
 
-`torch.cuda.max_memory_allocated` of the third step, beside the plan for a machine whose workers compute on CUDA; goal: within
-5 %. In the last column is what the torch model itself takes.
+`torch.cuda.max_memory_allocated` of the third step against the plan for a machine whose workers compute on CUDA; goal:
+within 5 %. The last column is the memory of the torch model itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 class Bottleneck(nn.Module):
-    """A block of ResNet-50: 1 x 1, 3 x 3, 1 x 1, and what came in added."""
+    """A block of ResNet-50: 1 x 1, 3 x 3 and 1 x 1 convolutions, and a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ OPTIMIZERS = {"SGD, momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9), 
 def peak_of(
     make: Callable[[], nn.Module], shape: tuple[int, ...], optimizer: Callable[..., torch.optim.Optimizer]
 ) -> int:
-    """Bytes that the allocator has handed out at the most, in a step after some."""
+    """Peak bytes handed out by the allocator, in a step after some warm-up steps."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

@@ -1,11 +1,11 @@
-"""Whether a plan puts grids in the right order: steps of two models on every grid of the workers, planned and measured.
+"""Whether plans rank grids correctly: steps of two models on every grid of the workers, planned and measured.
 
     python benchmarks/planning_order.py [--workers 2] [--transport mpi|gloo] [--save FILE]
 
-The machine is calibrated in the same run, as `gridwise doctor --calibrate` does it; neither of the models is used for that.
-Of all pairs of grids whose measured medians differ by more than their spread (the quartiles of one lie beyond those of the
-other) the share that the plan puts in the right order; goal: 0.9 with a core for each worker. A step is forward and backward,
-begun by all workers together, and ends with the slowest.
+The machine is calibrated in the same run, as by `gridwise doctor --calibrate`, without using either of the models. The
+result is the share of pairs of grids that the plan puts in the right order, among those whose measured medians differ
+by more than their spread (their interquartile ranges do not overlap); goal: 0.9 with a core for each worker. A step is
+forward and backward, started by all workers together, and ends with the slowest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Case = tuple[str, Grid]
 
 
 def step_seconds(name: str, grid: Grid, repeats: int) -> list[float]:
-    """What each worker runs: some steps, each begun together."""
+    """Seconds of some steps, each started together; run by each worker."""
     torch.manual_seed(0)
     make, shape = MODELS[name]
     world = gridwise.world()
@@ -53,7 +53,7 @@ def step_seconds(name: str, grid: Grid, repeats: int) -> list[float]:
 
 
 def planned_seconds(cases: list[Case], machine: Machine) -> dict[Case, float]:
-    """What each worker runs: its share of the plans."""
+    """This worker's share of the plans; run by each worker."""
     world = gridwise.world()
     found = {}
     for name, grid in cases[world.rank :: world.size]:
@@ -101,7 +101,7 @@ def report(
     planned: dict[Case, float],
     samples: dict[Case, list[float]],
 ) -> None:
-    """The table, and how many pairs are in the right order."""
+    """Print the table, and how many pairs are in the right order."""
     table = Table("model", "grid", "planned ms", "median ms", "quartiles ms", "planned / measured")
     table.title = f"{where}, {machine.name}; planned against measured"
     for case in sorted(samples, key=lambda case: (case[0], median(samples[case]))):

@@ -2,9 +2,9 @@
 
     python benchmarks/primitives.py [--transport mpi|gloo] [--rounds 9]
 
-Every row interleaves ours and its limit, sample by sample, so that noise hits both; medians, and the ratio of medians.
-The limit is what no library can avoid: the raw call, and fresh memory for the result. Both sides run under the same
-allocator setting, and each setting has its own column.
+Every row interleaves our side and its limit, sample by sample, so that noise hits both; medians, and the ratio of
+medians. The limit is what no library can avoid: the raw call, and fresh memory for the result. Both sides run with the
+same allocator setting; each setting has its own column.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Row = tuple[str, float, float, str]
 def measured(
     ours: Callable[[], object], limit: Callable[[], object], rounds: int, repeat: int = 1
 ) -> tuple[float, float]:
-    """Medians in seconds of the slower worker, the two sides taking turns."""
+    """Median seconds of the slower worker; the two sides take turns."""
     world = gridwise.world()
     samples: tuple[list[float], list[float]] = ([], [])
     for k in range(rounds + 3):
@@ -57,7 +57,7 @@ def both_ways(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) ->
 
 
 def raw_sum(x: torch.Tensor) -> Callable[[], object]:
-    """The raw all-reduce of the library, in place on warm memory."""
+    """The library's raw all-reduce, in place on warm memory."""
     transport = gridwise.world().transport
     warm = x.detach().clone()
     return lambda: transport._all_sum(warm, transport.everyone)
@@ -71,7 +71,7 @@ def raw_exchange(nbytes: int) -> Callable[[], object]:
 
 
 def around(raw: Callable[[], object]) -> Callable[[], object]:
-    """A raw exchange with what torch needs around it, at the least: pack, make the result, place the block and the halo."""
+    """A raw exchange with the least that torch needs around it: pack, allocate the result, place block and halo."""
     block = torch.randn(1, 8, 32, 32)
 
     def call() -> torch.Tensor:
@@ -87,7 +87,7 @@ def twice(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def rows(rounds: int) -> list[Row]:
-    """What each worker runs."""
+    """The rows of the table; run by each worker."""
     torch.set_num_threads(1)
     world = gridwise.world()
     line = world.create_cartesian_topology_partition([2])

@@ -1,8 +1,8 @@
-"""Run the benchmarks, all or those named: python benchmarks/run.py [--write] [name ...]
+"""Run all benchmarks, or those named: python benchmarks/run.py [--write] [name ...]
 
-One that fails, or takes longer than an hour, does not keep the others from running; all such are named at the end. With
-`--write`, what a benchmark prints replaces its figures in README.md, with the command, the version and the machine that gave
-them. What is printed by one that fails, or finds nothing here that it could measure, is not written.
+A benchmark that fails or takes longer than an hour does not stop the others; all such are named at the end. With
+`--write`, what a benchmark prints replaces its figures in README.md, along with the command, the version and the
+machine. The output of a benchmark that fails, or has nothing to measure on this machine, is not written.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
 LIMIT = 3600.0
 NOTHING_HERE = 77
-"""Exit status of a benchmark that needs a device which is not here."""
+"""Exit status of a benchmark whose device this machine does not have."""
 WIDTH = "140"
-"""Columns of a table: of the page, whatever the terminal has."""
+"""Columns of a table: the width of the page, whatever the terminal's."""
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def run(name: str) -> str | None:
-    """What a benchmark prints, shown as it comes; None if it fails, nothing if there was nothing to measure."""
+    """What a benchmark prints, echoed as it runs; None if it fails, '' if there is nothing to measure."""
     print(f"\n== {name}", flush=True)
     start = time.monotonic()
     command = [sys.executable, str(HERE / f"{name}.py")]
@@ -74,7 +74,7 @@ def run(name: str) -> str | None:
 
 
 def with_figures(page: str, name: str, said: str) -> str:
-    """The page, with what `name` has said between its marks; a section is added for a benchmark that has none."""
+    """The page with the output of `name` between its marks; a section is added for a benchmark without one."""
     start, stop = f"<!-- figures of {name} -->", f"<!-- end of {name} -->"
     figures = "\n".join(line.rstrip() for line in said.strip("\n").splitlines())
     block = f"{start}\n`python benchmarks/{name}.py`: {machine()}\n\n```text\n{figures}\n```\n{stop}"
@@ -84,7 +84,7 @@ def with_figures(page: str, name: str, said: str) -> str:
 
 
 def machine() -> str:
-    """Where and with what the figures were measured."""
+    """The machine and the versions that the figures were measured with."""
     found = []
     for package in ("gridwise", "torch", "mpich"):
         try:

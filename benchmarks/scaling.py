@@ -1,11 +1,11 @@
-"""Weak scaling of a U-Net step on the CPU: the same block for each worker, on more and more workers of one machine.
+"""Weak scaling of a U-Net step on the CPU: the same block per worker, on more and more workers of one machine.
 
     python benchmarks/scaling.py [--transport gloo mpi] [--workers 2 4 8 16] [--sides 128 256] [--rounds 7]
 
-The limit is what as many independent processes need for the plain model on their blocks, in the same run: the slowest
-of them. `in step` is the same with a barrier after every convolution and norm, forward and backward, where halos and statistics
-are needed from others: what a machine loses whose cores are not equally fast at every moment. No more workers than cores are
-used. `GRIDWISE_SHARED_MEMORY=off` shows what the transport's own messages cost.
+The limit is the time of the slowest of as many independent processes running the plain model on their blocks, in the
+same run. `in step` is the same with a barrier after every convolution and norm, forward and backward, where halos and
+statistics of other workers are needed: what is lost because cores are not equally fast at every moment. At most one
+worker per core is used. `GRIDWISE_SHARED_MEMORY=off` shows the cost of the transport's own messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (4, 2), 16: (4, 4)}
 
 
 def in_step(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, whose workers wait for each other after every convolution and norm."""
+    """The model with a barrier among the workers after every convolution and norm."""
     world = gridwise.world()
 
     def meet(*given: Any) -> None:
@@ -43,7 +43,7 @@ def in_step(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def ratios(rounds: int, sides: list[int]) -> list[tuple[int, float, float, float]]:
-    """For each block's side: our seconds, those in step, and the limit's."""
+    """For each side length of a block: our seconds, those in step, and the limit's."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     world = gridwise.world()

@@ -1,10 +1,11 @@
-"""What it costs one worker to set a layer up among 8, 64, 512 and 4096: time, control bytes, messages.
+"""The cost for one worker of setting up a layer among 8, 64, 512 and 4096: time, control bytes, messages.
 
     python benchmarks/setup_cost.py
 
-The counting transport runs the real code of one worker in the middle of the grid. Flat or logarithmic is what we want. The
-second table is a whole model, a U-Net with batch norm: agreements of its first step, which also sets it up, and of every later
-one. Each of n workers sends log2(n) messages for an agreement. Goal: at most 10 agreements in the first step, 2 in the others.
+The counting transport runs the real code of one worker in the middle of the grid. Growth should be flat or logarithmic.
+The second table is a whole model, a U-Net with batch norm: agreements of its first step, which also sets it up, and of
+every later one. Each of n workers sends log2(n) messages per agreement. Goal: at most 10 agreements in the first step,
+2 in the others.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def print_layers() -> None:
 
 
 def set_up(make: Callable, size: int, shape: tuple[int, ...]) -> tuple[float, int, Ledger, int]:
-    """Seconds and control bytes of the first call of one worker in the middle of the grid, construction included, and the
-    ledger of the second; 8 rows a worker and dim."""
+    """Seconds and control bytes of the first call on one worker in the middle of the grid, construction included, and
+    the ledger of the second; 8 rows per worker and dim."""
     ledger = Ledger(size)
     place = size // 2 + size // 4
     world = gridwise.world(ledger.worker(place))
@@ -92,7 +93,7 @@ def print_models() -> None:
 
 
 def steps(size: int, shape: tuple[int, ...]) -> tuple[list[Entry], list[Entry]]:
-    """What a worker in the middle of the grid does in its first training step and in the second; 32 x 32 pixels a worker."""
+    """What a worker in the middle of the grid sends in its first two training steps; 32 x 32 pixels per worker."""
     place, block = size // 2 + size // 4, (1, 3, 32, 32)
 
     def program(P_world: gridwise.Partition) -> None:
@@ -111,7 +112,7 @@ def steps(size: int, shape: tuple[int, ...]) -> tuple[list[Entry], list[Entry]]:
 
 
 def agreements(entries: list[Entry]) -> list[str]:
-    """How many there are, how many messages they take a worker, and how many bytes are in each of them, added up."""
+    """The number of agreements, the messages that one worker sends for them, and the sum of their sizes in bytes."""
     control = [entry for entry in entries if entry.kind == "control"]
     sent = sum(messages(len(entry.peers)) for entry in control)
     return [str(number) for number in (len(control), sent, sum(entry.nbytes for entry in control))]

@@ -1,9 +1,9 @@
-"""What a call of a small layer costs besides its work: 2 workers against torch's own layer on the same blocks.
+"""The overhead of calling a small layer: 2 workers against torch's own layer on the same blocks.
 
     python benchmarks/small_layers.py [--transport mpi|gloo] [--rounds 9]
 
-Microseconds on top of torch's call, forward alone and forward + backward, medians of the slower worker; the two sides take
-turns in the same processes.
+Microseconds on top of torch's call, forward alone and forward + backward, medians of the slower worker; the two sides
+take turns in the same processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAYERS: list[tuple[str, tuple, dict]] = [
 
 
 def rows(rounds: int) -> list[tuple[str, float, float]]:
-    """What each worker runs: a layer's name, and microseconds on top of torch's, forward and both ways."""
+    """Run by each worker: a layer's name, and microseconds on top of torch's, forward and forward + backward."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     world, found = gridwise.world(), []

@@ -6,12 +6,13 @@
     python benchmarks/tagi.py --device cuda           on a GPU
     python benchmarks/tagi.py --original              measure pytagi in this run, where it can be imported
 
-On several workers: `tagi_workers.py`. Back-propagation is that of torch layers in the same order, uncompiled, in the same run.
+For several workers see `tagi_workers.py`. Back-propagation uses the same torch layers in the same order, uncompiled, in
+the same run.
 
 Where pytagi is not measured, its times are the recorded ones: pytagi 0.2.1, one thread of an AMD EPYC (Zen 3) whose
-sgemm peak was 72.7 GFLOP/s. A ratio to a recorded time compares two machines: read it with both peaks in mind.
-A step is forward, observation of every output, backward, update. Times are the smallest of the repetitions: CPU time
-with one thread (as the recorded ones; other work on the machine then disturbs least), wall time otherwise.
+sgemm peak was 72.7 GFLOP/s. A ratio to a recorded time compares two machines: read it with both peaks in mind. A step
+is forward, observation of every output, backward, update. Times are the smallest of the repetitions: CPU time with one
+thread (like the recorded ones; least disturbed by other work on the machine), wall time otherwise.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def the_original(case: Case, batch: int) -> float:
 
 
 class _Torch:
-    """The torch layers of the same names, so that the builders above make a network for back-propagation."""
+    """Torch layers under the same names, so that the builders above can make a network for back-propagation."""
 
     Linear, ReLU, MixtureReLU = torch.nn.Linear, torch.nn.ReLU, torch.nn.ReLU
     BatchNorm2d, AvgPool2d, LayerBlock = torch.nn.BatchNorm2d, torch.nn.AvgPool2d, torch.nn.Sequential

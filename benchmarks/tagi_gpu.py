@@ -1,4 +1,4 @@
-"""TAGI on a GPU: training steps, as they are and captured, beside back-propagation; and what lower precision costs.
+"""TAGI on a GPU: training steps, eager and captured, against back-propagation; and the cost of lower precision.
 
     python benchmarks/tagi_gpu.py
 

@@ -1,11 +1,11 @@
-"""One default for all data sets: intervals and likelihood of `TAGIRegressor` and `TAGIClassifier` beside a tuned setting.
+"""One default for all data sets: intervals and likelihood of `TAGIRegressor` and `TAGIClassifier` against a tuned one.
 
     python benchmarks/tagi_intervals.py [--splits 8] [--only boston diabetes]
 
-Random 90/10 splits; with all data sets a split takes half a minute. The tuned setting is the best of four `sigma_v` and any
-number of epochs by five-fold cross-validation inside each training split; its network has the same size and the same batches.
-Goals, on the means over the splits: 90 to 98 % of the observations in 95 % intervals, an RMSE (or error) of at most 1.1 times
-the tuned one, a log-likelihood of at most 0.1 nat less.
+Random 90/10 splits; one split of all data sets takes half a minute. The tuned setting is the best of four `sigma_v` and
+any number of epochs by five-fold cross-validation inside each training split; its network and batches have the same
+sizes. Goals, for the means over the splits: 90 to 98 % of the observations in the 95 % intervals, an RMSE (or error
+rate) of at most 1.1 times the tuned one, a log-likelihood at most 0.1 nat lower.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIGMAS = (0.15, 0.25, 0.4, 0.65)
 
 
 class Score(NamedTuple):
-    """Of one split: root mean squared error or fraction of wrong labels, mean log-likelihood, coverage of 95 % intervals."""
+    """For one split: RMSE or fraction of wrong labels, mean log-likelihood, coverage of the 95 % intervals."""
 
     error: float
     likelihood: float
@@ -44,7 +44,7 @@ class Score(NamedTuple):
 
 # ---- data -----------------------------------------------------------------------------------------------------------
 def california_like(n: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    """House values by income, age, rooms, place: skewed inputs, noise that grows with the value, and a ceiling."""
+    """House values from income, age, rooms and place: skewed inputs, noise that grows with the value, and a ceiling."""
     rng = np.random.default_rng(0)
     income, age = rng.lognormal(1.2, 0.45, n), rng.uniform(1, 52, n)
     rooms, people, residents = rng.lognormal(1.65, 0.25, n), rng.lognormal(1.0, 0.25, n), rng.lognormal(7, 0.7, n)
@@ -80,7 +80,7 @@ def splits(rows: int, count: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]
 
 # ---- the tuned setting ----------------------------------------------------------------------------------------------
 def tuned(x: np.ndarray, y: np.ndarray, seed: int, classes: int) -> tuple[float, int]:
-    """The best sigma_v and number of epochs by cross-validation; the networks of all folds and sigmas learn side by side."""
+    """The best sigma_v and number of epochs by cross-validation; all folds and sigmas are trained side by side."""
     members = [(sigma, fold) for sigma in SIGMAS for fold in range(FOLDS)]
     tree = class_tree(classes) if classes else None
     units, rows, count = tree.len if tree else 1, len(x), len(members)
@@ -114,7 +114,7 @@ def tuned(x: np.ndarray, y: np.ndarray, seed: int, classes: int) -> tuple[float,
 def held_out_likelihoods(
     mu: Tensor, var: Tensor, y: np.ndarray, held: Tensor, members: list[tuple[float, int]], tree: object
 ) -> Iterator[tuple[float, float]]:
-    """(mean log-likelihood of all rows where they were held out, sigma) for each sigma."""
+    """(mean log-likelihood of all rows when held out, sigma) for each sigma."""
     for sigma in SIGMAS:
         total = 0.0
         for place, (own, _) in enumerate(members):

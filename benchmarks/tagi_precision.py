@@ -1,10 +1,10 @@
-"""What lower precision costs TAGI in accuracy, and what it gains: float32, TF32 and bfloat16 against float64.
+"""What lower precision costs TAGI in accuracy and gains in speed: float32, TF32 and bfloat16 against float64.
 
     python benchmarks/tagi_precision.py [--device cuda]
 
-FNN 784-1024-1024-11, batch 256, one step and ten from the same start on the same data. The errors are relative: the root mean
-square of the difference to float64 over the root mean square of the float64 values, for the predicted mean and variance
-after the steps, and for the variances of all weights.
+FNN 784-1024-1024-11, batch 256, one step and ten steps from the same start on the same data. Errors are relative: the
+root mean square of the difference from float64 over the root mean square of the float64 values, for the predicted mean
+and variance after the steps, and for the variances of all weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def network() -> Sequential:
 def trained(
     steps: int, device: str, dtype: torch.dtype, product: torch.dtype | None, tf32: bool
 ) -> tuple[list[torch.Tensor], float]:
-    """Predicted mean and variance and the weights' variances after training, and milliseconds a step."""
+    """Predicted mean and variance and the weights' variances after training, and milliseconds per step."""
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.manual_seed(0)
     net = network().to(device=device, dtype=dtype)

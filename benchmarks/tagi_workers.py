@@ -1,12 +1,12 @@
-"""What communication costs TAGI on several workers: a step together against the same work alone, in the same run.
+"""The cost of communication for TAGI on several workers: a joint step against the same work alone, in the same run.
 
     python benchmarks/tagi_workers.py                          2 workers, MPI and gloo
     python benchmarks/tagi_workers.py --only cnn --batch 128
     python benchmarks/tagi_workers.py --workers 4 --transports mpi
 
 Two ways to share a batch: by samples (`DDPSequential`) and by blocks of images (`on_grid`). The limit is a step of an
-ordinary network with as many samples as a worker has, run by all workers at the same time, each for itself. All take
-turns, step by step; the figures are wall times of worker 0 and medians of the ratios of neighbouring steps.
+ordinary network with as many samples as a worker has, run by all workers at the same time, independently. All take
+turns, step by step; the figures are wall times of worker 0 and medians of the ratios of adjacent steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMAGES = {784: (1, 28, 28), 3072: (3, 32, 32)}
 
 
 def measured(case: Case, workers: int, transport: str, repeat: int) -> dict[str, tuple[float, float]]:
-    """(milliseconds, times the limit) of a step, for each way to share its batch."""
+    """(milliseconds, multiple of the limit) of a step, for each way to share its batch."""
 
     def task() -> dict[str, tuple[float, float]]:
         torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def measured(case: Case, workers: int, transport: str, repeat: int) -> dict[str,
 
 
 def ways(case: Case, P: gridwise.Partition, transport: str) -> dict[str, Callable[[], None]]:
-    """A step by each way: alone on a part of the samples, together by samples, together by blocks of images."""
+    """A step for each way: alone on a part of the samples, jointly by samples, jointly by blocks of images."""
     x, y = torch.randn(case.batch, *IMAGES[case.inputs]), torch.randn(case.batch, case.outputs)
     mine = gridwise.local_slice(P.create_cartesian_topology_partition([P.size, 1]), y.shape)[0]
     config = tagi_nn.DDPConfig([], transport, P.rank, P.size)

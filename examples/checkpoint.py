@@ -1,8 +1,8 @@
-"""Train on 4 workers, stop, and go on with 2 workers and then in a plain process: the same losses throughout.
+"""Train on 4 workers, stop, and continue on 2 workers and then in a plain process, with the same losses throughout.
 
     python examples/checkpoint.py
 
-The weight of the model is split over the workers by rows. Nothing in the loading code says how it was saved.
+The model's weight is split over the workers by rows. The loading code does not say how it was saved.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROWS, COLUMNS, STEPS = 10, 6, 5
 
 
 class Block(torch.nn.Parameter):
-    """A worker's rows of a global weight: a parameter that carries its placement."""
+    """A worker's rows of a global weight: a parameter that knows its placement."""
 
     placement: Layout | None = None
 
 
 class Rows(torch.nn.Module):
-    """y = tanh(W x), each worker with its rows of W."""
+    """y = tanh(W x), where each worker has its rows of W."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Rows(torch.nn.Module):
 
 
 def train(folder: Path) -> tuple[int, list[float]]:
-    """Go on from the newest checkpoint, if there is one; save another."""
+    """Continue from the newest checkpoint, if there is one, and save another."""
     P = gridwise.world()
     model = Rows()
     adam = torch.optim.Adam(model.parameters(), lr=0.05)

@@ -1,4 +1,4 @@
-"""Four workers' blocks of one model, made without ever making the model: they are the eager model, bit for bit.
+"""Make four workers' blocks of a model without ever making the whole: they equal the eager model, bit for bit.
 
 python examples/deferred_init.py
 """

@@ -1,9 +1,9 @@
-"""A Fourier neural operator learns how heat spreads in a cube, on a 2 x 2 grid of workers and sequentially: same losses.
+"""A Fourier neural operator learns how heat spreads in a cube, on a 2 x 2 grid of workers: same losses as sequentially.
 
     python examples/fourier_operator.py          starts four local workers; mpiexec, torchrun and srun work as well
 
-The model is plain torch. `distribute` takes the loss as a whole, so it is one number, the same on all workers. A Fourier
-transform over cut dims moves the tensor once there and once back.
+The model is plain torch. `distribute` is given the loss including the model, so the result is one number, the same on
+all workers. A Fourier transform over cut dims moves the tensor there and back, once each.
 """
 
 import copy
@@ -19,7 +19,7 @@ SIDE, MODES, WIDTH, STEPS = 16, 4, 8, 12
 
 
 class SpectralConv3d(nn.Module):
-    """A product of the lowest frequencies with weights of their own, in each of the four corners of the spectrum."""
+    """Multiplies the lowest frequencies by learnt weights, in each of the four corners of the spectrum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class FourierOperator(nn.Module):
 
 
 def heat(batches: int) -> list[tuple[Tensor, Tensor]]:
-    """Random temperatures in a periodic cube, and what has become of them a moment later."""
+    """Random temperatures in a periodic cube, and the temperatures a moment later."""
     generator = torch.Generator().manual_seed(3)
     start = torch.randn(batches, 2, 1, SIDE, SIDE, SIDE, generator=generator, dtype=torch.float64)
     k = torch.fft.fftfreq(SIDE, 1 / SIDE, dtype=torch.float64)
@@ -73,7 +73,7 @@ def trained(loss: nn.Module, parameters: list[nn.Parameter], batches: list[tuple
 
 
 def main() -> tuple[list[float], list[float] | None, str]:
-    """What every worker does; worker 0 also trains sequentially."""
+    """Run by every worker; worker 0 also trains sequentially."""
     torch.manual_seed(1)
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 2, 2])
     model = FourierOperator().double()

@@ -1,4 +1,4 @@
-"""LeNet-5 on MNIST digits, cut 2 x 2 over four workers, beside the sequential network: same losses, same accuracy.
+"""LeNet-5 on MNIST digits cut 2 x 2 over four workers, and sequentially: same losses, same accuracy.
 
 python examples/lenet_mnist.py [steps]               starts four local workers
 mpiexec -n 4 python examples/lenet_mnist.py          uses the workers it is given (torchrun and srun likewise)
@@ -36,7 +36,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def trained(model: nn.Module, loss_of: nn.Module, batches: list, title: str, shown: bool) -> tuple[list, int, float]:
-    """Losses of all steps, correct answers and seconds, on this worker's part of each batch."""
+    """Losses of all steps, correct answers and seconds, for this worker's part of each batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses, start = [], time.perf_counter()
     for step in track(range(STEPS), f"{title:>16}", disable=not shown):
@@ -53,7 +53,7 @@ def trained(model: nn.Module, loss_of: nn.Module, batches: list, title: str, sho
 
 
 def main(x: Tensor, y: Tensor) -> list[tuple]:
-    """What every worker does; worker 0 also trains the sequential network, and draws."""
+    """Run by every worker; worker 0 also trains the sequential network and draws the pictures."""
     torch.manual_seed(1)
     P_world, sequential = gridwise.world(), lenet5()
     P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 2])
@@ -72,7 +72,7 @@ def main(x: Tensor, y: Tensor) -> list[tuple]:
 
 
 def owners(sequential: nn.Sequential, P_x: gridwise.CartesianPartition) -> dict[str, Layout]:
-    """Where the outputs of the convolutions, pools and linear layers lie; all workers ask together."""
+    """The layouts of the outputs of convolutions, pools and linear layers; to be called by all workers."""
     layouts, x = {}, torch.zeros(BATCH, 1, 28, 28, dtype=torch.float64)
     for i, (name, layer) in enumerate(sequential.named_children()):
         x = layer(x)

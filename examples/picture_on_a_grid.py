@@ -1,4 +1,4 @@
-"""Four workers hold a picture on a 2 x 2 grid, move it about, check every adjoint, and save who owns what.
+"""Four workers hold a picture on a 2 x 2 grid, move it between grids, check every adjoint, and draw who owns what.
 
 python examples/picture_on_a_grid.py            starts four local workers
 mpiexec -n 4 python examples/picture_on_a_grid.py    uses the workers it is given (torchrun and srun likewise)
@@ -26,7 +26,7 @@ def picture() -> torch.Tensor:
 
 
 def main() -> list[tuple[str, str, str]]:
-    """What every worker does; worker 0 returns the table's rows."""
+    """Run by every worker; worker 0 returns the rows of the table."""
     P_world = gridwise.world()
     P_x = P_world.create_cartesian_topology_partition([2, 2])
     P_rows = P_world.create_cartesian_topology_partition([4, 1])

@@ -1,8 +1,8 @@
-"""Which grid should 4,096 workers form? Memory and traffic of a training step, counted before anyone pays for them.
+"""Which grid should 4,096 workers form? Memory and traffic of a training step, counted before paying for the machine.
 
 python examples/plan.py        # no worker is started and no weight is made; draws out/plan.png if matplotlib is there
 
-The same code runs as on real workers, for typical ones of the grid, over a transport that counts and moves nothing.
+The same code runs as on real workers, for a few representative ones, over a transport that counts and moves nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INPUT = (4, 3, 16384, 16384)  # 12 GiB
 
 
 class Segmentation(nn.Module):
-    """A small U-Net: down, up, and a skip."""
+    """A small U-Net: down, up, and a skip connection."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""TAGI's estimator beside a Gaussian process, gradient-boosted quantiles and an ensemble of torch networks.
+"""TAGI's estimator against a Gaussian process, gradient-boosted quantiles and an ensemble of torch networks.
 
 Run: python examples/tagi_compare.py [splits]      (a plot is saved under out/)
 
-Fuel consumption (auto-mpg), random 90/10 splits. All of them find their noise by themselves. The quantiles of the trees
-are read as a Gaussian: their middle, and a 3.92th of their width.
+Fuel consumption (auto-mpg), random 90/10 splits. All of them estimate the noise themselves. The quantiles of the trees
+are read as a Gaussian: the mean is their middle, the standard deviation their width divided by 3.92.
 """
 
 import sys
@@ -50,7 +50,7 @@ def with_quantiles(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> tuple[np.nd
 
 
 def with_ensemble(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Networks that give a mean and a log-variance, trained on the likelihood; their mixture has one mean and variance."""
+    """Networks that predict mean and log-variance, trained on the likelihood; combined into one mean and variance."""
     mx, sx, my, sy = x.mean(0), x.std(0), y.mean(), y.std()
     xs, ys, new = (torch.tensor(a).float() for a in ((x - mx) / sx, (y - my) / sy, (new - mx) / sx))
     outputs = []

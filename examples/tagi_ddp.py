@@ -1,7 +1,7 @@
-"""Digits on several workers: data-parallel, and on a grid of image blocks; both are the training of one worker.
+"""Digits on several workers: data-parallel, and on a grid of image blocks; both equal the training of one worker.
 
-In float64, so that it can be seen: all that differs is rounding. (With little noise, training multiplies any rounding from
-step to step, on one worker as on many.)
+In float64, to show that only rounding differs. (With little noise, training amplifies rounding errors from step to
+step, on one worker as on many.)
 
 python examples/tagi_ddp.py                       starts four local workers
 mpiexec -n 4 python examples/tagi_ddp.py          uses the workers it is given (torchrun and srun likewise)
@@ -44,7 +44,7 @@ def digits() -> tuple[Tensor, np.ndarray]:
 
 
 def train(net: nn.Sequential | nn.DDPSequential | tagi.GridSequential, image: tuple, rows: slice) -> float:
-    """Seconds of the training; `image` and `rows` cut this worker's part of a batch and of its labels."""
+    """Train and return the seconds; `image` and `rows` select this worker's part of a batch and of its labels."""
     x, labels = digits()
     updater, utils, start = nn.OutputUpdater(net.device), tagi.Utils(), time.perf_counter()
     for step in range(STEPS):
@@ -67,7 +67,7 @@ def error_rate(net: nn.Sequential) -> float:
 
 
 def main() -> None:
-    """What every worker does; worker 0 also trains alone, and tells."""
+    """Run by every worker; worker 0 also trains alone, and reports."""
     P = gridwise.world()
     backend = "gloo" if P.transport.name == "solo" else P.transport.name.split("+")[0]
     config = nn.DDPConfig(device_ids=[], backend=backend, rank=P.rank, world_size=P.size)

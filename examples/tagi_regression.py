@@ -1,4 +1,4 @@
-"""Fuel consumption with intervals, beside a torch network of the same size: 20 random 90/10 splits of auto-mpg.
+"""Fuel consumption with intervals, against a torch network of the same size: 20 random 90/10 splits of auto-mpg.
 
 Run: python examples/tagi_regression.py [splits]      (a plot is saved under out/)
 """
@@ -28,7 +28,7 @@ def with_tagi(x: np.ndarray, y: np.ndarray, x_test: np.ndarray) -> tagi.Predicti
 
 
 def with_torch(x: np.ndarray, y: np.ndarray, x_test: np.ndarray) -> tagi.Prediction:
-    """Adam on the squared error; its one standard deviation is that of the training residuals."""
+    """Adam on the squared error; the standard deviation is that of the training residuals, the same everywhere."""
     mx, sx, my, sy = x.mean(0), x.std(0), y.mean(), y.std()
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 1))
     xs, ys = torch.tensor((x - mx) / sx).float(), torch.tensor((y - my) / sy).float()[:, None]

@@ -27,7 +27,7 @@ def look_ahead(series: np.ndarray) -> tuple[tagi.Prediction, tagi.Prediction]:
 
 
 def look_back(series: np.ndarray, hidden: slice) -> tagi.Prediction:
-    """Pass the series one value at a time, with a gap; then smooth."""
+    """Feed the series, with a gap, one value at a time; then smooth."""
     net = nn.Sequential(nn.SLSTM(1, 20), nn.SLinear(20, 1))
     updater = nn.OutputUpdater()
     seen = series.copy()

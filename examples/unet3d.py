@@ -1,9 +1,9 @@
-"""MONAI's 3-D U-Net is trained on four workers under a memory limit that the sequential step does not survive.
+"""Train MONAI's 3-D U-Net on four workers under a memory limit that is too low for the sequential step.
 
     pip install -e '.[zoo]'; python examples/unet3d.py
 
-Each process limits its own data segment (RLIMIT_DATA). One process, given the whole volume, runs out of memory; four, with a
-quarter each, train.
+Each process limits its own data segment (RLIMIT_DATA). One process with the whole volume runs out of memory; four with
+a quarter each do not.
 """
 
 import resource
@@ -16,11 +16,11 @@ import gridwise
 
 SIDE, STEPS = 112, 3
 ROOM = 600 << 20
-"""Bytes that a process may take beyond what it has when it starts to train."""
+"""Bytes that a process may allocate beyond what it has when training starts."""
 
 
 def limit() -> None:
-    """Let this process have no more than `ROOM` from now on."""
+    """Allow this process at most `ROOM` more bytes from now on."""
     with open("/proc/self/statm") as file:
         data = int(file.read().split()[5]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_DATA, (data + ROOM, resource.RLIM_INFINITY))
@@ -34,7 +34,7 @@ def unet() -> torch.nn.Module:
 
 
 def volume() -> tuple[torch.Tensor, torch.Tensor]:
-    """A cube with a ball in it, and noise; and where the ball is."""
+    """A noisy cube with a ball in it, and the labels of the ball."""
     z = torch.linspace(-1, 1, SIDE)
     inside = (z[:, None, None] ** 2 + z[:, None] ** 2 + z**2 < 0.5).float()[None, None]
     return inside + 0.5 * torch.randn(inside.shape, generator=torch.Generator().manual_seed(1)), inside.squeeze(
@@ -54,7 +54,7 @@ def train(loss: torch.nn.Module, parameters: list[torch.nn.Parameter], x: torch.
 
 
 def alone() -> str:
-    """The sequential step, in a process of its own."""
+    """Sequential training, in its own process."""
     torch.set_num_threads(1)
     model, (x, y) = unet(), volume()
     limit()
@@ -65,7 +65,7 @@ def alone() -> str:
 
 
 def main() -> list[float]:
-    """The same on a grid: each worker has a quarter of the volume."""
+    """The same training on a grid; each worker has a quarter of the volume."""
     torch.set_num_threads(1)
     world, model, (x, y) = gridwise.world(), unet(), volume()
     P_x = world.create_cartesian_topology_partition([1, 1, 1, 2, 2])

@@ -1,8 +1,9 @@
-"""A video autoencoder of diffusers (Wan's, small, random weights) decodes on four workers: same video, a quarter of the memory.
+"""Decode with a video autoencoder of diffusers (a small Wan, random weights) on four workers: same video, less memory.
 
     pip install -e '.[zoo,viz]'; python examples/vae_decode.py
 
-Nothing is written for this decoder: `distribute(..., methods=("decode",))` records its own `decode`, feature cache and all.
+There is no code for this decoder: `distribute(..., methods=("decode",))` records its own `decode`, including its
+feature cache.
 """
 
 import sys
@@ -24,7 +25,7 @@ LATENT = (1, 8, 3, 24, 12)
 
 
 class Live(TorchDispatchMode):
-    """How many bytes of tensors made in the body are alive at once, at most; views of what was there before are not made."""
+    """Peak bytes of the live tensors created in the body, not counting views of earlier tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ def peak_of(call: Callable[[], Tensor]) -> tuple[Tensor, int]:
 
 
 def main() -> tuple[float, float] | None:
-    """What every worker does; worker 0 compares with the sequential decoder and draws."""
+    """Run by every worker; worker 0 compares with the sequential decoder and draws the picture."""
     model, latent = autoencoder(), torch.randn(LATENT, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 2, 2])
     distributed = gridwise.distribute(model, P_x, methods=("decode",))

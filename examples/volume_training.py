@@ -1,9 +1,9 @@
-"""Train from a Zarr volume larger than the memory that a worker may take; be killed twice, go on on another grid; write back.
+"""Train from a Zarr volume larger than a worker's memory limit, killed twice and resumed on another grid; then predict.
 
     python examples/volume_training.py
 
-Workers read only their blocks of random crops. Runs on 2, then 4, then 2 workers, of which the first two are killed, give the
-losses of one worker that was left in peace, have seen each sample as often, and predict the same, block by block.
+Workers read only their blocks of random crops. Runs on 2, then 4, then 2 workers, the first two of which are killed,
+have the same losses as one uninterrupted worker, use each sample as often, and predict the same, block by block.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gridwise.data import BlockDataset, BlockLoader, BlockWriter, RandomCrop, Ra
 SAMPLES, SIDE, CROP, BATCH, EPOCHS = 128, 48, 24, 16, 2
 MIB = 1 << 20
 LIMIT = 48 * MIB
-"""What a worker may take besides what it has after its first step; the volume has 54 MiB, and its targets 14."""
+"""Bytes that a worker may allocate beyond what it has after its first step; the volume has 54 MiB, its targets 14."""
 GRIDS = {1: (1, 1, 1, 1, 1), 2: (1, 1, 2, 1, 1), 4: (2, 1, 1, 2, 1)}
 
 
 def make_volume(folder: Path) -> None:
-    """Random spheres in a box, sample by sample, and noise on them; what is to be found: the spheres."""
+    """Write samples, each a random sphere in a box with noise, and targets: the sphere."""
     shape, chunks = (SAMPLES, 1, SIDE, SIDE, SIDE), (1, 1, 24, SIDE, SIDE)
     x = zarr.create_array(folder / "x.zarr", shape=shape, chunks=chunks, dtype="float32")
     y = zarr.create_array(folder / "y.zarr", shape=shape, chunks=chunks, dtype="uint8")
@@ -46,14 +46,14 @@ def make_volume(folder: Path) -> None:
 
 
 def limit_memory() -> None:
-    """Let the system refuse memory to this worker beyond what it has now and `LIMIT`."""
+    """Limit this worker to the memory it has now plus `LIMIT`."""
     threading.stack_size(MIB)  # stacks of threads count too
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + LIMIT,) * 2)
 
 
 def train(folder: Path, name: str, die_at: int | None = None) -> tuple[list[float], list[int]]:
-    """Go on from the newest checkpoint of this name, to the end; the losses and samples of all steps."""
+    """Train to the end from the newest checkpoint of this name; returns the losses and samples of all steps."""
     device, world = gridwise.device(), gridwise.world()
     P_x = world.create_cartesian_topology_partition(GRIDS[world.size])
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def train(folder: Path, name: str, die_at: int | None = None) -> tuple[list[floa
 
 
 def predict(model: Any, folder: Path, name: str, P_x: gridwise.CartesianPartition, device: torch.device) -> None:
-    """Whole samples through the model, to a Zarr array; no worker holds more than its block."""
+    """Predict whole samples and write them to a Zarr array; no worker holds more than its block."""
     shape, loader = (SAMPLES, 1, SIDE, SIDE, SIDE), BlockLoader(BlockDataset(folder / "x.zarr", P_x), device=device)
     with torch.no_grad(), BlockWriter(folder / f"{name}.zarr", shape, P_x, chunks=(1, 1, 24, SIDE, SIDE)) as writer:
         for x in loader:

@@ -78,7 +78,7 @@ def test_a_script_and_its_children_find_the_old_names(tmp_path: Path, installed:
     done = run("-m", "gridwise.compat", "script.py", "-x", "1", folder=tmp_path, path=installed)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "CUBE -x 1\n"
-    assert done.stderr.count("pytagi is Gridwise's here") == 1
+    assert done.stderr.count("pytagi is Gridwise's; the one at") == 1
 
 
 def test_an_installed_library_is_used_if_asked_for(installed: str, isolated: pytest.MonkeyPatch, capsys) -> None:

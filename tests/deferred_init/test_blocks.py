@@ -213,7 +213,7 @@ def test_a_block_leaves_the_tensor_deferred() -> None:
         ((slice(0, 2, 2),), "step 1"),
         ((3,), "step 1"),
         ((slice(None),) * 3, "at most one slice per dim"),
-        (slice(0, 2), "no sequence of slices"),
+        (slice(0, 2), "not a sequence of slices"),
     ],
 )
 def test_what_is_no_block(slices: Any, message: str) -> None:

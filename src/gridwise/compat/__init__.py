@@ -1,14 +1,14 @@
-"""Scripts written for DistDL, torchdistX and pytagi, run unchanged on Gridwise.
+"""Run scripts written for DistDL, torchdistX and pytagi on Gridwise, unchanged.
 
     gridwise compat script.py [args]
     python -m gridwise.compat script.py [args]          also under mpiexec and torchrun, and with `-m module`
     gridwise.compat.install()                           in a program, before it imports the old names
 
-Afterwards `import distdl`, `import torchdistx` and `import pytagi` find the thin packages of these names in this room. They
-keep the old module paths, names, argument orders and defaults; what they do, Gridwise does. Workers and child processes
-inherit it. Nothing else in Gridwise imports this room.
+Afterwards `import distdl`, `import torchdistx` and `import pytagi` find the thin packages of these names in this one.
+They keep the old module paths, names, argument orders and defaults; Gridwise does the work. Workers and child processes
+inherit this. Nothing else in Gridwise imports this package.
 
-A page for each library says what differs, and why: docs/from-distdl.md, docs/from-torchdistx.md, docs/from-pytagi.md.
+A page for each library says what differs and why: docs/from-distdl.md, docs/from-torchdistx.md, docs/from-pytagi.md.
 """
 
 from .finder import LIBRARIES as LIBRARIES

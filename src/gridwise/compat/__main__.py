@@ -1,4 +1,4 @@
-"""`python -m gridwise.compat [--prefer-installed] (script.py | -m module) [args]`: a script, with the old names in place."""
+"""`python -m gridwise.compat [--prefer-installed] (script.py | -m module) [args]`: run it with the old names."""
 
 from __future__ import annotations
 

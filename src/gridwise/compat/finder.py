@@ -1,13 +1,13 @@
-"""Where `import distdl`, `import torchdistx` and `import pytagi` lead: to the packages of these names in this room.
+"""Makes `import distdl`, `import torchdistx` and `import pytagi` find the packages of these names in gridwise.compat.
 
     distdl.nn.conv           is   gridwise.compat.distdl.nn.conv
-    distdl.nn.conv_feature   is that too, by the table in old_modules.py
+    distdl.nn.conv_feature   is   the same module, by the table in old_modules.py
     torchdistx.fake          is   gridwise.fake, by the same table
 
-All names give one module object, so that a class is one class whichever way it was imported or pickled. Child processes
-inherit the finder by two variables of the environment: `GRIDWISE_COMPAT` names the libraries, and `PYTHONPATH` begins with
-the folder `startup`, whose `sitecustomize` puts a finder of three lines in place, which imports this module when one of
-the old names is imported, and not before.
+All names of a module give one module object, so a class is the same class however it was imported or pickled. Child
+processes inherit the finder through two environment variables: `GRIDWISE_COMPAT` names the libraries, and `PYTHONPATH`
+begins with the folder `startup`, whose `sitecustomize` installs a minimal finder that imports this module only when one
+of the old names is imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STARTUP = str(Path(__file__).parent / "startup")
 
 
 class CompatFinder(ModuleAliases):
-    """Finds the modules of some libraries here. Asked first: where it stands, an installed library is not seen."""
+    """Finds the modules of some libraries in this package. It comes first, so it hides an installed library."""
 
     def __init__(self, libraries: Sequence[str]) -> None:
         super().__init__(lambda name: OLD_MODULES.get(name.removeprefix(f"{HERE}."), f"{HERE}.{name}"))
@@ -52,13 +52,13 @@ class CompatFinder(ModuleAliases):
             return None
         if old.rpartition(".")[0] in OLD_MODULES or find_spec(f"{HERE}.{old}") is None:
             raise ModuleNotFoundError(
-                f"{fullname} is not among the modules of {library} that Gridwise has: see docs/from-{library}.md.",
+                f"{fullname} is not among the modules of {library} that Gridwise provides: see docs/from-{library}.md.",
                 name=fullname,
             )
         return super().find_spec(fullname)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Modules of the table that have been loaded are attributes of their packages, as if they lay in them."""
+        """Load a module, and set loaded modules of the table as attributes of the packages they used to be in."""
         super().exec_module(module)
         for name, place in OLD_MODULES.items():
             package, _, leaf = name.rpartition(".")
@@ -67,16 +67,16 @@ class CompatFinder(ModuleAliases):
 
 
 def install(libraries: Iterable[str] = LIBRARIES, *, prefer_installed: bool = False) -> None:
-    """Let the old names be found in this room, in this process and in those that it starts. Once is enough.
+    """Make the old names importable, in this process and in those that it starts. Further calls do nothing.
 
     Parameters
     ----------
     libraries : which of 'distdl', 'torchdistx' and 'pytagi'
-    prefer_installed : leave a library alone that is installed itself; otherwise one line says that it is not used
+    prefer_installed : use the original library where it is installed; otherwise a line on stderr says it is not used
 
     Raises
     ------
-    GridwiseError : where the installed library has been imported already: its classes and these would be mixed.
+    GridwiseError : if the installed library has been imported already: its classes and these would be mixed.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def install(libraries: Iterable[str] = LIBRARIES, *, prefer_installed: bool = Fa
     inherited = _named_in_environment()
     for name in new:
         if found[name] is not None and name not in inherited and is_first_worker():
-            print(f"gridwise.compat: {name} is Gridwise's here; that at {found[name]} is not used.", file=sys.stderr)
+            print(f"gridwise.compat: {name} is Gridwise's; the one at {found[name]} is not used.", file=sys.stderr)
     if not new:
         return
     kept = finder.libraries if finder is not None else ()

@@ -1,4 +1,4 @@
-"""One note for each old name whose default, or whose result, is not that of Gridwise's own: said once, by one worker."""
+"""Warnings about old names whose default or result differs from Gridwise's own: each given once, by one worker."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _said: set[str] = set()
 
 
 class CompatibilityNote(UserWarning):
-    """An old name does what it always did, and the new one does something else."""
+    """An old name behaves as it always did, and its Gridwise counterpart behaves differently."""
 
 
 def note(name: str, text: str) -> None:
-    """Say once in this program what is different about `name`."""
+    """Warn, once per process and only on the first worker, about what is different with `name`."""
     if name not in _said and is_first_worker():
         _said.add(name)
         warnings.warn(f"{name}: {text}", CompatibilityNote, stacklevel=4)
 
 
 def is_first_worker() -> bool:
-    """Whether this process is the first of its job, by the variables that launchers set."""
+    """Whether this process is the first of its job, judged by the variables that launchers set."""
     names = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
     return next((os.environ[name] for name in names if os.environ.get(name)), "0") == "0"

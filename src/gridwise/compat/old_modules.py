@@ -1,4 +1,4 @@
-"""Modules of the old libraries without a file of their own here: another one serves them, or Gridwise's own."""
+"""Modules of the old libraries without a file here: another module of this package, or of Gridwise, replaces each."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ _SERVED_BY = {
 }
 
 OLD_MODULES = {f"{package}.{name}": place for place, (package, names) in _SERVED_BY.items() for name in names.split()}
-"""{a library's module: the module that it is}."""
+"""{old module: the module that replaces it}."""

@@ -1,4 +1,4 @@
-"""The functions of `gridwise.deferred_init`."""
+"""The public functions of `gridwise.deferred_init`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _recording = threading.RLock()  # one constructor at a time: they share the defa
 
 
 def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `module_fn(*args, **kwargs)` gives, with fake tensors that remember how to become real.
+    """The result of `module_fn(*args, **kwargs)`, with fake tensors that record how to become real.
 
     Parameters
     ----------
@@ -48,14 +48,14 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
     Notes
     -----
-    Nothing is drawn, but the generators end where running `module_fn` would have left them, and what is materialised
-    later equals what it would have made, bit for bit, whatever the order. What is done to the tensors afterwards
-    (`.half()`, `.to()`, in-place operators) is recorded too. Where the constructor reads data (`item()`, `tolist()`,
-    `if tensor.any()`), the tensors that this needs are computed at once, for the moment.
+    No random numbers are drawn, but the generators end in the state that running `module_fn` would have left, and what
+    is materialised later equals the eager result bit for bit, in any order. Operations on the tensors afterwards
+    (`.half()`, `.to()`, in-place operators) are recorded too. Where the constructor reads data (`item()`, `tolist()`,
+    `if tensor.any()`), the tensors needed for that are computed on the spot and not kept.
 
-    Inside a constructor the default CPU generator is watched through `torch` (`torch.get_rng_state`,
-    `torch.manual_seed`, `torch.random.fork_rng`, `torch.default_generator`, ...). A reference to the generator object
-    that was taken before sees it standing still until `deferred_init` returns.
+    Inside a constructor, use the default CPU generator through `torch` (`torch.get_rng_state`, `torch.manual_seed`,
+    `torch.random.fork_rng`, `torch.default_generator`, ...): these see the state that eager construction would have. A
+    reference to the generator object taken earlier sees it unchanged until `deferred_init` returns.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
 
 def is_deferred(obj: Tensor | nn.Module) -> bool:
-    """Whether a tensor, or any parameter or buffer of a module, is still to be materialised.
+    """Whether a tensor, or any parameter or buffer of a module, has yet to be materialised.
 
     Parameters
     ----------
@@ -98,8 +98,8 @@ def is_deferred(obj: Tensor | nn.Module) -> bool:
 def materialize_tensor(tensor: Tensor) -> Tensor:
     """The real tensor of a deferred one, the same object at every call; a real tensor is returned as it is.
 
-    The deferred tensor's own object becomes real, so that every other reference to it sees the real tensor. Where
-    torch does not allow that (a weak reference, a view or an autograd graph holds it) a new tensor is returned.
+    The deferred tensor's own Python object becomes real, so every other reference to it sees the real tensor. Where
+    torch does not allow that (a weak reference, a view or an autograd graph holds it), a new tensor is returned.
 
     Parameters
     ----------
@@ -120,21 +120,21 @@ def materialize_tensor(tensor: Tensor) -> Tensor:
 
 
 def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
-    """The block `slices` of a deferred tensor, bitwise what that slice of the eagerly made tensor holds.
+    """The block `slices` of a deferred tensor, bitwise equal to that slice of the eagerly built tensor.
 
     Parameters
     ----------
     tensor
-        A deferred tensor, which stays deferred; of a real one the block is copied.
+        A deferred tensor, which stays deferred, or a real one, of which the block is copied.
     slices
-        One slice of step 1 per dim, or a box of `gridwise.grid`; dims at the end may be left out. They mean what they
-        mean in `tensor[slices]`: negative numbers count from the end, and what lies beyond it is cut off.
+        One slice of step 1 per dim, or a box of `gridwise.grid`; trailing dims may be left out. As in `tensor[slices]`,
+        negative numbers count from the end, and slices are clipped to the tensor.
 
     Notes
     -----
-    Memory: the block, a scratch of 4 MiB (float32), and the same block of every other tensor that it was computed
-    from. What needs all of the tensor (`orthogonal_`, `sparse_`, a strided or complex fill, functions that round otherwise
-    in a block, anything on CUDA) is made whole for a moment; `reason_for_whole` tells which and why.
+    Memory: the block, a scratch buffer of 4 MiB (float32), and the same block of every other tensor that it was
+    computed from. A tensor whose blocks cannot be made separately (`orthogonal_`, `sparse_`, a strided or complex fill,
+    functions that round differently on a block, anything on CUDA) is made whole temporarily; see `reason_for_whole`.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
 
 
 def reason_for_whole(tensor: Tensor) -> str | None:
-    """Why the blocks of a deferred tensor cannot be made alone, but only from the whole tensor; None when they can.
+    """Why blocks of a deferred tensor have to be cut from the whole tensor; None if they can be made separately.
 
     Parameters
     ----------
@@ -184,23 +184,23 @@ def materialize_module(
     rank: int | None = None,
     progress: bool | None = None,
 ) -> None:
-    """Make the parameters and buffers of a module, and of all its children, real, in place.
+    """Make the parameters and buffers of a module and all its children real, in place.
 
     Parameters
     ----------
     module
-        A module from `deferred_init`; what is real already stays as it is.
+        A module from `deferred_init`; tensors that are real already stay as they are.
     buffers_only
         Leave the parameters deferred.
     check_fn
-        Asked for each module whether its own tensors are to be made; its children are asked for themselves.
+        Called with each module; decides whether its own tensors are materialised. Its children are asked separately.
     layout
-        Make only a block of each tensor: a function of its name and shape that gives slices (None: all of it), or a
-        mapping from names to layouts of `gridwise.grid`, of which `rank`'s block is made.
+        Make only a block of each tensor: a function of its name and shape that returns slices (None: all of it), or a
+        mapping from names to layouts of `gridwise.grid`, of which the block of worker `rank` is made.
     rank
-        The worker whose blocks are made, for a mapping.
+        The worker whose blocks are made, if `layout` is a mapping.
     progress
-        Show a bar when it takes longer than a second; by default where standard error is a terminal.
+        Show a progress bar if it takes longer than a second; by default if standard error is a terminal.
 
     Examples
     --------
@@ -233,7 +233,7 @@ def materialize_module(
 
 
 def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: int | None) -> list[tuple[FakeTensor, Box]]:
-    """What `layout` cuts of the deferred parameters and buffers among `tensors`."""
+    """The deferred tensors among `tensors` that `layout` cuts, each with the box of its block."""
     wanted = {id(tensor) for tensor in tensors}
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     check_layout(layout, rank, [name for name, _ in named])
@@ -256,21 +256,21 @@ def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: int 
 
 
 def _refuse_views(blocks: dict[int, tuple[str, FakeTensor, Box]], tensors: dict[int, FakeTensor]) -> None:
-    """A tensor that shares its storage with another one cannot be cut without parting the two."""
+    """Raise for a block of a tensor that shares its storage with another: cutting it would separate the two."""
     owners: dict[Any, int] = {}
     for key, tensor in tensors.items():
         other = owners.setdefault(tensor.value.cell, key)
         if other != key and (key in blocks or other in blocks) and tensor.grad_fn is None:
             name = blocks[key if key in blocks else other][0]
             raise PartitionError(
-                f"materialize_module: {name} shares its storage with another tensor of the module, so that a block "
-                "of it alone would part the two.",
+                f"materialize_module: {name} shares its storage with another tensor of the module, and a block "
+                "of it alone would separate the two.",
                 fix="let `layout` give None for it, or do not make views of parameters in the constructor.",
             )
 
 
 def _is_scripted(module: nn.Module, buffers_only: bool) -> bool:
-    """Whether a module is TorchScript's, which keeps its tensors where they cannot be exchanged; raises if any is deferred."""
+    """Whether a module is scripted; raises if it has deferred tensors, which TorchScript does not let us replace."""
     if not isinstance(module, torch.jit.ScriptModule):
         return False
     own = [*(() if buffers_only else module._parameters.items()), *module._buffers.items()]
@@ -298,12 +298,12 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _deferred_places(module: nn.Module, buffers_only: bool) -> Iterator[tuple[Any, Any]]:
-    """Where a module keeps deferred tensors: (container, key). Plain attributes, and containers in them, count as well."""
+    """Where a module keeps deferred tensors: (container, key). Includes plain attributes and containers in them."""
     if buffers_only:
         yield from ((module._buffers, key) for key, item in module._buffers.items() if is_pending(item))
         return
     waiting: list[Any] = [module._parameters, module._buffers, module.__dict__]
-    seen = {id(module._modules): module._modules}  # kept, so that their addresses stay their own
+    seen = {id(module._modules): module._modules}  # kept alive, so that ids are not reused
     while waiting:
         place = waiting.pop(0)
         if id(place) in seen:
@@ -316,4 +316,4 @@ def _deferred_places(module: nn.Module, buffers_only: bool) -> Iterator[tuple[An
             elif isinstance(item, list | dict):
                 waiting.append(item)
             elif isinstance(item, tuple | set | frozenset):
-                waiting.append(list(item))  # cannot be put back, but its tensors become real themselves
+                waiting.append(list(item))  # cannot be assigned to, but the objects in it become real themselves

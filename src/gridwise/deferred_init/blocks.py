@@ -1,13 +1,12 @@
 """One block of a deferred tensor, made without the rest of it.
 
-The tape of the tensor's storage is replayed on the block alone. This is possible when every step that touched it is
-either
+The tape of the tensor's storage is replayed on the block only. This is possible when every operator that wrote to it is
 
-    a fill that does not depend on position (constants) or can be cut (`random/fills.py`),
-    elementwise, with ingredients of which the same block can be made, and rounded alike (`rounding.py`),
-    a write to a part of it (a row, a slice), which then meets the block in a smaller block, or not at all.
+    a fill that does not depend on position (constants) or can be cut (`random/fills.py`), or
+    elementwise, with arguments of which the same block can be made, and rounds a block alike (`rounding.py`), or
+    one of these on a part of the storage (a row, a slice), of which the intersection with the block is computed.
 
-Anything else needs the whole tensor: `NeedsWhole` says which operator, and `make_block` makes the whole tensor, takes
+Anything else needs the whole tensor: `NeedsWhole` names the operator, and `make_block` makes the whole tensor, copies
 the block and frees the rest.
 """
 
@@ -32,36 +31,36 @@ from gridwise.grid import Box, unravel
 
 aten = torch.ops.aten
 
-SMALL = 4096  # elements: an ingredient of up to this size is made whole
+SMALL = 4096  # elements: an argument of up to this size is made whole
 
 _CONSTANTS = {
     **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), 0),
     **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), 1),
 }
-_FULL = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}  # which argument is the value
+_FULL = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}  # the position of the fill value
 _EMPTY = (aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default)
 _COPIES = (aten.clone.default, aten._to_copy.default)
 _PLAIN_WRITES = (
     aten.fill_.Scalar,
     aten.zero_.default,
     aten.copy_.default,
-)  # elementwise, though torch has no tag for it
+)  # elementwise, though torch does not tag them so
 
 
 class Session:
-    """One call of `make_block`: what it has made already. Steps that share an ingredient make it once."""
+    """What one call of `make_block` has computed so far, so that an argument used by several operators is made once."""
 
     def __init__(self, dry: bool = False) -> None:
-        self.dry = dry  # find out whether it can be done, on empty blocks
+        self.dry = dry  # only find out whether it is possible, on empty blocks
         self.made: dict[tuple[Value, Box, float], Tensor] = {}
 
 
 class NeedsWhole(Exception):
-    """The block cannot be made alone; the text says why."""
+    """The block cannot be made without the whole tensor; the message says why."""
 
 
 def make_block(value: Value, box: Box) -> Tensor:
-    """The block `box` of a value, contiguous and on its own storage."""
+    """The block `box` of a value, contiguous and with its own storage."""
     try:
         with replaying():
             return block_of(value, box, math.inf, Session()).contiguous()
@@ -71,7 +70,7 @@ def make_block(value: Value, box: Box) -> Tensor:
 
 
 def reason_for_whole(value: Value) -> str | None:
-    """Why the blocks of a value cannot be made alone; None when they can. Makes no data."""
+    """Why blocks of a value have to be cut from the whole; None if they can be made separately. Computes no data."""
     try:
         with replaying():
             block_of(value, Box.of_shape((0,) * value.meta.dim()), math.inf, Session(dry=True))
@@ -81,7 +80,7 @@ def reason_for_whole(value: Value) -> str | None:
 
 
 def block_of(value: Value, box: Box, before: float, session: Session) -> Tensor:
-    """The block of a value as it was at a time."""
+    """The block of a value as it was before the time `before`."""
     if value.meta.numel() == 0:
         return torch.empty(box.shape, dtype=value.meta.dtype, device="cpu")
     root = value.cell.writes[0].outputs[0]
@@ -112,10 +111,10 @@ def _replay_block(value: Value, root: Value, box: Box, before: float, session: S
 
 
 def _create(node: TapeNode, root: Value, box: Box, session: Session) -> Tensor:
-    """The block of a tensor as the node that made it left it."""
+    """The block of a new tensor, as the node that created it left it."""
     meta, func = root.meta, node.func
     if not all(k != "device" or str(v) == "cpu" for k, v in node.kwargs.items()):
-        raise NeedsWhole(f"{_name(node)} is on another device than the CPU")
+        raise NeedsWhole(f"{_name(node)} is not on the CPU")
     if func in _EMPTY:
         return torch.empty(box.shape, dtype=meta.dtype, device="cpu")
     if func in _CONSTANTS or func in _FULL:
@@ -133,7 +132,7 @@ def _create(node: TapeNode, root: Value, box: Box, session: Session) -> Tensor:
     if node.mark is not None or operator(func).written:
         raise NeedsWhole(f"{_name(node)} cannot be cut")
     if not keeps_bits(node):
-        raise NeedsWhole(f"{_name(node)} may round otherwise in a block")
+        raise NeedsWhole(f"{_name(node)} may round differently on a block")
     args = [_ingredient(arg, meta, box, node, session) for arg in node.args]
     kwargs = {k: _ingredient(v, meta, box, node, session) for k, v in node.kwargs.items()}
     made = func(*args, **kwargs)
@@ -143,7 +142,7 @@ def _create(node: TapeNode, root: Value, box: Box, session: Session) -> Tensor:
 
 
 def _write(node: TapeNode, root: Value, box: Box, block: Tensor, session: Session) -> None:
-    """Let a node that writes in place act on the block of `root` that is at hand."""
+    """Apply a node that writes in place to `block`, the block `box` of `root`."""
     target = node.args[0] if node.args else None
     if type(target) is not Value or target.cell is not root.cell or len(operator(node.func).written) != 1:
         raise NeedsWhole(f"{_name(node)} writes in an unusual way")
@@ -171,7 +170,7 @@ def _write(node: TapeNode, root: Value, box: Box, block: Tensor, session: Sessio
         if node.mark is not None:
             raise NeedsWhole(f"{_name(node)} draws random numbers in an order that cannot be cut")
         if not keeps_bits(node):
-            raise NeedsWhole(f"{_name(node)} may round otherwise in a block")
+            raise NeedsWhole(f"{_name(node)} may round differently on a block")
         if work is not view:
             work.copy_(view)
         args = [_ingredient(arg, meta, part, node, session) for arg in node.args[1:]]
@@ -184,7 +183,7 @@ def _write(node: TapeNode, root: Value, box: Box, block: Tensor, session: Sessio
 def _fill(node: TapeNode, kind: Kind, meta: Tensor) -> Fill:
     mark = node.mark
     if mark is None or mark.device is not None or mark.end is None or not fills_are_known():
-        raise NeedsWhole(f"{_name(node)} is not known to be cut on this device")
+        raise NeedsWhole(f"{_name(node)} cannot be cut: its order of draws is not known on this device")
     if not meta.is_contiguous() or meta.is_complex():
         raise NeedsWhole(f"{_name(node)} fills a strided or complex tensor")
     given = [*node.args[1:], *(node.kwargs[k] for k in ("from", "to", "mean", "std") if k in node.kwargs)]
@@ -193,7 +192,7 @@ def _fill(node: TapeNode, kind: Kind, meta: Tensor) -> Fill:
 
 
 def _ingredient(arg: object, result: Tensor, box: Box, node: TapeNode, session: Session) -> Any:
-    """An argument of an elementwise node, cut to what the block `box` of its result needs."""
+    """An argument of an elementwise node, cut to what block `box` of the result needs."""
     if isinstance(arg, list | tuple) and any(type(item) in (Value, External) for item in arg):
         raise NeedsWhole(f"{_name(node)} takes a list of tensors")
     if type(arg) is External:
@@ -216,11 +215,11 @@ def _ingredient(arg: object, result: Tensor, box: Box, node: TapeNode, session: 
     return session.made[key]
 
 
-# -- geometry: a view of a contiguous storage as a box of it
+# -- geometry: views of a contiguous storage as boxes of it
 
 
 def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
-    """Which dim of the storage each dim of a view runs along; None for a dim of size 1 that runs along none."""
+    """The dim of the storage that each dim of a view runs along; None for a dim of size 1 that runs along none."""
     if meta.dtype != root.dtype:
         raise NeedsWhole("a view with another dtype")
     if meta.is_conj() != root.is_conj() or meta.is_neg() != root.is_neg():
@@ -233,7 +232,7 @@ def _dims_in(meta: Tensor, root: Tensor) -> list[int | None]:
     for size, stride in zip(meta.shape, meta.stride(), strict=True):
         dim = None if size == 1 else by_stride.get(stride)
         if size != 1 and (dim is None or dim in dims or start[dim] + size > root.shape[dim]):
-            raise NeedsWhole("a view that is no box of the tensor it views")
+            raise NeedsWhole("a view that is not a box of its tensor")
         dims.append(dim)
     return dims
 
@@ -249,7 +248,7 @@ def _in_storage(box: Box, dims: list[int | None], meta: Tensor, root: Tensor) ->
 
 
 def _as_view(block: Tensor, dims: list[int | None]) -> Tensor:
-    """A block of the storage, seen with the dims of the view."""
+    """A block of the storage, viewed with the dims of the view."""
     kept = [dim for dim in dims if dim is not None]
     dropped = [dim for dim in range(block.dim()) if dim not in kept]
     view = block.permute([*kept, *dropped])
@@ -262,7 +261,7 @@ def _as_view(block: Tensor, dims: list[int | None]) -> Tensor:
 
 
 def _broadcast(shape: torch.Size, result: torch.Size, box: Box) -> Box:
-    """What a block of the result takes of an argument of this shape."""
+    """The part of an argument of this shape that a block of the result needs."""
     ends = list(zip(box.start, box.stop, strict=True))[len(result) - len(shape) :]
     return Box.of_intervals((0, 1) if n == 1 else end for n, end in zip(shape, ends, strict=True))
 

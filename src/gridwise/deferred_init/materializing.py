@@ -1,9 +1,9 @@
-"""Materialising: deferred tensors and modules become real, and keep who they are.
+"""Materialising: deferred tensors and modules become real and keep their identity.
 
 The fake's own Python object becomes the real tensor (`torch.utils.swap_tensors`), so every list, optimiser and
-attribute that holds it sees the real one, and tied weights stay tied. Where torch does not allow it (a weak reference
-or an autograd graph holds the fake) a new tensor takes its place in the module, and the fake answers with that tensor
-from then on.
+attribute that holds it sees the real one, and tied weights stay tied. Where torch does not allow that (a weak reference
+or an autograd graph holds the fake), a new tensor replaces it in the module, and `real_of(fake)` is that tensor from
+then on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OWN = (
     "became",
     "parameter_class",
     "_is_param",
-)  # attributes of the fake, not of the user
+)  # attributes of the fake itself, not set by the user
 
 
 def is_pending(tensor: object) -> bool:
@@ -54,7 +54,7 @@ def check_ours(tensor: Tensor, name: str = "") -> None:
 
 
 def make_real(tensors: Iterable[Tensor], bar: ProgressBar | None = None) -> None:
-    """Make these deferred tensors real, all in one replay; `real_of` tells what each has become."""
+    """Make these deferred tensors real, all in one replay; `real_of` gives the result for each."""
     with ALONE:
         _make_real(tensors, bar)
 
@@ -71,7 +71,7 @@ def _make_real(tensors: Iterable[Tensor], bar: ProgressBar | None) -> None:
     fakes = [fake for fake in pending.values() if "became" not in fake.__dict__]
     storages = _storages([fake.value for fake in fakes if fake.grad_fn is None], bar)
     made: dict[Value, Tensor] = {}
-    for leaf in pending.values():  # what an autograd graph ends in may have become real before
+    for leaf in pending.values():  # leaves of an autograd graph may be real already
         if "became" in leaf.__dict__ and leaf.grad_fn is None and leaf.became.shape == leaf.shape:
             made[leaf.value] = leaf.became
     reals: list[Tensor] = []
@@ -84,7 +84,7 @@ def _make_real(tensors: Iterable[Tensor], bar: ProgressBar | None) -> None:
             real = replay([fake.value], given=made)[0]
         reals.append(_dressed(real, fake))
     for fake, _ in gradients:
-        fake.grad = None  # torch swaps no tensor that is in use
+        fake.grad = None  # torch refuses to swap a tensor that is in use
     _adopt(fakes, reals)
     for fake, gradient in gradients:
         real_of(fake).grad = real_of(gradient)
@@ -97,7 +97,7 @@ def _gradient_of(fake: FakeTensor) -> list[tuple[FakeTensor, FakeTensor]]:
 
 
 def make_blocks(wanted: Sequence[tuple[FakeTensor, Box]], bar: ProgressBar) -> None:
-    """Make one block of each of these deferred tensors; the block takes the tensor's place, as in `make_real`."""
+    """Make one block of each of these deferred tensors; the block replaces the tensor, as in `make_real`."""
     bar.total = len(wanted)
     for done, (fake, box) in enumerate(wanted, 1):
         block = block_for(fake, box)
@@ -114,12 +114,12 @@ def block_for(fake: FakeTensor, box: Box) -> Tensor:
 
 
 def put_in_place(fake: Tensor, real: Tensor) -> Tensor:
-    """Let a real tensor from elsewhere, a checkpoint say, be what a deferred tensor becomes; what holds the fake sees it.
+    """Turn a deferred tensor into a real one from elsewhere, such as a checkpoint; whatever holds the fake sees it.
 
-    Views of the fake that are materialised later are views of it, if it is the whole tensor.
+    If `real` is the whole tensor, views of the fake that are materialised later are views of `real`.
     """
     if not isinstance(fake, FakeTensor) or "became" in fake.__dict__:
-        return real_of(fake)  # it is real already: tied tensors come more than once
+        return real_of(fake)  # real already: tied tensors come more than once
     if real.shape == fake.shape and real.stride() == fake.stride() and is_whole(fake.meta):
         fake.value.cell.made = StorageWeakRef(real.untyped_storage())
     _adopt([fake], [_dressed(real, fake)])
@@ -127,12 +127,12 @@ def put_in_place(fake: Tensor, real: Tensor) -> Tensor:
 
 
 def real_of(tensor: Tensor) -> Tensor:
-    """What a tensor that went through `make_real` is now: itself, or the one that took its place."""
+    """The real tensor of one that went through `make_real`: itself, or its replacement."""
     return tensor.__dict__.get("became", tensor) if isinstance(tensor, FakeTensor) else tensor
 
 
 def _leaves_behind(fake: FakeTensor) -> Iterator[FakeTensor]:
-    """The deferred parameters that the autograd graph of `fake` ends in."""
+    """The deferred leaves of the autograd graph of `fake`."""
     waiting, seen = [fake.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -146,7 +146,7 @@ def _leaves_behind(fake: FakeTensor) -> Iterator[FakeTensor]:
 
 
 def _storages(values: list[Value], bar: ProgressBar | None) -> dict[Cell, Tensor]:
-    """A real tensor on the storage of every cell; a storage that is real already is found again, not made twice."""
+    """A real tensor on the storage of every cell; a storage that is real already is reused."""
     found: dict[Cell, Tensor] = {}
     missing: dict[Cell, Value] = {}
     for value in values:
@@ -167,7 +167,7 @@ def _leaf(fake: FakeTensor, real: Tensor) -> Tensor:
 
 
 def _as_parameter(real: Tensor, fake: FakeTensor) -> Tensor:
-    """`real` in the class that the fake stands for."""
+    """`real` as an instance of the class that the fake stands for."""
     if getattr(fake, "_is_param", False):
         cls = fake.__dict__.get("parameter_class", nn.Parameter)
         return torch.Tensor._make_subclass(cls, real, fake.requires_grad)
@@ -175,7 +175,7 @@ def _as_parameter(real: Tensor, fake: FakeTensor) -> Tensor:
 
 
 def _dressed(real: Tensor, fake: FakeTensor) -> Tensor:
-    """`real` with the attributes and hooks that the user gave to the fake."""
+    """`real` with the attributes and hooks that the user set on the fake."""
     for name, attribute in fake.__dict__.items():
         if name not in _OWN:
             setattr(real, name, attribute)
@@ -187,7 +187,7 @@ def _dressed(real: Tensor, fake: FakeTensor) -> Tensor:
 
 
 def _adopt(fakes: list[FakeTensor], reals: list[Tensor]) -> None:
-    """Let each fake's object become its real tensor. A view holds on to its base, so those that fail try again."""
+    """Swap each fake for its real tensor. A view keeps its base in use, so failed swaps are retried."""
     pairs = list(zip(fakes, reals, strict=True))
     fakes.clear()
     reals.clear()
@@ -206,7 +206,7 @@ def _adopt(fakes: list[FakeTensor], reals: list[Tensor]) -> None:
 
 
 def _swap(fake: FakeTensor, real: Tensor) -> bool:
-    if real._use_count() > 1:  # type: ignore[attr-defined]  # an autograd graph holds it: swapping would spoil the graph
+    if real._use_count() > 1:  # type: ignore[attr-defined]  # an autograd graph holds it, and swapping would corrupt it
         return False
     try:
         torch.utils.swap_tensors(fake, real)
@@ -216,7 +216,7 @@ def _swap(fake: FakeTensor, real: Tensor) -> bool:
 
 
 def uninitialized(lazy: Any) -> Tensor:
-    """The real counterpart of a Lazy module's parameter that has no shape yet, the same at every call."""
+    """The real counterpart of a Lazy module's parameter without a shape; the same object at every call."""
     if not hasattr(lazy, "became"):
         options = (lazy.requires_grad, lazy.pretended, lazy.data.dtype)
         if hasattr(lazy, "persistent"):

@@ -1,12 +1,12 @@
-"""Which elementwise operators give a block the bits that they give the whole tensor.
+"""Which elementwise operators compute a block with the same bits as the whole tensor.
 
-Torch runs most of a tensor through vector instructions, and what is left at its end and at the end of each thread's
-share through scalar ones. The two agree
+Torch computes most of a tensor with vector instructions, and the remainder at its end and at the end of each thread's
+share with scalar ones. The two agree
 
-    where IEEE 754 says what the result is: sums, products, quotients, roots, comparisons, casts
-    for functions that torch computes by vectors to the last element; `function_holds` asks it, once per process
+    where IEEE 754 defines the result: sums, products, quotients, square roots, comparisons, casts
+    for functions whose remainder torch computes with vectors too; `function_holds` tests that once per process
 
-The others (sigmoid, sinh, pow, ...) differ in the last bit here and there, so their blocks come from the whole tensor.
+The others (sigmoid, sinh, pow, ...) may differ in the last bit, so their blocks are cut from the whole tensor.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _FUNCTIONS = frozenset(
 
 
 def keeps_bits(node: TapeNode) -> bool:
-    """Whether an elementwise node gives each element the same bits, whatever it is computed together with."""
+    """Whether an elementwise node gives each element the same bits, however the tensor is cut."""
     assert isinstance(node.func, OpOverload)
     name = node.func._schema.name.removeprefix("aten::").removesuffix("_")
     tensors = [_meta(item) for item in (*node.args, *node.kwargs.values()) if isinstance(item, Value | External)]
     if any(tensor.is_complex() for tensor in tensors):
         return name in _MOVES
     if name in ("add", "sub", "rsub"):
-        return all(factor == 1 for factor in (*node.args[2:], *node.kwargs.values()))  # `alpha`: a sum of a product
+        return all(factor == 1 for factor in (*node.args[2:], *node.kwargs.values()))  # `alpha` adds a product
     if name == "div":
         return not node.func._overloadname.endswith("_mode")
     if name in _FUNCTIONS:
@@ -53,7 +53,7 @@ def _meta(item: Value | External) -> Tensor:
 
 @cache
 def function_holds(name: str, dtype: torch.dtype) -> bool:
-    """Whether a function gives the same bits on pieces of any length, on this processor."""
+    """Whether a function gives the same bits on pieces of any length on this processor."""
     if not dtype.is_floating_point:
         return False
     function: Callable[[Tensor], Tensor] = getattr(torch, name)

@@ -1,4 +1,4 @@
-"""Which block of which tensor: what users write as slices, a callable or layouts, made into boxes."""
+"""Which block of which tensor: turns the user's slices, callable or layouts into boxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Slices = Sequence[slice]
 
 
 class Blocks(Protocol):
-    """What is asked of a layout of `gridwise.grid`, or of anything like it: the box of each worker's block."""
+    """The protocol of a layout of `gridwise.grid` or anything like it: the box of each worker's block."""
 
     def block(self, rank: int, /) -> Any: ...
 
@@ -23,7 +23,7 @@ Layout = Callable[[str, torch.Size], Slices | None] | Mapping[str, Blocks]
 
 
 def check_layout(layout: Layout, rank: int | None, names: Sequence[str]) -> None:
-    """Raise for what is neither kind of layout, and for names that the module does not have."""
+    """Raise if `layout` is neither kind of layout, or names tensors that the module does not have."""
     if callable(layout):
         return
     if not isinstance(layout, Mapping):
@@ -44,7 +44,7 @@ def check_layout(layout: Layout, rank: int | None, names: Sequence[str]) -> None
 
 
 def slices_for(layout: Layout, rank: int | None, name: str, shape: torch.Size) -> Slices | None:
-    """What `layout` says of a tensor: its slices, or None for all of it."""
+    """The slices that `layout` gives for a tensor, or None for all of it."""
     if callable(layout):
         return layout(name, shape)
     blocks = layout.get(name)
@@ -56,16 +56,16 @@ def slices_for(layout: Layout, rank: int | None, name: str, shape: torch.Size) -
             f"materialize_module: the layout of {name} is for a tensor of {expected}; it is {tuple(shape)}.",
             fix="make the layout from the tensor's shape.",
         )
-    assert rank is not None  # `check_layout` has asked
+    assert rank is not None  # ensured by `check_layout`
     return blocks.block(rank).slices
 
 
 def box_of(slices: Slices | Any, shape: Sequence[int], name: str) -> Box:
-    """The box that the slices are; raises for what is no block."""
+    """The box of these slices; raises if they are not a block."""
     slices = getattr(slices, "slices", slices)
     if not isinstance(slices, Sequence) or isinstance(slices, str):
         raise PartitionError(
-            f"A block of {name} was asked for with {slices!r}, which is no sequence of slices.",
+            f"A block of {name} was asked for with {slices!r}, which is not a sequence of slices.",
             fix="give a tuple of one slice per dim, (slice(start, stop), ...).",
         )
     if len(slices) > len(shape):

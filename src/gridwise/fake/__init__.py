@@ -1,11 +1,12 @@
-"""Tensors that pretend: size, strides, dtype and device of a real one, and no data.
+"""Fake tensors: the size, strides, dtype and device of a real tensor, and no data.
 
     with fake_mode():
         model = BigModel()          # any size, no memory
 
-Fakes outlive the mode and stay fake in every operation. They rest on torch's meta kernels; `tensor.py` is the tensor,
-`dispatch.py` decides what an operator on fakes gives, `mode.py` makes the factories give fakes, `parameters.py` keeps
-what torch decides by class: subclasses of Parameter, Lazy modules. `gridwise.deferred_init` records on top of them.
+Fakes outlive the mode, and every operation on them gives fakes. Shapes come from torch's meta kernels. `tensor.py` is
+the tensor, `dispatch.py` decides what an operator on fakes returns, `mode.py` makes factories return fakes,
+`parameters.py` handles what depends on a parameter's class: subclasses of Parameter, Lazy modules.
+`gridwise.deferred_init` builds its recording on them.
 """
 
 from gridwise.fake.mode import fake_mode as fake_mode

@@ -1,9 +1,9 @@
-"""What an operator gives when some of its tensors are fake: the meta kernel's geometry, on the device eager would use.
+"""The result of an operator on fake tensors: the meta kernel's geometry, on the device that eager mode would choose.
 
-    explicit `device` argument  ->  device of the first tensor that is no 0-dim CPU one  ->  cpu
+    explicit `device` argument  ->  device of the first tensor that is not a 0-dim CPU tensor  ->  cpu
 
-A `Keeper` answers for the fakes it made. The plain one only pretends; the one of `gridwise.deferred_init` derives from
-it, writes down what it sees, and can run it for real where data is asked for.
+A `Keeper` creates fakes and handles every operator on them. The plain one only computes geometry; its subclass in
+`gridwise.deferred_init` also records the operators, and runs them for real when data is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILLS = (aten.uniform_.default, aten.normal_.default, aten.fill_.Scalar, aten.ze
 CPU = torch.device("cpu")
 SETS = (aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor)
 _NEEDS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-# Running mean and variance are changed, though the schema does not say so.
+# They update running mean and variance, though their schemas do not say so.
 _UNDECLARED_WRITES = (
     aten.native_batch_norm.default,
     aten.cudnn_batch_norm.default,
@@ -40,15 +40,15 @@ _UNDECLARED_WRITES = (
 
 @dataclass(frozen=True, slots=True)
 class OperatorSchema:
-    """What the schema of an ATen operator says, read once."""
+    """Facts from the schema and tags of an ATen operator, cached."""
 
     name: str
-    written: tuple[int | str, ...]  # arguments that it changes: positions, or names of keyword-only ones
-    returns_written: bool  # it returns them, and nothing else
+    written: tuple[int | str, ...]  # arguments it writes to: positions, or names if keyword-only
+    returns_written: bool  # it returns those arguments and nothing else
     random: bool
     needs_data: bool
     has_device: bool
-    reshapes: bool  # it changes the geometry of what it writes to
+    reshapes: bool  # it changes the geometry of the argument it writes to
 
 
 @cache
@@ -74,9 +74,9 @@ def operator(func: OpOverload) -> OperatorSchema:
 
 
 class Keeper:
-    """Makes fakes and answers for every operator on them."""
+    """Creates fakes and handles every operator on them."""
 
-    pretends_devices = True  # a device need not be there
+    pretends_devices = True  # fakes may be on devices that this machine does not have
 
     def __init__(self, fake_cuda: bool = False) -> None:
         self.fake_cuda = fake_cuda
@@ -84,7 +84,7 @@ class Keeper:
     # -- operators
 
     def shortcuts(self) -> dict[OpOverload, Callable[[OpOverload, Args, Kwargs], Any]]:
-        """Faster ways for what constructors do most; each may answer NotImplemented."""
+        """Fast paths for the most frequent operators of constructors; each may return NotImplemented."""
         return {aten.empty.memory_format: self.empty} | dict.fromkeys(FILLS, self.fill)
 
     def empty(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -106,10 +106,10 @@ class Keeper:
         return fake
 
     def filled(self, fake: FakeTensor, func: OpOverload, args: Args, kwargs: Kwargs) -> None:
-        """Note that a fake is filled: there is nothing to learn from the meta kernel."""
+        """Called for each fill of a fake; the meta kernel is skipped, since a fill changes no geometry."""
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """The result of an operator in which at least one tensor is fake, or of a factory in the mode."""
+        """The result of an operator with at least one fake argument, or of a factory called in the mode."""
         op = operator(func)
         if func in SETS:
             return self.set_storage(op, *args)
@@ -119,17 +119,17 @@ class Keeper:
         try:
             result = self.on_meta(func, op, args, kwargs)
         except NotImplementedError as error:
-            self.refuse(op, "has no meta kernel in this torch, so its result cannot be pretended", error)
+            self.refuse(op, "has no meta kernel in this torch, so the shape of its result is unknown", error)
         if op.returns_written:
             return returned(op, args, kwargs)
         return self.wrap(result, device)
 
     def run_real(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """The result of an operator that has real tensors only."""
+        """The result of an operator whose tensors are all real."""
         return func(*args, **kwargs)
 
     def device_of(self, op: OperatorSchema, args: Args, kwargs: Kwargs) -> torch.device:
-        """Where the result lives; raises where eager would."""
+        """The device of the result; raises where eager mode would."""
         found: torch.device | None = None
         is_scalar = False
         if op.has_device:
@@ -160,7 +160,7 @@ class Keeper:
             )
 
     def on_meta(self, func: OpOverload, op: OperatorSchema, args: Args, kwargs: Kwargs) -> Any:
-        out = kwargs.get("out")  # torch resizes it to what it gets
+        out = kwargs.get("out")  # torch resizes `out` to fit the result
         reshaped = args[0] if op.reshapes else out if isinstance(out, FakeTensor) else None
         if isinstance(reshaped, FakeTensor):
             self.part_from_aliases(reshaped)
@@ -183,11 +183,11 @@ class Keeper:
         if isinstance(reshaped, FakeTensor):
             reshaped.take_geometry(make_fake(self, reshaped.meta, reshaped.given_device, reshaped.value))
         if isinstance(result, Tensor) and result.layout != torch.strided:
-            raise NotImplementedError(f"a tensor of layout {result.layout} cannot be pretended")
+            raise NotImplementedError(f"a tensor of layout {result.layout} cannot be fake")
         return result
 
     def set_storage(self, op: OperatorSchema, fake: Tensor, source: Any, *geometry: Any) -> FakeTensor:
-        """`fake.set_(source)`: the fake becomes another name of a storage. `torch.load` makes its tensors so."""
+        """`fake.set_(source)`: make the fake a view of another storage, as `torch.load` does for its tensors."""
         if not isinstance(fake, FakeTensor):
             self.refuse(op, "would give a real tensor a storage without data")
         if not isinstance(source, FakeTensor):
@@ -200,10 +200,10 @@ class Keeper:
         return mapped(lambda item: make_fake(self, item, device) if isinstance(item, Tensor) else item, result)
 
     def part_from_aliases(self, fake: FakeTensor) -> None:
-        """Give a fake a meta tensor of its own before its geometry changes: `detach` shares them."""
+        """Give a fake its own meta tensor before its geometry changes; after `detach` two fakes share one."""
         fake.meta = fake.meta.detach()
 
-    # -- what reaches a fake without an operator
+    # -- calls that do not go through the dispatcher
 
     def read(self, fake: FakeTensor, asked: str) -> Tensor:
         """The real values of `fake`; a plain fake has none."""
@@ -217,11 +217,11 @@ class Keeper:
         return make_fake(self, without_data(real), real.device)
 
     def lent(self, real: Tensor) -> FakeTensor:
-        """A fake of a tensor whose storage others may have in common with it."""
+        """A fake of a real tensor whose storage other tensors may share."""
         return self.constant(real)
 
     def copy_storage(self, fake: FakeTensor) -> FakeTensor:
-        """A fake of the whole storage behind `fake`, copied."""
+        """A fake of the same geometry on a copy of the whole storage behind `fake`."""
         return make_fake(self, storage_copy(fake.meta), fake.given_device)
 
     def restride(self, whole: FakeTensor, target: Geometry) -> FakeTensor:
@@ -231,14 +231,14 @@ class Keeper:
     # -- errors
 
     def refuse(self, op: OperatorSchema, why: str, cause: BaseException | None = None) -> NoReturn:
-        # No NotImplementedError: torch.nn.utils.parametrize takes that for an answer and goes on.
+        # Not a NotImplementedError: torch.nn.utils.parametrize would catch that and carry on.
         raise FakeTensorError(
             f"{op.name}{self.place()} {why}.", fix="keep this operator out of the mode, or give it real tensors only."
         ) from cause
 
     @staticmethod
     def place() -> str:
-        """`, called in Linear.reset_parameters,`: the innermost module at work, for messages."""
+        """The innermost module method on the stack, for messages: `, called in Linear.reset_parameters,`."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             owner = frame.f_locals.get("self")
@@ -253,7 +253,7 @@ PLAIN_CUDA = Keeper(fake_cuda=True)
 
 
 def needs_data(func: OpOverload, op: OperatorSchema, args: Args) -> bool:
-    """Whether the result, or its shape, depends on values. `tensor[index]` does only where the index is a mask."""
+    """Whether the result or its shape depends on values. For `tensor[index]` only if an index is a mask."""
     if func is aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return op.needs_data
@@ -266,7 +266,7 @@ def written_by(op: OperatorSchema, args: Args, kwargs: Kwargs) -> list[Any]:
 
 
 def returned(op: OperatorSchema, args: Args, kwargs: Kwargs) -> Any:
-    """What an operator that returns what it wrote to returns."""
+    """The return value of an operator that returns the arguments it wrote to."""
     written = written_by(op, args, kwargs)
     return written[0] if len(written) == 1 else tuple(written)
 
@@ -276,7 +276,7 @@ def to_meta(arg: object) -> object:
         return arg.meta
     if isinstance(arg, Tensor):
         if arg.layout != torch.strided:
-            raise NotImplementedError(f"a tensor of layout {arg.layout} cannot be pretended")
+            raise NotImplementedError(f"a tensor of layout {arg.layout} cannot be fake")
         return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=META)
     return arg
 
@@ -286,7 +286,7 @@ def _same(device: torch.device) -> tuple[str, int]:
 
 
 def check_fill(func: OpOverload, args: Args) -> None:
-    """Refuse the parameters that torch's kernels refuse."""
+    """Raise for the parameters that torch's kernels reject."""
     first, second = (*args[1:], *(0.0, 1.0)[len(args) - 1 :]) if len(args) < 3 else args[1:3]
     if func is aten.uniform_.default and not first <= second:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={first} > to={second}")

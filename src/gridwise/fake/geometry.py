@@ -1,4 +1,4 @@
-"""How a tensor looks at its storage, and other tensors that look at it, or at a copy of it, in the same way."""
+"""A tensor's geometry (how it views its storage), and tensors of a given geometry on the same storage or a copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ META = torch.device("meta")
 
 
 class Geometry(NamedTuple):
-    """All that tells two views of one storage apart."""
+    """Everything that distinguishes two views of one storage."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -27,12 +27,12 @@ def geometry(tensor: Tensor) -> Geometry:
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is all of its storage, in order."""
+    """Whether a tensor covers all of its storage, in order."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def on_storage(storage: torch.UntypedStorage, target: Geometry) -> Tensor:
-    """A tensor on this storage."""
+    """A tensor of the given geometry on this storage."""
     new = torch.empty(0, dtype=target.dtype, device=storage.device)
     new.set_(storage, target.offset, target.size, target.stride)
     if target.conjugate:
@@ -43,7 +43,7 @@ def on_storage(storage: torch.UntypedStorage, target: Geometry) -> Tensor:
 
 
 def with_geometry(tensor: Tensor, target: Geometry) -> Tensor:
-    """Another name for the storage behind `tensor`."""
+    """A tensor of the given geometry on the storage of `tensor`."""
     return on_storage(tensor.untyped_storage(), target)
 
 

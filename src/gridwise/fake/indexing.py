@@ -1,7 +1,7 @@
-"""Indexing of fakes on a device that is not there.
+"""Indexing of fakes on a device that this machine does not have.
 
-Torch's own `tensor[...]` asks the device's driver to guard it before any operator is called. On a machine without the
-driver, the same is said in operators: ints select, slices slice, None adds a dim, tensors gather.
+Torch's own `tensor[...]` sets a device guard, which calls the driver, before any operator is dispatched. Without a
+driver, indexing is expressed in operators instead: ints select, slices slice, None adds a dim, tensors gather.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def take(tensor: Tensor, index: object) -> Tensor:
 
 
 def put(tensor: Tensor, index: object, value: object) -> None:
-    """`tensor[index] = value`, where the index makes a view."""
+    """`tensor[index] = value`, for an index that gives a view."""
     target = take(tensor, index)
     if isinstance(value, Tensor):
         torch.ops.aten.copy_.default(target, value)

@@ -1,4 +1,4 @@
-"""`fake_mode`: while it is on, everything that makes a tensor makes a fake one."""
+"""`fake_mode`: while it is active, every tensor that is created is fake."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ aten = torch.ops.aten
 
 
 _active = KeepersOfThread()
-"""Of fake modes alone."""
+"""Keepers of the active fake modes, without those of `deferred_init`."""
 
 
 class FakeFactories(TorchDispatchMode):
-    """Sends factories, and operators with a fake among their tensors, to a keeper; all others run for real."""
+    """Sends factories, and operators with a fake argument, to a keeper; all other operators run for real."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch wraps every call, and imports its compiler for that
+        return False  # otherwise torch wraps every call, which imports its compiler
 
     def __init__(self, keeper: Keeper) -> None:
         super().__init__()
         self.keeper = keeper
         self.shortcuts = keeper.shortcuts()
         if keeper.pretends_devices and not _active.keepers and not torch.cuda.is_available():
-            # Torch starts CUDA while it reads the arguments of `ones(device="cuda")`, unless a mode of this key is on.
+            # Torch initialises CUDA while it parses `ones(device="cuda")`, unless a mode with this key is active.
             self._mode_key = torch._C._TorchDispatchModeKey.FAKE
 
     def __torch_dispatch__(self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
@@ -52,7 +52,7 @@ class FakeFactories(TorchDispatchMode):
         if func is aten.lift_fresh.default:
             return self.keeper.constant(args[0])
         if func is aten.empty_like.default and args[0].is_meta and kwargs.get("device") is not None:
-            has_tensors = False  # `to_empty`: a factory, since a meta tensor lends its geometry only
+            has_tensors = False  # `to_empty` is a factory: of a meta tensor only the geometry is used
         if has_tensors or not operator(func).has_device or str(kwargs.get("device")) == "meta":
             return self.keeper.run_real(func, args, kwargs)
         return self.keeper.run(func, args, kwargs)
@@ -60,19 +60,19 @@ class FakeFactories(TorchDispatchMode):
 
 @contextmanager
 def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
-    """Make every new tensor a fake one, without data.
+    """Make every new tensor fake, without data.
 
     Parameters
     ----------
     fake_cuda
-        Pretend that this machine has CUDA devices. Without it, a CUDA tensor needs a machine that has them.
+        Pretend that this machine has CUDA devices. Otherwise a fake CUDA tensor needs a machine with CUDA.
 
     Notes
     -----
-    A torch that was built without CUDA cannot record for autograd on a pretended device: what would be recorded there is
-    an error, under `torch.no_grad()` all works.
+    In a torch built without CUDA, autograd cannot record operators on a pretended CUDA device: an operator that it
+    would record raises. Under `torch.no_grad()` everything works.
 
-    Modes nest; the outermost decides on `fake_cuda`. An operator whose tensors are all real runs for real.
+    Modes nest; the outermost one's `fake_cuda` applies. An operator whose tensors are all real runs for real.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
 
 @contextmanager
 def pretended_cuda(keeper: Keeper) -> Iterator[None]:
-    """Where CUDA is asked for and not there: no device guards, and literals (`torch.tensor`) that begin on the CPU."""
+    """If CUDA is pretended: no device guards, and literals (`torch.tensor`) that start on the CPU."""
     if not keeper.fake_cuda or torch.cuda.is_available():
         yield
         return

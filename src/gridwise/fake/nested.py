@@ -1,4 +1,4 @@
-"""What operators take and give: values, some of them in lists, tuples and dicts."""
+"""Arguments and results of operators: values, possibly nested in lists, tuples and dicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kwargs = dict[str, Any]
 
 
 def leaves(*nested: object) -> Iterator[object]:
-    """The values themselves, in order."""
+    """The innermost values, in order."""
     for item in nested:
         if isinstance(item, list | tuple):
             yield from leaves(*item)
@@ -23,12 +23,12 @@ def leaves(*nested: object) -> Iterator[object]:
 
 
 def tensors_in(*nested: object) -> Iterator[Tensor]:
-    """The tensors among them."""
+    """The tensors among the innermost values, in order."""
     return (item for item in leaves(*nested) if isinstance(item, Tensor))
 
 
 def mapped(change: Callable[[Any], Any], nested: Any) -> Any:
-    """The same with `change` made to every value; a named tuple is one value."""
+    """The same nesting with `change` applied to every value; a named tuple counts as one value."""
     if isinstance(nested, dict):
         return {name: mapped(change, item) for name, item in nested.items()}
     if isinstance(nested, list | tuple) and not hasattr(nested, "_fields"):

@@ -1,8 +1,8 @@
-"""What torch decides by the class of a parameter, kept for fakes.
+"""Fake parameters of special classes: uninitialised parameters of Lazy modules, and subclasses of `nn.Parameter`.
 
-`torch.nn.LazyLinear` and its kin make an `UninitializedParameter` in their constructor and turn it into a Parameter
-at the first forward; a subclass of `nn.Parameter` is remembered by its class. Both happen in torch's constructors
-without asking the dispatcher, so while a mode is on these constructors are ours.
+`torch.nn.LazyLinear` and the like create an `UninitializedParameter` in their constructor and turn it into a Parameter
+at the first forward. A fake made by a subclass of `nn.Parameter` has to remember that class. Both happen in torch's
+constructors, without the dispatcher, so these constructors are replaced by ours while a mode is active.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Device: TypeAlias = torch.device | str | int | None
 
 
 class FakeUninitialized:
-    """What the two kinds below share; a mixin for `torch.nn.parameter.UninitializedTensorMixin`."""
+    """What the two classes below share; goes before `torch.nn.parameter.UninitializedTensorMixin`."""
 
     is_fake = True
     keeper: Keeper
     pretended: torch.device
 
     def materialize(self, shape: Sequence[int], device: Device = None, dtype: torch.dtype | None = None) -> None:
-        """Become a fake Parameter (or buffer) of this shape, under the same name."""
+        """Turn this object into a fake Parameter (or buffer) of this shape, in place."""
         tensor: Any = self
         target = torch.device(device) if device is not None else self.pretended
         with torch.no_grad():
@@ -61,18 +61,18 @@ class FakeUninitialized:
 
 
 class FakeUninitializedParameter(FakeUninitialized, UninitializedParameter):
-    """An `UninitializedParameter` that will be fake."""
+    """An `UninitializedParameter` that becomes a fake Parameter."""
 
 
 class FakeUninitializedBuffer(FakeUninitialized, UninitializedBuffer):
-    """An `UninitializedBuffer` that will be fake."""
+    """An `UninitializedBuffer` that becomes a fake buffer."""
 
 
 def make_uninitialized(
     keeper: Keeper, cls: Any, requires_grad: bool, device: Device, dtype: torch.dtype | None, persistent: bool | None
 ) -> Any:
     if device is None:
-        device = torch.empty(0).given_device  # type: ignore[attr-defined]  # what the mode makes of no device
+        device = torch.empty(0).given_device  # type: ignore[attr-defined]  # the mode's default device
     with torch.utils._python_dispatch._disable_current_modes():
         data = torch.empty(0, dtype=dtype, device="cpu")
         made = torch.Tensor._make_subclass(cls, data, requires_grad)
@@ -84,7 +84,7 @@ def make_uninitialized(
 
 
 class KeepersOfThread(threading.local):
-    """The keepers of this thread, the innermost last: other threads go on making ordinary parameters."""
+    """The keepers active in this thread, innermost last; other threads keep making ordinary parameters."""
 
     def __init__(self) -> None:
         self.keepers: list[Keeper] = []
@@ -92,13 +92,13 @@ class KeepersOfThread(threading.local):
 
 _inside = KeepersOfThread()
 _lock = threading.Lock()
-_torchs: dict[Any, Any] = {}  # torch's constructors, while ours are in their place
+_torchs: dict[Any, Any] = {}  # torch's constructors, while ours replace them
 _users = 0
 
 
 @contextmanager
 def parameters_of(keeper: Keeper) -> Iterator[None]:
-    """While inside, torch's parameter classes make what this file describes, in this thread."""
+    """In the body, and in this thread, torch's parameter classes make the fakes that this file describes."""
     _replace_constructors()
     _inside.keepers.append(keeper)
     try:

@@ -1,11 +1,11 @@
 """The fake tensor: a tensor's geometry without its data.
 
-A fake is a torch wrapper subclass with the size, strides, dtype and device that it pretends to have, beside a *meta*
-tensor of the same geometry on which torch's shape rules run. Two fakes are views of one another when their meta tensors
-share a storage. Each fake belongs to a *keeper* (see dispatch.py) that answers for every operator it meets.
+A fake is a torch wrapper subclass with the size, strides, dtype and device that it pretends to have, plus a *meta*
+tensor of the same geometry, on which the meta kernels run. Two fakes are views of one another when their meta tensors
+share a storage. Each fake belongs to a *keeper* (see dispatch.py), which handles every operator on it.
 
 Torch's own FakeTensor is not used: it cannot be swapped (casts of modules, channels_last), made lazily (Lazy modules)
-or filled at random on a CUDA device that is not there.
+or filled at random on a CUDA device that the machine does not have.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _native_data = torch.Tensor.data  # the C++ property
 class FakeTensor(Tensor):
     """A tensor without data. Made by `fake_mode` and by `gridwise.deferred_init`, never by hand."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # all arrives below autograd
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # handled below autograd
 
     is_fake = True
     keeper: Keeper
     meta: Tensor
-    given_device: torch.device  # as the user wrote it: `cuda`, where `device` says `cuda:0`
-    value: Any  # what the keeper knows of it
-    parameter_class: type[Tensor]  # a subclass of nn.Parameter that it is to be
-    became: Tensor  # the real tensor that took its place, where it could not become real itself
+    given_device: torch.device  # as the user wrote it: `cuda` where `device` is `cuda:0`
+    value: Any  # the keeper's data about it: a `Value` of the tape, or None
+    parameter_class: type[Tensor]  # the subclass of nn.Parameter that it stands for
+    became: Tensor  # the real tensor that replaced it, if its own object could not become real
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -50,7 +50,7 @@ class FakeTensor(Tensor):
         first = next(x for x in tensors_in(args, kwargs) if isinstance(x, FakeTensor))
         return first.keeper.run(func, args, kwargs or {})
 
-    # -- what a fake looks like
+    # -- printing
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         parts = [f"size={tuple(self.shape)}"]
@@ -66,10 +66,10 @@ class FakeTensor(Tensor):
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
 
-    # -- what torch does without asking the dispatcher
+    # -- what torch does without the dispatcher
 
     def detach(self) -> Tensor:
-        """Another fake of the same storage. `nn.Parameter` asks for one every time, so this takes no detour."""
+        """Another fake of the same storage. Every `nn.Parameter(...)` calls this, so it skips the dispatcher."""
         return make_fake(self.keeper, self.meta, self.given_device, self.value)
 
     @property
@@ -86,7 +86,7 @@ class FakeTensor(Tensor):
         self.take_geometry(other)
 
     def take_geometry(self, other: FakeTensor) -> None:
-        """Become another name of `other`'s storage, as `self.data = other` does."""
+        """Become a view of `other`'s storage with its geometry, as `self.data = other` does."""
         _native_data.__set__(self, other)  # type: ignore[attr-defined]
         self.meta, self.given_device, self.value = other.meta, other.given_device, other.value
         self.__class__ = type(other) if type(self) in (FakeTensor, UnguardedFake) else type(self)
@@ -116,7 +116,7 @@ class FakeTensor(Tensor):
             super().__setitem__(index, value)
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As of a tensor. Torch asks the driver which device `cuda` is; where there is none, it is the first."""
+        """`Tensor.to`. Torch asks the driver which device `cuda` means; without a driver it means `cuda:0`."""
         if not torch.cuda.is_available():
             args = tuple(_indexed(arg) for arg in args)
             kwargs = {name: _indexed(value) if name == "device" else value for name, value in kwargs.items()}
@@ -126,7 +126,7 @@ class FakeTensor(Tensor):
         return super().to(*args, **kwargs)
 
     def cuda(self, device: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-        """As of a tensor."""
+        """`Tensor.cuda`, also without a driver."""
         if torch.cuda.is_available():
             return super().cuda(device, *args, **kwargs)
         target = torch.device("cuda", device or 0) if device is None or isinstance(device, int) else device
@@ -154,7 +154,7 @@ class FakeTensor(Tensor):
     def _copy_for(self, memo: dict[int, Any]) -> Tensor:
         if getattr(self, "_is_param", False):
             return self.detach().clone(memory_format=torch.preserve_format)
-        # A plain tensor's copy is a copy of its storage, once for all the views of it that are copied together.
+        # Deep-copying a plain tensor copies its storage, once for all views of it that are copied together.
         storage = self.meta.untyped_storage()._cdata
         if storage not in memo:
             memo[storage] = self.keeper.copy_storage(self)
@@ -176,7 +176,7 @@ class FakeTensor(Tensor):
         )
 
     def data_ptr(self) -> int:
-        return 0  # as of a meta tensor; torch.nn.LSTM asks, to see whether its weights share a storage
+        return 0  # like a meta tensor; torch.nn.LSTM compares pointers to see whether its weights share a storage
 
     def untyped_storage(self) -> NoReturn:
         self._no_storage("untyped_storage()")
@@ -195,10 +195,10 @@ class FakeTensor(Tensor):
 
 
 class UnguardedFake(FakeTensor):
-    """A fake on a pretended CUDA device, in a torch that was built without CUDA.
+    """A fake on a pretended CUDA device, in a torch built without CUDA.
 
-    Autograd asks for the stream of what it records, finds nobody to ask and aborts the process, before any operator is
-    dispatched. So nothing is recorded here: what would be is an error.
+    When autograd records an operator it asks for the device's stream; without CUDA support that aborts the process,
+    before any operator is dispatched. So nothing is recorded here: an operator that autograd would record raises.
     """
 
     @classmethod
@@ -228,11 +228,11 @@ def _cannot_record(name: str) -> FakeTensorError:
 
 def _would_be_recorded(func: Callable[..., Any], name: str, result: object, args: Args) -> bool:
     if name.startswith("__") and name.endswith("__") and name not in _RECORDED_METHODS:
-        return False  # of an attribute, or of Python
+        return False  # an attribute access or a Python protocol
     if name in ("detach", "requires_grad_") or name.endswith("_like") or name.startswith("new"):
         return False
     if name.endswith("_"):
-        return getattr(func, "__module__", None) != "torch.nn.init"  # those record nothing
+        return getattr(func, "__module__", None) != "torch.nn.init"  # they run under no_grad
     made = [x for x in tensors_in(result) if isinstance(x, FakeTensor) and (x.is_floating_point() or x.is_complex())]
     return any(fake is not arg for fake in made for arg in args[:1])
 
@@ -245,7 +245,7 @@ _RECORDED_METHODS = frozenset(
 
 
 def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = None) -> FakeTensor:
-    """A fake of `meta`'s geometry that says it lives on `device`."""
+    """A fake with the geometry of `meta` that reports `device` as its device."""
     fake: FakeTensor = torch.Tensor._make_wrapper_subclass(
         UnguardedFake if device.type == "cuda" and not torch.backends.cuda.is_built() else FakeTensor,
         meta.shape,
@@ -266,21 +266,21 @@ def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = N
 
 
 def _for_reading(array: np.ndarray) -> np.ndarray:
-    """An array of values that were computed for the moment: what is written to it would be lost, so numpy refuses it."""
+    """The array, made read-only: its values were computed just for this call, so writes to it would be lost."""
     array.flags.writeable = False
     return array
 
 
 def _with_index(device: torch.device) -> torch.device:
-    """Torch's own code asks for an index, and asks a driver that may not be there when it finds none."""
-    if device.index in range(256):  # an index is there
+    """`device` with an index: without one, torch asks the driver, which may not exist."""
+    if device.index in range(256):  # it has an index
         return device
     index = torch.cuda.current_device() if device.type == "cuda" and torch.cuda.is_initialized() else 0
     return torch.device(device.type, index)
 
 
 def _indexed(argument: object) -> object:
-    """A device of CUDA with its index, where the argument of `Tensor.to` is one without."""
+    """An argument of `Tensor.to`, with an index added if it is a CUDA device without one."""
     if isinstance(argument, str | torch.device) and (device := torch.device(argument)).type == "cuda":
         return _with_index(device)
     return argument

@@ -1,4 +1,4 @@
-"""DistDL's choice of a backend, of which there is one; what talks to other processes here is found by Gridwise."""
+"""DistDL's choice of a backend. There is only one; Gridwise itself finds the transport to the other processes."""
 
 from .backends import mpi as backend
 

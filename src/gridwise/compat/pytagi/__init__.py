@@ -1,4 +1,4 @@
-"""pytagi's modules, names and forms of data, on Gridwise: see docs/from-pytagi.md."""
+"""pytagi's modules, names and data formats, on Gridwise: see docs/from-pytagi.md."""
 
 from gridwise.tagi import HRCSoftmax as HRCSoftmax
 from gridwise.tagi import HRCSoftmaxMetric as HRCSoftmaxMetric

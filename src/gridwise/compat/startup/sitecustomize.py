@@ -1,6 +1,6 @@
-"""What a child process of a program with `gridwise.compat` runs at its start: a finder that waits for the old names.
+"""Run at the start of child processes of a program with `gridwise.compat`: installs a finder for the old names.
 
-Python runs the first `sitecustomize` on its path. The one that would have been first is run after this.
+Python runs only the first `sitecustomize` on its path, so this one then runs the next.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 
 
 class _Waiting:
-    """Installs `gridwise.compat` when one of its libraries is imported first."""
+    """Installs `gridwise.compat` at the first import of one of its libraries."""
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
         library = fullname.partition(".")[0]

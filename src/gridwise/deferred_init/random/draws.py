@@ -1,16 +1,16 @@
-"""How many 32-bit draws each random operator takes from torch's CPU generator.
+"""How many 32-bit numbers each random operator draws from torch's CPU generator.
 
     uniform    n                          float32, float16, bfloat16
                2 n                        float64
-    normal     16 at a time, for a contiguous tensor of n >= 16 elements; when n is no multiple of 16 the last
-               16 elements are made once more:
+    normal     16 at a time, for a contiguous tensor of n >= 16 elements; if n is not a multiple of 16 the last
+               16 elements are drawn a second time:
                n + (16 if n % 16 else 0)  float32, and twice that for float64
-               16 ceil(n / 16)            float16, bfloat16 (in torch 2.11 as float32; `tail_of` finds out)
+               16 ceil(n / 16)            float16, bfloat16 (in torch 2.11 like float32; `tail_of` finds out)
     normal     4 per started pair         anything smaller or not contiguous: two double samples at a time, of which
-                                          the second is left over in the generator when the count is odd
+                                          the second stays in the generator if the count is odd
     randperm   n - 1
 
-These are facts about torch's kernels, not promises: `counts_are_known` compares every line with torch once per process.
+Torch's kernels do this today but promise nothing: `counts_are_known` checks every line against torch once per process.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gridwise.deferred_init.random.generator import advanced, layout_is_known, w
 
 Kind = Literal["uniform", "normal", "permutation"]
 
-LANES = 16  # elements that torch's normal kernel makes together
-LARGEST_PERMUTATION = (2**32 - 1) // 20  # beyond, torch draws 64 bits at a time
+LANES = 16  # elements that torch's normal kernel computes together
+LARGEST_PERMUTATION = (2**32 - 1) // 20  # above, torch draws 64 bits at a time
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 _HALF = (torch.float16, torch.bfloat16)
 
 
 class Taken(NamedTuple):
-    """What an operator took: 32-bit draws, and where (from its start) the pair began that left a sample over."""
+    """What an operator draws, and what it does to the generator's left-over normal sample."""
 
-    draws: int
-    left_over: int | None
-    keeps_sample: bool  # the sample that was left over before is still there
+    draws: int  # of 32 bits
+    left_over: int | None  # the draw, from the operator's first, at which the pair began that left a sample over
+    keeps_sample: bool  # an earlier left-over sample stays
 
 
 def taken(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool, has_sample: bool) -> Taken | None:
-    """The draws for `n` elements; None where it is not known."""
+    """The draws for `n` elements; None if unknown."""
     if kind == "permutation":
         return Taken(max(n - 1, 0), None, True) if n <= LARGEST_PERMUTATION else None
     if dtype in (torch.complex64, torch.complex128):
@@ -61,7 +61,7 @@ def taken(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool, has_sample: 
 
 
 def tail_of(n: int, dtype: torch.dtype) -> int:
-    """After how many draws (of the dtype's width) a normal fill of n elements makes its last 16 elements anew."""
+    """After how many draws (of the dtype's width) a normal fill of n elements redraws its last 16 elements."""
     return n - n % LANES if dtype in _HALF and _halves_skip_the_remainder() else n
 
 
@@ -75,7 +75,7 @@ def _halves_skip_the_remainder() -> bool:
 
 @cache
 def counts_are_known() -> bool:
-    """Whether torch's kernels take what the table says."""
+    """Whether torch's kernels draw what the table above says."""
     if not layout_is_known():
         return False
     dtypes = (*_SINGLE, torch.float64)
@@ -109,7 +109,7 @@ def _count_holds(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> bo
             return False
         end = generator.get_state()
         expected = advanced(start, count.draws)
-        if count.left_over is not None:  # the sample itself is checked where it is made: see streams.py
+        if count.left_over is not None:  # its value is computed in streams.py, not here
             expected = with_sample_of(expected, end)
         elif not count.keeps_sample:
             expected = without_sample(expected)

@@ -1,16 +1,15 @@
 """A block of a random fill, without the rest of it.
 
-`uniform_` and `normal_` fill a contiguous tensor of n elements in order of memory, so a block is a set of runs of
-that order:
+`uniform_` and `normal_` fill a contiguous tensor of n elements in memory order, in which a block is a set of contiguous
+runs:
 
-    uniform   element i is made from draw i (float64: draws 2i and 2i+1)
-    normal    elements 16k .. 16k+15 are made together from draws 16k .. 16k+15; when n is no multiple of 16, the
-              last 16 elements are then made anew from 16 more draws (`draws.tail_of` says which)
+    uniform   element i comes from draw i (float64: draws 2i and 2i+1)
+    normal    elements 16k .. 16k+15 are computed together from draws 16k .. 16k+15; if n is not a multiple of 16, the
+              last 16 elements are then redrawn from 16 more draws (`draws.tail_of` says which)
 
-Long runs are made in place, with the generator moved from one to the next. Short runs with short gaps are made
-together in a scratch of at most `SCRATCH` elements and copied out, in whatever dims they lie, so that a block never takes
-much longer than the whole. `fills_are_known` compares all this with torch
-once per process.
+Long runs are filled in place, advancing the generator from one to the next. Short runs with short gaps, along any dims,
+are filled together in a scratch buffer of at most `SCRATCH` elements and copied out, so that a block never takes much
+longer than the whole tensor. `fills_are_known` checks all this against torch once per process.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from gridwise.deferred_init.random.streams import Mark, Stream
 from gridwise.grid import Box, flat_span, strides_of
 
 SCRATCH = 1 << 20  # elements
-GAP = 1 << 14  # elements between two runs that are made rather than stepped over
+GAP = 1 << 14  # elements; a gap of up to this length is drawn rather than skipped
 
 
 class Fill(NamedTuple):
-    """A random fill of a whole contiguous tensor: what, of how many elements, from where, with which two parameters."""
+    """A random fill of a whole contiguous tensor of n elements; `parameters` are low and high, or mean and std."""
 
     kind: Kind
     n: int
@@ -44,7 +43,7 @@ class Fill(NamedTuple):
         return self.kind == "uniform" or self.n >= LANES
 
     def draw(self, out: Tensor, start: int) -> None:
-        """Fill the one-dimensional contiguous `out` with draws from element `start` of the fill on, as torch would."""
+        """Fill the one-dimensional contiguous `out` as torch would, with draws from that of element `start` on."""
         width = 2 if self.dtype == torch.float64 else 1
         first = self.mark.draws + width * start
         generator = generator_at(self.mark.stream.words_at(first))
@@ -55,7 +54,7 @@ class Fill(NamedTuple):
         self.mark.stream.reached(first + width * out.numel(), generator.get_state())
 
     def run(self, out: Tensor, start: int) -> None:
-        """Make elements `start`, `start + 1`, ... of the fill in the one-dimensional contiguous `out`."""
+        """Write elements `start`, `start + 1`, ... of the fill to the one-dimensional contiguous `out`."""
         if self.kind == "uniform":
             return self.draw(out, start)
         stop = start + out.numel()
@@ -77,17 +76,17 @@ class Fill(NamedTuple):
         return None
 
     def groups(self, length: int, start: int) -> Tensor:
-        """`length` elements from `start` on, all of one group."""
+        """`length` elements from `start` on, all in one group of 16."""
         group = torch.empty(LANES, dtype=self.dtype, device="cpu")
         self.draw(group, start // LANES * LANES)
         return group[start % LANES : start % LANES + length]
 
 
 def fill_block(fill: Fill, shape: Sequence[int], block: Box, out: Tensor) -> None:
-    """Make a block of a fill of a contiguous tensor of this shape, in the contiguous `out`."""
+    """Write a block of the fill of a contiguous tensor of this shape to the contiguous `out`."""
     if out.numel() == 0:
         return
-    if not shape:  # a number
+    if not shape:  # a 0-dim tensor
         shape, block = (1,), Box.of_shape((1,))
     if not fill.can_be_cut():  # fewer than 16 normals: they may use up a left-over sample
         whole = torch.empty(list(shape), dtype=fill.dtype, device="cpu")
@@ -98,11 +97,12 @@ def fill_block(fill: Fill, shape: Sequence[int], block: Box, out: Tensor) -> Non
 
 
 class _Cut:
-    """A block of a fill, made piece by piece: what is worth making in one go is.
+    """A block of a fill, computed piece by piece, in pieces as large as is worthwhile.
 
-    From dim d on, at fixed indices before it, the block reaches over `spans[d]` elements of the whole, and holds
-    `volumes[d]` of them. Where these are the same it is one run of memory. It is `joined[d]` if no gap in it is worth a
-    restart of the generator: then all of the span is made in a scratch, as much as fits, and what is wanted is copied.
+    In dims d and later, at fixed earlier indices, the block spans `spans[d]` elements of the whole tensor and contains
+    `volumes[d]` of them. If the two are equal it is one contiguous run. It is `joined[d]` if no gap in it is worth
+    advancing the generator for: then the span is drawn into a scratch buffer, as much of it as fits, and the block's
+    elements are copied out.
     """
 
     def __init__(self, fill: Fill, shape: Sequence[int], extents: Sequence[int]) -> None:
@@ -117,7 +117,7 @@ class _Cut:
             self.volumes.insert(0, self.volumes[0] * extent)
 
     def make(self, d: int, start: int, out: Tensor) -> None:
-        """Make the part from dim d on that starts at element `start` of the whole, in the contiguous `out`."""
+        """Write the part in dims d and later that starts at element `start` of the whole to the contiguous `out`."""
         if self.spans[d] == self.volumes[d]:
             return self.fill.run(out.view(-1), start)
         stride, inner = self.strides[d], self.spans[d + 1]
@@ -128,7 +128,7 @@ class _Cut:
             if count == 1:
                 self.make(d + 1, begin, part[0])
             else:
-                span = min(count * stride, self.fill.n - begin)  # with the last gap: the next part goes on from there
+                span = min(count * stride, self.fill.n - begin)  # with the last gap, so that the next part starts there
                 scratch = torch.empty(span, dtype=self.fill.dtype, device="cpu")
                 self.fill.run(scratch, begin)
                 part.copy_(scratch.as_strided(part.shape, self.strides[d:]))

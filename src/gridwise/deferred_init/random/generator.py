@@ -3,15 +3,15 @@
 A state is the byte tensor of `torch.Generator.get_state()`:
 
     byte     0  the seed
-             8  `left`: draws until the words are renewed, plus 1
+             8  `left`: draws until the words are regenerated, plus 1
             16  `next`: index of the next word
             24  624 words, each in 8 bytes
-          5016  the normal sample that a pair of draws left over, 32 bytes, the last 8 say whether there is one
+          5016  the left-over normal sample of a pair, 32 bytes; the last 8 say whether there is one
           5048  the same in single precision (no initialiser uses it)
 
-A *draw* is one 32-bit word of the Mersenne Twister. `advanced` steps over draws: by jump-ahead where that is shorter,
-else by numpy's Mersenne Twister, which makes the same words. `layout_is_known` checks all of this against torch once
-per process; where it does not hold, nothing here is used and the callers take the exact slow way.
+A *draw* is one 32-bit word of the Mersenne Twister. `advanced` skips draws: by jump-ahead where that is faster, else
+with numpy's Mersenne Twister, which generates the same words. `layout_is_known` checks all of this against torch once
+per process; if it does not hold, nothing here is used and the callers fall back to drawing for real.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor
 from gridwise.deferred_init.random import jump
 
 STATE_BYTES = 5056
-JUMP_FROM = 1_500_000  # draws; stepping over them takes as long as a jump of a new length
-JUMP_AGAIN_FROM = 500_000  # the same for a length that was met before, whose polynomial is at hand
+JUMP_FROM = 1_500_000  # draws; skipping as many takes as long as a jump of a new length
+JUMP_AGAIN_FROM = 500_000  # the same for a length seen before, whose polynomial is cached
 _met: set[int] = set()  # lengths in blocks
 _WORDS = slice(24, 24 + 8 * jump.N)
 _SAMPLE = slice(5016, 5048)
@@ -41,7 +41,7 @@ def advanced(state: Tensor, draws: int) -> Tensor:
     header = raw[8:24].view(np.int32)  # left, seeded, next (8 bytes)
     packed = raw[_WORDS].view(np.uint64)
     words, position = packed.astype(np.uint32), _position(header)
-    blocks = (position + draws - 1) // jump.N  # renewals of the words; a position of 624 belongs to the old words
+    blocks = (position + draws - 1) // jump.N  # regenerations of the words; position 624 still belongs to the old words
     if draws >= JUMP_FROM or (draws >= JUMP_AGAIN_FROM and blocks in _met):
         words = jump.jump(words, blocks)
     elif blocks:
@@ -88,7 +88,7 @@ def without_sample(state: Tensor) -> Tensor:
 
 
 def generator_at(state: Tensor) -> torch.Generator:
-    """A generator of its own in this state."""
+    """A new generator in this state."""
     generator = torch.Generator()
     generator.set_state(state)
     return generator
@@ -96,13 +96,13 @@ def generator_at(state: Tensor) -> torch.Generator:
 
 @cache
 def layout_is_known() -> bool:
-    """Whether this torch keeps its CPU generator as described above: advancing gives what drawing gives."""
+    """Whether this torch's CPU generator is laid out as above, tested by comparing advancing with drawing."""
     generator = torch.Generator().manual_seed(20_101)
     start = generator.get_state()
     if start.numel() != STATE_BYTES:
         return False
     drawn = 0
-    for draws in (1, 622, 1, 624, 40 * jump.N):  # to, across and far beyond the renewal of the words
+    for draws in (1, 622, 1, 624, 40 * jump.N):  # to, across and far beyond a regeneration of the words
         torch.empty(draws, device="cpu").uniform_(generator=generator)
         drawn += draws
         if not torch.equal(advanced(start, drawn), generator.get_state()):

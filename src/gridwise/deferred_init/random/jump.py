@@ -1,17 +1,17 @@
-"""Jump ahead in the Mersenne Twister: the words of its sequence after n steps, without making the n words between.
+"""Jump ahead in the Mersenne Twister: the words of its sequence after n steps, without generating the n words between.
 
-MT19937 makes its words x0, x1, x2, ... by a recurrence that is linear over the field of two elements, so every bit of
-the sequence satisfies the same recurrence of order N = 19937, given by the characteristic polynomial p(t). Therefore
+MT19937 generates its words x0, x1, x2, ... by a recurrence that is linear over the field of two elements, so every bit
+of the sequence satisfies the same recurrence of order N = 19937, given by the characteristic polynomial p(t). Therefore
 
     t^n mod p(t) = sum of c_i t^i      gives      x_{n+j} = xor of all x_{i+j} with c_i = 1,   i < N.
 
-A polynomial is a Python integer whose bit i is the coefficient of t^i. Squaring spreads the bits; p has only 135 terms
-and its second highest is 227 degrees below the first, so the remainder after division by p needs no long division:
+A polynomial is a Python integer whose bit i is the coefficient of t^i. Squaring spreads the bits. p has only 135 terms,
+and its second highest is 227 degrees below the highest, so the remainder modulo p needs no long division:
 
     1 / p  =  p^127 / p^128  =  p(t) p(t^2) p(t^4) ... p(t^64) / p(t^128)       (squaring is linear over two elements)
 
-and p(t^128) is a single power of t as far as the quotient's digits can see. A jump costs 2 ms,
-and 3 ms more the first time that its length is met. `generator.py` decides between jumping and skipping.
+and as far as the digits of the quotient are concerned, p(t^128) is a single power of t. A jump takes 2 ms, and 3 ms
+more the first time for each length. `generator.py` decides between jumping and skipping.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _multiply(a: int, b: int) -> int:
 
 @cache
 def _gaps() -> tuple[int, ...]:
-    """How far each term of p lies below its highest one, the highest itself left out."""
+    """How far below the highest term of p each other term lies."""
     terms = format(characteristic_polynomial(), "b")  # highest first
     return tuple(i for i, bit in enumerate(terms) if bit == "1" and i > 0)
 
@@ -84,7 +84,7 @@ def _square(a: int) -> int:
 @lru_cache(maxsize=256)
 def power_of_t(n: int) -> int:
     """t^n mod p."""
-    free = n.bit_length() - 14  # the leading 14 bits of n: a power below the degree, hence its own remainder
+    free = n.bit_length() - 14  # the leading 14 bits of n give a power below the degree, its own remainder
     result = 1 << (n >> max(free, 0))
     for bit in range(free - 1, -1, -1):
         result = _remainder(_square(result))
@@ -100,7 +100,7 @@ def next_block(words: Words) -> Words:
     new = np.empty_like(words)
     head = (words[:-1] & 0x80000000) | (words[1:] & 0x7FFFFFFF)
     mixed = (head >> 1) ^ np.where(head & 1, np.uint32(TWIST), np.uint32(0))
-    reach = N - M  # a new word is needed as an ingredient 227 words later
+    reach = N - M  # a new word is used again 227 words later
     new[:reach] = words[M:] ^ mixed[:reach]
     new[reach : 2 * reach] = new[:reach] ^ mixed[reach : 2 * reach]
     new[2 * reach : N - 1] = new[reach : N - 1 - reach] ^ mixed[2 * reach :]
@@ -110,9 +110,9 @@ def next_block(words: Words) -> Words:
 
 
 def jump(words: Words, blocks: int) -> Words:
-    """The state `blocks` >= 1 blocks of 624 words further on, every bit of it as stepping would leave it."""
-    # The low 31 bits of the state's first word belong to no recurrence, so sum over the words from the second on,
-    # with a power that is one smaller.
+    """The state `blocks` >= 1 blocks of 624 words later, equal to stepping in every bit."""
+    # The low 31 bits of the state's first word take no part in the recurrence, so sum over the words from the second
+    # on, with a power that is one smaller.
     distance = N * blocks - 1
     polynomial = power_of_t(distance)
     sequence = [words]

@@ -1,9 +1,9 @@
-"""Places in the streams of random numbers, and the generators that move along them while nothing is drawn.
+"""Positions in streams of random numbers, and generators that advance along them although nothing is drawn.
 
-A *stream* is everything a generator would draw from some state on. A *mark* is a place in it where an operator began
+A *stream* is everything a generator would draw from some state on. A *mark* is the position at which an operator starts
 to draw, so that the operator can be run again at any time, in any order, with the same numbers. While recording, the
-default CPU generator stands still and a `DrawCounter` counts what would have been drawn; `settle` moves the generator
-to where eager construction would have left it. Whoever asks the generator for its state inside a constructor
+default CPU generator does not move and a `DrawCounter` counts what would have been drawn; `settle` then advances the
+generator to where eager construction would have left it. Code in a constructor that uses the generator
 (`torch.get_rng_state`, `fork_rng`, `torch.manual_seed`, ...) goes through `WatchedGenerator`, which settles first.
 """
 
@@ -29,11 +29,9 @@ from gridwise.deferred_init.random.generator import (
 )
 from gridwise.errors import DeferredInitError
 
-DEFAULT: torch.Generator = (
-    torch._C.default_generator
-)  # the generator itself, also while `torch.default_generator` is watched
-ALONE = threading.RLock()  # held by whoever looks at the default generator or moves it: threads may materialise at once
-AT_START = -1  # the left-over normal sample is the one that the stream's first state holds
+DEFAULT: torch.Generator = torch._C.default_generator  # the real one, even while `torch.default_generator` is replaced
+ALONE = threading.RLock()  # held to read or move the default generator: several threads may materialise
+AT_START = -1  # a `sample_at`: the left-over normal sample is that of the stream's first state
 
 
 class Stream:
@@ -41,13 +39,13 @@ class Stream:
 
     def __init__(self, start: Tensor) -> None:
         self.start = start
-        self._known = [(0, start)] * 2  # where the last drawing began and where it ended: states that cost no work
+        self._known = [(0, start)] * 2  # cached (position, state): the last one asked for, the last one drawn to
 
     def first_sample(self) -> int | None:
         return AT_START if has_sample(self.start) else None
 
     def state_at(self, draws: int, sample_at: int | None) -> Tensor:
-        """The generator's state after `draws` draws, with the normal sample that the pair at `sample_at` left over."""
+        """The state after `draws` draws, with the left-over normal sample of the pair drawn at `sample_at`."""
         if draws == 0 and sample_at == self.first_sample():
             return self.start
         state = self.words_at(draws)
@@ -69,18 +67,18 @@ class Stream:
         return pair.get_state()
 
     def reached(self, draws: int, state: Tensor) -> None:
-        """Remember a state that somebody's drawing led to."""
+        """Cache the state after `draws` draws, which a caller has reached by drawing."""
         self._known[1] = (draws, state)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where an operator began to draw; `end` where it is known how far it got."""
+    """Where in a stream an operator starts to draw."""
 
     stream: Stream
     draws: int
     sample_at: int | None
-    end: int | None = None
+    end: int | None = None  # draws after the operator, if known
     device: torch.device | None = None  # None: the CPU
 
     def state(self) -> Tensor:
@@ -90,7 +88,7 @@ class Mark:
 
 
 class DrawCounter:
-    """Counts the draws of a generator that stands still."""
+    """Counts the draws that a generator would have made, without moving it."""
 
     def __init__(self, generator: torch.Generator = DEFAULT) -> None:
         self.generator = generator
@@ -102,7 +100,7 @@ class DrawCounter:
         self.sample_at = self.stream.first_sample()
 
     def take(self, kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> Mark | None:
-        """Book the draws of an operator; None, and the generator settled, where their number is not known."""
+        """Count the draws of an operator; if their number is unknown, settle the generator and return None."""
         with ALONE:
             self.meet_others()
         count = taken(kind, n, dtype, contiguous, self.sample_at is not None) if counts_are_known() else None
@@ -118,7 +116,7 @@ class DrawCounter:
         return mark
 
     def meet_others(self) -> None:
-        """Go on from where somebody else has put the generator. One who drew has got numbers that are booked already."""
+        """Continue from the state that others gave the generator; raise if they may have drawn what is counted here."""
         state = self.generator.get_state()
         if torch.equal(state, self.stream.start):
             return
@@ -133,8 +131,8 @@ class DrawCounter:
             )
 
     def settle(self) -> None:
-        """Move the generator to where drawing would have brought it."""
-        with ALONE, _disable_current_modes():  # a constructor may have asked, with recording on
+        """Advance the generator to where drawing would have left it."""
+        with ALONE, _disable_current_modes():  # a constructor may call this, while recording
             self.meet_others()
             if self.draws or self.sample_at != self.stream.first_sample():
                 state = self.stream.state_at(self.draws, self.sample_at)
@@ -143,7 +141,7 @@ class DrawCounter:
 
 
 class WatchedGenerator(torch.Generator):
-    """Stands in for `torch.default_generator` while recording: the true generator, settled before every use."""
+    """Replaces `torch.default_generator` while recording: the real generator, settled before every use."""
 
     ledger: DrawCounter
 
@@ -175,7 +173,7 @@ WATCHER = WatchedGenerator()
 
 @contextmanager
 def watched(ledger: DrawCounter) -> Iterator[None]:
-    """Put `WATCHER` where Python code finds the default generator."""
+    """In the body, Python code finds `WATCHER` in place of the default generator."""
     WATCHER.ledger = ledger
     torch.random.default_generator = torch.default_generator = WATCHER  # type: ignore[attr-defined]
     try:
@@ -186,7 +184,7 @@ def watched(ledger: DrawCounter) -> Iterator[None]:
 
 def generator_for(argument: torch.Generator | None, device: torch.device) -> torch.Generator:
     """The generator that an operator on `device` draws from."""
-    if argument is not None:  # torch wraps it anew for every operator, so go by its address
+    if argument is not None:  # torch wraps it anew for every operator, so compare addresses
         return DEFAULT if argument._cdata in (DEFAULT._cdata, WATCHER._cdata) else argument  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.init()

@@ -1,6 +1,6 @@
-"""What was done to fake tensors, written down and done again on real ones.
+"""Operators on fake tensors, recorded on a tape and replayed on real ones.
 
-recorder, tape   writes the tape; what is on it
-marking          where random operators begin to draw
+recorder, tape   writes the tape; its contents
+marking          where random operators start to draw
 replaying        runs the part of the tape that is needed
 """

@@ -1,8 +1,7 @@
-"""Marks for random operators: where in its generator's stream each one begins, and the generator moved past it.
+"""Marks of random operators: where in its generator's stream each one starts; the generator is moved past it.
 
-Operators whose draws are counted (`random/draws.py`) cost nothing: the ledger books them. Every other one, and every
-one on CUDA, takes the slow way that is right for all of them: it runs once for its generator's sake, and its result is
-thrown away.
+If the number of draws is known (`random/draws.py`), the ledger only adds it up. Every other operator, and every one on
+CUDA, takes the slow way that is always right: it runs once, only to advance its generator, and its result is discarded.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ OVERWRITES = {
     aten.geometric_.default,
     aten.cauchy_.default,
     aten.log_normal_.default,
-}  # what was in the first argument before does not matter
+}  # operators that do not read the first argument's old contents
 
 
 def mark_for(
     node: TapeNode, args: Args, kwargs: Kwargs, drawn: Tensor, device: torch.device, ledger: DrawCounter | None
 ) -> Mark:
-    """The mark of a random operator that gives, or fills, the meta tensor `drawn`."""
+    """The mark of a random operator that creates or fills the meta tensor `drawn`."""
     source = generator_for(kwargs.get("generator"), device)
     kind = FILLS.get(node.func) or FACTORIES.get(node.func)
     lazily = ledger if source is DEFAULT else None

@@ -1,9 +1,9 @@
-"""Recording: the keeper whose fakes remember what was done to them.
+"""Recording: the keeper whose fakes record the operators applied to them.
 
-Every operator below autograd arrives in `Recorder.run`, inside `deferred_init` and after it: a cast of the finished
-model is recorded like its construction. The operator runs on meta tensors; a node with its arguments is written;
-random ones get a mark. Where data is asked for (`item()`, `tolist()`, a shape that depends on values) the arguments
-are replayed at once and the operator runs for real.
+Every operator on these fakes arrives, below autograd, in `Recorder.run`, during `deferred_init` and afterwards: a cast
+of the finished model is recorded like its construction. The operator runs on meta tensors, and a node with its
+arguments is added to the tape; random operators get a mark. Where data is needed (`item()`, `tolist()`, a shape that
+depends on values), the arguments are replayed at once and the operator runs for real.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ aten = torch.ops.aten
 
 
 class Recorder(Keeper):
-    """Makes the fakes of `deferred_init` and writes down what happens to them."""
+    """Creates the fakes of `deferred_init` and records the operators on them."""
 
     pretends_devices = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger: DrawCounter | None = None  # while `deferred_init` runs
-        self._bucketed: dict[int, FakeTensor] = {}  # storages of others, by address, while it runs
+        self.ledger: DrawCounter | None = None  # set while `deferred_init` runs
+        self._bucketed: dict[int, FakeTensor] = {}  # fakes of real storages, by address, while it runs
 
     def begin(self) -> DrawCounter:
         self.ledger = DrawCounter()
@@ -90,7 +90,7 @@ class Recorder(Keeper):
         node = TapeNode(func, node_args, node_kwargs)
         if op.random:
             if "generator" in node_kwargs:
-                node.kwargs = {**node_kwargs, "generator": None}  # replayed by the default one, from the mark
+                node.kwargs = {**node_kwargs, "generator": None}  # a replay starts a generator at the mark
             drawn = args[0].meta if func in FILLS else result
             node.mark = mark_for(node, args, kwargs, drawn, device, self.ledger)
         for fake, nbytes in sizes:
@@ -110,15 +110,15 @@ class Recorder(Keeper):
         return func(*args, **kwargs)
 
     def pinned(self, kwargs: Kwargs, args: Args, result: object, device: torch.device) -> Kwargs:
-        """Arguments with the defaults of this moment written out: a replay must not depend on when it happens."""
+        """The arguments with current defaults made explicit, so that a replay does not depend on when it happens."""
         if isinstance(result, Tensor) and not (args and isinstance(args[0], Tensor)):
             return {**kwargs, "dtype": result.dtype, "device": device}
         return kwargs
 
-    # -- the record
+    # -- the tape
 
     def remember(self, result: object, device: torch.device, args: Args, kwargs: Kwargs, node: TapeNode) -> Any:
-        """Fakes for what an operator gave, each with its value."""
+        """Fakes for the results of an operator, each with its value on the tape."""
         if not isinstance(result, Tensor | list | tuple):
             return result
         cells: dict[int, Cell] = {
@@ -203,7 +203,7 @@ class Recorder(Keeper):
             )
 
     def check_company(self, op: OperatorSchema, args: Args, kwargs: Kwargs) -> None:
-        """Refuse what cannot be replayed: other people's fakes, and real tensors once construction is over."""
+        """Raise for what cannot be replayed: fakes of other keepers, and real tensors once construction is over."""
         for tensor in tensors_in(args, kwargs):
             if isinstance(tensor, FakeTensor):
                 if tensor.keeper is not self:
@@ -212,7 +212,7 @@ class Recorder(Keeper):
                         f"constructed in a deferred-init context.",
                         fix="make it inside the function that deferred_init runs.",
                     )
-            elif self.ledger is None and tensor.dim() > 0:  # a number is no data: `weight[0] = 1` fills with a tensor
+            elif self.ledger is None and tensor.dim() > 0:  # 0-dim is allowed: `weight[0] = 1` fills with such a tensor
                 raise DeferredInitError(
                     f"{op.name}{self.place()} got a deferred tensor together with a real one of size "
                     f"{tuple(tensor.shape)}: a deferred tensor has no data yet.",
@@ -221,7 +221,7 @@ class Recorder(Keeper):
                 )
             elif tensor.is_inference():
                 raise DeferredInitError(
-                    f"{op.name}{self.place()} got an inference-mode tensor: whether it changes cannot be followed.",
+                    f"{op.name}{self.place()} got an inference-mode tensor, whose changes cannot be tracked.",
                     fix="clone it outside torch.inference_mode().",
                 )
 
@@ -232,23 +232,23 @@ class Recorder(Keeper):
         ) from cause
 
 
-RECORDER = Recorder()  # tapes need no owner, so one recorder serves all
+RECORDER = Recorder()  # tapes are independent of it, so one recorder serves all
 
 
 def record(arg: object) -> object:
-    """What stands for an argument on the tape."""
+    """An argument as it is recorded on the tape."""
     if isinstance(arg, FakeTensor):
         return arg.value
     return External.of(arg) if isinstance(arg, Tensor) else arg
 
 
 def literal(tensor: Tensor) -> Tensor:
-    """What a constant such as `torch.tensor([1.0])` is on the tape."""
+    """The operator recorded for a constant such as `torch.tensor([1.0])`: a copy of it."""
     return storage_copy(tensor)
 
 
 def _storage_sizes(op: OperatorSchema, args: Args, kwargs: Kwargs) -> list[tuple[FakeTensor, int]]:
-    """What an operator writes to, each with the bytes of its storage."""
+    """The fakes that an operator writes to, each with the bytes of its storage."""
     written = [fake for fake in tensors_in(written_by(op, args, kwargs)) if isinstance(fake, FakeTensor)]
     return [(fake, fake.meta.untyped_storage().nbytes()) for fake in written]
 

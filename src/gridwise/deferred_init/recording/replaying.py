@@ -1,10 +1,10 @@
 """Replaying: run the part of the tape that some values need, in the order of recording, on real tensors.
 
     content(cell, t)   the nodes that wrote to the cell before t, back to the last one that overwrote all of it
-    value              the node that made it, and so on through its arguments, each with its content at that node's time
+    value              the node that made it, and recursively its arguments, each with its content at that node's time
 
-The nodes run once each, in order of time, so in-place operators and views meet the storages as they were. Random ones
-start from their mark. Whatever is not asked for is dropped after its last use.
+Each node runs once, in order of time, so in-place operators and views find the storages as they were. Random nodes
+start from their mark. Intermediate tensors are dropped after their last use.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gridwise.progress import ProgressBar
 
 
 def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[TapeNode]:
-    """Every node that must run to have these values as they were at a time, with the `given` ones there, in order."""
-    filled = {value.cell for value in given}  # storages that need no filling any more
+    """The nodes that must run, in order, for these values as they were at time `before`; `given` ones exist already."""
+    filled = {value.cell for value in given}  # storages whose content exists already
     chosen: set[TapeNode] = set()
     seen: set[tuple[Cell, float]] = set()
     waiting: list[tuple[Value, float]] = [(value, before) for value in values if value not in given]
@@ -47,7 +47,7 @@ def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: fl
             node = nodes.pop()
             made_here = {output.cell for output in node.outputs if output is not None}
             for position, value in enumerate(node.inputs()):
-                # a view looks at no data, and an overwrite not at what it overwrites
+                # a view reads no data, and an overwrite does not read what it overwrites
                 blind = value.cell in made_here or (node.overwrites and position == 0)
                 if value not in given:
                     waiting.append((value, -math.inf if blind else node.time))
@@ -66,7 +66,7 @@ def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: fl
 
 @contextmanager
 def replaying() -> Iterator[None]:
-    """One thread at a time, no modes and no autocast."""
+    """In the body: one thread at a time, no dispatch modes, no autocast."""
     with ALONE, _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
         yield
 
@@ -77,7 +77,7 @@ def replay(
     before: float = math.inf,
     bar: ProgressBar | None = None,
 ) -> list[Tensor]:
-    """The real tensors of these values. `given` holds those that exist already."""
+    """The real tensors of these values; `given` holds tensors that exist already."""
     env: dict[Value, Tensor] = dict(given or {})
     nodes = nodes_for(values, env, before)
     uses = Counter(value for node in nodes for value in node.inputs())
@@ -108,8 +108,8 @@ def _run(node: TapeNode, env: dict[Value, Tensor]) -> None:
 
 
 def _as_recorded(made: Tensor, output: Value) -> Tensor:
-    """A new tensor with the strides that its views were recorded with: torch lays some results, those of FFTs say, out
-    otherwise than its meta kernels tell."""
+    """`made` with the strides that its views were recorded with. Some results, such as those of FFTs, have strides
+    other than the meta kernels say."""
     meta = output.meta
     if made.stride() == meta.stride() and made.storage_offset() == meta.storage_offset():
         return made
@@ -129,7 +129,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def run_at(mark: Mark, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> tuple[Any, Tensor]:
     """The result of a random operator run from its mark, and the generator's state after it. Torch's own generators are
-    left as they were; where the operator takes another one they are not even touched."""
+    restored afterwards; if the operator accepts a generator they are not even touched."""
     if mark.device is None and _takes_generator(func):
         own = generator_at(mark.state())
         return func(*args, **{**kwargs, "generator": own}), _noted(mark, own.get_state())
@@ -154,7 +154,7 @@ def _takes_generator(func: Callable[..., Any]) -> bool:
 
 
 def real(recorded: Any, env: Mapping[Value, Tensor]) -> Any:
-    """Recorded arguments with real tensors in the places of values."""
+    """Recorded arguments with values replaced by real tensors."""
 
     def one(item: object) -> object:
         if isinstance(item, Value):

@@ -1,11 +1,11 @@
-"""What was done to a tensor: the record that recording writes and replaying reads.
+"""The tape: what recording writes and replaying reads.
 
-    Node    one operator, its arguments, the place in the random numbers where it began, and when it ran
-    Value   a tensor as some node made it; what stands in for it among the arguments of later nodes
+    Node    one operator: its arguments, its mark (where in the random numbers it started), and when it ran
+    Value   a tensor as some node made it; stands for it among the arguments of later nodes
     Cell    a storage: the values that are views of it share the cell, which lists the nodes that wrote to it
 
-There is no list of all nodes: a value leads to its cell and to the node that made it, these to the nodes before, so
-what no tensor needs any more is garbage like anything else.
+There is no list of all nodes. A value refers to its cell and to the node that made it, and these to earlier nodes, so
+Python's garbage collection frees what no tensor needs any more.
 """
 
 from __future__ import annotations
@@ -28,20 +28,18 @@ _clock = itertools.count(1)
 
 
 class Cell:
-    """A storage that is not there yet."""
+    """A storage that does not exist yet."""
 
     __slots__ = ("made", "resized", "writes")
 
     def __init__(self) -> None:
         self.writes: list[TapeNode] = []  # in order of time; the first made it
-        self.resized = (
-            False  # the size that it was made with is not the one that it has: no write replaces those before
-        )
-        self.made: StorageWeakRef | None = None  # the real storage, once there is one
+        self.resized = False  # its size has changed, so no write counts as overwriting all earlier ones
+        self.made: StorageWeakRef | None = None  # the real storage, once it exists
 
 
 class Value:
-    """A tensor that is not there yet."""
+    """A tensor that does not exist yet."""
 
     __slots__ = ("cell", "is_whole", "meta", "node")
 
@@ -49,27 +47,27 @@ class Value:
         self.cell = cell
         self.node = node
         self.meta = meta  # its geometry
-        self.is_whole = is_whole  # known to be all of its storage, in order
+        self.is_whole = is_whole  # known to cover all of its storage, in order
 
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """A real tensor that took part; it must still be what it was."""
+    """A real tensor among the arguments, which must not change before it is replayed."""
 
     tensor: Tensor
     version: int
-    digest: int | None  # of memory that numpy or others write to without torch's knowing
+    digest: int | None  # of memory that others, such as numpy, can write to without changing the version
 
     @classmethod
     def of(cls, tensor: Tensor) -> External:
         return cls(tensor, tensor._version, _digest(tensor) if _is_borrowed(tensor) else None)
 
     def checked(self) -> Tensor:
-        """The tensor; raises if it was changed."""
+        """The tensor; raises if it has changed."""
         if self.tensor._version != self.version:
             how = f"updated in-place: version {self.version} then, {self.tensor._version} now"
         elif self.digest is not None and self.digest != _digest(self.tensor):
-            how = "changed by others that hold its memory, a numpy array say"
+            how = "changed through other references to its memory, such as a numpy array"
         else:
             return self.tensor
         raise DeferredInitError(
@@ -101,7 +99,7 @@ class TapeNode:
         self.kwargs = kwargs
         self.mark = mark
         self.outputs: list[Value | None] = []
-        self.overwrites = False  # fills a whole storage without looking at what was there
+        self.overwrites = False  # fills a whole storage without reading it
         self.grad_enabled = torch.is_grad_enabled()
         self.default_dtype = torch.get_default_dtype()
 
@@ -110,7 +108,7 @@ class TapeNode:
         return [item for item in leaves(self.args, self.kwargs) if isinstance(item, Value)]
 
     def output(self, cell: Cell, meta: Tensor, is_whole: bool = False) -> Value:
-        """One more value that it made."""
+        """Add a value that this node made."""
         value = Value(cell, self, meta, is_whole)
         self.outputs.append(value)
         return value

@@ -1,4 +1,4 @@
-"""Interpolation of a part of a global tensor."""
+"""Interpolation of one block of a global tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class InterpolateFunction:
-    """Called by `apply`, like a function of autograd: `nn.Interpolate`, with its arguments in another order."""
+    """`nn.Interpolate`, called by `apply` like an autograd function, with its arguments in another order."""
 
     @staticmethod
     def apply(

@@ -1,4 +1,4 @@
-"""A loss for workers that have none: zero, so that `backward` can be called everywhere."""
+"""A loss of zero for workers without one, so that `backward` can be called everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class ZeroVolumeCorrectorFunction(torch.autograd.Function):
-    """0.0 for a tensor without volume, and a copy of every other."""
+    """0.0 for a zero-volume tensor, a copy of any other."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor) -> Tensor:

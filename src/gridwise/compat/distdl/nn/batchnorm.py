@@ -1,7 +1,7 @@
 """Batch norm under DistDL's names: `gamma` and `beta`, of shape (1, channels, 1, ...), on the workers that own them.
 
-What is computed is Gridwise's. The running variance follows that of the batch without the correction by n / (n - 1), as
-DistDL's does and torch's does not.
+Gridwise does the computation. The running variance follows the batch variance without the correction by n / (n - 1), as
+in DistDL but not in torch.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         if track_running_stats:
             note(
                 "distdl.nn.DistributedBatchNorm",
-                "its running variance is that of the batch as it is, as DistDL's; gridwise.nn and torch correct it by "
-                "n / (n - 1).",
+                "its running variance follows the uncorrected batch variance, as in DistDL; gridwise.nn and torch "
+                "correct it by n / (n - 1).",
             )
 
     def _take_from_owners(self) -> None:
@@ -74,7 +74,7 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
 
     @contextmanager
     def _under_own_names(self) -> Iterator[None]:
-        """Parameters and statistics as views of one dim, under the names that torch's layer has."""
+        """In the body, parameters and statistics are one-dimensional views, under the names of torch's layer."""
         if "weight" in self._parameters or "weight" in self._buffers:  # already
             yield
             return
@@ -115,7 +115,7 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A worker without the parameters takes what it saved, and leaves the whole ones to their owners."""
+        """Load a state; a worker that does not own a parameter keeps its placeholder."""
         mine = dict(state_dict)
         for name in NAMES.values():
             if name in self._buffers and isinstance(mine.get(prefix + name), Tensor):

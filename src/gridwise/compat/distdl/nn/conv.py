@@ -1,9 +1,9 @@
-"""DistDL's convolutions: its argument orders, in front of Gridwise's layers.
+"""DistDL's convolutions: Gridwise's layers with DistDL's argument orders.
 
 DistributedFeatureConv{1,2,3}d      space is cut
 DistributedChannelConv{1,2,3}d      channels are cut
 DistributedGeneralConv{1,2,3}d      both
-DistributedConv{1,2,3}d             the one of these that its partitions ask for
+DistributedConv{1,2,3}d             one of these, chosen by the partitions
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .root_parameters import RootParameters, own_generator
 
 
 class OnFeatures(RootParameters, Conv):
-    """Only space is cut, by `P_x`; weight and bias are the first worker's."""
+    """Only space is cut, by `P_x`; the first worker owns weight and bias."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class OnFeatures(RootParameters, Conv):
 
 
 class OnChannels(RootParameters, Conv):
-    """Channels are cut, and space too if `P_w` cuts it; each block of the weight is on the first worker that uses it."""
+    """Channels are cut, and space too if `P_w` cuts it; the first worker that uses a block of the weight owns it."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class OnChannels(RootParameters, Conv):
 
     @property
     def conv_layer(self) -> torch.nn.Module:
-        """What a worker computes with: this layer's own weight and bias."""
+        """This layer itself, whose weight and bias the worker computes with."""
         return self
 
 
 class _ByPartitions:
-    """Makes a layer of the family that its partitions ask for."""
+    """Makes a layer of the family that the given partitions imply."""
 
     dims: ClassVar[int]
 

@@ -1,10 +1,10 @@
-"""DistDL's halo exchange: the block comes with room for its halos, and they are filled in place.
+"""DistDL's halo exchange: the block is padded with room for its halos, which are filled in place.
 
-forward  ghost rows = the rows of their owners; where nobody owns them they stay as they were
-adjoint  the cotangents of ghost rows go to the owners of the rows, and are added there
+forward  ghost rows = the rows of their owners; ghost rows without an owner stay as they were
+adjoint  the cotangents of ghost rows are sent to the owners of the rows and added there
 
-Each worker has its own halos, the same for all workers with one index along the dim. They may be wider than a
-neighbour's block, which DistDL's could not be. Along periodic axes of the partition the first worker sees the last.
+The halo width along a dim may differ between workers with different indices along it. Halos may be wider than a
+neighbour's block, unlike DistDL's. Along periodic axes of the partition the first and the last worker are neighbours.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ class HaloExchange(Primitive):
     ----------
     P_x : a partition with as many axes as the tensor has dims
     halo_shape : this worker's rows before and after its block, for each dim
-    recv_buffer_shape, send_buffer_shape, buffer_manager : everybody's `halo_shape` says what is sent; these are for `slices`
+    recv_buffer_shape, send_buffer_shape : only used for `slices`; what is sent follows from all workers' `halo_shape`
+    buffer_manager : accepted, and not used
 
     Attributes
     ----------
-    slices : after the first call, for each dim the parts of the block that go to and come from the neighbours: left bulk,
-        left ghost, right bulk, right ghost. Dims before it have their ghosts, dims after it do not. None if the shapes of
-        buffers were not given.
+    slices : after the first call, for each dim the parts of the block that are exchanged with the neighbours: left
+        bulk, left ghost, right bulk, right ghost. They include the ghosts of earlier dims and exclude those of later
+        ones. None if the buffer shapes were not given.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class HaloExchange(Primitive):
             pairs = np.asarray(halo_shape).reshape(-1, 2).tolist()
             if len(pairs) != self.P_x.dim or min(map(min, pairs), default=0) < 0:
                 raise PartitionError(
-                    f"`halo_shape` (={pairs}) needs two numbers, not negative, for each of {P_x.dim} dims."
+                    f"`halo_shape` (={pairs}) needs two non-negative numbers for each of {P_x.dim} dims."
                 )
             self.halo_shape = tuple((int(a), int(b)) for a, b in pairs)
         self.neighbor_ranks = P_x.neighbor_ranks(P_x.rank) if hasattr(P_x, "neighbor_ranks") and P_x.active else None
@@ -135,7 +136,7 @@ class HaloExchange(Primitive):
         filled = self._move(self._inner(x), self._operator, self._agreed.requires_grad)
         if not any(map(any, self.halo_shape)) and not filled.requires_grad:
             return x
-        # torch refuses to change a leaf in place, and what comes out needs a gradient if anybody's does
+        # torch refuses to change a leaf in place, and the result needs a gradient if any worker's does
         leaf = torch.is_grad_enabled() and ((x.is_leaf and x.requires_grad) or filled.requires_grad > x.requires_grad)
         y = x.clone() if leaf else x
         region = y

@@ -1,4 +1,4 @@
-"""Interpolation of a part of a tensor to a part of the result, by global coordinates: no worker talks to another."""
+"""Interpolation of a part of a tensor to a part of the result, by global coordinates and without communication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_mode(mode: str) -> None:
 def weights_of(
     mode: str, n_in: int, n_out: int, scale_factor: float | None, align_corners: bool, x: Tensor
 ) -> InterpolationWeights:
-    """What the outputs along one dim are made of, in the dtype of `x`."""
+    """The interpolation weights along one dim, in the dtype of `x`."""
     check_mode(mode)
     if mode == "nearest":
         return nearest_weights(mode, n_in, n_out, scale_factor, x)
@@ -27,7 +27,7 @@ def weights_of(
 
 
 class Interpolate(torch.nn.Module):
-    """Outputs [y_local_start, y_local_stop) of a global result, of inputs [x_local_start, x_local_stop)."""
+    """Outputs [y_local_start, y_local_stop) of the global result, from inputs [x_local_start, x_local_stop)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""DistDL's affine layer: a `torch.nn.Linear` for the block of the weight on each worker of `P_w`.
+"""DistDL's affine layer: each worker of `P_w` has a `torch.nn.Linear` with its block of the weight.
 
     x --broadcast--> P_w --sublinear--> partial results --sum--> P_y
 
@@ -21,7 +21,7 @@ from .primitives import Broadcast, SumReduce
 class DistributedLinear(torch.nn.Module):
     """``y = x W' + b`` with `P_x` (1, p_in), `P_y` (1, p_out) and `P_w` (p_out, p_in).
 
-    `gridwise.nn.DistributedLinear` takes more: a batch that is cut, and inputs of more dims.
+    `gridwise.nn.DistributedLinear` also accepts a batch that is cut and inputs of more dims.
     """
 
     def __init__(

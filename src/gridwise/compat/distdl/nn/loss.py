@@ -1,8 +1,8 @@
-"""DistDL's losses: the number is on the first worker of `P_x`, the others get 0.0 and call `backward` all the same.
+"""DistDL's losses: the first worker of `P_x` has the value; the others get 0.0, and must call `backward` too.
 
     local terms --sum to worker 0--> / global count --> loss there, 0.0 elsewhere
 
-Only the first worker's cotangent counts. Those of `gridwise.nn` show the number to every worker.
+Only the first worker's cotangent counts. The losses of `gridwise.nn` return the value on every worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .primitives import SumReduce
 
 
 class DistributedLossBase(Module):
-    """A loss of tensors on `P_x`; a subclass names torch's function and module."""
+    """A loss of tensors on `P_x`; a subclass sets torch's function and module."""
 
     BaseLossLayer: ClassVar[Any] = None
     _terms: ClassVar[Callable[..., Tensor]]
@@ -44,7 +44,7 @@ class DistributedLossBase(Module):
         if everyone.size > 1:
             note(
                 f"distdl.nn.{type(self).__name__}",
-                "the loss is on the first worker, 0.0 on the others, as DistDL's; gridwise.nn shows it to all of them.",
+                "the loss is on the first worker, 0.0 on the others, as in DistDL; gridwise.nn has it on all of them.",
             )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:

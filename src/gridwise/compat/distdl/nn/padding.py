@@ -1,4 +1,4 @@
-"""Padding with one pair of numbers for each dim, the first dim first, and its inverse."""
+"""Padding by one pair of numbers per dim, first dim first, and its inverse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PadNd(torch.nn.Module):
 
 
 class UnpadNdFunction(torch.autograd.Function):
-    """The inner part, in the dtype of its input; its gradient is padded with `value`."""
+    """The inner part of a padded tensor, in its dtype; the gradient is padded with `value`."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, pad_width: Sequence[Sequence[int]], value: float) -> Tensor:
@@ -39,7 +39,7 @@ class UnpadNdFunction(torch.autograd.Function):
 
 
 class UnpadNd(torch.nn.Module):
-    """Take off what `PadNd` of the same `pad_width` put around a block."""
+    """Remove the padding that `PadNd` with the same `pad_width` added to a block."""
 
     def __init__(self, pad_width: Sequence[Sequence[int]], value: float = 0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pooling with DistDL's default: a stride of 1, not of the kernel."""
+"""Pooling with DistDL's default stride of 1; torch's default is the kernel size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Max:
         if stride is None:
             note(
                 f"distdl.nn.{type(self).__name__}",
-                "without `stride` it is 1, as DistDL's; gridwise.nn and torch take the kernel's size.",
+                "without `stride` it is 1, as in DistDL; gridwise.nn and torch take the kernel's size.",
             )
         made: Any = super().__init__
         made(

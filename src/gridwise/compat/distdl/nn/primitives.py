@@ -1,6 +1,6 @@
-"""DistDL's primitives: Gridwise's, between partitions of DistDL's.
+"""DistDL's primitives: Gridwise's, between DistDL's partitions.
 
-`DistributedTranspose` is `Repartition` under its first name, which DistDL gave up: using it warns.
+`DistributedTranspose` is the old name of `Repartition`, which DistDL deprecated: using it warns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..backends.mpi.partition import plain
 
 
 class _BetweenPlain(Primitive):
-    """The arguments of Gridwise's primitive, with DistDL's partitions among them."""
+    """Takes the arguments of Gridwise's primitive, with DistDL's partitions among them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
@@ -28,11 +28,11 @@ class _BetweenPlain(Primitive):
 
 
 class Broadcast(_BetweenPlain, own.Broadcast):
-    """From `P_x` to `P_y`, by the rule of broadcasting; see `gridwise.nn.Broadcast`."""
+    """Copies from `P_x` to `P_y`, by the broadcasting rule; see `gridwise.nn.Broadcast`."""
 
 
 class SumReduce(_BetweenPlain, own.SumReduce):
-    """From `P_x` to `P_y`, by the rule of broadcasting; see `gridwise.nn.SumReduce`."""
+    """Sums from `P_x` to `P_y`, by the broadcasting rule; see `gridwise.nn.SumReduce`."""
 
 
 class AllSumReduce(_BetweenPlain, own.AllSumReduce):
@@ -40,7 +40,7 @@ class AllSumReduce(_BetweenPlain, own.AllSumReduce):
 
 
 class Repartition(own.Repartition):
-    """From any blocks on `P_x` to balanced ones on `P_y`."""
+    """Moves any blocks on `P_x` to balanced blocks on `P_y`."""
 
     def __init__(
         self, P_x: Partition, P_y: Partition, preserve_batch: bool = True, buffer_manager: object = None

@@ -1,11 +1,12 @@
-"""Parameters where DistDL keeps them: on the first worker of those that use a block, and nowhere else.
+"""Parameters where DistDL keeps them: only on the first of the workers that use a block.
 
     owner     holds the parameter: `parameters()`, the optimiser and `state_dict()` see it there
-    others    hold a zero-volume buffer under its name, and out of sight a replica of the owner's values
+    others    hold a zero-volume buffer under its name, and a hidden replica of the owner's values
 
-Before each call the workers agree, in one message of a few numbers, whether the owner's values have changed: by a checksum,
-since writes through `.data` change no version. Only then are they sent. A call itself is Gridwise's, with the replicas in
-place; the gradient is summed over all who share the block, so the owner's is complete.
+Before each call the workers agree, in one message of a few numbers, whether the owner's values have changed. A checksum
+decides, since writes through `.data` do not change the version. Only changed values are sent. The call itself is
+Gridwise's, with the replicas in place; the gradient is summed over all workers that share the block, so the owner's is
+complete.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NOTHING = -1
 
 @contextmanager
 def own_generator() -> Iterator[None]:
-    """Build a layer of Gridwise: its values come from the first worker's generator, and everybody keeps an own one."""
+    """Build a Gridwise layer in the body; if the workers' generators differ, each worker's is restored afterwards."""
     before = torch.get_rng_state()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -45,10 +46,10 @@ def own_generator() -> Iterator[None]:
 
 
 class RootParameters(Layer):
-    """To be mixed into a layer of Gridwise, before it; `_hide` is called when its parameters are there."""
+    """A mixin placed before a Gridwise layer; the constructor calls `_hide` once the parameters exist."""
 
     def _hide(self) -> None:
-        """Take parameters that this worker does not own out of sight."""
+        """Hide the parameters that this worker does not own."""
         self.__dict__.update(_replica_of={}, _sent={})
         for name, value in list(self._parameters.items()):
             if value is not None and name in self._spreads and not self._owns(name):
@@ -66,7 +67,7 @@ class RootParameters(Layer):
 
     @contextmanager
     def _replicas_in_place(self) -> Iterator[None]:
-        """As Gridwise's layer is: every holder of a block has a parameter."""
+        """In the body, every worker that holds a block has it as a parameter, as Gridwise's layer expects."""
         replicas: dict[str, BlockParameter] = self.__dict__["_replica_of"]
         shown = {name: self._buffers.pop(name) for name in replicas}
         self._parameters.update(replicas)
@@ -78,12 +79,12 @@ class RootParameters(Layer):
             self._buffers.update(shown)
 
     def _take_from_owners(self) -> None:
-        """Let all replicas be the owners' values."""
+        """Update all replicas to the owners' values."""
         assert self._transport is not None
         transport, rank = self._transport, self._transport.rank
         for name, spread in self._spreads.items():
             if name not in self._parameters and name not in self.__dict__["_replica_of"]:
-                continue  # a buffer, or without one
+                continue  # a buffer, or absent
             if rank not in spread.holders or len(team := spread.sharers(rank)) == 1:
                 continue
             what = f"{name} of {self._says}"
@@ -101,9 +102,9 @@ class RootParameters(Layer):
                 self.__dict__["_sent"][name] = int(votes[1])
 
     def _said(self, name: str, value: Tensor, key: int) -> tuple[int, int, int, int]:
-        """Which parameter, the owner's checksum, whether a worker still lacks it, whether it needs a gradient."""
+        """This worker's vote: which parameter, the owner's checksum, whether it lacks the values, requires_grad."""
         if not self._owns(name):
-            value.grad = None  # the sum is on the owner; it is not needed here
+            value.grad = None  # only the owner needs the sum
             return key, NOTHING, name not in self.__dict__["_sent"], 0
         return key, checksum(value), 0, value.requires_grad
 
@@ -132,7 +133,7 @@ class RootParameters(Layer):
                 destination[key] = destination[key].detach().as_subclass(Tensor) if not keep_vars else destination[key]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A worker without the parameter takes what it saved, and leaves the whole one to the owner."""
+        """Load a state; a worker that does not own a parameter keeps its placeholder."""
         mine = dict(state_dict)
         for name, spread in self._spreads.items():
             value = mine.get(prefix + name)

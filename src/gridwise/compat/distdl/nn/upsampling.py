@@ -1,4 +1,4 @@
-"""Upsampling with DistDL's arguments: 'linear' in any number of dims, and the full size with batch and channels."""
+"""Upsampling with DistDL's arguments: 'linear' for any number of dims, and `size` including batch and channels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DistributedUpsample(GridwiseUpsample):
             mode = "linear"
             note(
                 "distdl.nn.DistributedUpsample",
-                "without `mode` it is 'linear', as DistDL's; gridwise.nn and torch take 'nearest'.",
+                "without `mode` it is 'linear', as in DistDL; gridwise.nn and torch take 'nearest'.",
             )
         if mode not in ("nearest", "linear"):
             raise UnsupportedError(f"`mode` (={mode!r}) must be 'nearest' or 'linear'; gridwise.nn has 'bicubic'.")

@@ -1,4 +1,4 @@
-"""DistDL's helpers: slices, structures of tensors, dtypes, indices."""
+"""DistDL's helpers: slices, tensor structures, dtypes, indices."""
 
 from . import debug as debug
 from . import dtype as dtype

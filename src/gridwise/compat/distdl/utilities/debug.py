@@ -1,4 +1,4 @@
-"""Printing, one worker after the other."""
+"""Printing in the order of the workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def print_sequential(comm: Any, val: object) -> None:
-    """Print everybody's value on the first worker of a communicator or partition, in order."""
+    """Print the values of all workers, in order, on the first worker of a communicator or partition."""
     comm = getattr(comm, "_comm", comm)
     said = comm.allgather(str(val))
     if comm.Get_rank() == 0:

@@ -1,4 +1,4 @@
-"""Which dtype of torch is which of NumPy, and a number for each."""
+"""Conversion between the dtypes of torch and NumPy, and a number for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinates of a place on a grid, in C's order of places and in Fortran's."""
+"""The coordinates of a position on a grid, counted in C order or in Fortran order."""
 
 from __future__ import annotations
 

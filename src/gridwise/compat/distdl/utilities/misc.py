@@ -1,4 +1,4 @@
-"""A dict with attributes, and something to pass where a context of autograd is expected."""
+"""A dict with attribute access, and a stand-in for the context of an autograd function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Bunch(dict):
-    """A dict whose entries are attributes too."""
+    """A dict whose entries can also be used as attributes."""
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -19,7 +19,7 @@ class Bunch(dict):
 
 
 class DummyContext(Bunch):
-    """Takes what a function of autograd tells its context."""
+    """A context that accepts the calls of an autograd function."""
 
     def save_for_backward(self, *tensors: Any) -> None:
         self["saved_tensors"] = tensors

@@ -1,4 +1,4 @@
-"""Balanced blocks of a tensor on a grid, as arrays: the first `n mod p` blocks are one longer."""
+"""Balanced blocks of a tensor on a grid, as arrays: along each axis the first `n mod p` blocks are one longer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compute_stop_index(P_shape: Numbers, index: Numbers, shape: Numbers) -> np.n
 def compute_intersection(
     r0_start: Numbers, r0_stop: Numbers, r1_start: Numbers, r1_stop: Numbers
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(start, stop, shape) of what two boxes have in common."""
+    """(start, stop, shape) of the intersection of two boxes."""
     start, stop = np.maximum(r0_start, r1_start), np.minimum(r0_stop, r1_stop)
     return start, stop, np.maximum(stop - start, 0)
 
@@ -53,7 +53,7 @@ def assemble_slices(start_index: Sequence[int], stop_index: Sequence[int]) -> tu
 def compute_partition_intersection(
     P_r_shape: Numbers, P_r_index: Numbers, P_s_shape: Numbers, P_s_index: Numbers, x_global_shape: Numbers
 ) -> tuple[slice, ...] | None:
-    """The part of block r that block s of another grid has too, counted from the start of r; None without any."""
+    """The part of block r that block s of another grid shares, relative to the start of r; None if there is none."""
     r_start, r_stop = (f(P_r_shape, P_r_index, x_global_shape) for f in (compute_start_index, compute_stop_index))
     s_start, s_stop = (f(P_s_shape, P_s_index, x_global_shape) for f in (compute_start_index, compute_stop_index))
     start, _, shape = compute_intersection(r_start, r_stop, s_start, s_stop)
@@ -74,23 +74,23 @@ def range_index(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def worker_layout(shape: Sequence[int]) -> np.ndarray:
-    """The place of each worker of a grid, as an array of its shape."""
+    """The number of each worker of a grid, as an array of the grid's shape."""
     return np.arange(int(np.prod(shape))).reshape(tuple(int(n) for n in shape))
 
 
 def filtered_range_index(shape: Sequence[int], filter: Callable[[Any], bool]) -> Iterator[tuple[int, ...]]:
-    """Those indices for which `filter` says yes."""
+    """The indices of an array of this shape for which `filter` is true."""
     return (index for index in range_index(shape) if filter(index))
 
 
 def assemble_index_filter(index: Sequence[int], dims: Sequence[int], invert: bool = False) -> Callable[[Any], bool]:
-    """Whether another index equals `index` along `dims`, or along all but `dims`."""
+    """A predicate: whether another index equals `index` along `dims`, or, inverted, along all other dims."""
     named = {int(d) for d in np.atleast_1d(np.asarray(dims, dtype=int))}
     compared = [d for d in range(len(index)) if (d in named) != invert]
     return lambda other: all(other[d] == index[d] for d in compared)
 
 
-# ---- all blocks at once, as arrays [*grid, dim] -----------------------------------------------------------------------
+# ---- all blocks at once, as arrays [*grid, dim] ----------------------------------------------------------------------
 def compute_subtensor_shapes_balanced(global_tensor_structure: TensorStructure, P_shape: Sequence[int]) -> np.ndarray:
     """The shapes of balanced blocks."""
     shape = np.asarray(global_tensor_structure.shape)
@@ -114,6 +114,6 @@ def compute_subtensor_stop_indices(subtensor_shapes: np.ndarray) -> np.ndarray:
 def compute_subtensor_intersection_slice(
     x_start_index: np.ndarray, x_stop_index: np.ndarray, y_start_index: np.ndarray, y_stop_index: np.ndarray
 ) -> tuple[slice, ...] | None:
-    """The part of x that y has too, counted from the start of x; None without any."""
+    """The part of x that y shares, relative to the start of x; None if there is none."""
     start, _, shape = compute_intersection(x_start_index, x_stop_index, y_start_index, y_stop_index)
     return None if 0 in shape else assemble_slices(start - x_start_index, start - x_start_index + shape)

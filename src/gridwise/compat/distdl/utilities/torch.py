@@ -1,4 +1,4 @@
-"""The structure of a tensor, padding in torch's order, and the tensor without volume."""
+"""The structure of a tensor, padding in torch's order, and the zero-volume tensor."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class TensorStructure:
 
 
 def distdl_padding_to_torch_padding(pad: Sequence[Sequence[int]] | np.ndarray) -> tuple[int, ...]:
-    """``[[a0, b0], ..., [an, bn]]`` as ``(an, bn, ..., a0, b0)``, which is how `torch.nn.functional.pad` counts dims."""
+    """``[[a0, b0], ..., [an, bn]]`` as ``(an, bn, ..., a0, b0)``, the order of `torch.nn.functional.pad`."""
     return tuple(int(n) for pair in reversed(list(pad)) for n in pair)

@@ -1,7 +1,7 @@
-"""pytagi's layers: each one stands in front of a layer of Gridwise, with pytagi's attributes.
+"""The base of pytagi's layers: each wraps a layer of Gridwise and has pytagi's attributes.
 
-Parameters and innovations are flat lists, copies of what the layer has, and can be set from anything flat. Everything else
-is the attribute of the layer behind, `_layer`, on which networks compute.
+Parameters and innovations are read as flat lists, copies of the layer's values, and can be set from anything flat.
+Every other attribute is that of the wrapped layer, `_layer`, with which networks compute.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ INNOVATIONS = {"delta_mu_w": ("w", 1), "delta_var_w": ("w", 2), "delta_mu_b": ("
 
 
 def behind(value: object) -> Any:
-    """The layer of Gridwise behind one of pytagi's; anything else as it is."""
+    """The Gridwise layer wrapped by one of pytagi's; any other value unchanged."""
     return value._layer if isinstance(value, BaseLayer) else value
 
 
 def in_front_of(layer: object) -> Any:
-    """One of pytagi's layers in front of a layer of Gridwise."""
+    """A pytagi layer that wraps this Gridwise layer."""
     kind = next(_front[cls] for cls in type(layer).__mro__ if cls in _front)
     made = kind.__new__(kind)
     made.__dict__["_layer"] = layer
@@ -56,7 +56,7 @@ def _innovation(name: str) -> property:
         return [] if var is None else (torch.zeros_like(var) if found is None else found).reshape(-1).tolist()
 
     def write(self: BaseLayer, value: object) -> None:
-        """The sums of which the next step makes this innovation: it multiplies them by the variance, or by its square."""
+        """Set the sums that the next step multiplies by the variance, or its square, to get this innovation."""
         var = self._held(f"var_{kind}")
         if var is None:
             raise PartitionError(
@@ -66,7 +66,7 @@ def _innovation(name: str) -> property:
         sums[power - 1] = self._fitting(name, value, var) / var**power
         self._layer.sums[kind] = (sums[0], sums[1])
 
-    return property(read, write, doc=f"What the next step adds before the cap, `{name}`: a flat list.")
+    return property(read, write, doc=f"`{name}`, a flat list: what the next step adds, before the cap.")
 
 
 def _count(name: str) -> property:
@@ -84,7 +84,7 @@ def _count(name: str) -> property:
 
 
 class BaseLayer:
-    """A layer with pytagi's attributes, in front of one of Gridwise's that is made from the same arguments."""
+    """A layer with pytagi's attributes that wraps a Gridwise layer made from the same arguments."""
 
     _own: ClassVar[Any] = GridwiseLayer
     _layer: Any
@@ -98,7 +98,7 @@ class BaseLayer:
         self.__dict__["_layer"] = self._own(*map(behind, args), **{name: behind(v) for name, v in kwargs.items()})
 
     def __init_subclass__(cls) -> None:
-        if "_own" not in cls.__dict__:  # a class of the user's
+        if "_own" not in cls.__dict__:  # a user's class
             return
         _front[cls._own] = cls
         if "__init__" not in cls.__dict__:
@@ -106,7 +106,7 @@ class BaseLayer:
             cls.__doc__ = cls._own.__doc__
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_layer" or name.startswith("__"):  # not made yet, as in copies
+        if name == "_layer" or name.startswith("__"):  # not set yet, as while copying
             raise AttributeError(name)
         return getattr(self._layer, name)
 

@@ -1,4 +1,4 @@
-"""pytagi's buffers: flat arrays of the last batch, which can be read and set, and take the size of what is set."""
+"""pytagi's buffers: flat arrays of the last batch, to read and to set; they resize to fit what is set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gridwise.tagi.nn.gaussian import Innovation
 
 
 def _flat(of: str, base: object) -> property:
-    """An attribute of Gridwise's buffer as a flat array; on a CPU it is the buffer's own memory."""
+    """An attribute of Gridwise's buffer as a flat array; on the CPU it shares the buffer's memory."""
     attribute = getattr(base, of)
 
     def read(self: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""pytagi's data-parallel networks: Gridwise's own, around one of pytagi's."""
+"""pytagi's data-parallel network: Gridwise's own, around one of pytagi's networks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .sequential import Sequential
 
 
 class DDPSequential:
-    """A network trained on all workers, each with its own samples; it and `model` have the same layers and buffers."""
+    """A network trained on all workers, each with its own samples; shares its layers and buffers with `model`."""
 
     def __init__(self, model: Sequential, config: DDPConfig, average: bool = True) -> None:
         self.model, self.config, self.average = model, config, average
@@ -43,10 +43,10 @@ class DDPSequential:
 
 
 def _that_is_here(config: DDPConfig) -> DDPConfig:
-    """The settings, with the workers' own transport where NCCL was asked for and there is no GPU."""
+    """`config`, with the workers' own transport if it asks for NCCL and there is no GPU."""
     if config.backend != "nccl" or torch.cuda.is_available():
         return config
     transport = world().transport.name
-    note("pytagi.nn.DDPConfig", f"there is no GPU for backend='nccl'; the workers talk over {transport!r}, on the CPU.")
+    note("pytagi.nn.DDPConfig", f"there is no GPU for backend='nccl'; the workers use {transport!r}, on the CPU.")
     backend = next((name for name in transport.split("+") if name in BACKENDS), "gloo")
     return DDPConfig([], backend, config.rank, config.world_size)

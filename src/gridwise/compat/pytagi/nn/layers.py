@@ -1,4 +1,4 @@
-"""pytagi's layers: Gridwise's own, with pytagi's attributes, in one module for all the paths that pytagi has them under."""
+"""pytagi's layers: Gridwise's own, with pytagi's attributes; one module serves all of pytagi's module paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AS_THEY_ARE = (
     "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MixtureReLU", "MixtureSigmoid", "MixtureTanh", "RMSNorm", "ReLU",
     "Remax", "SLSTM", "SLinear", "Sigmoid", "Softmax", "Softplus", "SplitActivation", "Tanh",
 )  # fmt: skip
-"""Layers whose arguments are Gridwise's."""
+"""Layers with the same arguments as Gridwise's."""
 
 __all__ = [*AS_THEY_ARE, "AGVI", "LayerBlock", "MultiheadAttention", "MultiheadAttentionV2", "ResNetBlock"]
 
@@ -51,11 +51,11 @@ class ResNetBlock(BaseLayer):
 
     @property
     def shortcut(self) -> BaseLayer | None:
-        """The second branch; None where it is the input itself."""
+        """The second branch; None if it is the identity."""
         return None if self._layer.shortcut is None else in_front_of(self._layer.shortcut)
 
     def init_shortcut_state(self) -> None:
-        """Nothing is left to do: there are no buffers that would have to exist before the first call."""
+        """Do nothing: no buffers need to exist before the first call."""
 
     init_shortcut_delta_state = init_input_buffer = init_shortcut_state
 
@@ -67,11 +67,11 @@ NEWEST = (
 
 
 class MultiheadAttention(BaseLayer):
-    """`(embed_dim, num_heads, num_kv_heads, bias, gain_weight, gain_bias, init_method)`, and the newest source's arguments.
+    """`(embed_dim, num_heads, num_kv_heads, bias, gain_weight, gain_bias, init_method)`, or the newest arguments.
 
-    The newest source has `seq_len` before `bias`, and `pos_emb`, `rope_theta`, `max_seq_len` and `use_causal_mask` at the end;
-    a fourth argument by position is `bias` if it is a truth value. With any of the newest names, `init_method` is 'He'
-    unless given, else 'Xavier'.
+    The newest source has `seq_len` before `bias`, and `pos_emb`, `rope_theta`, `max_seq_len` and `use_causal_mask` at
+    the end; a fourth positional argument is `bias` if it is a bool. By default `init_method` is 'He' if one of the
+    newest arguments is given, else 'Xavier'.
     """
 
     _own = own.MultiheadAttention
@@ -87,14 +87,14 @@ class MultiheadAttention(BaseLayer):
         encoding = given.pop("pos_emb", "rope" if given.pop("use_rope", True) else "")
         if encoding not in ("rope", ""):
             raise UnsupportedError(
-                f"MultiheadAttention: `pos_emb` (={encoding!r}) is not there.\n"
+                f"MultiheadAttention: `pos_emb` (={encoding!r}) is not available.\n"
                 "  fix: pos_emb='rope', or '' and positions added to the input."
             )
-        given.pop("max_seq_len", None)  # the length of a table that is not needed
+        given.pop("max_seq_len", None)  # the size of a table that is not needed here
         given.setdefault("init_method", "He" if is_newest else "Xavier")
         causal = given.pop("use_causal_mask", True)
         super().__init__(embed_dim, num_heads, num_kv_heads, use_rope=encoding == "rope", causal=causal, **given)
 
 
 class MultiheadAttentionV2(MultiheadAttention):
-    """The name of a branch of the newest source: the same layer."""
+    """The same layer, under its name in a branch of the newest source."""

@@ -1,4 +1,4 @@
-"""Observations to innovations: Gridwise's own, for a vector of noise that is longer than a short last batch."""
+"""From observations to innovations: Gridwise's own, but noise may have more values than a short last batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gridwise.tagi.nn.gaussian import Gaussian
 
 
 class OutputUpdater(own.OutputUpdater):
-    """Each observation has the noise at its own place of `var_obs`; the rest is ignored."""
+    """Each observation uses the noise at its position in `var_obs`; surplus values are ignored."""
 
     def _observation(self, out: Gaussian, mu_obs: Values, var_obs: Values) -> tuple[Tensor, Tensor]:
         noise, wanted = of_anything(var_obs), of_anything(mu_obs).numel()

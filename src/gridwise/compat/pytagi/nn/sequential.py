@@ -1,6 +1,6 @@
 """pytagi's network: Gridwise's, with flat buffers, parameters as tuples of lists, and the original's arithmetic.
 
-`compat='cutagi'` is on: where the original does something deterministic that its formulas do not say, so does this.
+`compat='cutagi'` is on: where the original deterministically deviates from its formulas, so does this network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .data_struct import BaseDeltaStates, BaseHiddenStates
 
 
 class Sequential(BaseLayer):
-    """Layers in a row; values in and out are flat arrays."""
+    """A sequence of layers; inputs and outputs are flat arrays."""
 
     _own = own.Sequential
     _after_another: bool = False  # whether the last input was another network's output
@@ -57,7 +57,7 @@ class Sequential(BaseLayer):
         rows = mu.reshape(-1, *self._shape_of_sample(mu.numel()))
         var = None if var_x is None else of_anything(var_x).reshape(-1)
         x = self._layer._input(rows, var)
-        if jcb is not None:  # of the other network's last activation, which has none of its own in backward
+        if jcb is not None:  # that of the other network's last activation, which backward does not apply there
             x = x._replace(jcb=jcb.to(x.mu).reshape(x.mu.shape))
         with torch.no_grad():
             out = self._layer.infer(x)
@@ -67,7 +67,7 @@ class Sequential(BaseLayer):
         return self.forward(mu_x, var_x)
 
     def backward(self) -> None:
-        """Innovations of all layers, and of the input where it was another network's output."""
+        """Compute the innovations of all layers, and of the input if it was another network's output."""
         net = self._layer
         asked = net.input_state_update
         net.input_state_update = asked or self._after_another
@@ -77,12 +77,12 @@ class Sequential(BaseLayer):
             net.input_state_update = asked
 
     def _shape_of_sample(self, values: int) -> tuple[int, ...]:
-        """The shape of one sample of values that come in flat: as the first layer is, or says that it is."""
+        """The shape of one sample of a flat input, as the first layer expects it."""
         first: GridwiseLayer = self._layer
         while isinstance(first, LayerBlock | ResNetBlock):
             first = first.main_block if isinstance(first, ResNetBlock) else first.layers[0]
         if isinstance(first, MultiheadAttention):
-            length = first.seq_len or values // first.embed_dim  # without a length it is one sequence
+            length = first.seq_len or values // first.embed_dim  # without a length: one sequence
             first.seq_len = length
             return length, first.embed_dim
         if isinstance(first, LayerNorm | RMSNorm):
@@ -104,7 +104,7 @@ class Sequential(BaseLayer):
                 raise
             return (max(first.input_size, 1),)
 
-    # Parameters in pytagi's forms
+    # Parameters in pytagi's formats
 
     def state_dict(self) -> dict[str, tuple[list[float], ...]]:
         """{'Linear.0': (mu_w, var_w, mu_b, var_b)}, flat lists."""

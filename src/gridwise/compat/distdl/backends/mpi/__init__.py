@@ -1,4 +1,4 @@
-"""What DistDL's layers ask of a backend: partitions, and a few helpers."""
+"""What DistDL's layers need from a backend: partitions and a few helpers."""
 
 from . import buffer as buffer
 from . import compare as compare

@@ -1,6 +1,6 @@
-"""DistDL's message buffers: layers accept a manager, and keep no memory in it. Torch's allocator is the manager here.
+"""DistDL's message buffers. Layers accept a manager but do not use its memory: torch's allocator does the work here.
 
-The buffers of a halo exchange and of a repartition are for those who send their own messages.
+The buffers of a halo exchange and of a repartition are for scripts that send their own messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Overlap = tuple[Any, Any, Any]
 
 
 class MPIExpandableBuffer:
-    """One piece of memory that grows, and arrays of any shape that begin at its start."""
+    """A piece of memory that can grow, with arrays of any shape that begin at its start."""
 
     def __init__(self, dtype: DTypeLike, initial_capacity: int = 0) -> None:
         self.dtype = dtype
@@ -30,7 +30,7 @@ class MPIExpandableBuffer:
         self.views: dict[tuple[int, ...], np.ndarray] = {}
 
     def expand(self, new_capacity: int) -> None:
-        """Make room for that many numbers; the contents are kept."""
+        """Make room for `new_capacity` numbers; the contents are kept."""
         if new_capacity <= self.capacity:
             return
         old, self.raw_buffer, self.capacity = self.raw_buffer, np.empty(new_capacity, self.dtype), int(new_capacity)
@@ -56,7 +56,7 @@ Buffers = list[MPIExpandableBuffer | None]
 
 
 class MPIBufferManager:
-    """Buffers by their dtype, the first ones first."""
+    """Buffers by dtype; every request gets the same first ones."""
 
     def __init__(self) -> None:
         self.buffers_map: dict[Any, list[MPIExpandableBuffer]] = {}
@@ -68,7 +68,7 @@ class MPIBufferManager:
 
 
 def check_manager(manager: object) -> None:
-    """Raise as DistDL's layers do where something else is given for a buffer manager."""
+    """Raise, as DistDL's layers do, if `manager` is something other than a buffer manager."""
     if manager is not None and type(manager) is not MPIBufferManager:
         raise PartitionError("Buffer manager type does not match backend.")
 
@@ -80,7 +80,7 @@ def allocate_halo_exchange_buffers(
     send_buffer_shape: ArrayLike,
     dtype: torch.dtype,
 ) -> list[Buffers]:
-    """For each dim the buffers of left bulk, left ghost, right bulk and right ghost, None for one that stays empty.
+    """For each dim the buffers of left bulk, left ghost, right bulk and right ghost; None for an empty one.
 
     Dims are exchanged one after the other, so all of them share four buffers.
     """

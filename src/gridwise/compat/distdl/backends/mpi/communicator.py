@@ -1,7 +1,7 @@
-"""A communicator for the workers of a partition, as DistDL's users find one at `P._comm`.
+"""A communicator for the workers of a partition, which DistDL's users find at `P._comm`.
 
-The calls that scripts make most, on any transport. On MPI, everything else that mpi4py's communicators have is there too:
-the real one is made by all workers of the partition together, at the first such call.
+The most common calls work on any transport. On MPI, everything else that mpi4py's communicators have works too: all
+workers of the partition together create a real one at the first such call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gridwise.partition import Partition
 
 
 class Communicator:
-    """The workers of `partition`, in its order."""
+    """Communication among the workers of `partition`, in its order."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -39,7 +39,7 @@ class Communicator:
     barrier = Barrier
 
     def allgather(self, sendobj: object) -> list[Any]:
-        """Everybody's object, in the order of the partition."""
+        """The objects of all workers, in the order of the partition."""
         of = self._partition
         roll_call(of.transport, of.team, "allgather", "a communicator")
         parts = dict(zip(of.team, of.transport.gather_bytes(pickle.dumps(sendobj), of.team, "allgather"), strict=True))
@@ -53,7 +53,7 @@ class Communicator:
         return self.allgather(obj if self.rank == root else None)[root]
 
     def allreduce(self, sendobj: Any, op: Any = None) -> Any:
-        """The sum of everybody's object, or what `op` makes of them: a function of two, or mpi4py's."""
+        """The sum of all workers' objects, or their reduction by `op`: a function of two arguments, or mpi4py's."""
         combine: Callable[[Any, Any], Any] = operator.add if op is None else op
         return functools.reduce(combine, self.allgather(sendobj))
 
@@ -70,9 +70,9 @@ class Communicator:
         transport: Any = self._partition.transport
         if transport.name != "mpi":
             raise UnsupportedError(
-                f"{self._partition} has no communicator of MPI, and `{asked}` is not among the calls that Gridwise makes "
-                "without one.\n  fix: start the script by mpiexec, or use the partition's broadcast_data, allgather_data, "
-                "allreduce_data."
+                f"{self._partition} has no MPI communicator, and `{asked}` is not among the calls that Gridwise makes "
+                "without one.\n  fix: start the script with mpiexec, or use the partition's broadcast_data, "
+                "allgather_data, allreduce_data."
             )
         if self._real is None:
             over = transport.comm_of(transport.everyone)
@@ -81,7 +81,7 @@ class Communicator:
         return self._real
 
     def Free(self) -> None:
-        """Give the real communicator back, if one was made."""
+        """Free the real communicator, if one was created."""
         if self._real is not None:
             self._real.Free()
             self._real = None

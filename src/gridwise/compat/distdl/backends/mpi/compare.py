@@ -1,4 +1,4 @@
-"""Whether two communicators or groups are one, and whether they are none."""
+"""Whether two communicators or groups are identical, and whether a communicator, group or rank is null."""
 
 from __future__ import annotations
 

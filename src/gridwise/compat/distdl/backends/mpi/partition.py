@@ -1,8 +1,8 @@
-"""DistDL's partitions: Gridwise's, with a communicator, with arrays for `shape` and `index`, and with workers that know
-no size where they take no part.
+"""DistDL's partitions: Gridwise's, with a communicator and with arrays for `shape` and `index`; a worker outside a
+partition sees no size.
 
-Making one sends nothing, and the workers outside know who is inside. `deactivate` takes this worker out. That of a world
-over a communicator of the user's also closes what was opened for it, as soon as no worker has a partition left from it.
+Creating one sends no messages, and workers outside know who is inside. `deactivate` takes this worker out. For a world
+over the user's own communicator it also closes the transport, once no worker has a partition of it left.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ try:
     from mpi4py import MPI as _MPI
 
     PROC_NULL, COMM_NULL, GROUP_NULL = _MPI.PROC_NULL, _MPI.COMM_NULL, _MPI.GROUP_NULL
-except (ImportError, RuntimeError):  # no MPI here: gloo
+except (ImportError, RuntimeError):  # no MPI: gloo
     _MPI = None  # type: ignore[assignment]
     PROC_NULL, COMM_NULL, GROUP_NULL = -1, None, None  # type: ignore[assignment]
 
 
 class MPIPartition(Partition):
-    """Some workers in a row.
+    """Some workers, in order.
 
     Parameters
     ----------
-    comm : mpi4py's communicator; COMM_WORLD is the world that Gridwise finds, also under torchrun
-    group, root : accepted for DistDL's sake
+    comm : an mpi4py communicator; COMM_WORLD means the world that Gridwise finds, also under torchrun
+    group, root : accepted for compatibility with DistDL, and ignored
     """
 
     _grid: Grid | None
@@ -62,12 +62,12 @@ class MPIPartition(Partition):
     @property
     def grid(self) -> Grid:  # type: ignore[override]
         if self._grid is None:
-            raise PartitionError("this partition has no workers: nothing can be made of it or on it.")
+            raise PartitionError("this partition has no workers: no partition or layer can be made from it.")
         return self._grid
 
     @property
     def _plain(self) -> Partition:
-        """The same workers as a partition of Gridwise, active or not."""
+        """The same workers as a Gridwise partition, whether or not this one is active."""
         return Partition(self.transport, self.grid)
 
     @property
@@ -90,10 +90,10 @@ class MPIPartition(Partition):
     def index(self) -> Any:
         return self.rank if self.active else None
 
-    # Making others
+    # Creating other partitions
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> MPIPartition:
-        """The partition of the given workers; an empty list gives one that is active nowhere."""
+        """The partition of the given workers; for an empty list, one that is active nowhere."""
         places = whole_numbers(np.atleast_1d(np.asarray(list(ranks), dtype=int)), "ranks")
         grid = self._plain.create_partition_inclusive(places).grid if places else None
         return _made(MPIPartition, self.transport, grid)
@@ -108,7 +108,7 @@ class MPIPartition(Partition):
     def create_cartesian_topology_partition(
         self, shape: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
     ) -> MPICartesianPartition:
-        """The same workers on a grid; along axes with `periods` the last one has the first for a neighbour."""
+        """The same workers on a grid; along periodic axes the first and the last worker are neighbours."""
         extents = whole_numbers(np.atleast_1d(shape), "shape")
         around = tuple(map(bool, periods)) if periods is not None else (False,) * len(extents)
         if len(around) != len(extents):
@@ -119,13 +119,13 @@ class MPIPartition(Partition):
     def create_broadcast_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[MPIPartition, MPIPartition]:
-        """(P_send, P_recv), one object where both have the same workers."""
+        """(P_send, P_recv); the same object twice if both have the same workers."""
         return _pair(plain(self).create_broadcast_partition_to(plain(P_dest), transpose_src, transpose_dest))
 
     def create_reduction_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[MPIPartition, MPIPartition]:
-        """(P_send, P_recv), one object where both have the same workers."""
+        """(P_send, P_recv); the same object twice if both have the same workers."""
         return _pair(plain(self).create_reduction_partition_to(plain(P_dest), transpose_src, transpose_dest))
 
     def create_allreduction_partition(self, axes_reduce: Iterable[int]) -> MPICartesianPartition:
@@ -133,7 +133,7 @@ class MPIPartition(Partition):
         found = plain(self).create_allreduction_partition(np.atleast_1d(np.asarray(axes_reduce)).tolist())
         return _cartesian(found)
 
-    # Being a value
+    # Deactivation and identity
 
     def deactivate(self) -> None:
         """Take this worker out of the partition."""
@@ -149,7 +149,7 @@ class MPIPartition(Partition):
                 opened.deactivate()
 
     def __eq__(self, other: object) -> bool:
-        """Whether both have one communicator; that of the same workers, made twice, is two."""
+        """Whether both have the same communicator; two partitions created from the same workers are not equal."""
         if not isinstance(other, MPIPartition) or not (self.active and other.active):
             return False
         return self is other or self._comm is other._comm
@@ -159,7 +159,7 @@ class MPIPartition(Partition):
 
 
 class MPICartesianPartition(MPIPartition, CartesianPartition):
-    """Workers on a Cartesian grid; the workers outside know its shape too."""
+    """Workers on a Cartesian grid; workers outside know its shape too."""
 
     _extents: tuple[int, ...]
     _around: tuple[bool, ...]
@@ -188,7 +188,7 @@ class MPICartesianPartition(MPIPartition, CartesianPartition):
         return np.array(self._plain.cartesian_index(rank), dtype=int)
 
     def neighbor_ranks(self, rank: int) -> Any:
-        """Per axis, the places of the neighbours before and after `rank`, PROC_NULL beyond an end that is one."""
+        """For each axis, the neighbours before and after `rank`; PROC_NULL beyond the end of a non-periodic axis."""
         if not self.active:
             return None
         grid, at = self.grid, self._plain.cartesian_index(rank)
@@ -208,7 +208,7 @@ _alive: dict[Transport, weakref.WeakSet[MPIPartition]] = {}
 
 
 def plain(partition: Partition) -> Partition:
-    """Gridwise's own partition of the same workers, as its layers take it."""
+    """Gridwise's own partition of the same workers, as its layers expect it."""
     if not isinstance(partition, MPIPartition):
         return partition
     same = partition._plain
@@ -217,7 +217,7 @@ def plain(partition: Partition) -> Partition:
 
 
 def around(partition: Partition) -> tuple[bool, ...]:
-    """Along which axes a partition was made periodic."""
+    """For each axis, whether the partition is periodic along it."""
     return partition._around if isinstance(partition, MPICartesianPartition) else (False,) * partition.dim
 
 

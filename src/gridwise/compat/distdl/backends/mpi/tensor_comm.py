@@ -1,4 +1,4 @@
-"""The structure of a global tensor, from those of its blocks, and the shapes of all blocks, whatever they are."""
+"""The structure of a global tensor from those of its blocks, and the shapes of all blocks, balanced or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .partition import plain
 def assemble_global_tensor_structure(
     local_tensor_structure: TensorStructure, P_in: Partition, P_out: Partition | None = None
 ) -> TensorStructure:
-    """The shape, dtype and requires_grad of the tensor whose blocks lie on `P_in`; on `P_out` too, if that is given."""
+    """The global structure of a tensor with blocks on `P_in`, for the workers of `P_in`, and of `P_out` if given."""
     inside = plain(P_in)
     team = inside.team if P_out is None else tuple(sorted({*inside.team, *plain(P_out).team}))
     whole = TensorStructure()
@@ -36,7 +36,7 @@ def assemble_global_tensor_structure(
 
 
 def broadcast_tensor_structure(structure: TensorStructure, P_send: Partition, P_recv: Partition) -> TensorStructure:
-    """The structure that the first worker of `P_send` has, on all workers of `P_recv`."""
+    """The structure of the first worker of `P_send`, on all workers of `P_recv`."""
     structure_sent: Any = (structure.shape, structure.dtype, structure.requires_grad)
     result = TensorStructure()
     teams = {each.ranks: each for each in (P_send, P_recv) if each.active}
@@ -50,7 +50,7 @@ def broadcast_tensor_structure(structure: TensorStructure, P_send: Partition, P_
 def compute_subtensor_shapes_unbalanced(
     local_tensor_structure: TensorStructure, P_in: Partition, P_out: Partition | None = None
 ) -> np.ndarray | None:
-    """An array [*P_in.shape, dim] of everybody's shape; None on a worker of neither partition."""
+    """The shapes of all blocks as an array [*P_in.shape, dim]; None on a worker in neither partition."""
     inside = plain(P_in)
     outside = inside if P_out is None else inside.create_partition_union(plain(P_out))
     if not (inside.active or outside.active):

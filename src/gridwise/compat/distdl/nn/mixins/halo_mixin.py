@@ -1,10 +1,10 @@
-"""Which rows around its block a worker's windows see: the halos of DistDL's layers, as arrays (dim, 2).
+"""The halos of DistDL's layers, as arrays (dim, 2): the rows around its block that a worker's windows reach.
 
-    left halo  = start of the block - first row that the first output sees
-    right halo = last row that the last output sees - last row of the block
+    left halo  = start of the block - first row that the first output reads
+    right halo = last row that the last output reads - last row of the block
 
-Outputs are balanced on the grid; inputs too, unless `subtensor_shapes` gives everybody's block. A negative halo means that
-the worker has rows that its outputs do not see.
+Outputs are balanced on the grid; inputs too, unless `subtensor_shapes` gives the shapes of all blocks. A negative halo
+means that the worker has rows that its outputs do not read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Info = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | tuple[None, None,
 def rows_to_send(
     halo_at: Callable[[Sequence[int]], np.ndarray], grid: Sequence[int], index: Sequence[int]
 ) -> np.ndarray:
-    """(dim, 2): how wide the halos of the neighbours along each dim are towards the worker at `index`."""
+    """(dim, 2): the width of the neighbours' halos on the side of the worker at `index`, along each dim."""
     send = np.zeros((len(index), 2), dtype=int)
     for d in range(len(index)):
         for side, step in enumerate((-1, 1)):
@@ -33,7 +33,7 @@ def rows_to_send(
 
 
 class HaloMixin:
-    """To be mixed into a class with `_compute_min_input_range` and `_compute_max_input_range`."""
+    """A mixin for a class with `_compute_min_input_range` and `_compute_max_input_range`."""
 
     def _compute_exchange_info(
         self,
@@ -47,7 +47,7 @@ class HaloMixin:
         partition_index: Sequence[int],
         subtensor_shapes: np.ndarray | None = None,
     ) -> Info:
-        """(halo_shape, recv_buffer_shape, send_buffer_shape, needed_ranges), or Nones on a worker that is inactive."""
+        """(halo_shape, recv_buffer_shape, send_buffer_shape, needed_ranges), or Nones on an inactive worker."""
         if not partition_active:
             return None, None, None, None
         shape, dim = np.atleast_1d(np.asarray(x_global_shape)), len(partition_shape)
@@ -84,7 +84,7 @@ class HaloMixin:
         require_nonnegative: bool = True,
         subtensor_shapes: np.ndarray | None = None,
     ) -> np.ndarray:
-        of: Any = self  # which has the ends of windows
+        of: Any = self  # the class it is mixed into gives the windows' ends
         whole = np.asarray(x_global_shape)
         if subtensor_shapes is None:
             start, block = compute_start_index(shape, index, whole), compute_subshape(shape, index, whole)
@@ -106,7 +106,7 @@ class HaloMixin:
         return compute_subtensor_start_indices(np.asarray(subtensor_shapes))[tuple(index)]
 
     def _compute_needed_ranges(self, tensor_shape: Numbers, halo_shape: np.ndarray) -> np.ndarray:
-        """What of the padded block goes into the windows: rows that no output sees are left out at the start."""
+        """The range of the padded block that the windows read: leading rows that no output reads are excluded."""
         left, right = halo_shape[:, 0], halo_shape[:, 1]
         stop = np.asarray(tensor_shape) + np.maximum(0, left) + np.maximum(0, right)
         return np.stack([np.maximum(0, -left), stop], axis=1)

@@ -1,4 +1,4 @@
-"""Which rows around its block a worker's outputs of an interpolation see, as arrays (dim, 2)."""
+"""The rows around its block that a worker's interpolated outputs read, as arrays (dim, 2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .halo_mixin import Info, rows_to_send
 
 
 class InterpolateMixin:
-    """The needs of outputs [start, stop) of a global result, dim by dim."""
+    """The input rows that outputs [start, stop) of a global result need, dim by dim."""
 
     def _compute_needed(
         self,
@@ -39,7 +39,7 @@ class InterpolateMixin:
         scale_factor: float | None,
         align_corners: bool,
     ) -> Info:
-        """(halo_shape, recv_buffer_shape, send_buffer_shape, needed_ranges), or Nones on a worker that is inactive."""
+        """(halo_shape, recv_buffer_shape, send_buffer_shape, needed_ranges), or Nones on an inactive worker."""
         if not P_x.active or P_x.index is None:
             return None, None, None, None
         x, y = (np.asarray(each.shape) for each in (x_global_tensor_structure, y_global_tensor_structure))

@@ -1,4 +1,4 @@
-"""DistDL's functions of autograd, over the workers of partitions that the caller has made."""
+"""DistDL's autograd functions, over the workers of partitions that the caller has made."""
 
 from .functions import AllSumReduceFunction as AllSumReduceFunction
 from .functions import BroadcastFunction as BroadcastFunction

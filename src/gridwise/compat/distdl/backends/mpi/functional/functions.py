@@ -1,7 +1,7 @@
-"""DistDL's functions of autograd: operators of Gridwise, between workers that know nothing but the two teams they are in.
+"""DistDL's autograd functions: operators of Gridwise between workers that know only the two teams they are in.
 
-Layers of Gridwise agree with all their workers before anything is sent. DistDL's functions cannot: whoever calls one has
-made the partitions, and promises that all workers in them call it too. All are called by `apply`.
+A layer of Gridwise reaches agreement among all its workers before anything is sent. DistDL's functions cannot: the
+caller has made the partitions and guarantees that all workers in them call the function. All are called by `apply`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 class Teams:
-    """What `gridwise.grid.Copies` says of one worker, read off its two partitions: the owner comes first in each."""
+    """What `gridwise.grid.Copies` knows about one worker, from its two partitions; the owner is first in each."""
 
     def __init__(self, to_others: MPIPartition, from_owner: MPIPartition) -> None:
         active = [each for each in (to_others, from_owner) if each.active]
@@ -40,7 +40,7 @@ class Teams:
 
 
 def carried(x: Tensor, operator: Operator, structure: TensorStructure) -> Tensor:
-    """`operator(x)`, with a gradient on all workers if `structure` says that the global tensor has one."""
+    """`operator(x)`, differentiable on all workers if `structure` says that the global tensor requires a gradient."""
     if structure.dtype is not None and not x.numel():
         x = x.to(structure.dtype)
     if not (structure.requires_grad or x.requires_grad):
@@ -50,7 +50,7 @@ def carried(x: Tensor, operator: Operator, structure: TensorStructure) -> Tensor
 
 
 class TeamFunction:
-    """Copies between the workers of two partitions, or sums: the same copies backwards."""
+    """Copies between the workers of two partitions, or their adjoint: sums."""
 
     sums: ClassVar[bool] = False
 
@@ -85,11 +85,11 @@ class TeamFunction:
 
 
 class BroadcastFunction(TeamFunction):
-    """Copies from the first worker of a team to all of it; the partitions are those of `create_broadcast_partition_to`."""
+    """Copies from a team's first worker to the whole team; takes the partitions of `create_broadcast_partition_to`."""
 
 
 class SumReduceFunction(TeamFunction):
-    """Sums over a team, at the first worker of it; the partitions are those of `create_reduction_partition_to`."""
+    """Sums over a team to its first worker; takes the partitions of `create_reduction_partition_to`."""
 
     sums = True
 
@@ -104,7 +104,7 @@ class AllSumReduceFunction:
 
 
 class HaloExchangeFunction:
-    """The halos of a padded block, filled in place; `slices` are those of a `HaloExchange`."""
+    """Fills the halos of a padded block in place; `slices` are those of a `HaloExchange`."""
 
     @staticmethod
     def apply(
@@ -126,7 +126,7 @@ class HaloExchangeFunction:
 
 
 class RepartitionFunction:
-    """Blocks of one grid to balanced blocks of another. Who sends what is found anew; overlaps and buffers are not read."""
+    """Moves blocks of one grid to balanced blocks of another; works out the messages itself, without the overlaps."""
 
     @staticmethod
     def apply(

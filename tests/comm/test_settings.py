@@ -6,7 +6,7 @@ import pytest
 
 from gridwise.comm.launching import find
 from gridwise.comm.launching.pool import Pool
-from gridwise.comm.settings import SWITCHES, is_on, timeout
+from gridwise.comm.settings import MPI_SIZES, RANKS, SWITCHES, is_on, launched_number, timeout
 from gridwise.errors import PartitionError, TransportError
 
 
@@ -37,9 +37,17 @@ def test_a_transport_is_one_of_those_there_are(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(TransportError, match="'auto', 'torch', 'gloo', 'mpi' or 'solo'"):
         find.find()
     monkeypatch.setenv("GRIDWISE_TRANSPORT", "auto")
-    for variable in ("RANK", "WORLD_SIZE", *find.MPI_SIZES):
+    for variable in ("RANK", "WORLD_SIZE", *MPI_SIZES):
         monkeypatch.delenv(variable, raising=False)
     assert find.find().name == "solo"
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_the_rank_of_every_launcher(name: str) -> None:
+    assert launched_number(RANKS, {name: "3"}) == 3
+    assert launched_number(RANKS, {"SLURM_PROCID": "0", name: "3"}) == 3 or name == "SLURM_PROCID"
+    assert launched_number(RANKS, {name: ""}) is None
+    assert launched_number(RANKS, {name: "+3"}) is None
 
 
 def refused(words: str) -> None:

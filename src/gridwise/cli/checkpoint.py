@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from ..checkpoint.disk import Lock
 from ..checkpoint.interchange.formats import FORMATS, is_checkpoint
 from ..checkpoint.reading.reader import Progress as Report
 from ..checkpoint.writing.folder import leftovers, remove_leftovers
-from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
+from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, PartitionError
 
 app = typer.Typer(help="List, inspect, verify, convert and prune checkpoints.", no_args_is_help=True)
 
@@ -163,17 +163,14 @@ def prune(
     _console().print(f"{len(steps) - len(gone)} checkpoints stay")
 
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-
-
 def bytes_in(text: str) -> int:
     """A number of bytes with a unit: 300MB, 5 GiB."""
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text[len(number) :].strip().upper()
-    with suppress(ValueError, OverflowError):
-        if unit in UNITS:
-            return int(float(number) * UNITS[unit])
-    raise CheckpointMismatch(f"`shard_size` (={text!r}) must be a number of bytes: 300MB, 5GB, 2GiB.")
+    from ..planning.machine import number_of_bytes
+
+    try:
+        return number_of_bytes(text)
+    except PartitionError:
+        raise CheckpointMismatch(f"`shard_size` (={text!r}) must be a number of bytes: 300MB, 5GB, 2GiB.") from None
 
 
 def _candidates(folder: Path) -> Iterator[Path]:

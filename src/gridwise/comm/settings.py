@@ -1,16 +1,46 @@
-"""The environment variables `GRIDWISE_...`; an invalid value is an error and does not fall back to the default."""
+"""What the environment says: the variables `GRIDWISE_...`, where a meaningless word is an error, and those that launchers set.
+
+| launcher | rank | rank on this machine |
+|---|---|---|
+| torchrun, `gridwise run` over gloo | RANK | LOCAL_RANK |
+| mpiexec of MPICH and Intel MPI | PMI_RANK | MPI_LOCALRANKID |
+| mpirun of Open MPI | OMPI_COMM_WORLD_RANK | OMPI_COMM_WORLD_LOCAL_RANK |
+| MVAPICH | MV2_COMM_WORLD_RANK | MV2_COMM_WORLD_LOCAL_RANK |
+| Cray's PALS, Flux | PMIX_RANK, PMI_RANK | PALS_LOCAL_RANKID, FLUX_TASK_LOCAL_ID |
+| srun | SLURM_PROCID | SLURM_LOCALID |
+
+The first that is set counts: a batch script of Slurm has its own SLURM_PROCID and SLURM_LOCALID, and mpiexec and torchrun pass
+them on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import PartitionError
 
 SWITCHES = ("GRIDWISE_WATCH", "GRIDWISE_SHARED_MEMORY", "GRIDWISE_MALLOC")
-"""The switches of this package; on by default."""
+"""Those of this room that are on unless they are off."""
+RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+LOCAL_RANKS = (
+    "LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_LOCALID",
+)
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+
+
+def launched_number(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> int | None:
+    """The number in the first of these variables that holds one; None if none does."""
+    texts = (environment.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
 
 
 def is_on(variable: str, default: str = "on", environment: Mapping[str, str] = os.environ) -> bool:

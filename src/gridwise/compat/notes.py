@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
+
+from ..comm.settings import RANKS, launched_number
 
 _said: set[str] = set()
 
@@ -20,6 +21,5 @@ def note(name: str, text: str) -> None:
 
 
 def is_first_worker() -> bool:
-    """Whether this process is the first of its job, judged by the variables that launchers set."""
-    names = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "0") == "0"
+    """Whether this process is the first of its job, by the variables that launchers set."""
+    return not launched_number(RANKS)

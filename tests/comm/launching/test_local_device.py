@@ -7,7 +7,8 @@ import torch
 
 import gridwise
 from gridwise.comm.launching import local_device
-from gridwise.comm.launching.local_device import LOCAL_RANKS, local_rank
+from gridwise.comm.launching.local_device import local_rank
+from gridwise.comm.settings import LOCAL_RANKS
 from gridwise.errors import TransportError
 from gridwise.testing import workers
 

@@ -41,9 +41,6 @@ IN_POOL = "GRIDWISE_POOL" in os.environ
 pool_rank = 0
 """The rank of this process in the pool."""
 
-MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
-"""Variables in which MPI launchers pass the number of processes."""
-
 
 _current: Transport | None = None
 
@@ -124,13 +121,11 @@ def _guess() -> str:
 
 
 def launched_size() -> int | None:
-    """The number of processes that the MPI launcher says it has started; None without a launcher."""
-    for name in MPI_SIZES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    if "SLURM_PROCID" in os.environ and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+    """How many processes the launcher of MPI says it has started; None if there was none."""
+    size = settings.launched_number(settings.MPI_SIZES)
+    if size is None and "SLURM_PROCID" in os.environ and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         return int(os.environ["SLURM_STEP_NUM_TASKS"])
-    return None
+    return size
 
 
 def _torch() -> Transport:

@@ -1,15 +1,4 @@
-"""The device of this worker, chosen by its place among the workers of its machine, which the launcher passes on.
-
-| launcher | variable |
-|---|---|
-| torchrun, `gridwise run` over gloo | LOCAL_RANK |
-| mpiexec of MPICH and Intel MPI | MPI_LOCALRANKID |
-| mpirun of Open MPI | OMPI_COMM_WORLD_LOCAL_RANK |
-| MVAPICH, Cray's PALS, Flux | MV2_COMM_WORLD_LOCAL_RANK, PALS_LOCAL_RANKID, FLUX_TASK_LOCAL_ID |
-| srun | SLURM_LOCALID |
-
-The first one set is used, in this order: a Slurm batch script has its own SLURM_LOCALID, which mpiexec and torchrun pass on.
-"""
+"""This worker's device: the one at its place among the workers of its machine, which the launcher tells (`settings`)."""
 
 from __future__ import annotations
 
@@ -20,25 +9,15 @@ import torch
 import torch.distributed as dist
 
 from ...errors import TransportError
+from ..settings import LOCAL_RANKS, launched_number
 from .find import launched_size
-
-LOCAL_RANKS = (
-    "LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "PALS_LOCAL_RANKID",
-    "FLUX_TASK_LOCAL_ID",
-    "SLURM_LOCALID",
-)
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """The place of this worker among those its launcher has started on this machine; 0 for a single process."""
-    for name in LOCAL_RANKS:
-        text = environment.get(name, "")
-        if text.isascii() and text.isdigit():
-            return int(text)
+    """The place of this worker among those that its launcher has started on this machine; 0 for a process on its own."""
+    place = launched_number(LOCAL_RANKS, environment)
+    if place is not None:
+        return place
     if "RANK" in environment or (launched_size() or 1) > 1 or (dist.is_available() and dist.is_initialized()):
         raise TransportError(
             "this process is one of several, but no variable tells its place among those of this machine.",

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...errors import describe
-from ..settings import is_on, timeout
+from ..settings import RANKS, is_on, launched_number, timeout
 from . import original_stderr
 
 LEAST = 15.0
@@ -60,7 +60,5 @@ def waiting_for_all(size: int | None) -> Iterator[None]:
 
 
 def _me() -> str:
-    for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"):
-        if name in os.environ:
-            return f"worker {os.environ[name]}"
-    return f"process {os.getpid()}"
+    rank = launched_number(RANKS)
+    return f"process {os.getpid()}" if rank is None else f"worker {rank}"

@@ -1,8 +1,8 @@
-"""Which grid of so many workers cuts a tensor best: the most even blocks, with some dims whole.
+"""The grid of a given number of workers that cuts a tensor most evenly, with some dims left whole.
 
     (2, 16, 6) over 4 workers, dim 1 whole      ->  (2, 1, 2)
 
-A grid may have more places along a dim than there are rows; the workers at the last places then have none.
+A grid may have more places along a dim than there are rows; the workers at the last places then have empty blocks.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ def factorisations(workers: int, axes: int) -> Iterator[Shape]:
 
 @lru_cache(maxsize=4096)
 def arranged(extents: Shape, workers: int, whole: frozenset[int] = frozenset(), like: Shape | None = None) -> Shape:
-    """The shape of the grid whose largest block is smallest; of equal ones, that nearest to `like`, then the first dims.
+    """The shape of the grid whose largest block is smallest; ties go to the one nearest to `like`, then to early dims.
 
-    Dims in `whole` are not cut. Where all are whole, or nothing can be cut, the result has no place for all workers: it
-    is all ones.
+    Dims in `whole` are not cut. If no dim can be cut, the result is all ones, which has no room for several workers.
 
     >>> arranged((2, 16, 6), 4, frozenset({1}))
     (2, 1, 2)
@@ -66,7 +65,7 @@ def arranged(extents: Shape, workers: int, whole: frozenset[int] = frozenset(), 
 
 
 def layout_with_whole(layout: Layout, dims: Sequence[int], ranks: Sequence[int]) -> Layout | None:
-    """Blocks of the same tensor, on the workers `ranks`, that are not cut along `dims`; None where nothing else can be cut.
+    """A layout of the same tensor on the workers `ranks` that does not cut `dims`; None if no other dim can be cut.
 
     >>> layout = Layout.balanced(Grid((0, 1), (1, 2)), (4, 6))
     >>> layout_with_whole(layout, [1], (0, 1)).cuts

@@ -1,4 +1,4 @@
-"""A box: a product of half-open intervals of integers, the shape of every block, piece and need.
+"""A box: a product of half-open integer intervals. Every block, piece and need is one.
 
     Box((0, 4), (2, 8))  =  rows 0..1, columns 4..7
 
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 def whole_numbers(given: Iterable[int], name: str) -> Shape:
-    """What is given as integers of Python; what is no whole number is refused, not rounded.
+    """The given values as Python integers; a value that is not a whole number raises instead of being rounded.
 
     >>> whole_numbers((1, 2.0), "shape")
     (1, 2)
@@ -34,11 +34,11 @@ def whole_numbers(given: Iterable[int], name: str) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Half-open intervals ``[start_d, stop_d)``, one per dim; an interval may be empty, never negative.
+    """Half-open intervals ``[start_d, stop_d)``, one per dim; an interval may be empty but not negative.
 
     Parameters
     ----------
-    start, stop : the first index of each dim, and the one after the last
+    start, stop : per dim, the first index and the one after the last
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Box:
         return self.shifted(tuple(-o for o in other.start))
 
     def grown(self, halo: Iterable[tuple[int, int]], shape: Shape) -> Box:
-        """The box with so many rows more before and after it in each dim, cut off at the edges of `shape`.
+        """The box extended by `halo` rows (before, after) in each dim, clipped to `shape`.
 
         >>> Box((0, 4), (2, 8)).grown([(1, 1), (2, 2)], (4, 9))
         Box(start=(0, 2), stop=(3, 9))
@@ -108,6 +108,6 @@ class Box:
         return Box(start, stop)
 
     def contains(self, other: Box) -> bool:
-        """Whether every index of `other` lies in here; an empty box lies anywhere."""
+        """Whether every index of `other` lies in this box; an empty box lies in any."""
         ends = zip(self.start, other.start, other.stop, self.stop, strict=True)
         return other.volume == 0 or all(a <= c and d <= b for a, c, d, b in ends)

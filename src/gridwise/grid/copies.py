@@ -1,12 +1,12 @@
-"""Copies from one grid to another: who has the original, who gets a copy.
+"""Copies from one grid to another: which worker has the original, and which workers get a copy.
 
-The rule is that of broadcasting arrays. The source's shape is padded with ones on the left; along every axis it must
-then equal the target's extent or be 1. Axes with equal extents match one to one, along the others the source is copied.
+The rule is that of array broadcasting. The source's shape is padded with ones on the left; along every axis it must
+then equal the target's extent or be 1. Axes with equal extents match one to one; along the others the source is copied.
 
     source (1, 2)     target (3, 2)         each column's worker copies to the three workers of that column
 
 `transpose_src` and `transpose_dest` reverse a grid's axes first. The adjoint of copying is summing, so the same object
-also tells who sums from whom.
+also describes which workers sum from which.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .grid import Grid, Index
 
 @dataclass(frozen=True)
 class Copies:
-    """Which worker of `source` is copied to which workers of `target`."""
+    """The workers of `target` to which each worker of `source` is copied."""
 
     source: Grid
     target: Grid
@@ -61,9 +61,9 @@ class Copies:
         return self.target.team_along(corner, [last - axis for axis in free] if self.transpose_dest else free)
 
     def teams_of(self, rank: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The copies that `rank` takes part in: (original's owner, sorted team with it), ordered by owner.
+        """The copies that `rank` takes part in: (owner of the original, sorted team including it), ordered by owner.
 
-        Everyone works through its teams in this order, so nobody waits in a circle.
+        Every worker goes through its teams in this order, which rules out deadlock.
         """
         owners = set()
         if rank in self.source:
@@ -74,7 +74,7 @@ class Copies:
 
     @property
     def is_identity(self) -> bool:
-        """Whether everyone is copied to itself only."""
+        """Whether every worker is copied to itself only."""
         return self.source.ranks == self.target.ranks and all(
             self.targets_of(rank) == (rank,) for rank in self.source.ranks
         )

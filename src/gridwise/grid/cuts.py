@@ -2,7 +2,7 @@
 
     cuts (0, 4, 7, 10)  =  blocks [0, 4) [4, 7) [7, 10) of a dim of extent 10 on 3 workers
 
-A cut never decreases, so a block may be empty but never negative, and the owner of an index is found by bisection.
+Cut points never decrease, so a block may be empty but not negative, and the owner of an index is found by bisection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def balanced_cuts(extent: int, blocks: int) -> Cuts:
     Parameters
     ----------
     extent : how many rows there are
-    blocks : into how many parts they are cut
+    blocks : how many parts to cut them into
 
     Examples
     --------
@@ -40,9 +40,9 @@ def balanced_cuts(extent: int, blocks: int) -> Cuts:
 
 
 def chunked_cuts(extent: int, blocks: Sequence[int]) -> Cuts:
-    """Cut points as torch.chunk and DTensor make them: all blocks as long as the first, until nothing is left.
+    """Cut points as torch.chunk and DTensor place them: all blocks as long as the first, until no rows are left.
 
-    With several numbers of blocks, the blocks of the first are cut again by the second, and so on.
+    With several numbers in `blocks`, the blocks of the first are cut again by the second, and so on.
 
     >>> chunked_cuts(10, [3]), chunked_cuts(5, [4]), chunked_cuts(10, [2, 3])
     ((0, 4, 8, 10), (0, 2, 4, 5, 5), (0, 2, 4, 5, 7, 9, 10))
@@ -74,7 +74,7 @@ def cuts_from_extents(extents: Sequence[int]) -> Cuts:
 
 
 def checked_cuts(cuts: Sequence[int], blocks: int) -> Cuts:
-    """`cuts` as a tuple, after making sure that they start at 0, never decrease, and make `blocks` blocks."""
+    """`cuts` as a tuple; raises unless they start at 0, never decrease, and make `blocks` blocks."""
     result = whole_numbers(cuts, "cuts")
     if len(result) != blocks + 1 or result[0] != 0 or any(a > b for a, b in pairwise(result)):
         raise PartitionError(
@@ -85,7 +85,7 @@ def checked_cuts(cuts: Sequence[int], blocks: int) -> Cuts:
 
 
 def scaled(cuts: Cuts, factor: int) -> Cuts:
-    """The same blocks, where each row counts as `factor` elements of a line.
+    """The cut points of the same blocks when each row counts as `factor` elements.
 
     >>> scaled((0, 4, 7, 10), 3)
     (0, 12, 21, 30)
@@ -94,7 +94,7 @@ def scaled(cuts: Cuts, factor: int) -> Cuts:
 
 
 def aligned_cuts(cuts: Cuts, chunk: int) -> Cuts:
-    """Each inner cut moved to the nearest multiple of `chunk`, so that every chunk lies in one block; blocks may get empty.
+    """The cuts with each inner one at the nearest multiple of `chunk`: no chunk is split, but blocks may become empty.
 
     >>> aligned_cuts((0, 4, 7, 10), 3)
     (0, 3, 6, 10)
@@ -111,7 +111,7 @@ def interval(cuts: Cuts, block: int) -> Interval:
 
 
 def blocks_meeting(cuts: Cuts, start: int, stop: int) -> Iterator[int]:
-    """The non-empty blocks that share at least one index with ``[start, stop)``, in order, found by bisection."""
+    """The non-empty blocks that share an index with ``[start, stop)``, in order, found by bisection."""
     start, stop = max(start, 0), min(stop, cuts[-1])
     if start >= stop:
         return

@@ -1,9 +1,9 @@
-"""A layout as a picture (SVG): who owns what, a colour for each worker, with halos as dashed lines.
+"""A layout drawn as SVG: which worker owns what, one colour per worker, halos as dashed lines.
 
-    1-D  a strip            2-D  a sheet, dim 0 downwards            3-D  a cuboid, of which three faces are seen
-    4-D and 5-D             a cuboid of the last three dims for each block of those before
+    1-D  a strip            2-D  a sheet, dim 0 downwards            3-D  a cuboid, three faces of it visible
+    4-D and 5-D             one cuboid of the last three dims for each block of the leading ones
 
-Text made of whole numbers: nothing is imported, and a layout of any size is drawn by one process.
+The text is built from integers alone: no library is needed, and one process can draw a layout of any size.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#ee8866")
 LONGEST, SHORTEST = 240.0, 26.0
-"""Pixels of the longest and of the shortest side."""
+"""Length of the longest side in pixels, and the least length of any side."""
 SLANT = (0.55, -0.4)
-"""Where the third dim goes, right and upwards, for each pixel of its length."""
+"""Offset on screen, right and up, per pixel of the third dim."""
 LABELLED, COLOURED, CUBOIDS = 64, 1024, 8
-"""Blocks of a face up to which workers are named and coloured; how many cuboids are drawn."""
+"""The most blocks of a face that are labelled with their worker, and coloured; the most cuboids that are drawn."""
 
 Point = tuple[float, float]
 Place = Callable[[float, float], Point]
@@ -31,7 +31,7 @@ Halo = Sequence[tuple[int, int]]
 
 
 class Drawing(str):
-    """The text of an SVG picture, which a notebook shows as a picture; `save` writes it to a file."""
+    """The text of an SVG picture, which a notebook displays; `save` writes it to a file."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class Drawing(str):
 
 
 def draw(layout: Layout, halo: Halo | None = None) -> Drawing:
-    """The picture of a layout; `halo` has rows before and after the block, for each dim."""
+    """The picture of a layout; `halo` is a pair of rows (before, after) for each dim."""
     count = len(layout.global_shape)
     pairs = tuple(halo or ((0, 0),) * count)
     if len(pairs) != count or any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
@@ -87,7 +87,7 @@ def _pixels(extents: Sequence[int]) -> list[float]:
 def _cuboid(
     layout: Layout, shown: list[int], sizes: list[float], place: tuple[int, ...], corner: Point, halo: Halo
 ) -> Iterator[str]:
-    """The faces that are seen: the front, and of three dims the top and the right side."""
+    """The visible faces: the front, and with three dims also the top and the right side."""
     x, y = corner
     across, down = shown[-1], shown[-2] if len(shown) > 1 else None
     wide, high = sizes[-1], sizes[-2] if len(shown) > 1 else SHORTEST
@@ -117,7 +117,7 @@ def _face(
     put: Place,
     halo: Halo,
 ) -> Iterator[str]:
-    """The blocks of a face that lies along dims `rows` and `columns`, at the place `at` of the grid otherwise."""
+    """The blocks of a face along dims `rows` and `columns`; along the other dims its place on the grid is `at`."""
     down = _lines(layout, rows, size[0])
     right = _lines(layout, columns, size[1])
     blocks = (len(down) - 1) * (len(right) - 1)
@@ -139,7 +139,7 @@ def _face(
             middle = put((down[i] + down[i + 1]) / 2, (right[j] + right[j + 1]) / 2)
             yield _text((middle[0], middle[1] + 4), str(rank), "middle")
         halos += _halo(layout, rows, columns, (i, j), (down, right), size, put, halo, colour)
-    yield from halos  # over all blocks
+    yield from halos  # on top of all blocks
     if blocks > COLOURED:
         whole = _corners(0, size[0], 0, size[1], put)
         yield _polygon(whole, 'fill="#eeeeee" stroke="#666666"')
@@ -157,7 +157,7 @@ def _halo(
     halo: Halo,
     colour: str,
 ) -> Iterator[str]:
-    """What a worker sees beyond its block, cut off at the edges of the tensor."""
+    """The outline of a block with its halo, clipped to the tensor; nothing without a halo."""
     ends: list[float] = []
     for dim, at, line, length in zip((rows, columns), block, lines, size, strict=True):
         before, after = halo[dim] if dim is not None else (0, 0)
@@ -170,7 +170,7 @@ def _halo(
 
 
 def _lines(layout: Layout, dim: int | None, length: float) -> list[float]:
-    """Where a dim is cut, in pixels."""
+    """The cut points of a dim, in pixels."""
     if dim is None:
         return [0.0, length]
     extent = max(1, layout.global_shape[dim])

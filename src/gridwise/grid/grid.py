@@ -1,10 +1,10 @@
-"""A grid: which workers, in what shape. A frozen value, the same on every worker, without any "me".
+"""A grid: which workers, in what shape. A frozen value, the same on every worker; it has no notion of "me".
 
     Grid((4, 5, 6, 7), (2, 2))        worker 4 | worker 5
                                       ---------+---------
                                       worker 6 | worker 7
 
-Workers stand in row-major order. Axes belong to the grid, dims to tensors.
+Workers are in row-major order. Axes belong to the grid, dims to tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Grid:
 
     Parameters
     ----------
-    ranks : the workers, as ranks of the world
+    ranks : the workers, by their ranks in the world
     shape : the extents of the axes; their product is the number of workers
 
     Examples
@@ -49,11 +49,11 @@ class Grid:
                 "were given.\n  fix: choose a shape whose product is the number of workers."
             )
         if len(self._places) != len(self.ranks):
-            raise PartitionError(f"a worker stands twice in {self.ranks}: each may appear once in a grid.")
+            raise PartitionError(f"a worker appears twice in {self.ranks}: each may appear only once in a grid.")
 
     @classmethod
     def line(cls, ranks: Iterable[int]) -> Grid:
-        """The workers in a row: a grid of one axis."""
+        """A grid of one axis."""
         members = tuple(ranks)
         return cls(members, (len(members),))
 
@@ -63,12 +63,12 @@ class Grid:
 
     @cached_property
     def members(self) -> tuple[int, ...]:
-        """The workers in the order of their ranks, whatever their places."""
+        """The workers sorted by rank."""
         return tuple(sorted(self.ranks))
 
     @cached_property
     def digest(self) -> str:
-        """A short text that stands for the workers and their shape, the same in every process."""
+        """A short text that identifies the workers and their shape, the same in every process."""
         workers = ",".join(map(str, self.ranks)).encode()
         return f"{self.shape} {hashlib.blake2b(workers, digest_size=8).hexdigest()}"
 
@@ -140,7 +140,7 @@ def resolve_axes(dim: int, axes: int | Iterable[int], name: str = "axes") -> tup
     ----------
     dim : how many axes there are
     axes : one or several of them
-    name : of the argument, for errors
+    name : name of the argument, for error messages
 
     Examples
     --------
@@ -157,6 +157,6 @@ def resolve_axes(dim: int, axes: int | Iterable[int], name: str = "axes") -> tup
 
 
 def union_of(grids: Sequence[Grid]) -> tuple[int, ...]:
-    """The workers of all grids, in the order of their ranks."""
+    """The workers of all grids, sorted by rank."""
     teams = {grid.members for grid in grids}
     return teams.pop() if len(teams) == 1 else tuple(sorted({rank for team in teams for rank in team}))

@@ -1,9 +1,9 @@
 """Channels in groups: which groups a block of output channels touches, and how to compute it in few calls.
 
     6 output channels in 3 groups of 2, block [1, 6):      1 | 2 3 | 4 5
-    runs                                                   half of group 0, then groups 1 and 2 as they are
+    runs                                                   half of group 0, then all of groups 1 and 2
 
-Output channel o belongs to group ``o // per_group``, which sees its own input channels only.
+Output channel o belongs to group ``o // per_group``, which reads only its own input channels.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def groups_of(outputs: Interval, per_group: int) -> Interval:
 
 
 def group_runs(outputs: Interval, per_group: int) -> list[tuple[Interval, Interval]]:
-    """The block cut into runs of whole groups and parts of one group, each with its output channels and its groups.
+    """The block cut into runs, each of whole groups or part of one: (output channels, groups) for each run.
 
     >>> group_runs((1, 6), per_group=2)
     [((1, 2), (0, 1)), ((2, 6), (1, 3))]
     """
     first, last = outputs
     inner = (-(-first // per_group) * per_group, last // per_group * per_group)
-    if inner[0] >= inner[1]:  # no whole group: at most two parts of neighbouring ones
+    if inner[0] >= inner[1]:  # no whole group: parts of at most two adjacent groups
         ends = sorted({first, last, *(c for c in inner if first < c < last)})
     else:
         ends = sorted({first, *inner, last})

@@ -1,9 +1,9 @@
-"""A layout: a grid and the cuts of a global shape, one list of cut points per dim. It knows everybody's block.
+"""A layout: a grid and the cuts of a global shape, one list of cut points per dim. It gives every worker's block.
 
     Layout(Grid((0, 1, 2, 3), (2, 2)), ((0, 3, 5), (0, 4, 8)))      a 5 x 8 tensor in four blocks
 
-Grid axis i cuts tensor dim i. Blocks are a product of 1-D cuts, so a layout costs the sum of the axis extents, not
-their product. `Boxes` is the other kind of source: any list of blocks, as a foreign checkpoint has them.
+Grid axis i cuts tensor dim i. Blocks are a product of 1-D cuts, so the size of a layout is the sum of the axis extents,
+not their product. `Boxes` is the other kind of source: an arbitrary list of blocks, as in a foreign checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Layout:
     Parameters
     ----------
     grid : the workers
-    cuts : for each dim, where it is cut, from 0 to its extent
+    cuts : the cut points of each dim, from 0 to its extent
 
     Examples
     --------
@@ -78,7 +78,7 @@ class Layout:
         return all(b > a for cuts in self.cuts for a, b in pairwise(cuts))
 
     def drawing(self, halo: Halo | None = None) -> Drawing:
-        """A picture of who owns what, in 1 to 5 dims; with `halo`, rows before and after for each dim, dashed.
+        """A picture of which worker owns what, in 1 to 5 dims; `halo`, rows (before, after) per dim, is drawn dashed.
 
         >>> Layout.balanced(Grid((0, 1), (2,)), (5,)).drawing(halo=[(1, 1)])[:4]
         '<svg'
@@ -98,14 +98,14 @@ class Layout:
         return self.block_at(self.grid.index_of(rank))
 
     def blocks(self) -> Iterator[tuple[int, Box]]:
-        """Every worker with its block. Costs the size of the grid: for pictures and small grids."""
+        """Every worker with its block. Time grows with the size of the grid: for pictures and small grids."""
         for place, rank in enumerate(self.grid.ranks):
             yield rank, self.block_at(unravel(place, self.grid.shape))
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Any list of (owner, block), disjoint or not: the source of a foreign checkpoint.
+    """Any list of (owner, block), disjoint or not, such as the shards of a foreign checkpoint.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Boxes:
         return cls(tuple(items))
 
     def pieces(self, wanted: Box) -> Iterator[tuple[int, Box]]:
-        """The owners of `wanted` with the part that each has, in the order of the list."""
+        """The owners of parts of `wanted`, each with its part, in the order of the list."""
         for owner, box in self.items:
             common = box.intersect(wanted)
             if common is not None:

@@ -1,8 +1,8 @@
-"""A region: a part of a tensor that stands for the whole of it, mirrored or not, as random crops and flips choose one.
+"""A region: a part of a tensor, mirrored or not, that is used in place of the whole, as in random crops and flips.
 
     Region((2,), (5,), (True,))     rows 6, 5, 4, 3, 2 of a tensor, in this order, as rows 0 to 4
 
-A worker that needs a box of the region reads one box of the tensor and turns it round: nothing else has to be read.
+A worker that needs a box of the region reads one box of the tensor and flips it; it reads nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Region:
-    """The rows ``[start_d, start_d + shape_d)`` of each dim, in reverse order where it is `mirrored`."""
+    """The rows ``[start_d, start_d + shape_d)`` of each dim, in reverse order where `mirrored`."""
 
     start: Shape
     shape: Shape
@@ -26,11 +26,11 @@ class Region:
 
     @classmethod
     def whole(cls, shape: Shape) -> Region:
-        """All of a tensor of that shape, as it is."""
+        """All of a tensor of this shape, unmirrored."""
         return cls((0,) * len(shape), shape, (False,) * len(shape))
 
     def cropped(self, dim: int, offset: int, extent: int) -> Region:
-        """The `extent` rows from `offset` on, both counted in this region.
+        """The `extent` rows from `offset` on, counted within this region.
 
         >>> Region((2,), (5,), (True,)).cropped(0, 1, 2)
         Region(start=(4,), shape=(2,), mirrored=(True,))
@@ -47,7 +47,7 @@ class Region:
         return replace(self, mirrored=_with(self.mirrored, dim, not self.mirrored[dim]))
 
     def source_of(self, box: Box) -> Box:
-        """Where in the tensor a box of the region lies.
+        """The box of the tensor that a box of the region refers to.
 
         >>> Region((2,), (5,), (True,)).source_of(Box((0,), (2,)))
         Box(start=(5,), stop=(7,))

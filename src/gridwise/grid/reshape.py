@@ -1,12 +1,12 @@
-"""Reshaping a tensor in blocks: which blocks of one shape are blocks of the other.
+"""Reshaping a tensor that is cut into blocks: which blocks of one shape are also blocks of the other.
 
-Dims are taken in groups that have as many elements before as after. Along a group in memory's order, a block is an interval
-of a line; a list of cuts of that line is *expressible* in a shape if its intervals are boxes of it, in the order of a grid:
+Dims are taken in groups that have as many elements before as after. The elements of a group in row-major order form a
+*line*. Cuts of that line are *expressible* in a shape if its intervals are boxes of the shape, in the order of a grid:
 
-    (6, 4) cut at 0, 8, 24         rows 0..1 and 2..5                      cuts at whole rows of the first dim
-    (2, 6) cut at 0, 3, 6, 9, 12   halves of both rows: a grid of (2, 2)   first dim in single rows, the next one cut alike
+    (6, 4) cut at 0, 8, 24         rows 0..1 and 2..5                      cuts between rows of the first dim
+    (2, 6) cut at 0, 3, 6, 9, 12   halves of both rows: a grid of (2, 2)   single rows, each of them cut alike
 
-Cuts that are expressible in both shapes need no movement. The workers keep their order, so a grid changes its shape only.
+Cuts expressible in both shapes need no movement: the workers keep their order, and only the grid's shape changes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .grid import Grid
 from .layout import Layout
 
 Group = tuple[range, range]
-"""Dims before and after that hold the same elements."""
+"""Dims of the old and of the new shape that hold the same elements."""
 
 
 def dim_groups(before: Sequence[int], after: Sequence[int]) -> list[Group]:
-    """The dims of two shapes with the same number of elements, at least 1, in the smallest groups that agree.
+    """The smallest groups of dims with equal numbers of elements, for two shapes of the same size, at least 1.
 
     >>> dim_groups((2, 3, 4), (6, 2, 2))
     [(range(0, 2), range(0, 1)), (range(2, 3), range(1, 3))]
@@ -49,7 +49,7 @@ def dim_groups(before: Sequence[int], after: Sequence[int]) -> list[Group]:
 
 
 def expressed(line: Cuts, dims: Sequence[int]) -> tuple[Cuts, ...] | None:
-    """The cuts of each dim whose blocks are the intervals of `line`; None if there are none.
+    """The cuts of each dim whose blocks are the intervals of `line`; None if it is not expressible.
 
     >>> expressed((0, 8, 24), (6, 4)), expressed((0, 3, 6, 9, 12), (2, 6)), expressed((0, 5, 12), (2, 6))
     (((0, 2, 6), (0, 4)), ((0, 1, 2), (0, 3, 6)), None)
@@ -71,7 +71,7 @@ def expressed(line: Cuts, dims: Sequence[int]) -> tuple[Cuts, ...] | None:
 
 
 def on_a_line(cuts: Sequence[Cuts]) -> Cuts | None:
-    """The intervals of the line that blocks with these cuts are; None if they are not intervals in the grid's order.
+    """The cuts of the line into the blocks that these cuts make; None if those are not intervals in the grid's order.
 
     >>> on_a_line([(0, 1, 2), (0, 3, 6)]), on_a_line([(0, 2), (0, 3, 6)])
     ((0, 3, 6, 9, 12), None)
@@ -89,7 +89,7 @@ def on_a_line(cuts: Sequence[Cuts]) -> Cuts | None:
 
 @lru_cache(maxsize=4096)
 def best_line(before: Shape, after: Shape, blocks: int) -> Cuts | None:
-    """Cuts of the line into so many blocks that both shapes express, with the smallest largest block."""
+    """Cuts of the line into `blocks` blocks, expressible in both shapes, with the smallest largest block; or None."""
     count = math.prod(before)
     found: list[tuple[int, Cuts]] = []
     for outer in {math.prod(dims[:k]) for dims in (before, after) for k in range(len(dims) + 1)}:
@@ -112,9 +112,9 @@ def _units(before: Shape, after: Shape) -> set[int]:
 
 
 def reshaped(layout: Layout, shape: Sequence[int], ranks: Sequence[int]) -> tuple[Layout, Layout] | None:
-    """Blocks of the tensor, and the blocks of `shape` that they are: as they lie where that goes, else cut anew.
+    """Layouts of the tensor and of `shape` with the same blocks: the tensor's own if expressible in `shape`, else new.
 
-    None where the tensor can be cut in no way that both shapes express.
+    None if no cuts are expressible in both shapes.
 
     >>> layout = Layout.balanced(Grid((0, 1), (1, 2)), (4, 6))
     >>> [each.cuts for each in reshaped(layout, (24,), (0, 1))]
@@ -141,7 +141,7 @@ def reshaped(layout: Layout, shape: Sequence[int], ranks: Sequence[int]) -> tupl
 
 
 _Both = tuple[tuple[Cuts, ...], tuple[Cuts, ...]]
-"""The cuts of a group's dims, before and after."""
+"""The cuts of a group's dims, in the old and in the new shape."""
 
 
 def _kept(layout: Layout, group: Group, want: Shape) -> _Both | None:
@@ -154,7 +154,7 @@ def _kept(layout: Layout, group: Group, want: Shape) -> _Both | None:
 def _each_cut(
     groups: Sequence[Group], factors: Shape, now: Sequence[int], kept: Sequence[_Both | None], have: Shape, want: Shape
 ) -> Iterator[tuple[float, tuple[Cuts, ...], tuple[Cuts, ...]]]:
-    """For each group its largest block, as a part of it, and the cuts before and after, as long as there are any."""
+    """For each group its largest block, as a fraction, and the cuts before and after; stops at a group without any."""
     for (before, after), p, was, as_is in zip(groups, factors, now, kept, strict=True):
         first, second = tuple(have[d] for d in before), tuple(want[d] for d in after)
         if p == was and as_is is not None:

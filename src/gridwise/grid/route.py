@@ -1,21 +1,21 @@
 """A route: which pieces move from the blocks that workers own to the blocks that workers need.
 
-Per dim, a need is an interval of the integers, one for each place along the target's axis. With `wrap`, indices
-outside ``[0, n)`` stand for the same index modulo n (circular), otherwise needs must lie inside. A need maps to *spans*
+Per dim, a need is an interval of integers, one for each place along the target's axis. With `wrap`, an index outside
+``[0, n)`` means that index modulo n (circular); otherwise needs must lie inside. A need maps to *spans*
 
     (source start, length, target start)        step +1 only
 
-by cutting it at the ends of the source's blocks. The D-dim route is the product of the 1-D lists, grouped into one
-message per peer, pieces in the same order on both sides. Forward copies pieces from source to target. The adjoint
-sends the same pieces back and adds them: it is the transpose, because each piece is an identity block of the matrix.
+by cutting it at the boundaries of the source's blocks. The D-dim route is the product of the 1-D lists, grouped into
+one message per peer, with pieces in the same order on both sides. Forward copies pieces from source to target. The
+adjoint sends the same pieces back and adds them: each piece is an identity block of the matrix, so this transposes it.
 
     owned   |  worker 0    |  worker 1    |  worker 2   |
     needed  |------worker 0----|
                        |-----worker 1-----|
-                              |------worker 2---|------>  wraps round to worker 0
+                              |------worker 2---|------>  wraps around to worker 0
 
-`Needs` looks once at all intervals of an axis. After that the route of one worker costs a few bisections and its own
-messages, never the number of pairs.
+`Needs` looks at all intervals of an axis once. After that, the route of one worker costs a few bisections and its own
+messages; it never loops over pairs of workers.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from .grid import Grid, Index
 from .layout import Layout
 
 Span = tuple[int, int, int]
-"""Source start, length, target start: all relative to the own block and to the own need."""
+"""Source start (in the owner's block), length, target start (in the need)."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What each worker of `grid` needs: per axis, one interval for each place along it, and whether it wraps.
+    """What each worker of `grid` needs: per axis, one interval for each place along it, and whether indices wrap.
 
     Parameters
     ----------
     grid : the workers
     intervals : for each axis, what the workers at each place along it need
-    wrap : for each dim, whether indices beyond the edge come from the other side; none do if left out
+    wrap : for each dim, whether indices beyond an edge continue at the other; False for all if left out
 
     Examples
     --------
@@ -74,11 +74,11 @@ class Needs:
 
     @classmethod
     def of_layout(cls, layout: Layout) -> Needs:
-        """Each worker needs exactly its block."""
+        """The needs of workers that need exactly their blocks."""
         return cls(layout.grid, tuple(tuple(pairwise(cuts)) for cuts in layout.cuts))
 
     def along(self, dim: int, intervals: Iterable[Interval]) -> Needs:
-        """The same, with other intervals along one dim.
+        """The same needs with other intervals along one dim.
 
         >>> from gridwise.grid import Grid
         >>> Needs.of_layout(Layout.balanced(Grid((0, 1), (2,)), (6,))).along(0, [(0, 4), (2, 6)]).intervals
@@ -91,23 +91,23 @@ class Needs:
         return Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
 
     def box(self, rank: int) -> Box:
-        """The need of a worker, in global indices (outside the tensor where it wraps)."""
+        """The need of a worker, in global indices (which may lie outside the tensor where they wrap)."""
         return self.box_at(self.grid.index_of(rank))
 
     @cached_property
     def hull(self) -> tuple[Interval, ...]:
-        """Per axis, the smallest interval that holds all that is needed."""
+        """Per axis, the smallest interval that contains all needs."""
         filled = ([need for need in intervals if need[0] < need[1]] for intervals in self.intervals)
         return tuple((min(needs)[0], max(stop for _, stop in needs)) if needs else (0, 0) for needs in filled)
 
     @cached_property
     def ordered(self) -> tuple[bool, ...]:
-        """Per axis, whether neither starts nor stops ever decrease, so that bisection finds who needs what."""
+        """Per axis, whether starts and stops never decrease, so that bisection finds which worker needs what."""
         return tuple(all(a <= c and b <= d for (a, b), (c, d) in pairwise(intervals)) for intervals in self.intervals)
 
     @cached_property
     def tiles(self) -> tuple[int | None, ...]:
-        """Per axis, the n for which the intervals, in any order, make up [0, n) with each index once, else None."""
+        """Per axis, the n for which the intervals, in any order, cover [0, n) with each index once; else None."""
 
         def tiled(intervals: Sequence[Interval]) -> int | None:
             filled = sorted(need for need in intervals if need[0] < need[1])
@@ -119,12 +119,12 @@ class Needs:
 
 @dataclass(frozen=True)
 class Piece:
-    """One box that moves: where it lies in the owner's block, and where in the needing worker's box.
+    """One box that moves: its position in the owner's block and in the box that the receiver needs.
 
     Parameters
     ----------
-    source : in the owner's block
-    target : in the box of the one that needs it
+    source : its position in the owner's block
+    target : its position in the box that the receiver needs
 
     Examples
     --------
@@ -140,12 +140,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Message:
-    """All pieces between two workers, in one order that both know.
+    """All pieces that one worker sends to another, in an order that both know.
 
     Parameters
     ----------
     peer : the other worker
-    pieces : what goes to it, or comes from it
+    pieces : what is sent to it, or received from it
 
     Examples
     --------
@@ -167,14 +167,14 @@ class Message:
 class Route:
     """One worker's part in a movement: what it owns, needs, sends, receives and keeps.
 
-    `exact` tells that every element is needed by exactly one worker, without wrapping (a repartition): the adjoint may
-    then copy instead of add. It is the same on all workers.
+    `exact` means that every element is needed by exactly one worker, without wrapping (a repartition): the adjoint may
+    then copy instead of adding. It is the same on all workers.
 
     Parameters
     ----------
-    owned, needed : this worker's block before and after, None where it has no part
-    sends, receives : messages to and from others
-    kept : what stays
+    owned, needed : this worker's block before and after; None where it has none
+    sends, receives : messages to and from peers
+    kept : pieces that stay on this worker
     exact : see above
 
     Examples
@@ -194,12 +194,12 @@ class Route:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the worker needs just what it owns and nobody else needs it: no copy, no message."""
+        """Whether the worker needs exactly what it owns and no other worker needs any of it: no copy, no message."""
         return self.owned == self.needed and not self.sends and not self.receives
 
 
 def spans(own: Interval, need: Interval, extent: int, wrap: bool) -> Iterator[Span]:
-    """The spans of `need` that `own` can serve, in the order of the target.
+    """The spans of `need` that lie in the block `own`, in the order of the target.
 
     >>> list(spans((0, 4), (-2, 3), 10, wrap=True)), list(spans((8, 10), (-2, 3), 10, wrap=True))
     ([(0, 3, 2)], [(0, 2, 0)])
@@ -215,9 +215,9 @@ def route(source: Layout, needs: Needs, rank: int) -> Route:
 
     Parameters
     ----------
-    source : who owns what
-    needs : who needs what
-    rank : the worker whose part is asked for
+    source : which worker owns what
+    needs : which worker needs what
+    rank : the worker in question
 
     Examples
     --------
@@ -244,7 +244,7 @@ def route(source: Layout, needs: Needs, rank: int) -> Route:
 
 
 def check_needs(source: Layout, needs: Needs) -> None:
-    """Raise unless the needs fit the tensor: same number of dims, and inside it wherever they do not wrap."""
+    """Raise unless the needs have as many dims as the tensor and lie inside it wherever they do not wrap."""
     if source.grid.dim != needs.grid.dim:
         raise PartitionError(
             f"cannot route from a grid of {source.grid.dim} axes to one of {needs.grid.dim}: "
@@ -260,12 +260,12 @@ def check_needs(source: Layout, needs: Needs) -> None:
 
 
 def _shifts(need: Interval, extent: int, wrap: bool) -> range:
-    """How far to move the tensor, by whole turns, for each of its copies that `need` may touch."""
+    """The offsets, multiples of `extent`, of the periodic copies of the tensor that `need` may touch."""
     return range(need[0] // extent * extent, need[1], extent) if wrap and extent else range(1)
 
 
 def _messages(source: Layout, needs: Needs, rank: int, sending: bool) -> dict[int, tuple[Piece, ...]]:
-    """Peer -> pieces, for what `rank` sends or for what it receives (itself included)."""
+    """The pieces that `rank` sends, or receives, by peer; it is a peer of itself."""
     mine = (source.grid if sending else needs.grid).index_of(rank)
     theirs = needs.grid if sending else source.grid
     find = _who_needs if sending else _who_owns
@@ -277,7 +277,7 @@ def _messages(source: Layout, needs: Needs, rank: int, sending: bool) -> dict[in
 
 
 def _who_needs(cuts: Cuts, needs: Needs, axis: int, block: int) -> list[tuple[int, list[Span]]]:
-    """The places along `axis` that need a part of `block`, with the spans of it."""
+    """The places along `axis` that need a part of `block`, with its spans."""
     own, intervals, extent, wrap = interval(cuts, block), needs.intervals[axis], cuts[-1], needs.wrap[axis]
     places: Iterable[int] = range(len(intervals))
     if needs.ordered[axis]:
@@ -294,7 +294,7 @@ def _who_needs(cuts: Cuts, needs: Needs, axis: int, block: int) -> list[tuple[in
 
 
 def _who_owns(cuts: Cuts, needs: Needs, axis: int, place: int) -> list[tuple[int, list[Span]]]:
-    """The blocks along `axis` that own a part of what `place` needs, with the spans of it."""
+    """The blocks along `axis` that own a part of what `place` needs, with its spans."""
     need, extent, wrap = needs.intervals[axis][place], cuts[-1], needs.wrap[axis]
     blocks = {
         block

@@ -1,13 +1,13 @@
-"""Boxes of a block that lies row-major in memory, in its flat index.
+"""Boxes of a row-major block, in terms of its flat index.
 
-A box is a run of the flat index if its span has no more elements than itself. A range of the flat index is a few boxes:
+A box is contiguous if its span in the flat index has no more elements than the box. A flat range is a few boxes:
 
     block 4 x 5, elements 3..17          . . . X X
                                          X X X X X        three boxes: end of a row, whole rows, start of a row
                                          X X X X X
                                          X X X . .
 
-Checkpoints read and write so, and deferred initialisation draws so.
+Checkpoints read and write such boxes, and deferred initialisation draws random numbers for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .cuts import Interval
 
 
 def strides_of(shape: Sequence[int]) -> Shape:
-    """How far apart neighbours along each dim lie in the flat index.
+    """The distance in the flat index between neighbours along each dim.
 
     >>> strides_of((4, 5))
     (5, 1)
@@ -29,7 +29,7 @@ def strides_of(shape: Sequence[int]) -> Shape:
 
 
 def flat_span(shape: Sequence[int], box: Box) -> Interval:
-    """From the first element of a box, which is not empty, to behind its last one, in the flat index.
+    """The interval of the flat index from the first to the last element of a non-empty box.
 
     >>> flat_span((4, 5), Box((1, 3), (3, 5)))
     (8, 15)
@@ -40,7 +40,7 @@ def flat_span(shape: Sequence[int], box: Box) -> Interval:
 
 
 def boxes_of_range(shape: Shape, start: int, stop: int) -> Iterator[Box]:
-    """The elements ``[start, stop)`` of the flat index as disjoint boxes, in the order of the flat index.
+    """The elements ``[start, stop)`` of the flat index as disjoint boxes, in that order.
 
     >>> list(boxes_of_range((4, 5), 3, 10))
     [Box(start=(0, 3), stop=(1, 5)), Box(start=(1, 0), stop=(2, 5))]

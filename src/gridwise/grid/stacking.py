@@ -1,7 +1,7 @@
-"""Boxes that are stacks: margins, own rows and received rows follow one another along one dim.
+"""Boxes that are stacks: margins, own rows and received rows one after another along a single dim.
 
-So it is for a grid that cuts a single dim of space. Such a box is put together by one concatenation. Where it reaches as far
-before the own rows as behind, its borders can be computed apart from the block (`borders_of`).
+This is the case for a grid that cuts one dim of space. Such a box is assembled by one concatenation. Where it extends
+equally far before and after the own rows, its borders can be computed separately from the block (`borders_of`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OWN = -1
 
 @dataclass(frozen=True)
 class Stacking:
-    """Which piece follows which along `dim`: numbers of received pieces, and `OWN`, with margins of these shapes around."""
+    """The order along `dim` of received pieces (by number) and the worker's `OWN`, between margins of these shapes."""
 
     dim: int
     order: tuple[int, ...]
@@ -27,7 +27,7 @@ class Stacking:
 
 
 def stacking_of(plan: Route, margins: Sequence[Interval] = ()) -> Stacking | None:
-    """How the box that a worker needs is stacked, if it keeps its whole block; None where the pieces are no stack."""
+    """How the box that a worker needs is stacked around its whole block; None if the pieces are not a stack."""
     if plan.needed is None or plan.owned is None or len(plan.kept) != 1:
         return None
     if plan.kept[0].source.shape != plan.owned.shape:
@@ -46,7 +46,7 @@ def stacking_of(plan: Route, margins: Sequence[Interval] = ()) -> Stacking | Non
 
 @dataclass(frozen=True)
 class Side:
-    """One border of a block: where it lies, and which received piece lies beyond it."""
+    """One border of a block: which side it is on, and the number of the received piece beyond it."""
 
     is_first: bool
     number: int
@@ -54,16 +54,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Borders:
-    """A stack that has `reach` rows before and behind the own ones: a piece that one worker sends, or a margin."""
+    """A stack with `reach` rows on either side of the own ones, each side being one received piece or a margin."""
 
     dim: int
     reach: int
     sides: tuple[Side, ...]
-    """Those with a piece that is received."""
+    """The sides with a received piece."""
 
 
 def borders_of(plan: Route, margins: Sequence[Interval] = ()) -> Borders | None:
-    """The borders of a stack in which each worker sends and receives one piece at most per peer; None for any other box."""
+    """The borders of a stack whose messages have one piece each and whose sides are equally long; else None."""
     stacking = stacking_of(plan)
     if stacking is None or any(len(message.pieces) != 1 for message in (*plan.sends, *plan.receives)):
         return None

@@ -1,15 +1,15 @@
-"""Do these boxes fill that shape, each element exactly once?
+"""Check that boxes tile a shape: each element is covered exactly once.
 
-Blocks of a grid are the cells of a product of cuts, which is seen in one pass over the boxes. Any other set of boxes is
+Blocks of a grid are the cells of a product of cuts, which one pass over the boxes can verify. Any other set of boxes is
 judged by its corners. The function that counts how many boxes cover an element is, in one dim,
 
     count   0 1 1 1 0        differences   +1 at the start of each box, -1 at its stop
               [     )
 
-and in several dims the product of that: +1 or -1 at each corner of each box. Differences tell the function, so boxes fill
-the shape exactly once if and only if their corners, added up, are those of the shape alone. That takes 2^k corners for each
-box, if k dims are cut; a few boxes that are cut in more dims are compared pair by pair. All of it takes time that grows
-with the number of boxes and not with its square: a forger must not keep a reader busy.
+and in several dims the product of these: +1 or -1 at each corner of each box. The differences determine the count, so
+boxes tile the shape if and only if their corners add up to those of the shape itself. With k dims cut, a box has 2^k
+corners; small sets of boxes are compared pair by pair instead. The time grows with the number of boxes, not with its
+square: a forged file must not keep a reader busy.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import numpy as np
 from .box import Box, Shape
 
 FEW = 32
-"""Boxes that are compared pair by pair."""
+"""The most boxes that are compared pair by pair."""
 
 MOST_DIMS = 6
-"""Dims that are cut, of boxes that are judged by their corners."""
+"""The most cut dims of boxes that are judged by their corners."""
 
 MOST_CORNERS = 1 << 20
 
 
 def tiling_problem(shape: Shape, boxes: Sequence[Box]) -> str | None:
-    """What keeps the boxes from filling `shape` exactly once, or None.
+    """The reason why the boxes do not tile `shape`, or None.
 
     >>> tiling_problem((4,), [Box((0,), (2,)), Box((2,), (4,))]) is None
     True
@@ -55,7 +55,7 @@ def tiling_problem(shape: Shape, boxes: Sequence[Box]) -> str | None:
         return "overlap one another" if any(a.intersect(b) for a, b in combinations(filled, 2)) else None
     cut = [d for d in range(len(shape)) if any(box.shape[d] != shape[d] for box in filled)]
     if len(cut) > MOST_DIMS or len(filled) << len(cut) > MOST_CORNERS:
-        return f"are {len(filled)} in {len(cut)} dims, and no grid"
+        return f"form no grid, and {len(filled)} of them cut in {len(cut)} dims are too many to check"
     return None if corners_cancel(whole, filled, cut) else "overlap one another"
 
 
@@ -71,7 +71,7 @@ def _are_cells_of_a_grid(shape: Shape, filled: Sequence[Box]) -> bool:
 
 
 def corners_cancel(whole: Box, boxes: Sequence[Box], cut: Sequence[int]) -> bool:
-    """Whether the corners of the boxes, in the dims that are cut, add up to those of the whole."""
+    """Whether the corners of the boxes, in the dims `cut`, add up to those of `whole`."""
     if not cut:
         return len(boxes) == 1
     every = [whole, *boxes]
@@ -80,7 +80,7 @@ def corners_cancel(whole: Box, boxes: Sequence[Box], cut: Sequence[int]) -> bool
     at_stop = np.indices((2,) * len(cut)).reshape(len(cut), -1).T.astype(bool)  # (2^k, k)
     corners = np.where(at_stop, stops[:, None], starts[:, None]).reshape(-1, len(cut))
     signs = np.tile(1 - 2 * (at_stop.sum(axis=1) % 2), len(every))
-    signs[: len(at_stop)] *= -1  # of the whole
+    signs[: len(at_stop)] *= -1  # the corners of `whole`
     order = np.lexsort(corners.T)
     corners, signs = corners[order], signs[order]
     firsts = np.flatnonzero(np.r_[True, (corners[1:] != corners[:-1]).any(axis=1)])

@@ -1,12 +1,12 @@
-"""What a windowed layer needs, along one dim: for outputs ``[o0, o1)``, which range of the input?
+"""The input range that the outputs ``[o0, o1)`` of a windowed layer need, along one dim.
 
     convolution, pooling        [s o0 - p,  s (o1 - 1) - p + d (k - 1) + 1)
     transposed convolution      [ceil((o0 + p - d (k - 1)) / s),  floor((o1 - 1 + p) / s) + 1)
 
-k kernel, s stride, p padding, d dilation. The range may reach outside the tensor. Circular padding is then a matter of
-the route, which wraps. All other modes follow the *hull-then-pad* rule: fetch the hull of the real rows that are needed
-(for reflect of p rows, the first p + 1), pad that locally with torch, and crop. Torch's own adjoint of the padding does
-the rest, every element is sent once, and no route ever runs backwards.
+k kernel, s stride, p padding, d dilation. The range may extend outside the tensor. For circular padding the route then
+wraps. All other modes follow the *hull-then-pad* rule: fetch the hull of the real rows that are needed (for reflection
+by p rows, the first p + 1), pad it locally with torch, and crop. Torch supplies the adjoint of the padding, every
+element is sent once, and no route has to reverse rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Padding:
     ----------
     hull : the real rows to fetch
     before, after : the rows to pad on each side
-    crop : what to take of the padded rows
+    crop : which of the padded rows to take
 
     Examples
     --------
@@ -40,12 +40,12 @@ class Padding:
 
 
 def window_need(outputs: Interval, kernel: int, stride: int, padding: int, dilation: int) -> Interval:
-    """The inputs that the outputs ``[o0, o1)`` of a convolution or a pooling see; empty for no outputs.
+    """The inputs that the outputs ``[o0, o1)`` of a convolution or pooling read; empty for no outputs.
 
     Parameters
     ----------
     outputs : the interval of outputs
-    kernel, stride, padding, dilation : of the layer, along this dim
+    kernel, stride, padding, dilation : the layer's, along this dim
 
     Examples
     --------
@@ -67,7 +67,7 @@ def transposed_need(outputs: Interval, kernel: int, stride: int, padding: int, d
     Parameters
     ----------
     outputs : the interval of outputs
-    kernel, stride, padding, dilation : of the layer, along this dim
+    kernel, stride, padding, dilation : the layer's, along this dim
     extent : how many inputs there are
 
     Examples
@@ -83,10 +83,10 @@ def transposed_need(outputs: Interval, kernel: int, stride: int, padding: int, d
 
 
 def hull_then_pad(need: Interval, extent: int, mode: str) -> Padding:
-    """How to make the rows `need` of a tensor of `extent` rows, padded beyond its ends by `mode`.
+    """How to obtain the rows `need` of a tensor of `extent` rows that is padded by `mode` beyond its ends.
 
-    `mode` is 'constant' (or 'zeros'), 'reflect' or 'replicate'. 'circular' belongs to the route. An empty need has an
-    empty hull and no padding, so torch, which refuses to reflect no rows by no rows, need not be called.
+    `mode` is 'constant' (or 'zeros'), 'reflect' or 'replicate'; 'circular' is left to the route. An empty need has an
+    empty hull and no padding, so torch, which refuses to reflect zero rows, need not be called.
 
     >>> hull_then_pad((-2, 3), 10, "reflect")
     Padding(hull=(0, 3), before=2, after=0, crop=(0, 5))
@@ -119,9 +119,9 @@ def hull_then_pad(need: Interval, extent: int, mode: str) -> Padding:
 
 
 def leave_to_torch(padding: Padding, outputs: Interval, kernel: int, stride: int, dilation: int) -> int | None:
-    """The symmetric padding with which torch makes just these outputs from the hull of zero padding; None if none does.
+    """The symmetric zero padding with which torch makes exactly these outputs from the hull; None if there is none.
 
-    Then nothing has to be padded by hand: torch pads `before` rows on either side, and no window sees those at the end.
+    Nothing is then padded by hand: torch pads `before` rows on either side, and no window reads surplus at the end.
 
     >>> leave_to_torch(hull_then_pad((-1, 9), 8, "zeros"), (0, 8), kernel=3, stride=1, dilation=1)
     1
@@ -134,7 +134,7 @@ def leave_to_torch(padding: Padding, outputs: Interval, kernel: int, stride: int
 
 
 def adaptive_need(outputs: Interval, extent: int, size: int) -> Interval:
-    """The inputs, out of `extent`, that the outputs ``[o0, o1)``, out of `size`, of adaptive pooling see.
+    """The inputs, out of `extent`, that the outputs ``[o0, o1)``, out of `size`, of adaptive pooling read.
 
     Parameters
     ----------
@@ -153,10 +153,11 @@ def adaptive_need(outputs: Interval, extent: int, size: int) -> Interval:
 
 
 def adaptive_runs(outputs: Interval, extent: int, size: int) -> list[Interval]:
-    """`outputs` in runs, each of which torch's adaptive pooling makes from just its own inputs.
+    """`outputs` cut into runs that torch's adaptive pooling computes correctly from their own inputs alone.
 
-    Pooling restarts its coordinates on a block, so windows in the middle of a tensor come out shifted in general. Cut
-    where they would: a single output is always right, and whole blocks are wherever `size` divides evenly.
+    Torch counts coordinates from the start of the block that it is given, so windows in the middle of a tensor are
+    generally shifted. A run ends where they would be. Runs of one output are always correct, and so are whole blocks
+    where `size` divides `extent`.
 
     >>> adaptive_runs((0, 4), extent=8, size=4), adaptive_runs((1, 4), extent=10, size=4)
     ([(0, 4)], [(1, 3), (3, 4)])
@@ -182,7 +183,7 @@ def _restarts_alike(outputs: Interval, extent: int, size: int) -> bool:
 
 
 def sliced_need(rows: range, outputs: Interval) -> Interval:
-    """The input rows between which a slice, of these `rows`, finds its outputs ``[o0, o1)``.
+    """The input rows from the first to the last of the outputs ``[o0, o1)`` of a slice that selects `rows`.
 
     >>> sliced_need(range(3, 20, 4), (1, 3))
     (7, 12)

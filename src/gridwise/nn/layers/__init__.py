@@ -1,4 +1,4 @@
-"""torch's layers on a grid: find what my block of the output needs, move it, call torch.
+"""torch's layers on a grid: find what this worker's block of the output needs, move it, call torch.
 
-`windows` has what layers with a window share; `standardise` what the norms share.
+`nn.windows` has the code that windowed layers share, `standardise` the code that norms share.
 """

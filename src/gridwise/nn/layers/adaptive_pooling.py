@@ -1,9 +1,9 @@
 """Adaptive pooling on batch x channel x space grids.
 
-    output i of m sees the inputs [floor(i n / m), ceil((i + 1) n / m))       n, m, i global
+    output i of m reads the inputs [floor(i n / m), ceil((i + 1) n / m))       n, m, i global
 
-Torch's kernel restarts these coordinates on a block, so it is called on runs of outputs for which that makes no
-difference (`grid.adaptive_runs`): the whole block where m divides n, single outputs at worst.
+Torch's kernel counts these coordinates from the start of the block, so it is called on runs of outputs for which that
+makes no difference (`grid.adaptive_runs`): the whole block where m divides n, single outputs at worst.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_POOL: dict[int, Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 
 
 AdaptiveSize = int | None | tuple[int | None, ...]
 Run = tuple[Interval, Interval]
-"""Outputs, and the inputs that they see, both relative to this worker's."""
+"""Outputs and the inputs that they read, relative to this worker's first output and first fetched row."""
 
 
 class AdaptivePool(WindowedLayer):
-    """What all adaptive pooling layers do; see `DistributedAdaptiveAvgPool2d`."""
+    """The common base of adaptive pooling layers; see `DistributedAdaptiveAvgPool2d`."""
 
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
         super().__init__(P_x)
@@ -58,7 +58,7 @@ class AdaptivePool(WindowedLayer):
         return made if self.return_indices else made[0]
 
     def _by_runs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What is made of each combination of runs, put together."""
+        """The results of all combinations of runs, concatenated."""
         parts = []
         for runs in product(*self._runs):
             inputs = x
@@ -70,10 +70,10 @@ class AdaptivePool(WindowedLayer):
 
     @abstractmethod
     def _pooled(self, x: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
-        """What torch pools to `sizes`, of a part of the input that begins at `starts`; and its indices, if they are wanted."""
+        """The part `x` of the input, which begins at `starts`, pooled to `sizes`; with indices if `return_indices`."""
 
     def _put_together(self, parts: list[Tensor]) -> Tensor:
-        """Concatenate the parts of all runs, the last dim first."""
+        """Concatenate the results of all runs, last dim first."""
         for d in reversed(range(self.dims)):
             n = len(self._runs[d])
             if n > 1:
@@ -82,7 +82,7 @@ class AdaptivePool(WindowedLayer):
 
 
 def _runs(outputs: Interval, rows: Rows, extent: int, size: int) -> list[Run]:
-    """The runs of one dim, of `extent` rows that are pooled to `size`."""
+    """The runs of one dim, whose `extent` rows are pooled to `size`."""
     found = []
     for run in adaptive_runs(outputs, extent, size):
         need = adaptive_need(run, extent, size)
@@ -95,18 +95,18 @@ def _counted_from(origin: int, rows: Interval) -> Interval:
 
 
 class AdaptiveAvgPool(LayerFamily, AdaptivePool):
-    """`torch.nn.AdaptiveAvgPool2d` on a grid: equal to it for every size and grid, or refused.
+    """`torch.nn.AdaptiveAvgPool2d` on a grid: the same result for every size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    output_size : the global output's, as in torch; None keeps the input's extent of a dim
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    output_size : the size of the global output, as in torch; None keeps the input's extent of a dim
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
     - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
-    - output: as the input, with the extents `output_size`
+    - output: like the input, with the extents `output_size`
 
     Examples
     --------
@@ -126,19 +126,19 @@ class AdaptiveAvgPool(LayerFamily, AdaptivePool):
 
 
 class AdaptiveMaxPool(LayerFamily, AdaptivePool):
-    """`torch.nn.AdaptiveMaxPool2d` on a grid: equal to it for every size and grid, or refused.
+    """`torch.nn.AdaptiveMaxPool2d` on a grid: the same result for every size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    output_size : the global output's, as in torch; None keeps the input's extent of a dim
-    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    output_size : the size of the global output, as in torch; None keeps the input's extent of a dim
+    return_indices : also return the indices of the maxima, flat and *global*, as the sequential layer does
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
     - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
-    - output, and indices: as the input, with the extents `output_size`
+    - output, and indices: like the input, with the extents `output_size`
 
     Examples
     --------

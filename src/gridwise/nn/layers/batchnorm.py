@@ -1,9 +1,9 @@
-"""Batch norm over a grid of batch, channel and space: one mean and variance for each channel of the global tensor.
+"""Batch norm on a batch x channel x space grid: one mean and variance for each channel of the global tensor.
 
     y = w (x - mean) / sqrt(var + eps) + b          mean, var over all workers that hold a part of the channel
 
-No activation is moved: forward and backward exchange a few numbers per channel (`standardise`). Along the channel axis
-parameters and running statistics are cut like the input; along the others they are replicated.
+No activations move: forward and backward exchange a few numbers per channel (`standardise`). Parameters and running
+statistics are cut like the input along the channel axis, and replicated along the others.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class DistributedBatchNorm(ChannelNorm):
 
     Notes
     -----
-    Running statistics equal those of torch: the variance of the batch enters them corrected by ``n / (n - 1)``. Sent per
-    call: three numbers per channel and worker in forward (two, in two steps, over more than 32 workers), two in backward.
+    Running statistics equal those of torch: the variance of the batch is corrected by ``n / (n - 1)``. Sent per call:
+    three numbers per channel and worker in forward (above 32 workers two, in two steps), two in backward.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class DistributedBatchNorm(ChannelNorm):
     sequential = torch.nn.BatchNorm1d
     _settings = ("eps", "momentum", "track_running_stats")
     dims: tuple[int, ...] = ()
-    """How many dims the input may have; any from 2 on, if empty."""
+    """The numbers of dims that the input may have; empty for any from 2 on."""
 
     def _problem_with_grid(self) -> str | None:
         dims = self.dims or range(2, 64)
@@ -95,7 +95,7 @@ class DistributedBatchNorm(ChannelNorm):
 
     @property
     def _uses_batch(self) -> bool:
-        """Whether the statistics are those of the batch."""
+        """Whether to normalise by the statistics of the batch, rather than the running ones."""
         return self.training or self.running_mean is None
 
     def _shared_value(self, parameter: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class DistributedBatchNorm(ChannelNorm):
         return apply(parameter, self._sharing.as_set(), Ticket(self._ticket.key + 3, self._ticket.call), True)
 
     def _running(self) -> Running:
-        """The statistics that follow those of this batch, which is counted."""
+        """Count this batch and return the running statistics to update; none if they are not tracked."""
         if not (self.training and self.track_running_stats) or self.running_mean is None:
             return Running()
         momentum = self.momentum

@@ -1,10 +1,10 @@
-"""Convolutions: torch's, on a grid. The classes that users see; `conv_base` has what they do.
+"""The public classes of torch's convolutions on a grid; `conv_base` has the implementation.
 
     only P_x given            `DistributedFeatureConv{1,2,3}d`
     P_y and P_w, no space cut `DistributedChannelConv{1,2,3}d`
     P_y and P_w, space cut    `DistributedGeneralConv{1,2,3}d`
 
-`DistributedConv{1,2,3}d` is the name to use: it makes an instance of the family that its partitions ask for.
+`DistributedConv{1,2,3}d` is the name to use: it creates an instance of the family that its partitions call for.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .conv_base import Conv
 
 
 class AnyConv(LayerFamily, Conv):
-    """`torch.nn.Conv2d` on a grid: equal to it for every argument, size and grid, or refused.
+    """`torch.nn.Conv2d` on a grid: the same result for every argument, size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of the input, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in torch; `padding` and `padding_mode` are those of the *global* tensor
-    P_y : the partition of the output, (1, p_co, height, width); with `P_w` only
+    in_channels, ..., padding_mode : as in torch; `padding` and `padding_mode` refer to the *global* tensor
+    P_y : the partition of the output, (1, p_co, height, width); only together with `P_w`
     P_w : the partition of the work, (p_co, p_ci, height, width): both kinds of channels and space may be cut
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
+    device, dtype : device and dtype of the parameters
 
     Shape
     -----
@@ -37,9 +37,9 @@ class AnyConv(LayerFamily, Conv):
 
     Notes
     -----
-    Without `P_w` the output lies on `P_x` in balanced blocks, its channels cut along axis 1, and each worker holds the
+    Without `P_w` the output is on `P_x` in balanced blocks, with channels cut along axis 1, and each worker holds the
     weight for its output channels. The input may come in any blocks. A worker without a part of the input passes a
-    zero-volume tensor; one without a part of the output gets one.
+    zero-volume tensor, and one without a part of the output gets one.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class AnyConv(LayerFamily, Conv):
     def __new__(
         cls, *args: object, P_y: Partition | None = None, P_w: Partition | None = None, **kwargs: object
     ) -> Self:
-        if args or kwargs:  # a copy has none
+        if args or kwargs:  # copying passes none
             need_first_partition(cls, args, kwargs)
         return object.__new__(_family_of(cls, P_y, P_w))
 
@@ -136,7 +136,7 @@ FAMILIES: dict[type[Conv], tuple[type[Conv], type[Conv], type[Conv]]] = {
 
 
 def _family_of(cls: type[Conv], P_y: Partition | None, P_w: Partition | None) -> Any:
-    """The class to make an instance of: `cls` itself unless it leaves the family open."""
+    """The class to instantiate: `cls` itself unless it leaves the family open."""
     if cls not in FAMILIES:
         return cls
     feature, channel, general = FAMILIES[cls]

@@ -1,16 +1,16 @@
-"""How convolutions are spread over batch x channel x space grids.
+"""How the work of a convolution is divided over a batch x channel x space grid.
 
     y[n, o] = b[o] + sum_c w[o, c] * x[n, c]        * the windowed sum over space
 
-Two ways to spread the work:
+Two ways to divide the work:
 
-    only P_x         a worker makes its block of the output (batch, channels, space) from all input channels of its
+    only P_x         a worker computes its block of the output (batch, channels, space) from all input channels of its
                      groups, with the weight's rows for that block
-    P_x, P_y, P_w    P_w (p_co, p_ci, *space): worker (i, j) holds block (i, j) of the weight and makes a part of output
-                     block i from input block j; the parts are summed over j, to the blocks on P_y
+    P_x, P_y, P_w    P_w (p_co, p_ci, *space): worker (i, j) holds block (i, j) of the weight and computes a part of
+                     output block i from input block j; the parts are summed over j into the blocks on P_y
 
 Weights are not sent in forward; their gradients are summed over the workers that hold the same block (`blocks`).
-With groups, P_w's second axis cuts the channels inside each group. `conv` has the classes that users see.
+With groups, P_w's second axis cuts the channels inside each group. `conv` has the public classes.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share,
 
 @dataclass(frozen=True)
 class Channels:
-    """What a worker makes of the channels: these outputs, from these inputs of each of their groups."""
+    """A worker's share of the channels: output channels, and the inputs it uses within each of their groups."""
 
     outputs: Interval
     inputs: Interval
 
 
 class ConvLayer(WindowedLayer):
-    """What convolutions and their transposes share: torch's layer of the same arguments, and one node where that will do."""
+    """The common base of plain and transposed convolutions: torch's layer, and a single autograd node if possible."""
 
     sequential: ClassVar[LayersByDims]
     function: ClassVar[FunctionsByDims]
@@ -76,7 +76,7 @@ class ConvLayer(WindowedLayer):
     _required = ("weight",)
     _reads_values = True
     _single: ConvNode | None = None
-    """What does a whole call in one node of autograd; None where one call of torch is not enough."""
+    """Runs a whole call as one autograd node; None where one call of torch is not enough."""
 
     def _build_like_torchs(
         self,
@@ -94,7 +94,7 @@ class ConvLayer(WindowedLayer):
         self._imitates(self._build(make, spreads, device, problem))
 
     def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
-        """How weight and bias are cut."""
+        """How weight and bias are cut into blocks."""
         raise NotImplementedError
 
     def _mode(self) -> Hashable:
@@ -111,10 +111,10 @@ class ConvLayer(WindowedLayer):
 
 
 class Conv(ConvLayer):
-    """What all convolutions do; see `DistributedConv2d` for the arguments."""
+    """The common base of convolutions; see `DistributedConv2d` for the arguments."""
 
     splits_sums: ClassVar[bool | None] = None
-    """Whether the family has `P_y` and `P_w`; None for either."""
+    """Whether the family takes `P_y` and `P_w`; None if they are optional."""
     sequential: ClassVar[LayersByDims] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
     function: ClassVar[FunctionsByDims] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
     padding: tuple[int, ...] | str
@@ -177,7 +177,7 @@ class Conv(ConvLayer):
         if self.P_w is None:
             return {"weight": Spread(self._grid_x, (1, None, *whole), weight), "bias": Spread(self._grid_x, (1,), bias)}
         grid = self.P_w.grid
-        adders = tuple(rank for rank in grid.ranks if grid.index_of(rank)[1] == 0)  # the bias is added once
+        adders = tuple(rank for rank in grid.ranks if grid.index_of(rank)[1] == 0)  # so that the bias is added once
         firsts = Grid(adders, (grid.shape[0], 1, *grid.shape[2:]))
         return {"weight": Spread(grid, (0, 1, *whole), weight), "bias": Spread(firsts, (0,), bias)}
 
@@ -185,7 +185,7 @@ class Conv(ConvLayer):
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         made = super()._shape_by_torch(shape, dtype)
-        if any(extent <= 0 for extent in made[2:]):  # refused by torch's kernels, not by all of its shape functions
+        if any(extent <= 0 for extent in made[2:]):  # torch's kernels refuse this, but not all of its shape functions
             raise PartitionError(
                 f"{self._says} cannot take a global input of shape {shape}: Kernel size: "
                 f"({' x '.join(map(str, self.kernel_size))}), larger than the padded input."
@@ -210,7 +210,7 @@ class Conv(ConvLayer):
         self._sum = self._sum_to_blocks(outputs, shape)
 
     def _single_node(self, source: Layout, shape: Shape) -> ConvNode | None:
-        """How to do without nodes for each step; None where one call of torch is not enough."""
+        """The call as one autograd node instead of one per step; None where one call of torch is not enough."""
         pads = self.padding_mode not in ("zeros", "circular")
         if self.P_w is not None or pads or not in_one_call(source, shape, self._agreed.dtype, self.groups):
             return None
@@ -219,7 +219,7 @@ class Conv(ConvLayer):
         return ConvNode(self.P_x.transport, self._team, self._says, self._share.fetch, *arguments)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
-        """The grid that computes, on axes (batch, channels, *space), and how each axis cuts the output."""
+        """The grid that computes, with axes (batch, channels, *space), and how each axis cuts the output."""
         per_group = self.in_channels // self.groups
         if self.P_w is None:
             batch, channels, *space = Layout.balanced(source.grid, shape).cuts
@@ -228,11 +228,11 @@ class Conv(ConvLayer):
         outputs, inputs = pairwise(balanced_cuts(shape[1], made)), balanced_cuts(per_group, summed)
         work = [Channels(output, each) for output in outputs for each in pairwise(inputs)]
         space = [balanced_cuts(n, p) for n, p in zip(shape[2:], extents, strict=True)]
-        # output and input channels on one axis: what a worker needs depends on its place along both
+        # output and input channels share an axis: what a worker needs depends on its place along both
         return Grid(self.P_w.ranks, (1, made * summed, *extents)), (0, shape[0]), work, space
 
     def _channels_for(self, work: Channels) -> Interval:
-        """The input channels to fetch: those in use of a single group, all of several."""
+        """The input channels to fetch: of a single group those in use, of several groups all."""
         per_group = self.in_channels // self.groups
         first, last = groups_of(work.outputs, self.out_channels // self.groups)
         if first == last or work.inputs[0] == work.inputs[1]:
@@ -252,7 +252,7 @@ class Conv(ConvLayer):
                 continue
             padding = hull_then_pad(need, extent, self.padding_mode)
             native = None
-            # torch's padded conv3d has a weight gradient twice as slow as one whose depth was padded by hand
+            # conv3d's weight gradient is twice as fast if the depth is padded by hand rather than by torch
             if self.padding_mode == "zeros" and not (self.dims == 3 and d == 0):
                 native = leave_to_torch(padding, outputs, kernel, stride, dilation)
             if native is not None:
@@ -262,7 +262,7 @@ class Conv(ConvLayer):
         return lines
 
     def _padding_before(self, d: int) -> int:
-        """How many rows are padded before the first. All modes but 'zeros' pad as torch's layer was constructed."""
+        """How many rows are padded before the first; modes other than 'zeros' pad as at construction, as torch does."""
         if self.padding_mode != "zeros":
             return int(self._sequential._reversed_padding_repeated_twice[2 * (self.dims - 1 - d)])
         if isinstance(self.padding, str):
@@ -270,7 +270,7 @@ class Conv(ConvLayer):
         return self._each(self.padding)[d]
 
     def _sum_to_blocks(self, outputs: Box | None, shape: Shape) -> tuple[Sum, int] | None:
-        """The sum of parts over the input channels, to the blocks on P_y; None where each part is a block already."""
+        """The sum of parts over the input channels into the blocks on P_y; None if each part is a block already."""
         if self.P_w is None or self.P_y is None:
             return None
         made, summed, *extents = self.P_w.shape
@@ -306,7 +306,7 @@ class Conv(ConvLayer):
     def _convolved(self, x: Tensor, share: Share) -> Tensor:
         if self._single is not None:
             return self._in_one_node(x, self._single)
-        weight, bias = self._weight_and_bias()  # first: in backward halos then go before the sums of gradients
+        weight, bias = self._weight_and_bias()  # first, so that backward sends halos before it sums gradients
         window = self._window_input(x)
         if bias is not None and self.P_x.transport.rank not in self._spreads["bias"].holders:
             bias = None
@@ -324,7 +324,7 @@ class Conv(ConvLayer):
         return convolve(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
     def _of_channels(self, x: Tensor) -> Tensor:
-        """`x` with just the input channels that this worker works on."""
+        """`x` with only the input channels that this worker uses."""
         first, last = groups_of(self._work.outputs, self.out_channels // self.groups)
         start, stop = self._work.inputs
         if x.shape[1] == (last - first) * (stop - start):
@@ -332,7 +332,7 @@ class Conv(ConvLayer):
         return x.unflatten(1, (last - first, -1)).narrow(2, start, stop - start).flatten(1, 2)
 
     def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
-        """One call of torch for whole groups, one for each part of a group at the block's ends."""
+        """One call of torch for all whole groups, and one for each partial group at the block's ends."""
         convolve, (offset, _) = self.function[self.dims], self._work.outputs
         per_group = self.out_channels // self.groups
         runs = group_runs(self._work.outputs, per_group)

@@ -2,13 +2,13 @@
 
     full[s i + d k] += w[k] x[i]        y = full[p : p + outputs]
 
-Outputs [o0, o1) see the inputs [a, b) of `grid.transposed_need`. From these torch makes the rows s a, ... of `full`, of
-which o0 + p, ... are wanted. Its own padding q and output padding r cut these rows out exactly in most cases:
+Outputs [o0, o1) depend on the inputs [a, b) of `grid.transposed_need`. From these torch computes the rows s a, ... of
+`full`, of which o0 + p, ... are wanted. Its own padding q and output padding r usually select exactly these rows:
 
     rows before o0 + p to drop     j = o0 + p - s a                               =  q
     rows to drop at the end        s (b - a - 1) + d (k - 1) + 1 - j - (o1 - o0)  =  q - r,   0 <= r < max(s, d)
 
-What is left over is cropped, or padded with the bias alone, where no input reaches.
+Any remaining rows are cropped; rows that no input reaches are padded with the bias alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .conv_base import ConvLayer
 
 @dataclass(frozen=True)
 class OutputCrop:
-    """How the outputs of one dim are cut out: by torch, and by `crop` rows (negative: padded) before and after."""
+    """How to cut out the outputs of one dim: torch's paddings, then `crop` rows (before, after; negative pads)."""
 
     padding: int
     output_padding: int
@@ -45,27 +45,27 @@ class OutputCrop:
 
 
 def cut_out(drop: Interval, stride: int, dilation: int) -> OutputCrop:
-    """How to drop `drop` rows before and after; rows that no input reaches count as negative.
+    """How to drop `drop` rows (before, after); a negative number counts rows that no input reaches.
 
     >>> cut_out((1, 0), stride=2, dilation=1), cut_out((1, 3), stride=1, dilation=1)
     (OutputCrop(padding=1, output_padding=1, crop=(0, 0)), OutputCrop(padding=1, output_padding=0, crop=(0, 2)))
     """
     before, after = drop
     most = max(stride, dilation) - 1
-    padding = min(max(before, 0), max(after, 0) + most)  # more would drop rows at the end that are wanted
+    padding = min(max(before, 0), max(after, 0) + most)  # more would drop wanted rows at the end
     missing = min(max(padding - after, 0), most)
     return OutputCrop(padding, missing, (before - padding, after - padding + missing))
 
 
 class ConvTranspose(LayerFamily, ConvLayer):
-    """`torch.nn.ConvTranspose2d` on a grid: equal to it for every argument, size and grid, or refused.
+    """`torch.nn.ConvTranspose2d` on a grid: the same result for every argument, size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    in_channels, ..., padding_mode : as in torch; `padding` is that of the *global* tensor
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
-    device, dtype : of the parameters
+    in_channels, ..., padding_mode : as in torch; `padding` refers to the *global* tensor
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
+    device, dtype : device and dtype of the parameters
 
     A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
 
@@ -125,14 +125,14 @@ class ConvTranspose(LayerFamily, ConvLayer):
         self._asked: Asked = None
 
     def __call__(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
-        """The layer's output; `output_size` is that of the *global* output, as torch takes it.
+        """The layer's output; `output_size` is the size of the *global* output, as in torch.
 
-        It is given as an argument in place: what all workers agree on before a call sees these only.
+        It is passed on by position: the agreement before a call considers positional arguments only.
         """
         return super().__call__(x) if output_size is None else super().__call__(x, output_size)
 
     def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
-        """The weight (in, out / groups, *kernel) is cut along out without groups, along in where groups stay whole."""
+        """The weight (in, out / groups, *kernel) is cut along out without groups, along in if no group is split."""
         workers, whole = self._grid_x.shape[1], (None,) * self.dims
         axes: tuple[int | None, ...] = (None, None)
         if template.groups == 1:
@@ -177,7 +177,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
     def _plan(self, source: Layout, shape: Shape) -> None:
         if 0 in shape[2:]:
             raise PartitionError(
-                f"{self._says} makes nothing of an input of shape {source.global_shape}: output {shape}."
+                f"{self._says} has an empty output for a global input of shape {source.global_shape}: {shape}."
             )
         self._stride, self._dilation = self._each(self.stride), self._each(self.dilation)
         paddings = self._each(self.output_padding) if self._asked is None else ()
@@ -203,7 +203,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
         self._single = self._single_node(source, target, rows)
 
     def _single_node(self, source: Layout, target: Layout, rows: Sequence[Sequence[Rows]]) -> ConvNode | None:
-        """How to do without nodes for each step; None where one call of torch is not enough."""
+        """The call as one autograd node instead of one per step; None where one call of torch is not enough."""
         if not in_one_call(source, target.global_shape, self._agreed.dtype, self.groups):
             return None
         for d, (cuts, line) in enumerate(zip(target.cuts[2:], rows, strict=True)):
@@ -238,7 +238,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
         x = window.x
         if share.is_empty:
             return empty_output(share.shape, x, weight, bias)
-        if not x.numel():  # no input reaches these outputs: they are the bias
+        if not x.numel():  # no input reaches these outputs: they equal the bias
             y = empty_output(share.shape, x, weight)
             return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * self.dims)
         pads = any(n < 0 for n in self._crops)
@@ -249,11 +249,11 @@ class ConvTranspose(LayerFamily, ConvLayer):
 
     @property
     def _crops(self) -> tuple[int, ...]:
-        """The rows to drop of what torch makes, as `pad` takes them."""
+        """The rows to drop from torch's result, in the order of `F.pad`."""
         return tuple(n for cut in reversed(self._cuts) for n in cut.crop)
 
     def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """One call of torch for whole groups, one for each part of a group at the block's ends."""
+        """One call of torch for all whole groups, and one for each partial group at the block's ends."""
         convolve = self.function[self.dims]
         padding = tuple(cut.padding for cut in self._cuts)
         extra = tuple(cut.output_padding for cut in self._cuts)
@@ -274,7 +274,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
 
 
 Asked = tuple[int, ...] | None
-"""The output size that a call asked for."""
+"""The `output_size` passed to a call."""
 
 
 def _asked(input: tuple) -> Asked:

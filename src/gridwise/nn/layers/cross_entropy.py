@@ -1,11 +1,11 @@
-"""Losses over classes, the class dim cut over workers too.
+"""Losses over classes, whose class dim may be cut too.
 
     loss(n) = w_t (log sum_c exp x_c - x_t)        t = target of sample n, w = weight of its class
 
-With the classes on several workers, the sum of exponentials is an all-sum along the class axis, after everybody has
-subtracted the agreed largest logit (a constant: it changes no value and carries no gradient). The worker that owns class
-t adds ``-w_t x_t``; the first worker along the class axis adds ``w_t log sum``: partial losses whose sum is the loss.
-Where the class dim is whole, torch's own fused kernel is called.
+With the classes on several workers, the sum of exponentials is an all-sum along the class axis, after each worker has
+subtracted the largest logit of all (a constant: it changes no value and carries no gradient). The owner of class t adds
+``-w_t x_t``; the first worker along the class axis adds ``w_t log sum``: partial losses that add up to the loss.
+If the class dim is not cut, torch's own fused kernel is called.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     P_x : the partition of the logits ``(batch, class, *space)``, or ``(class,)``; any axis may be longer than 1
     weight : one weight for each class of the global tensor, on every worker
 
-    Class indices have the blocks of the logits without the class dim: workers that differ only along the class axis pass
-    the same targets. With ``reduction='none'`` and a cut class dim, the first worker along the class axis gets the losses
-    of its samples and the others a zero-volume tensor, so that the sum over workers counts each once.
+    Class indices are cut like the logits but for the class dim: workers that differ only along the class axis pass
+    the same targets. With ``reduction='none'`` and a cut class dim, the first worker along the class axis gets the
+    losses of its samples, the others a zero-volume tensor, so that a sum over workers counts each loss once.
 
     Shape
     -----
     - input: ``(batch, class, *space)``, or ``(class,)``; this worker's block of it
-    - target: ``(batch, *space)`` of class indices, or as the input of probabilities
-    - loss: a number, the same on all workers; with ``reduction='none'`` a block of terms
+    - target: class indices ``(batch, *space)``, or probabilities of the input's shape
+    - loss: a scalar, the same on all workers; with ``reduction='none'`` a block of terms
 
     Examples
     --------
@@ -58,7 +58,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     label_smoothing: float
     _settings: ClassVar[tuple[str, ...]] = ("reduction", "ignore_index", "label_smoothing")
     is_normalised = False
-    """Whether the input is logarithms of probabilities already."""
+    """Whether the input is log-probabilities already."""
 
     @arguments_of(torch.nn.CrossEntropyLoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
@@ -87,7 +87,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         team = self.P_x.grid.team_along(self.P_x.transport.rank, (self.class_dim,))
         self._class_team = tuple(sorted(team))
         self._is_first = self.P_x.transport.rank == team[0]
-        if self._splits_classes:  # the number of classes was not known when the targets were looked at first
+        if self._splits_classes:  # the number of classes was unknown when the targets were first checked
             problem = self._problem_with_values(input[1], self._classes)
             agree_call(self.P_x.transport, self._team, self._says, self._ticket.number, False, problem)
 
@@ -97,7 +97,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
     def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
         if x.dim() != self.P_x.dim:
-            return None  # the agreement on the layout says so
+            return None  # the agreement on the layout reports this
         samples = x.shape[: self.class_dim] + x.shape[self.class_dim + 1 :]
         if target.is_floating_point() and not self.is_normalised:
             if self.ignore_index >= 0:
@@ -111,12 +111,12 @@ class DistributedCrossEntropyLoss(DistributedLoss):
             return f"needs a target {shapes}"
         if not self._splits_classes:
             return self._problem_with_values(target, x.shape[self.class_dim])
-        plan = self._plan_at_hand((x, target))  # that of an input with other classes may be in use still
+        plan = self._plan_at_hand((x, target))  # the current plan may be for another number of classes
         return None if plan is None else self._problem_with_values(target, self._classes_of(plan))
 
     def _common_plan(self, input: tuple) -> LayerPlan | None:
         plan = super()._common_plan(input)
-        if plan is not None and self._splits_classes:  # another one than the targets were looked at for
+        if plan is not None and self._splits_classes:  # not the plan for which the targets were checked
             problem = self._problem_with_values(input[1], self._classes_of(plan))
             agree_call(self.P_x.transport, self._team, self._says, self._ticket.number, False, problem)
         return plan
@@ -128,7 +128,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
     def _problem_with_values(self, target: Tensor, classes: int) -> str | None:
         if target.is_floating_point() or not target.numel() or target.is_meta:
             return None
-        if target.is_cuda and self._distdl_is_setup:  # the host does not wait for the device: that looks for itself
+        if target.is_cuda and self._distdl_is_setup:  # checked on the device, so that the host need not wait
             torch._assert_async((((target >= 0) & (target < classes)) | (target == self.ignore_index)).all())
             return None
         low, high = (int(end) for end in torch.aminmax(target))
@@ -170,7 +170,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         return self._layout.global_shape
 
     def _whole(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
-        """The loss of this worker's samples, all their classes being here."""
+        """The loss of this worker's samples where the class dim is not cut."""
         arguments: dict[str, Any] = {} if target.is_floating_point() else {"ignore_index": self.ignore_index}
         return F.cross_entropy(
             input, target, self.weight, reduction=reduction, label_smoothing=self.label_smoothing, **arguments
@@ -180,17 +180,17 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         return self._whole(input, target, self.reduction)
 
     def _weights_of(self, target: Tensor, dtype: torch.dtype) -> Tensor:
-        """The sum of the weights of this worker's samples, 0 where another worker counts them: what 'mean' divides by."""
+        """This worker's part of the divisor of 'mean': its samples' weights, or 0 if another worker counts them."""
         if self._splits_classes and not self._is_first:
             return torch.zeros((), dtype=dtype, device=target.device)
         valid = target != self.ignore_index
         if self.weight is None:
             return valid.sum().to(dtype)
-        weights = self.weight[target.long().masked_fill(~valid, 0)]  # no look at the device, as `target[valid]` is
+        weights = self.weight[target.long().masked_fill(~valid, 0)]  # does not wait for the device
         return torch.where(valid, weights, 0).sum(dtype=dtype)
 
     def _partial(self, input: Tensor, target: Tensor) -> Tensor:
-        """This worker's share of each sample's loss, the classes being cut."""
+        """This worker's share of each sample's loss where the class dim is cut."""
         dim = self.class_dim
         mine = slice(self._block.start[dim], self._block.stop[dim])
         weight = None if self.weight is None else self.weight[mine].view([-1] + [1] * (input.dim() - dim - 1))
@@ -206,7 +206,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         local = (index - mine.start).masked_fill(~here, 0).unsqueeze(dim)
         picked = shifted.gather(dim, local).squeeze(dim) if input.shape[dim] else shifted.sum(dim)  # 0
         losses = torch.where(here, -picked, torch.zeros_like(picked))
-        # Counted by the first worker along the class axis; the others stay in its graph, and so in its backward.
+        # Added by the first worker along the class axis; `where` keeps the others in the graph, and so in its backward.
         counted = torch.full_like(ignored, self._is_first)
         losses = losses + torch.where(counted & ~ignored, log_sum, 0)
         if self.weight is not None:
@@ -221,7 +221,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         return (1 - self.label_smoothing) * losses + self.label_smoothing / self._classes * smooth
 
     def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits minus their agreed largest one, and the logarithm of the sum of their exponentials."""
+        """The logits minus the largest of all workers, and the logarithm of the sum of their exponentials."""
         dim = self.class_dim
         samples = input.shape[:dim] + input.shape[dim + 1 :]
         largest = input.detach().amax(dim) if input.shape[dim] else input.new_full(samples, -math.inf)
@@ -231,18 +231,18 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
 
 class DistributedNLLLoss(DistributedCrossEntropyLoss):
-    """`torch.nn.NLLLoss` of log-probabilities on `P_x`; arguments and targets as for `DistributedCrossEntropyLoss`.
+    """`torch.nn.NLLLoss` of log-probabilities on `P_x`; otherwise as `DistributedCrossEntropyLoss`.
 
     Parameters
     ----------
-    P_x : the partition of the input, axes (batch, class, ...); the target lies on it without the axis of the classes
+    P_x : the partition of the input, axes (batch, class, ...); the target is cut likewise, without the class axis
     weight, size_average, ignore_index, reduce, reduction : as in `torch.nn.NLLLoss`
 
     Shape
     -----
     - input: ``(batch, class, *space)``, or ``(class,)``; this worker's block of it
-    - target: ``(batch, *space)`` of class indices
-    - loss: a number, the same on all workers; with ``reduction='none'`` a block of terms
+    - target: class indices ``(batch, *space)``
+    - loss: a scalar, the same on all workers; with ``reduction='none'`` a block of terms
 
     Examples
     --------
@@ -268,6 +268,6 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
 
 
 def _result_dtype(input: Tensor) -> torch.dtype:
-    """That of torch's loss: float32 for half precision under autocast, else the input's."""
+    """The dtype of torch's loss: float32 for half precision under autocast, else the input's."""
     lifted = input.dtype in HALVES and torch.is_autocast_enabled(input.device.type)
     return torch.float32 if lifted else input.dtype

@@ -2,8 +2,8 @@
 
     y = x m / (1 - p),   m(i) = 0 with probability p, from the global index i alone (`grid_random`)
 
-The mask of a model on one worker is that of the same model on any grid, block by block, so runs can be compared between
-grids. Channel dropout numbers the channels of the global batch. No tensor is moved; per call one integer is agreed.
+A model has the same mask on one worker and, block by block, on any grid, so runs on different grids can be compared.
+Channel dropout numbers the channels of the global batch. No tensor moves; per call the workers agree on one integer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DistributedDropout(LayerFamily, Module):
         return self.training, super()._mode()
 
     def _mask_dims(self, dim: int) -> int:
-        """How many leading dims have their own mask; it is the same along the others."""
+        """How many leading dims the mask has; it is broadcast along the others."""
         return dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class DistributedDropout(LayerFamily, Module):
         return self._drop(x, self._kept(x, key))
 
     def _kept(self, x: Tensor, key: Key) -> Tensor:
-        """Whether each element is kept, broadcastable to `x`."""
+        """The mask of kept elements, broadcastable to `x`."""
         block, shape, own = (
             self._layout.block(self.P_x.transport.rank),
             self._layout.global_shape,
@@ -96,7 +96,7 @@ def _check_probability(p: float) -> None:
 
 
 class _ChannelDropout(DistributedDropout):
-    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`: the mask has batch and channels only.
+    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`: the mask covers batch and channels.
 
     Parameters
     ----------
@@ -127,12 +127,12 @@ class _ChannelDropout(DistributedDropout):
 
 
 class DistributedDropout2d(_ChannelDropout):
-    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; three dims are ``(batch, channel, length)``."""
+    """`torch.nn.Dropout2d` of tensors ``(batch, channel, *space)`` on `P_x`; 3-D: ``(batch, channel, length)``."""
 
     space = 2
 
     def _mask_dims(self, dim: int) -> int:
-        return 2  # torch reads three dims so, with a warning that this may change
+        return 2  # torch treats three dims this way, with a warning that it may change
 
 
 class DistributedDropout1d(_ChannelDropout):
@@ -148,8 +148,8 @@ class DistributedDropout3d(_ChannelDropout):
 
 
 class DistributedAlphaDropout(DistributedDropout):
-    """`torch.nn.AlphaDropout` of tensors on `P_x`: what is dropped becomes the negative saturation of SELU, and mean and
-    variance are kept.
+    """`torch.nn.AlphaDropout` of tensors on `P_x`: dropped elements take SELU's negative saturation value, and mean and
+    variance are preserved.
     """
 
     def _drop(self, x: Tensor, keep: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class DistributedAlphaDropout(DistributedDropout):
 
 
 class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
-    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: whole channels at a time."""
+    """`torch.nn.FeatureAlphaDropout` of tensors ``(batch, channel, ...)`` on `P_x`: drops whole channels."""
 
     def _mask_dims(self, dim: int) -> int:
         return min(2, dim)

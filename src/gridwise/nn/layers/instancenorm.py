@@ -1,9 +1,9 @@
-"""Instance norm over a grid of batch, channel and space: one mean and variance for each sample and channel.
+"""Instance norm on a batch x channel x space grid: one mean and variance for each sample and channel.
 
-    y = w (x - mean) / sqrt(var + eps) + b          mean, var over the workers that hold a part of the plane's space
+    y = w (x - mean) / sqrt(var + eps) + b          mean, var over all workers that hold a part of the sample's channel
 
-A row of `standardise` is one channel of one sample. Running statistics follow the mean over the samples, which takes one
-more sum along the batch axis, of two numbers per channel.
+A row of `standardise` is one channel of one sample. Running statistics are updated by the mean over the samples, which
+takes one more sum along the batch axis, of two numbers per channel.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class InstanceNorm(LayerFamily, ChannelNorm):
 
     Notes
     -----
-    No activation is moved: forward and backward exchange a few numbers per sample and channel (`standardise`).
+    No activations move: forward and backward exchange a few numbers per sample and channel (`standardise`).
 
     Examples
     --------
@@ -51,7 +51,7 @@ class InstanceNorm(LayerFamily, ChannelNorm):
     """
 
     dims: ClassVar[int]
-    """How many dims of space, after batch and channels."""
+    """The number of space dims, after batch and channel."""
     sequential = torch.nn.InstanceNorm1d
     _settings = ("eps", "momentum", "affine", "track_running_stats")
     _unbatched = False
@@ -138,7 +138,7 @@ class InstanceNorm(LayerFamily, ChannelNorm):
         return y.squeeze(0) if self._unbatched else y
 
     def _by_batch(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Normalised by the statistics of each plane of `x`, which the running ones follow."""
+        """`x` normalised by the statistics of each sample and channel; updates the running statistics."""
         if self._sets.count == 1:
             raise PartitionError(f"{self._says}: expected more than 1 spatial element when training, got 1.")
         if not self._samples * self._sets.count:

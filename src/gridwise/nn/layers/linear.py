@@ -1,12 +1,12 @@
 """Affine maps on a grid: y = x W' + b with the features of x, of y, or of both cut.
 
-    only P_x            x gathered along its last axis; each worker computes its block of the output features
-                        W cut along the outputs, replicated over the leading axes
+    only P_x            x is gathered along its last axis; each worker computes its block of the output features;
+                        W is cut along the outputs and replicated over the leading axes
 
-    P_x, P_y, P_w       P_w = (p_out, p_in) holds one block of W on each worker: x goes to the workers that need it,
+    P_x, P_y, P_w       each worker of P_w = (p_out, p_in) holds one block of W: x goes to the workers that need it,
                         partial results go to P_y and are added there
 
-Gathering, fetching and adding are movements (`carrier`); backward is their adjoints.
+Gathering, fetching and adding are movements (`carrier`), and backward applies their adjoints.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class DistributedLinear(Layer):
     Parameters
     ----------
     P_x : the partition of the input; any axis may be longer than 1
-    in_features, out_features, bias, device, dtype : as in torch; of the global tensors
-    P_y, P_w : both or none. `P_y` is the partition of the output, with as many axes as `P_x`; `P_w` of shape
-        ``(p_out, p_in)`` is that of the weight
+    in_features, out_features, bias, device, dtype : as in torch, for the global tensors
+    P_y, P_w : both or neither. `P_y` is the partition of the output, with as many axes as `P_x`; `P_w`, of shape
+        ``(p_out, p_in)``, is the partition of the weight
 
     Shape
     -----
@@ -44,10 +44,10 @@ class DistributedLinear(Layer):
 
     Notes
     -----
-    With `P_x` alone: forward gathers ``(p - 1) / p`` of the input's rows, p the extent of the last axis; the output's
-    features are cut along that axis, and its other dims stay in the input's blocks. With `P_w`: forward sends each block of
-    x to `p_out` workers and sums `p_in` partial results; the output is balanced on `P_y`, and a worker outside of it gets a
-    zero-volume tensor of shape ``(batch, 0)``. Adjoint: the same messages the other way round.
+    With `P_x` alone: forward gathers ``(p - 1) / p`` of the input's rows, p being the extent of the last axis; the
+    output's features are cut along that axis, and its other dims keep the input's blocks. With `P_w`: forward sends
+    each block of x to `p_out` workers and sums `p_in` partial results; the output is balanced on `P_y`, and a worker
+    outside it gets a zero-volume tensor of shape ``(batch, 0)``. Adjoint: the same messages in the opposite direction.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def _problem_with_grids(P_x: Partition, P_y: Partition | None, P_w: Partition | 
 
 
 def _needs(ranks: tuple[int, ...], copies: int, lead: tuple[int, ...], features: int, blocks: int) -> Needs:
-    """Every worker needs all of the leading dims and one block of the features; each block goes to `copies` workers."""
+    """Needs of all leading dims and one block of the features on every worker; each block goes to `copies` workers."""
     cuts = balanced_cuts(features, blocks)
     by_block = tuple((cuts[i], cuts[i + 1]) for i in range(blocks))
     whole: list[tuple[Interval, ...]] = [((0, n),) for n in lead]

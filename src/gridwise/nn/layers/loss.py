@@ -1,16 +1,16 @@
-"""Losses of tensors that lie on a grid: each worker sums the terms of its block, and one number is made of them.
+"""Losses of tensors on a grid: each worker sums the terms of its block, and the sums are added up to one number.
 
     loss = sum over all workers of (the terms of its block) / (how many there are in all)
 
 Two conventions, and both are sums:
 
-* The scalar of a layer here is ONE global loss that all workers of `P_x` see. `loss.backward()` on all of them is one
-  backward of it; the cotangent counts once, not P times (`global_sum`).
-* A loss that a user makes of local terms, such as ``(y - t).square().sum()`` on each worker, or of ``reduction='none'``,
-  is the sum of these terms over the workers. Divide by the global count, not by that of the block.
+* The scalar that a layer here returns is ONE global loss, the same on all workers of `P_x`. Calling `loss.backward()`
+  on all of them is one backward pass of it; the cotangent counts once, not P times (`global_sum`).
+* A loss that the user computes from local terms, such as ``(y - t).square().sum()`` on each worker, or from
+  ``reduction='none'``, is the sum of these terms over the workers. Divide by the global count, not the block's.
 
-A worker outside `P_x` gets a zero that requires grad, so that the same script calls `backward` everywhere. Here are the
-losses of elements, whose terms are those of one function of torch; `cross_entropy` has those over classes.
+A worker outside `P_x` gets a zero that requires grad, so that one script can call `backward` everywhere. This file has
+the elementwise losses, each of which takes its terms from a function of torch; `cross_entropy` has those over classes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class DistributedLoss(LayerFamily, Module):
 
     Shape
     -----
-    - input, target: of any one shape; this worker's blocks of them
-    - loss: a number, the same on all workers; with ``reduction='none'`` a block of terms
+    - input, target: any shape, the same for both; this worker's blocks of them
+    - loss: a scalar, the same on all workers; with ``reduction='none'`` a block of terms
 
     Examples
     --------
@@ -58,11 +58,11 @@ class DistributedLoss(LayerFamily, Module):
     """
 
     function: ClassVar[Callable[..., Tensor]]
-    """Torch's, which gives the terms of a block."""
+    """Torch's function, which computes the terms of a block."""
     P_x: Partition
     reduction: str
     _layout: Layout
-    """Of the input; there is one once the loss is set up."""
+    """The layout of the input; set by set-up."""
     reductions: tuple[str, ...] = ("none", "mean", "sum")
     _keeps_plans = True
     _settings: ClassVar[tuple[str, ...]] = ("reduction",)
@@ -86,7 +86,7 @@ class DistributedLoss(LayerFamily, Module):
         self._takes_part(P_x, signature=", ".join(words))
 
     def _check_settings(self) -> None:
-        """Raise where torch would, only later or not on all workers."""
+        """Raise for settings that torch would refuse only later, or not on all workers."""
         if self.reduction not in self.reductions:
             raise PartitionError(
                 f"`reduction` (={self.reduction!r}) must be one of {', '.join(map(repr, self.reductions))}."
@@ -96,7 +96,7 @@ class DistributedLoss(LayerFamily, Module):
         return held_by(self)
 
     def _replicas(self) -> list[Replica]:
-        """Weights are whole on every worker."""
+        """The weights, which every worker holds whole."""
         grid = self.P_x.grid
         return [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in self.named_buffers()]
 
@@ -119,7 +119,7 @@ class DistributedLoss(LayerFamily, Module):
             return without_part(input, self.reduction)
         if self.reduction == "none":
             return self._terms(input, target, "none")
-        # Half precision: the terms are those of torch, their sum and the division are made in float32.
+        # Half precision: the terms are torch's, but they are summed and divided in float32.
         half = input.dtype in HALVES
         terms = self._terms(input, target, "none" if half else "sum")
         total = self._over_workers(terms.sum(dtype=torch.float32) if half else terms)
@@ -127,12 +127,12 @@ class DistributedLoss(LayerFamily, Module):
 
     @property
     def _count(self) -> int:
-        """What 'mean' and 'batchmean' divide by."""
+        """The divisor of 'mean' and 'batchmean'."""
         shape = self._layout.global_shape
         return shape[0] if self.reduction == "batchmean" else math.prod(shape)
 
     def _over_workers(self, partial: Tensor) -> Tensor:
-        """The one sum of everyone's `partial`."""
+        """The sum of `partial` over all workers."""
         return self._move(partial, GlobalSum(self.P_x.transport, self._team, self._says), self._records)
 
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
@@ -163,7 +163,7 @@ class DistributedLoss(LayerFamily, Module):
 
 
 class ElementLoss(DistributedLoss):
-    """Losses of which one worker alone makes all that torch makes of them."""
+    """Base of losses that on a single worker are just a call of torch."""
 
     def _by_torch(self, input: Tensor, target: Tensor) -> Tensor:
         return self._terms(input, target, self.reduction)
@@ -242,7 +242,7 @@ class DistributedKLDivLoss(ElementLoss):
 
     @property
     def _is_torchs_own(self) -> bool:
-        return self.reduction != "mean"  # of which torch warns that it means to change it
+        return self.reduction != "mean"  # torch warns that its meaning will change
 
 
 class DistributedPoissonNLLLoss(ElementLoss):
@@ -263,7 +263,7 @@ class DistributedPoissonNLLLoss(ElementLoss):
 
 
 class DistributedBCEWithLogitsLoss(DistributedLoss):
-    """`torch.nn.BCEWithLogitsLoss` of tensors on `P_x`; `weight` and `pos_weight` are those of the global tensor.
+    """`torch.nn.BCEWithLogitsLoss` of tensors on `P_x`; `weight` and `pos_weight` are for the global tensor.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ class DistributedBCEWithLogitsLoss(DistributedLoss):
 
 
 class DistributedBCELoss(DistributedBCEWithLogitsLoss):
-    """`torch.nn.BCELoss` of tensors on `P_x`; `weight` is that of the global tensor, as torch takes it.
+    """`torch.nn.BCELoss` of tensors on `P_x`; `weight` is for the global tensor, as in torch.
 
     Parameters
     ----------
@@ -314,12 +314,12 @@ class DistributedBCELoss(DistributedBCEWithLogitsLoss):
             if problem is None and values.numel() and not values.is_meta:
                 low, high = (float(end) for end in torch.aminmax(values.detach()))
                 if not (low >= 0 and high <= 1):  # NaN too
-                    problem = f"needs {what} between 0 and 1, got some from {low:g} to {high:g}"
+                    problem = f"needs {what} between 0 and 1, got values from {low:g} to {high:g}"
         return problem
 
 
 def without_part(input: Tensor, reduction: str) -> Tensor:
-    """What a worker outside the partition gets: nothing, joined to its graph so that `backward` can be called."""
+    """The loss on a worker outside the partition: zero or no terms, in its graph so that `backward` can be called."""
     if reduction == "none":
         return input.clone()
     zero = input.sum() * 0

@@ -1,4 +1,4 @@
-"""What norms share: the agreement on their input, and parameters and running statistics that lie like the channels."""
+"""Base classes of norms: the agreement on the input, and parameters and running statistics cut like the channels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .standardise import Normalisation, Sets, SharedValue
 
 
 class Norm(Layer):
-    """What all norms share: the agreement on the input, and the normalisation of rows by statistics of their sets."""
+    """The common base of norms: the agreement on the input, and how a call normalises rows by statistics of sets."""
 
     weight: Tensor | None
     bias: Tensor | None
     eps: float
     P_x: Partition
     _sets: Sets
-    """There are some once the layer is set up."""
+    """Set by set-up."""
 
     def _agree(self, x: Tensor) -> Layout:
         layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, x)
@@ -44,7 +44,7 @@ class Norm(Layer):
 
 
 class ChannelNorm(Norm):
-    """What batch and instance norm share: a weight, a bias and running statistics for each channel."""
+    """The common base of batch and instance norm: a weight, a bias and running statistics for each channel."""
 
     sequential: ClassVar[type[torch.nn.Module]]
     running_mean: Tensor | None
@@ -91,7 +91,7 @@ class ChannelNorm(Norm):
 
     def _problem_with_state(self, input: tuple) -> str | None:
         mean, var = (self._buffers.get(name) is None for name in ("running_mean", "running_var"))
-        # Torch takes both or none; in training some of its kernels take one.
+        # Torch takes both or neither, though some of its kernels take one in training.
         problem = None if mean == var else "needs both `running_mean` and `running_var`, or none"
         return super()._problem_with_state(input) or problem
 
@@ -103,13 +103,13 @@ class ChannelNorm(Norm):
 
 
 def without_bias(layer: torch.nn.Module) -> torch.nn.Module:
-    """The layer with no bias; an argument of torch's norms only in its later versions."""
+    """The layer without its bias; only later versions of torch's norms have an argument for that."""
     layer.register_parameter("bias", None)
     return layer
 
 
 def check_cut_like_parameters(says: str, layout: Layout, dim: int, extent: int) -> None:
-    """Raise unless dim `dim` of the input is that of the parameters, and cut where these are: evenly."""
+    """Raise unless dim `dim` of the input has the parameters' extent and is cut like them, into balanced blocks."""
     found = layout.global_shape[dim]
     if found != extent:
         raise PartitionError(f"{says} needs an extent of {extent} along dim {dim} of the global input, got {found}.")

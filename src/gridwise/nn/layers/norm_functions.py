@@ -1,18 +1,18 @@
-"""Norms of blocks over the workers that share their sets, as functions: what the layers and the rules of models call.
+"""Norms of blocks as functions, over the workers that share their sets; called by the layers and by the models' rules.
 
     batch norm       a set = a channel, in all samples
     instance norm    a set = a channel of one sample
     group norm       a set = a group of channels of one sample
     layer norm       a set = all elements of the last dims, at one place of the leading ones
 
-Statistics and sums are made in float32 for half precision. Weight and bias are those of this worker's channels.
+Statistics and sums are in float32 for half precision. Weight and bias are those of this worker's channels.
 
-Batch norm over several workers on CUDA is made by the fused kernels of `torch.nn.SyncBatchNorm`:
+Batch norm over several workers on CUDA uses the fused kernels of `torch.nn.SyncBatchNorm`:
 
     forward     statistics of the block ──► one message: (mean, 1/std) of every worker ──► merged, normalised
     backward    sums of dy and dy (x - mean) ──► one message: their sums over the workers ──► dx
 
-Nothing waits for the device. Every worker must have elements; where some have none, `standardise` serves.
+The host never waits for the device. Every worker must have elements; where some have none, `standardise` is used.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .standardise import Normalisation, Running, differentiable, standardise
 
 Parameter = Tensor | None
 LARGE = 1 << 15
-"""Elements of a channel of a sample from which statistics of samples, merged, are faster (an H200: 61 for 416 us)."""
+"""Elements per sample and channel from which merging statistics per sample is faster (H200: 61 instead of 416 us)."""
 
 
 def batch_norm(
     x: Tensor, weight: Parameter, bias: Parameter, running: Running, how: Normalisation, is_filled: bool
 ) -> Tensor:
-    """By the statistics of the batch, which `running` ones follow; `is_filled` says whether all workers have elements.
+    """Normalise by the statistics of the batch, and update `running`; `is_filled`: whether all workers have elements.
 
-    On a device by torch's fused kernels: those of batch norm on one worker, those of SyncBatchNorm on several.
+    On CUDA, torch's fused kernels are used: those of batch norm on one worker, those of SyncBatchNorm on several.
     """
     if x.is_cuda and is_filled:
         if len(how.sets.members) > 1:
@@ -61,7 +61,7 @@ def instance_norm(
     over_samples: AllSum,
     samples: int,
 ) -> Tensor:
-    """By the statistics of each plane; running ones follow their mean over all `samples`, summed by `over_samples`."""
+    """Normalise by sample and channel; update `running` by the mean over all `samples`, summed by `over_samples`."""
     values = for_statistics(x)
     rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
     statistics = how.sets.moments(rows)
@@ -73,7 +73,7 @@ def instance_norm(
 
 
 def group_norm(x: Tensor, weight: Parameter, bias: Parameter, how: Normalisation) -> Tensor:
-    """By the statistics of the groups (`Sets.in_groups`)."""
+    """Normalise by the statistics of groups of channels (`Sets.in_groups`)."""
     values = for_statistics(x)
     rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
     weight, bias = (_for_samples(len(x), _like(values, parameter)) for parameter in (weight, bias))
@@ -82,7 +82,7 @@ def group_norm(x: Tensor, weight: Parameter, bias: Parameter, how: Normalisation
 
 
 def layer_norm(x: Tensor, lead: int, weight: Parameter, bias: Parameter, how: Normalisation) -> Tensor:
-    """By the statistics of all dims after the first `lead`; weight and bias have the shape of these in the block."""
+    """Normalise over all dims after the first `lead`; weight and bias have the shape of these dims of the block."""
     values = for_statistics(x)
     rows = values.reshape(1, math.prod(x.shape[:lead]), math.prod(x.shape[lead:]))
     y = standardise(rows, None, None, how.sets.moments(rows), how).view(x.shape)
@@ -97,14 +97,14 @@ def layer_norm(x: Tensor, lead: int, weight: Parameter, bias: Parameter, how: No
 def by_running(
     x: Tensor, weight: Parameter, bias: Parameter, mean: Tensor | None, var: Tensor | None, eps: float
 ) -> Tensor:
-    """By running statistics, of batch and instance norm."""
-    if not x.numel():  # torch's backward of nothing divides by it; the parameters still take part in theirs
+    """Normalise by running statistics, for batch and instance norm."""
+    if not x.numel():  # torch's backward would divide by zero; the parameters must stay connected
         return of_nothing(x, weight, bias)
     return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps).to(x.dtype)
 
 
 def of_nothing(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
-    """`x` without elements, connected to the parameters."""
+    """The result for an `x` without elements, connected to the parameters."""
     along = (-1, *(1,) * (x.dim() - 2))
     y = x.clone() if weight is None else x * weight.view(along)
     return (y if bias is None else y + bias.view(along)).to(x.dtype)
@@ -116,7 +116,7 @@ def for_statistics(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def follow(running: Running, mean: Tensor, var: Tensor, count: int) -> None:
-    """Let running statistics follow those of a batch, of `count` elements in each set."""
+    """Update running statistics by those of a batch with `count` elements in each set."""
     var = var * (count / max(1, count - 1)) if running.is_corrected else var
     for follower, value in ((running.mean, mean), (running.var, var)):
         if follower is not None:
@@ -128,7 +128,7 @@ def _like(values: Tensor, parameter: Parameter) -> Parameter:
 
 
 def _for_samples(samples: int, parameter: Parameter) -> Parameter:
-    """A parameter of channels as one of the channels of each sample."""
+    """A parameter per channel, repeated for each sample."""
     return parameter if parameter is None or samples == 1 else parameter.repeat(samples)
 
 
@@ -166,7 +166,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         x, weight, bias = meet(ctx, sets.transport, sets.team, sets.adjoint_name, how.ticket.differentiated())
         dense, dy = _dense(x), _dense(dy)
         found = torch.batch_norm_backward_reduce(dy, dense, ctx.mean, ctx.inverse, weight, True, False, False)
-        own = torch.stack(found[:2])  # plain, and aligned with x
+        own = torch.stack(found[:2])  # sums of dy, and of dy (x - mean)
         sums = sets.transport.all_sum(own, sets.members, sets.adjoint_name)
         dx = None
         if ctx.needs_input_grad[0]:
@@ -180,8 +180,8 @@ class _SyncBatchNorm(torch.autograd.Function):
 def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and 1/std of each channel of the block.
 
-    Torch's kernel has one block of threads for each channel: of few large ones most of the device stands idle, so these
-    are taken sample by sample, and merged.
+    Torch's kernel uses one thread block per channel, so few large channels leave most of the device idle. Their
+    statistics are computed sample by sample and merged.
     """
     elements = math.prod(x.shape[2:])
     large = x.dtype in (torch.float32, torch.float64) and x.is_contiguous() and elements >= LARGE
@@ -193,7 +193,7 @@ def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """`x` in an order of its elements that the kernels know: contiguous, or channels last."""
+    """`x` in a memory format that the kernels support: contiguous, or channels last."""
     last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     if x.dim() in (4, 5) and x.is_contiguous(memory_format=last) and x.shape[1] > 1:
         return x

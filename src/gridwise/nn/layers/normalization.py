@@ -1,10 +1,10 @@
-"""Layer norm and group norm over partitioned dims.
+"""Layer norm and group norm over dims that may be cut.
 
     layer norm      a set = all elements of the normalised dims, at one place of the leading dims
     group norm      a set = the elements of one group of channels of one sample
 
-Statistics and gradients are those of `standardise`. A group whose channels lie on several workers is a set of rows on
-each of them.
+`standardise` computes statistics and gradients. A group whose channels are spread over several workers is a set with
+rows on each of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DistributedLayerNorm(Norm):
     Parameters
     ----------
     P_x : the partition of input and output
-    normalized_shape, eps, elementwise_affine, bias, device, dtype : as in torch; the last dims of the global tensor
+    normalized_shape, eps, elementwise_affine, bias, device, dtype : as in torch, for the last dims of the global tensor
 
     Shape
     -----
@@ -94,12 +94,12 @@ class DistributedLayerNorm(Norm):
 
 
 class DistributedGroupNorm(Norm):
-    """`torch.nn.GroupNorm` of tensors ``(batch, channel, *space)`` on `P_x`; a group may lie on several workers.
+    """`torch.nn.GroupNorm` of tensors ``(batch, channel, *space)`` on `P_x`; a group may span several workers.
 
     Parameters
     ----------
     P_x : the partition of input and output; every axis may be longer than 1
-    num_groups, num_channels, eps, affine, device, dtype, bias : as in torch; channels of the global tensor
+    num_groups, num_channels, eps, affine, device, dtype, bias : as in torch, for the global tensor
 
     Shape
     -----
@@ -155,7 +155,7 @@ class DistributedGroupNorm(Norm):
         block = layout.block(self.P_x.transport.rank)
         in_group = self.num_channels // self.num_groups
         self._sets = self._sets_over(layout, range(1, layout.grid.dim), in_group * math.prod(layout.global_shape[2:]))
-        if self._sets.count * layout.global_shape[0] == 1:  # what torch refuses: it counts the samples too
+        if self._sets.count * layout.global_shape[0] == 1:  # torch refuses this; it counts the samples too
             raise PartitionError(f"{self._says}: expected more than 1 value per group, got 1.")
         self._sets.in_groups(block, in_group, self.num_channels, input[0].device)
 

@@ -2,8 +2,8 @@
 
     output o of a dim is the input o - before        outside [0, n): the constant, the mirrored, nearest or opposite row
 
-A constant fills the margins of the movement, circular padding is a matter of its route, and reflection and replication
-are done locally on the rows that they need. A negative padding crops, where torch allows it.
+A constant fills the margins of the fetched box, circular padding is done by a route that wraps, and reflection and
+replication are done locally on the rows that they need. Negative padding crops, where torch allows it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_out
 
 
 class Pad(WindowedLayer):
-    """What all padding layers do; see `DistributedZeroPad2d`."""
+    """The common base of padding layers; see `DistributedZeroPad2d`."""
 
     mode: ClassVar[str]
-    _fresh_gradients = False  # what is fetched may be the output itself
+    _fresh_gradients = False  # the fetched tensor may be the output itself
     sequential: ClassVar[type[torch.nn.Module]]
     padding: tuple[int, ...]
     value: float = 0.0
@@ -42,8 +42,8 @@ class Pad(WindowedLayer):
     def _refuse_negative(self) -> None:
         if self.mode == "circular" and min(self.padding) < 0:
             raise UnsupportedError(
-                f"{self._says}: negative circular padding is not offered: torch crops first, and wraps what is left.\n"
-                "  fix: crop the tensor before, and pad by what is positive."
+                f"{self._says}: negative circular padding is not supported: torch crops first, then wraps the rest.\n"
+                "  fix: crop the tensor first, then pad by the positive amounts only."
             )
 
     def _plan(self, source: Layout, shape: Shape) -> None:
@@ -55,7 +55,7 @@ class Pad(WindowedLayer):
         self._share = self._share_on_grid(source, shape, wrap=self.mode == "circular", fill=self.value)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
-        at = 2 * (self.dims - 1 - d)  # torch lists the last dim first, and may leave out the others
+        at = 2 * (self.dims - 1 - d)  # torch lists the last dim first; leading dims may be left out
         before = self.padding[at] if at < len(self.padding) else 0
         needs = [(first - before, last - before) for first, last in pairwise(cuts)]
         if self.mode == "circular":
@@ -72,19 +72,19 @@ class Pad(WindowedLayer):
 
 
 class ConstantPad(LayerFamily, Pad):
-    """`torch.nn.ConstantPad2d` on a grid: equal to it for every padding, size and grid, or refused.
+    """`torch.nn.ConstantPad2d` on a grid: the same result for every padding, size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    padding : of the *global* tensor, as in torch: a number, or one for each side, the last dim first
-    value : what stands in the padding
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    padding : of the *global* tensor, as in torch: one number, or one for each side, last dim first
+    value : what to fill the padding with
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
     - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
-    - output: as the input, every extent longer by its padding
+    - output: like the input, each extent longer by its padding
 
     Examples
     --------
@@ -101,18 +101,18 @@ class ConstantPad(LayerFamily, Pad):
 
 
 class ImagePad(LayerFamily, Pad):
-    """`torch.nn.ZeroPad2d` on a grid: equal to it for every padding, size and grid, or refused.
+    """`torch.nn.ZeroPad2d` on a grid: the same result for every padding, size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    padding : of the *global* tensor, as in torch: a number, or one for each side, the last dim first
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    padding : of the *global* tensor, as in torch: one number, or one for each side, last dim first
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
     - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
-    - output: as the input, every extent longer by its padding
+    - output: like the input, each extent longer by its padding
 
     Examples
     --------

@@ -1,12 +1,12 @@
-"""Pooling on batch x channel x space grids, every argument as in torch.
+"""Pooling on batch x channel x space grids, with all of torch's arguments.
 
-    max    y[o] = max of x over the window of o        the first largest, so gradients and indices are torch's
+    max    y[o] = max of x over the window of o        the first one if tied, so gradients and indices are torch's
     avg    y[o] = sum of x over the window / divisor   the divisor counts the window's rows by *global* index
 
-A window at a seam is an ordinary window: its worker has fetched all of it. Only at the edges of the global tensor are
-there rows that do not exist. Torch pads those before the first row itself, and outputs too many are cropped; those
-after the last are filled in (0, or -inf, which never wins). With `ceil_mode` or without `count_include_pad`, an average
-over an edge has another divisor than torch would find on a block, so sums are made and divided by our own counts.
+A window across a block boundary is an ordinary window: its worker has fetched all of it. Rows are missing only at the
+edges of the global tensor. Torch itself pads those before the first row, and surplus outputs are cropped; those after
+the last are filled in (0, or -inf, which never wins). With `ceil_mode` or without `count_include_pad`, an average at an
+edge has another divisor than torch would find on a block, so sums are computed and divided by our own counts.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
 class DistributedPoolingBase(PoolingMixin, WindowedLayer):
-    """What all pooling layers do: fetch the windows of this worker's outputs, and pool them with torch.
+    """The common base of pooling layers: fetch the windows of this worker's outputs and pool them with torch.
 
-    The output lies on `P_x` in balanced blocks; the input may come in any blocks.
+    The output is on `P_x` in balanced blocks; the input may come in any blocks.
 
     Parameters
     ----------
     P_x : the partition of the input
-    template : torch's layer, which says what the window is
+    template : torch's layer, which defines the window
 
     Examples
     --------
@@ -77,7 +77,7 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         return lines
 
     def _least_rows(self, d: int) -> int:
-        """How many rows torch wants to see, besides those that it pads."""
+        """The fewest rows that torch accepts, besides those that it pads."""
         return 1
 
     def _local(self, x: Tensor, share: Share) -> Any:
@@ -89,27 +89,27 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
 
     @abstractmethod
     def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Any:
-        """What torch makes of windows of `x`."""
+        """The result of torch's pooling of `x`."""
 
     @abstractmethod
     def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
-        """This worker's outputs, from what torch has made of `x`."""
+        """This worker's outputs, from torch's result `y` for `x`."""
 
 
 class MaxPool(LayerFamily, DistributedPoolingBase):
-    """`torch.nn.MaxPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+    """`torch.nn.MaxPool2d` on a grid: the same result for every argument, size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    kernel_size, ..., ceil_mode : as in torch; `stride` is `kernel_size` unless given
-    return_indices : return the indices of the maxima too, flat and *global*, as the sequential layer does
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    kernel_size, ..., ceil_mode : as in torch; `stride` defaults to `kernel_size`
+    return_indices : also return the indices of the maxima, flat and *global*, as the sequential layer does
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
     - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
-    - output, and indices: as the input, with the extents that torch's layer makes
+    - output, and indices: like the input, with the extents that torch's layer makes
 
     Examples
     --------
@@ -164,18 +164,18 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
 
 
 class AvgPool(LayerFamily, DistributedPoolingBase):
-    """`torch.nn.AvgPool2d` on a grid: equal to it for every argument, size and grid, or refused.
+    """`torch.nn.AvgPool2d` on a grid: the same result for every argument, size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    kernel_size, ..., divisor_override : as in torch; `stride` is `kernel_size` unless given
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    kernel_size, ..., divisor_override : as in torch; `stride` defaults to `kernel_size`
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
     - input: ``(batch, channel, height, width)``, or without the batch; this worker's block of it
-    - output: as the input, with the extents that torch's layer makes
+    - output: like the input, with the extents that torch's layer makes
 
     Examples
     --------
@@ -200,10 +200,10 @@ class AvgPool(LayerFamily, DistributedPoolingBase):
                 self._divisors = self._divisors.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64, device="cpu")
 
     def _least_rows(self, d: int) -> int:
-        return self._window[0][d] if self.dims == 3 else 1  # avg_pool3d refuses less than its kernel, padded or not
+        return self._window[0][d] if self.dims == 3 else 1  # avg_pool3d needs as many rows as its kernel, unpadded
 
     def _counts(self, d: int, outputs: Interval) -> list[int]:
-        """How many rows of dim `d` count in each output's average: those of the tensor, or of the padded tensor."""
+        """How many rows of dim `d` count in the average of each output: of the tensor, or of the padded tensor."""
         kernel, stride, padding, _ = (values[d] for values in self._window)
         low, high = (-padding, self._extents[d] + padding) if self.count_include_pad else (0, self._extents[d])
         starts = [stride * o - padding for o in range(*outputs)]
@@ -212,8 +212,8 @@ class AvgPool(LayerFamily, DistributedPoolingBase):
     def _pooled(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
         kernel, stride, _, _ = self._window
         if self._divisors is not None and x.dtype in HALVES:
-            x = x.float()  # the sum of a window is rounded once, after the division
-        if self.dims == 1:  # torch's 1-d average has no divisor to set
+            x = x.float()  # so that the result is rounded once, after the division
+        if self.dims == 1:  # avg_pool1d has no argument for the divisor
             x = x.unsqueeze(2)
             return _averaged(x, (1, *kernel), (1, *stride), (0, *padding), self._divisor).squeeze(2)
         if self.dims == 2:
@@ -229,7 +229,7 @@ class AvgPool(LayerFamily, DistributedPoolingBase):
 
 
 def cropped(y: Tensor, shape: Shape) -> Tensor:
-    """The outputs wanted, without those that torch makes beyond them where it pads both ends alike."""
+    """The wanted outputs, without the surplus that torch makes because it pads both ends alike."""
     if y.shape == shape:
         return y
     for d, n in enumerate(shape[2:], 2):
@@ -238,16 +238,16 @@ def cropped(y: Tensor, shape: Shape) -> Tensor:
 
 
 def _averaged(x: Tensor, kernel: Shape, stride: Shape, padding: Shape, divisor: int) -> Tensor:
-    """`F.avg_pool2d`; on CUDA of memory in the usual order, because torch's gradient for channels last is wrong there."""
+    """`F.avg_pool2d`; on CUDA in contiguous memory, because torch's gradient for channels last is wrong there."""
     form = memory_format_of(x)
     if x.is_cuda:
-        x = x.contiguous().flatten().view(x.shape)  # of a single channel, strides alone look like channels last
+        x = x.contiguous().flatten().view(x.shape)  # a single channel's strides can pass for channels last
     y = F.avg_pool2d(x, kernel, stride, padding, divisor_override=divisor)
     return y.contiguous(memory_format=form) if x.is_cuda else y
 
 
 def global_indices(flat: Tensor, local: Shape, starts: Shape, extents: Shape) -> Tensor:
-    """Flat indices into a block of shape `local` at `starts`, as flat indices into the global tensor."""
+    """Flat indices into a block of shape `local` at `starts`, turned into flat indices into the global tensor."""
     total, scale = torch.zeros_like(flat), 1
     for size, start, extent in zip(reversed(local), reversed(starts), reversed(extents), strict=True):
         total = total + (flat % size + start) * scale
@@ -292,13 +292,13 @@ class DistributedAvgPool2d(AvgPool):
 
 
 class DistributedAvgPool1d(AvgPool):
-    """`torch.nn.AvgPool1d` on a grid: equal to it for every argument, size and grid, or refused.
+    """`torch.nn.AvgPool1d` on a grid: the same result for every argument, size and grid, or an error.
 
     Parameters
     ----------
     P_x : the partition of input and output, axes (batch, channel, length), or without the batch
-    kernel_size, ..., count_include_pad : as in torch; `stride` is `kernel_size` unless given
-    buffer_manager : accepted for DistDL's sake; memory is torch's business here
+    kernel_size, ..., count_include_pad : as in torch; `stride` defaults to `kernel_size`
+    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
     """
 
     dims = 1

@@ -1,4 +1,4 @@
-"""PReLU on a grid: max(0, x) + a min(0, x), with one a for all, or one for each channel, cut like the channels."""
+"""PReLU on a grid: max(0, x) + a min(0, x), with a single a, or one for each channel, cut like the channels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class DistributedPReLU(Layer):
     Parameters
     ----------
     P_x : the partition of input and output; every axis may be longer than 1
-    num_parameters, init, device, dtype : as in torch; channels of the global tensor
+    num_parameters, init, device, dtype : as in torch, for the global tensor
 
     Shape
     -----
-    - input, output: ``(batch, num_parameters, *)``, of any shape with a single parameter; this worker's block of it
+    - input, output: ``(batch, num_parameters, *)``, or any shape for a single parameter; this worker's block of it
 
     Examples
     --------
@@ -69,7 +69,7 @@ class DistributedPReLU(Layer):
         if self._is_outside:
             return x.clone()
         weight = self._parameter("weight")
-        if not x.numel():  # connected to its parameter all the same: others wait for its part in the sum
+        if not x.numel():  # stays connected to the parameter: others wait for its part in the sum
             return x * weight.sum()
         return F.prelu(x, weight)
 

@@ -1,7 +1,7 @@
-"""Mean and variance over workers, and the normalisation by them: what batch, layer and group norm have in common.
+"""Mean and variance over workers, and the normalisation by them: the code that all norms share.
 
-A tensor ``(n, row, ...)`` has *rows* along dim 1. Each row belongs to a *set*, whose other elements are rows here and on
-the workers of a team. With k over the parts of a set, n_k elements each,
+A tensor ``(n, row, ...)`` has *rows* along dim 1. Each row belongs to a *set*, which may have other rows here and on
+the workers of a team. With k counting the parts of a set and n_k their elements,
 
     mean = sum_k n_k mean_k / n
     var  = sum_k n_k (var_k + (mean_k - mean)^2) / n            never E[x^2] - E[x]^2, which cancels
@@ -9,9 +9,9 @@ the workers of a team. With k over the parts of a set, n_k elements each,
     y    = w (x - mean) r + b,                   r = 1 / sqrt(var + eps)
     dx   = r (w dy - m1 - (x - mean) r m2),      m1 = sum(w dy) / n,   m2 = sum(w dy (x - mean) r) / n
 
-Whatever the size of the tensor, backward sends two numbers per set. Forward sends three for every worker of a small team
-(n_k / n, mean_k, var_k: all of it, in one message), and one twice in a larger one. The sums are torch's own kernels for
-local norms. Under `create_graph` the gradient is taken of the same formulas, written in differentiable operators.
+Whatever the size of the tensor, backward sends two numbers per set. In a small team forward gathers three from every
+worker (n_k / n, mean_k, var_k) in one message; in a larger team it sums one number twice. Torch's kernels for norms
+compute the local sums. Under `create_graph` the same formulas, in differentiable operators, give the gradient.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
 from ..windows.fetch import memory_format_of
 
 FEW = 32
-"""The largest team whose members' statistics go into one message; its size grows with the team."""
+"""The largest team that gathers its statistics in one message, whose size grows with the team."""
 MANY = 1 << 14
-"""The most sets of all members that go into one."""
+"""The most sets, added over all members, in one such message."""
 
 SharedValue = Callable[[Tensor], Tensor]
-"""What makes a parameter one whose gradient is summed over those who hold it."""
+"""Returns a parameter as a tensor whose gradient is summed over the workers that hold it."""
 
 
 @dataclass
 class Sets:
-    """Which rows make up a set, and which workers share it."""
+    """Which rows make up each set, and which workers share them."""
 
     transport: Transport
     team: Team
-    """The layer's workers, who enter backward together."""
+    """The layer's workers, which enter backward together."""
     name: str
     members: Team
-    """The workers among whom the sets are spread."""
+    """The workers over which the sets are spread."""
     count: int
-    """How many elements a set has in all."""
+    """The number of elements of a set, over all members."""
     of_row: Tensor | None = None
-    """The set of each row here; None: each row is one."""
+    """The set of each row of this worker; None if each row is a set."""
     total: int = 0
-    """How many sets there are here, where `of_row` is given."""
+    """The number of sets, where `of_row` is given."""
     run: int = 0
-    """How many consecutive rows each set has, if all have the same number; else 0."""
+    """The number of consecutive rows of each set, if it is the same for all; else 0."""
     parts: tuple[int, ...] = ()
-    """How many elements of a set each member has, where it is a channel."""
+    """The number of elements of a set on each member, where sets are channels."""
     _counts: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def in_groups(self, block: Box, size: int, channels: int, device: torch.device) -> None:
-        """Let the rows be the channels of the samples of a block, and a set be `size` channels of one sample."""
+        """Define rows as the channels of each sample of a block, and a set as `size` channels of one sample."""
         samples, groups = torch.meshgrid(
             torch.arange(block.shape[0], device="cpu"),
             torch.arange(block.start[1], block.stop[1], device="cpu") // size,
@@ -73,7 +73,7 @@ class Sets:
         self.run = size if block.shape[1] == channels and block.volume else 0
 
     def of_channels(self, layout: Layout) -> Sets:
-        """These sets, each of which is a channel of a tensor with that layout."""
+        """These sets, after defining each as a channel of a tensor with this layout."""
         blocks = [layout.block(member) for member in self.members]
         self.parts = tuple(block.volume // max(1, block.shape[1]) for block in blocks)
         return self
@@ -87,11 +87,11 @@ class Sets:
 
     @property
     def merges(self) -> bool:
-        """Whether a set may have any rows here."""
+        """Whether sets may differ in their number of rows here, so that rows have to be merged by index."""
         return self.of_row is not None and not self.run
 
     def fold(self, rows: Tensor) -> Tensor:
-        """Sum the rows (last dim) of each set."""
+        """The sum of the rows (last dim) of each set."""
         if self.of_row is None:
             return rows
         if self.run:
@@ -99,7 +99,7 @@ class Sets:
         return rows.new_zeros(*rows.shape[:-1], self.total).index_add(-1, self.of_row, rows)
 
     def unfold(self, sets: Tensor) -> Tensor:
-        """Give each row the value of its set."""
+        """For each row the value of its set."""
         return sets if self.of_row is None else sets.index_select(-1, self.of_row)
 
     @property
@@ -111,15 +111,15 @@ class Sets:
         return f"the adjoint of {self.name}"
 
     def summed(self, numbers: Tensor) -> Tensor:
-        """The sum over the members of what each has."""
+        """The sum of `numbers` over the members."""
         return numbers if len(self.members) == 1 else self.transport.all_sum(numbers, self.members, self.name)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance (not corrected) of every set; no gradient."""
-        if self.run:  # all rows of a set as one
+        """Mean and uncorrected variance of every set, without gradient."""
+        if self.run:  # the rows of a set become one
             x = x.reshape(len(x), self.total, -1)
         rows = x.shape[1]
-        share = x.numel() / max(1, rows) / max(1, self.count)  # of a set, in each of its rows
+        share = x.numel() / max(1, rows) / max(1, self.count)  # the fraction of a set that is in one row
         sets = rows if self.of_row is None else self.total
         mean, var = row_moments(x.detach()) if x.numel() else (x.new_zeros(rows),) * 2
         if len(self.members) > FEW or len(self.members) * sets > MANY:
@@ -136,9 +136,9 @@ class Sets:
         return whole, (parts * (variances + (means - whole) ** 2)).sum(0)
 
     def _merged(self, share: float, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The share, mean and variance of the rows here, put together for each set."""
+        """Share, mean and variance of each set's rows here."""
         total = self.fold(mean.new_full((len(mean),), share))
-        safe = total.clamp(min=torch.finfo(total.dtype).tiny)  # of a set without any row here
+        safe = total.clamp(min=torch.finfo(total.dtype).tiny)  # for sets without a row here
         middle = self.fold(mean * share) / safe
         return total, middle, self.fold((var + (mean - self.unfold(middle)).square()) * share) / safe
 
@@ -151,39 +151,39 @@ def _same(rows: Tensor) -> Tensor:
 class Normalisation:
     """How one call normalises: over which sets, and how workers meet in its backward.
 
-    With `shared`, the rows are the sets and weight and bias are parameters that all members of a set hold: their
-    gradients are returned complete, summed over the members, since backward needs these sums anyway.
+    With `shared`, each row is a set, and all its members hold the same weight and bias. Their gradients are returned
+    already summed over the members, since backward needs these sums anyway.
     """
 
     sets: Sets
     eps: float
     ticket: Ticket
     records: bool
-    """Whether autograd records it, on all workers of the sets."""
+    """Whether autograd records the call; the same on all workers."""
     shared: SharedValue | None = None
 
     def anchor(self, *tensors: Tensor | None) -> Tensor | None:
-        """What lets a worker take part in backward that has no gradient to give."""
+        """A tensor that makes autograd record the node on a worker where none of `tensors` requires grad; or None."""
         return anchor_unless(not self.records or any(t is not None and t.requires_grad for t in tensors))
 
 
 class Running(NamedTuple):
-    """Running statistics, which follow those of a batch by `momentum`; none where there are no tensors."""
+    """Running statistics, updated by those of each batch with `momentum`; None where they are not tracked."""
 
     mean: Tensor | None = None
     var: Tensor | None = None
     momentum: float = 0.0
     is_corrected: bool = True
-    """Whether the variance of n elements enters times ``n / (n - 1)``, as torch's does."""
+    """Whether the variance of n elements is multiplied by ``n / (n - 1)``, as in torch."""
 
 
 def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of the rows of ``(n, row, ...)``, by the kernel of group norm: one group for each n and row.
 
-    It makes one careful pass, four times faster than the kernel of batch norm. Its results for each n are merged.
+    It makes one numerically stable pass, four times faster than batch norm's kernel. The results for each n are merged.
     """
     samples, rows = x.shape[:2]
-    x = x.contiguous()  # of channels last it would take E[x^2] - E[x]^2
+    x = x.contiguous()  # for channels last the kernel would compute E[x^2] - E[x]^2
     elements = x.numel() // (samples * rows)
     _, *found = torch.native_group_norm(x, None, None, samples, rows, elements, rows, 0.0)
     mean, scale = (each.reshape(samples, rows) for each in found)
@@ -197,14 +197,14 @@ def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def by_statistics(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> Tensor:
-    """The rows of ``(n, row, ...)`` normalised by a mean and a variance for each, scaled and shifted; no gradient."""
-    if not x.numel():  # on which torch's kernels for CUDA fail, or end the process
+    """The rows of ``(n, row, ...)`` normalised by a mean and variance each, scaled and shifted; without gradient."""
+    if not x.numel():  # torch's CUDA kernels fail on this, or end the process
         return torch.empty_like(x)
     return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
 
 
 class Standardised(torch.autograd.Function):
-    """Normalise rows by the given statistics of their sets, and scale and shift them by `weight` and `bias` of the row."""
+    """Normalise rows by the given statistics of their sets, then scale and shift each by its `weight` and `bias`."""
 
     @staticmethod
     def forward(
@@ -238,7 +238,7 @@ class Standardised(torch.autograd.Function):
             _, aligned, plain = torch.ops.aten.native_batch_norm_backward.default(
                 dy, x, None, mean, var, None, None, False, eps, [False, True, True]
             )
-        else:  # which torch's kernel divides by
+        else:  # torch's kernel would divide by zero
             aligned = plain = torch.zeros_like(mean)
         sums, slopes = _pulled(how, plain, aligned, weight, var)
         dx = None
@@ -252,9 +252,9 @@ class Standardised(torch.autograd.Function):
 
 
 def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the memory format of `x`: torch's kernel for the CPU reads one as if it lay like the other.
+    """Both in the memory format of `x`: torch's CPU kernel reads one as if it had the format of the other.
 
-    It does so silently where both might be channels last but for a dim of one element (torch 2.13).
+    That happens silently where a dim of one element lets a tensor pass for channels last (torch 2.13).
     """
     x = x.contiguous(memory_format=memory_format_of(x))
     return dy.contiguous(memory_format=memory_format_of(x)), x
@@ -263,9 +263,9 @@ def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def _pulled(
     how: Normalisation, plain: Tensor, aligned: Tensor, weight: Tensor | None, var: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """The sums of dy and of dy (x - mean) r, for each row; and for each row -r m1, -r m2 and w r.
+    """For each row the sums of dy and of dy (x - mean) r; and -r m1, -r m2 and w r.
 
-    The sums are those over all members where parameters are shared, else of this worker.
+    The sums are over all members where parameters are shared, else over this worker's elements.
     """
     sets, shared = how.sets, how.shared is not None
     sums = torch.stack([plain, aligned]).to(var.dtype)
@@ -282,7 +282,7 @@ def _pulled(
 
 
 def standardised(x: Tensor, weight: Tensor | None, bias: Tensor | None, how: Normalisation) -> Tensor:
-    """What `Standardised` computes, statistics included, in differentiable operators: gradients of gradients use it."""
+    """The result of `Standardised`, statistics included, in differentiable operators, for gradients of gradients."""
     others = (0, *range(2, x.dim()))
     sets, ticket, shared, records = how.sets, how.ticket, how.shared, torch.is_grad_enabled()
 
@@ -306,7 +306,7 @@ def standardised(x: Tensor, weight: Tensor | None, bias: Tensor | None, how: Nor
 def differentiable(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, dy: Tensor, how: Normalisation
 ) -> list[Tensor | None]:
-    """Gradients of x, weight and bias that can be differentiated again: those of `standardised`."""
+    """Gradients of x, weight and bias that can be differentiated again, by way of `standardised`."""
     source = x if x.requires_grad else x.detach().requires_grad_()  # to take part in the others' adjoints
     y = standardised(source, weight, bias, how)
     wanted = [t for t in (weight, bias) if t is not None and t.requires_grad]
@@ -318,5 +318,5 @@ def differentiable(
 def standardise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: tuple[Tensor, Tensor], how: Normalisation
 ) -> Tensor:
-    """Normalise ``x`` by `statistics`."""
+    """Normalise `x` by `statistics`."""
     return Standardised.apply(x, weight, bias, how.anchor(x, weight, bias), statistics, how)

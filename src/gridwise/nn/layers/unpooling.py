@@ -1,10 +1,10 @@
-"""The partial inverse of maximum pooling: each value goes back to where it came from, by its index in the global tensor.
+"""Max unpooling, the partial inverse of max pooling: each value returns to its place by its global index.
 
-    y[indices[i]] = x[i],  0 elsewhere          indices as the pooling layers return them: global, one number per place
+    y[indices[i]] = x[i],  0 elsewhere          indices as the pooling layers return them: global and flat
 
-A value's place lies in its window, so the outputs of a worker come from the inputs whose windows meet them: one movement
-fetches these, values and indices, and each worker writes what is its own. An index outside of its window, which torch takes
-(it can come from no pooling with these arguments), is refused by all workers.
+A value's place lies in its window, so a worker's outputs come from the inputs whose windows overlap them. It fetches
+these, values and indices, and writes those that fall into its block. An index outside its window, which torch accepts
+but no pooling with these arguments can produce, is refused by all workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEQUENTIAL: LayersByDims = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3:
 
 
 class MaxUnpool(LayerFamily, WindowedLayer):
-    """`torch.nn.MaxUnpool2d` on a grid, of what a pooling layer with the same arguments and `return_indices` returns.
+    """`torch.nn.MaxUnpool2d` on a grid, for results of a pooling layer with the same arguments and `return_indices`.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class MaxUnpool(LayerFamily, WindowedLayer):
     Shape
     -----
     - values, indices: ``(batch, channel, height, width)``, or without the batch; this worker's blocks of them
-    - output: as the values, with the extents that the windows reach, or `output_size`
+    - output: like the values, with the extents that the windows reach, or `output_size`
 
     Notes
     -----
@@ -68,7 +68,7 @@ class MaxUnpool(LayerFamily, WindowedLayer):
         self._imitates(template)
 
     def __call__(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Any:
-        """The unpooled tensor; `output_size` is that of the *global* output, as torch takes it."""
+        """The unpooled tensor; `output_size` is the size of the *global* output, as in torch."""
         return super().__call__(x, indices, None if output_size is None else tuple(output_size))
 
     # Planning
@@ -112,7 +112,7 @@ class MaxUnpool(LayerFamily, WindowedLayer):
             raise PartitionError(f"{self._says} got indices that it cannot take.", tell(transport, team, problem))
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
-        """With the extents asked for, less than a stride from what the windows reach."""
+        """The output's shape, with `output_size` if given: less than a stride from what the windows reach."""
         window, size = zip(shape[2:], self._kernel, self._stride, self._padding, strict=True), self._asked
         found = tuple((n - 1) * s + k - 2 * p for n, k, s, p in window)
         if size is not None:
@@ -126,7 +126,7 @@ class MaxUnpool(LayerFamily, WindowedLayer):
                 )
             found = tuple(asked)
         if min(found) < 1 or 0 in shape[1:]:
-            raise PartitionError(f"{self._says} makes nothing of a global input of shape {shape}.")
+            raise PartitionError(f"{self._says} has an empty output for a global input of shape {shape}.")
         return *shape[:2], *found
 
     def _plan(self, source: Layout, shape: Shape) -> None:
@@ -139,8 +139,8 @@ class MaxUnpool(LayerFamily, WindowedLayer):
         self._source, self._outputs, self._extents = source, target.block(rank), shape[2:]
 
     def _misplaced(self, indices: Tensor) -> str | None:
-        """What is wrong with indices of this worker: one outside of the window of its place."""
-        if not indices.numel() or indices.is_meta:  # without numbers, in a plan, there is nothing to look at
+        """The problem with this worker's indices if one lies outside the window of its value, or None."""
+        if not indices.numel() or indices.is_meta:  # meta tensors, in planning, have no values to check
             return None
         starts = self._source.block(self.P_x.transport.rank).start[2:]
         wrong = (indices < 0) | (indices >= math.prod(self._extents))
@@ -151,7 +151,7 @@ class MaxUnpool(LayerFamily, WindowedLayer):
         return f"index {int(indices[wrong][0])} is outside of the window of its value" if bool(wrong.any()) else None
 
     def _places(self, indices: Tensor) -> list[Tensor]:
-        """The row of each index along each dim of space."""
+        """For each dim of space, the row that each index refers to."""
         places = []
         for extent in reversed(self._extents):
             places.append(indices % extent)
@@ -174,13 +174,13 @@ class MaxUnpool(LayerFamily, WindowedLayer):
             at = at * length + rows - start
         volume = math.prod(lengths)
         lead = self._outputs.shape[:2]
-        at = torch.where(mine, at, volume).flatten(2)  # values of other workers go to an extra place, which is dropped
+        at = torch.where(mine, at, volume).flatten(2)  # values of other blocks go to an extra element, which is dropped
         y = values.new_zeros(*lead, volume + 1).scatter(2, at, values.reshape(at.shape))
         y = y[..., :volume].reshape(self._outputs.shape)
         return y.squeeze(0) if self._unbatched else y
 
     def _local(self, x: Tensor, share: Share) -> Tensor:
-        raise NotImplementedError  # of values alone nothing can be made: see `forward`
+        raise NotImplementedError  # `forward` needs the indices too
 
 
 class DistributedMaxUnpool2d(MaxUnpool):

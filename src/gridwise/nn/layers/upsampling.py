@@ -1,16 +1,15 @@
 """Upsampling and downsampling on a grid: each worker interpolates its block of the global output.
 
-The input rows of each output row, and their weights, are counted from the edge of the *global* tensor; a kernel called on a
-block would count from the block's edge, and be wrong. Their range over a worker's outputs is what it needs, and one movement
-fetches it.
-Then ATen's kernel makes the outputs, where it is right in every dim:
+The input rows of each output row, and their weights, follow from coordinates in the *global* tensor; a kernel called on
+a block would count from the block's edge and be wrong. A worker fetches the range of input rows that its outputs need.
+Then ATen's kernel computes the outputs, if it is correct in every dim:
 
     whole      the dim is not cut
-    shifted    the ratio of rows is a power of two, and the block starts where a row of the output and one of the input start
-               together, a little before the first row that is wanted; that is cropped
+    shifted    the ratio of rows is a power of two, and the block starts where output and input rows are aligned,
+               a little before the first wanted row; the surplus is cropped
 
-Elsewhere rows are selected and mixed by their global indices, dim by dim. The kernel is then not used for the dims that stay
-as they are: it weighs each row with 1 and again with 0, and zero times infinity is nan.
+Otherwise rows are selected and mixed by their global indices, dim by dim. Dims whose extent does not change are then
+not left to the kernel: it also adds a row with weight 0, and zero times infinity is nan.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ KERNELS = NEAREST | LINEAR | CUBIC
 
 @dataclass(frozen=True)
 class Dim:
-    """How one worker makes its rows of one dim: fetch `need`, and mix rows by `weights`, which count from its first.
+    """How one worker computes its rows of one dim: fetch `need`, and mix rows by `weights`, which count from its first.
 
-    Or let the kernel make `made` rows with `scale` and drop the first `extra`; 0 `made` where it would be wrong.
+    Or let the kernel make `made` rows with `scale` and drop the first `extra`; `made` is 0 where it would be wrong.
     """
 
     need: Interval
@@ -58,12 +57,12 @@ class Dim:
 
 
 def shifted(outputs: Interval, weights: InterpolationWeights, ratio: float, device: torch.device) -> Dim:
-    """Rows `outputs` by the kernel on a block, for a `ratio` of input to output rows that is a power of two."""
+    """How the kernel makes the rows `outputs` from a block; `ratio`, of input to output rows, is a power of two."""
     start, stop = outputs
     period = max(1, int(1 / ratio))
     first, last = weights.need(outputs)
     at = start - start % period
-    while at > 0 and int(at * ratio) > first:  # the kernel would take its first row for the tensor's
+    while at > 0 and int(at * ratio) > first:  # the kernel would take the block's first row for the tensor's
         at -= period
     origin = int(at * ratio)
     return Dim((origin, last), weights.cut(outputs, origin, device), stop - at, 1 / ratio, start - at)
@@ -80,18 +79,18 @@ class DistributedUpsample(Module):
     Parameters
     ----------
     P_x : the partition of input and output; every axis may be longer than 1
-    size, scale_factor, mode, align_corners, recompute_scale_factor : as in `torch.nn.Upsample`; `size` is that of the
-        global output. Modes: nearest, nearest-exact, linear, bilinear, trilinear, bicubic.
+    size, scale_factor, mode, align_corners, recompute_scale_factor : as in `torch.nn.Upsample`; `size` is the size
+        of the global output. Modes: nearest, nearest-exact, linear, bilinear, trilinear, bicubic.
 
     Shape
     -----
     - input: ``(batch, channel, *space)``; this worker's block of it
-    - output: as the input, with the extents `size`, or `scale_factor` times those of the input
+    - output: like the input, with the extents `size`, or `scale_factor` times those of the input
 
     Notes
     -----
-    Forward: fetch the rows that this worker's outputs need, interpolate. Adjoint: by autograd, the fetched rows' cotangents go
-    back to their owners and are added. Bytes: the fetched rows. The output is balanced along space.
+    Forward: fetch the rows that this worker's outputs need, and interpolate. Adjoint: by autograd; the cotangents of
+    fetched rows go back to their owners and are added. Bytes: the fetched rows. The output is balanced along space.
 
     Examples
     --------
@@ -128,11 +127,11 @@ class DistributedUpsample(Module):
         self._records = agreed.requires_grad
 
     def _plan(self, layout: Layout, shape: Sequence[int], x: Tensor) -> None:
-        """For an input in blocks `layout`, of the dtype and on the device of `x`. Nothing is sent."""
+        """Plan for an input with this `layout`, and the dtype and device of `x`. Nothing is sent."""
         me = self.P_x.transport.rank
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
-        # torch's bicubic kernel for CUDA copies where all extents stay as they are, whatever the scale; that for CPUs does not
+        # if no extent changes, torch's bicubic CUDA kernel copies, whatever the scale; its CPU kernel does not
         copies = x.is_cuda and self.mode in CUBIC and shape[2:] == layout.global_shape[2:]
         scales = [1.0 if copies else self._scale(d) for d in range(2, len(shape))]
         plans = [self._planned(*dim, x) for dim in zip(layout.cuts[2:], cuts, scales, strict=True)]
@@ -148,9 +147,9 @@ class DistributedUpsample(Module):
         self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
 
     def _planned(self, cuts: Sequence[int], target: Sequence[int], scale: float | None, x: Tensor) -> list[Dim]:
-        """For each place along the axis, how its rows are made."""
+        """How the rows of each place along the axis are computed."""
         n_in, n_out = cuts[-1], target[-1]
-        # ATen's backward takes these for copies (and doublings), its forward does not: its gradient is wrong.
+        # ATen's backward treats these as copies (or doublings) but its forward does not, so its gradient is wrong.
         taken = {n_in, 2 * n_in} if self.mode in NEAREST else {n_in} if self.mode in CUBIC else set()
         disagrees = scale is not None and n_out in taken and scale * n_in != n_out
         if self.mode in NEAREST:
@@ -167,7 +166,7 @@ class DistributedUpsample(Module):
     def _at_place(self, outputs: Interval, weights: InterpolationWeights, ratio: float | None, x: Tensor) -> Dim:
         if ratio is not None and outputs[0] < outputs[1]:
             dim = shifted(outputs, weights, ratio, x.device)
-            if dim.made != dim.need[1] - dim.need[0]:  # ATen's linear kernel copies when it is to make as many rows
+            if dim.made != dim.need[1] - dim.need[0]:  # ATen's linear kernel just copies if the extents are equal
                 return dim
         need = weights.need(outputs)
         return Dim(need, weights.cut(outputs, need[0], x.device))
@@ -199,12 +198,12 @@ class DistributedUpsample(Module):
 
     def _by_rows(self, y: Tensor) -> Tensor:
         y = y.float() if y.dtype in HALVES and self.mode not in NEAREST else y
-        for d, dim in reversed([*enumerate(self._local, 2)]):  # the dim whose rows are short while there are few
+        for d, dim in reversed([*enumerate(self._local, 2)]):  # last dim first: its rows are short, and few as yet
             y = dim.weights.take(y, d)
         return y
 
     def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The global output's shape, and torch's own refusal of arguments that do not fit."""
+        """The global output's shape; raises what torch raises for arguments that do not fit."""
         try:
             y = F.interpolate(
                 torch.empty(
@@ -212,18 +211,18 @@ class DistributedUpsample(Module):
                 ),  # torch refuses an empty batch, but only here
                 self.size,
                 self.scale_factor,
-                "bilinear" if self.mode in CUBIC else self.mode,  # the same shape, found much sooner
+                "bilinear" if self.mode in CUBIC else self.mode,  # the same shape, computed much faster
                 self.align_corners,
                 self.recompute_scale_factor,
             )
         except (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError, ZeroDivisionError) as error:
             raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)}: {error}") from error
-        if 0 in (*shape[1:], *y.shape[2:]):  # which torch refuses, on devices that compute
+        if 0 in (*shape[1:], *y.shape[2:]):  # torch refuses this too, but not on the meta device
             raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)} would be empty.")
         return (shape[0], *y.shape[1:])
 
     def _scale(self, d: int) -> float | None:
-        """The factor that torch's kernel would be given for a dim."""
+        """The scale factor that torch would pass to its kernel for a dim."""
         factor = None if self.recompute_scale_factor else self.scale_factor
         return float(factor[d - 2]) if isinstance(factor, tuple) else factor
 

@@ -1,4 +1,4 @@
-"""Which inputs one output of a convolution sees: the same as for pooling (`pooling_mixin`)."""
+"""The inputs that one output of a convolution reads: the same as for pooling (`pooling_mixin`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .pooling_mixin import PoolingMixin
 
 
 class ConvMixin(PoolingMixin):
-    """The ends of convolution windows.
+    """The first and last input of convolution windows.
 
     Examples
     --------

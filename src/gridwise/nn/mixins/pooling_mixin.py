@@ -1,9 +1,9 @@
-"""Which inputs one output of a pooling sees: the "left" and the "right" end of its window, in global indices.
+"""The inputs that one output of a pooling layer reads: both ends of its window, in global indices.
 
     first = s i - p        last = s i - p + d (k - 1)
 
-The origin of a pooling window is its upper left entry. Both ends may lie outside the tensor, in its padding. Every argument
-is a number or an array with one entry per dim.
+The origin of a pooling window is its upper left entry. Both ends may lie outside the tensor, in its padding. Every
+argument is a number or an array with one entry per dim.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Number = TypeVar("Number", int, np.ndarray)
 
 
 class PoolingMixin:
-    """The ends of pooling windows.
+    """The first and last input of pooling windows.
 
     Examples
     --------
@@ -28,7 +28,7 @@ class PoolingMixin:
     def _compute_min_input_range(
         self, idx: Number, kernel_size: Number, stride: Number, padding: Number, dilation: Number
     ) -> Number:
-        """The first input that output `idx` sees.
+        """The first input that output `idx` reads.
 
         >>> PoolingMixin()._compute_min_input_range(2, kernel_size=3, stride=2, padding=1, dilation=1)
         3
@@ -38,7 +38,7 @@ class PoolingMixin:
     def _compute_max_input_range(
         self, idx: Number, kernel_size: Number, stride: Number, padding: Number, dilation: Number
     ) -> Number:
-        """The last input that output `idx` sees.
+        """The last input that output `idx` reads.
 
         >>> PoolingMixin()._compute_max_input_range(2, kernel_size=3, stride=2, padding=1, dilation=2)
         7

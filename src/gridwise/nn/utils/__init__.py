@@ -1,3 +1,3 @@
-"""What `torch.nn.utils` offers for parameters, for parameters on a grid."""
+"""Counterparts of `torch.nn.utils` for parameters on a grid."""
 
 from ..parameters.clipping import clip_grad_norm_ as clip_grad_norm_

@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be lost or misread: a repartition from a grid to files, and from files to any other grid."""
+"""Checkpoints that cannot be lost or misread: a repartition from a grid to files, and from files to any grid."""
 
 from .contents import show as show
 from .format.manifest import FORMAT_VERSION as FORMAT_VERSION

@@ -1,7 +1,7 @@
-"""How the workers of a save or a load come to one mind: an error of one is the error of all, with the same text.
+"""Agreement among the workers of a save or a load: an error on one worker is raised on all, with the same text.
 
-Few and small messages: JSON, never pickle. Every step is *try locally, then agree*; nobody raises between two
-agreements, so nobody waits for a worker that has left.
+Messages are few and small: JSON, never pickle. Every step is *try locally, then agree*; no worker raises between two
+agreements, so none waits for a worker that has left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No garbage collection while many small lasting objects are made: it would look at all of them, again and again."""
+    """Pause garbage collection while many small long-lived objects are made: it would scan all of them repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -38,11 +38,11 @@ def collector_paused() -> Iterator[None]:
 
 
 in_flight: dict[tuple[Transport, Team], Callable[[], None]] = {}
-"""The one save that each team may have in the background: what waits for it (see `background`)."""
+"""What waits for the save that a team has in the background; at most one per team (see `background`)."""
 
 
 class Consensus:
-    """The workers that save or load together, and what they are doing."""
+    """The workers that save or load together, and what they are doing, for errors."""
 
     def __init__(self, P: Partition | None, doing: str, path: Path) -> None:
         if sys.byteorder != "little":
@@ -62,7 +62,7 @@ class Consensus:
         self.what = f"{doing} {path}"
 
     def settle(self) -> None:
-        """Wait for the save that these workers have in the background, if any, and raise what went wrong with it."""
+        """Wait for the background save of these workers, if there is one, and raise what went wrong with it."""
         wait = in_flight.get((self.transport, self.team))
         if wait is not None:
             wait()
@@ -92,7 +92,7 @@ class Consensus:
         tail: str = "",
         numbers: Sequence[int] = (),
     ) -> list[int]:
-        """The largest of each of the workers' `numbers` if nobody has an error; else raise the same on all workers."""
+        """The maximum of each of the `numbers` over the workers; if one has an error, raise the same error on all."""
         words = np.array([error is not None, *numbers], dtype=np.int64)
         self.transport.all_max(words, self.team, self.what)
         if not words[0]:
@@ -102,7 +102,7 @@ class Consensus:
         raise joint_error(self.what, dict(zip(self.team, texts, strict=True)), failure, tail) from error
 
     def from_root(self, step: Callable[[], bytes]) -> bytes:
-        """The bytes that `step` gives on the first worker, on all; or the same error on all of them."""
+        """The bytes that `step` returns on the first worker, on every worker; or the same error on all of them."""
         data, error = attempt(lambda: step() if self.is_root else b"")
         (size,) = self.agree(error, numbers=[len(data or b"")])
         if not size:
@@ -114,7 +114,7 @@ class Consensus:
     def gathered_from_others(
         self, step: Callable[[], bytes], failure: type[CheckpointError] = CheckpointError, tail: str = ""
     ) -> list[bytes]:
-        """What `step` gives on the other workers, in the partition's order, on the first; or the same error on all."""
+        """On the first worker, the results of `step` on the others, in the partition's order; or one error on all."""
         mine, error = attempt(step)
         sizes = [0] * self.size
         sizes[self.place] = len(mine or b"")
@@ -130,20 +130,20 @@ class Consensus:
     def vote(self, call: str, number: int, state: int) -> tuple[bool, int]:
         """Whether all workers have the same `number`, and the largest `state`; all must be making the same `call`."""
         key = key_of(call)
-        words = np.array([key, -key, number, -number, state], dtype=np.int64)  # as `matching_calls` has them
+        words = np.array([key, -key, number, -number, state], dtype=np.int64)  # as in `matching_calls`
         self.transport.all_max(words, self.team, self.what)
         if words[0] != -words[1]:
             raise_mismatch(self.transport, self.team, self.what, key)
         return bool(words[2] == -words[3]), int(words[4])
 
     def say_all(self, message: object) -> list[Any]:
-        """What each worker said, in the order of the team, on all."""
+        """The messages of all workers, in the order of the team, on every worker."""
         data = json.dumps(message, separators=(",", ":")).encode()
         return [json.loads(part) for part in self.transport.gather_bytes(data, self.team, self.what)]
 
 
 def attempt(step: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
-    """The result of `step`, or the error that it raised: nobody raises before the others have heard of it."""
+    """The result of `step`, or its error, which must not be raised before the other workers know of it."""
     try:
         return step(), None
     except Exception as error:
@@ -160,7 +160,7 @@ def _kind_of(error: Exception) -> str:
 def joint_error(
     what: str, said: dict[int, list[str] | None], failure: type[CheckpointError], tail: str
 ) -> CheckpointError:
-    """One error for all workers: who has which, once if they have the same."""
+    """One error for all workers: each distinct text once, with the workers that have it."""
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, words in said.items():
         if words is not None:

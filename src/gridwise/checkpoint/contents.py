@@ -1,4 +1,4 @@
-"""`show`: what a checkpoint holds, as tables for people; in a terminal as text, in a notebook as HTML."""
+"""`show`: the contents of a checkpoint as tables, in a terminal as text, in a notebook as HTML."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .format.contents import read_contents
 from .format.manifest import Manifest
 
 LONGEST = 100
-"""Characters of a value; of longer ones the beginning is shown."""
+"""Most characters shown of a value; longer ones are cut off."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint, to be looked at: `print` it, or let a notebook show it."""
+    """The contents of a checkpoint: `print` them, or let a notebook show them."""
 
     path: Path
     manifest: Manifest
@@ -32,7 +32,7 @@ class Contents:
         return f"{size}by {found.workers} workers of {found.written_by}, {found.written_at}, id {found.id}"
 
     def tensors(self) -> list[list[str]]:
-        """A line for each tensor, after the header."""
+        """A row for each tensor, after a header row."""
         lines = [["tensor", "dtype", "global shape", "blocks", "bytes"]]
         for key, stored in self.manifest.tensors.items():
             shape = " x ".join(map(str, stored.shape)) or "number"
@@ -41,7 +41,7 @@ class Contents:
         return lines
 
     def values(self) -> list[list[str]]:
-        """A line for each value that is no tensor, after the header."""
+        """A row for each value that is not a tensor, after a header row."""
         texts = ((key, json.dumps(value)) for key, value in self.manifest.values.items())
         return [
             ["value", ""],
@@ -64,7 +64,7 @@ def show(path: str | os.PathLike[str]) -> Contents:
 
     Parameters
     ----------
-    path : the folder of a checkpoint, or safetensors files of any program
+    path : the folder of a checkpoint, or safetensors files written by any program
 
     Examples
     --------

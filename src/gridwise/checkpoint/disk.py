@@ -20,7 +20,7 @@ from ..log import logger
 from .format.chunks import Memory
 
 MOST_BUFFERS = 512
-"""Buffers in one system call: half of the limit of Linux, all that some systems take."""
+"""Most buffers in one system call: half of Linux's limit, and all that some systems accept."""
 
 NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
@@ -42,7 +42,7 @@ def write(fd: int, buffers: Buffers) -> None:
 
 
 def after(buffers: Buffers, done: int) -> Buffers:
-    """What is left of the buffers after so many bytes."""
+    """What is left of the buffers after the first `done` bytes."""
     if done == sum(map(len, buffers)):
         return ()
     place = 0
@@ -53,7 +53,7 @@ def after(buffers: Buffers, done: int) -> Buffers:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A new file with these bytes; it is on the disk when this returns."""
+    """Write a new file with these bytes; it is on the disk when this returns."""
     fd = create(path)
     try:
         write(fd, [memoryview(data)])
@@ -65,7 +65,7 @@ def write_file(path: Path, data: bytes) -> None:
 def sync(fd: int) -> None:
     """Return when the file is on the disk."""
     if sys.platform == "darwin":
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # there, fsync leaves the bytes in the drive's own memory
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # on macOS, fsync leaves the bytes in the drive's cache
     else:
         os.fsync(fd)
 
@@ -80,7 +80,7 @@ def sync_folder(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Put `source` in the place of `target`, at once: everybody sees the one or the other."""
+    """Replace `target` with `source` atomically: every process sees either the old file or the new one."""
     os.replace(source, target)
 
 
@@ -89,7 +89,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder as far as possible; what stays is a left-over for next time, no error."""
+    """Remove a file or a folder as far as possible; what remains is left for next time, without an error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -98,9 +98,9 @@ def remove(path: Path) -> None:
 
 
 class Lock:
-    """The lock of a checkpoint's folder, held from its making until `close`; `CheckpointBusy` if another save holds it.
+    """The lock of a checkpoint's folder, held until `close`; raises `CheckpointBusy` if another save holds it.
 
-    The kernel drops the lock with the process, so a killed save never blocks the next one.
+    The kernel releases the lock with the process, so a killed save never blocks the next one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -121,7 +121,7 @@ class Lock:
 
     def close(self) -> None:
         if self._fd is not None:
-            # Unlocked first: a forked child may hold a copy of the descriptor, and with it the lock.
+            # Unlock before closing: a forked child may hold a copy of the descriptor, and with it the lock.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)

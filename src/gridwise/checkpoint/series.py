@@ -1,4 +1,4 @@
-"""A series of checkpoints of one run: a folder with one checkpoint per step, of which the useful ones are kept.
+"""A series of checkpoints of one run: a folder with one checkpoint per step, from which old ones are removed.
 
 folder/step-0000000100/manifest.json ...
 folder/step-0000000200/manifest.json ...
@@ -28,9 +28,9 @@ class Series:
 
     Parameters
     ----------
-    folder : where they are; made by the first save
+    folder : where they are; created by the first save
     keep_last : how many of the newest are kept; None keeps all
-    keep_every : besides these, every step that this divides is kept
+    keep_every : steps that are a multiple of this are kept as well
     P : the workers that save and load together, default `gridwise.world()`
 
     Examples
@@ -55,18 +55,18 @@ class Series:
         self.P = P
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step is, or would be."""
+        """The path of a step's checkpoint, whether or not it exists."""
         if type(step) is not int or step < 0:
             raise CheckpointMismatch(f"`step` (={step!r}) must be a whole number of at least 0.")
         return self.folder / f"step-{step:010d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a committed checkpoint, in order. What an interrupted save has left is not among them."""
+        """The steps that have a committed checkpoint, in order; the remains of interrupted saves do not count."""
         if not self.folder.is_dir():
             return []
         found = ((_STEP.fullmatch(item.name), item) for item in self.folder.iterdir())
         steps = [(int(match[1]), item) for match, item in found if match]
-        # A folder with another spelling of a number, `step-7`, is none of ours: `path` would not lead there.
+        # A folder that spells its number differently, such as `step-7`, is not ours: `path` would not lead there.
         return sorted(n for n, item in steps if item.name == self.path(n).name and (item / MANIFEST).is_file())
 
     def latest(self) -> int | None:
@@ -74,7 +74,7 @@ class Series:
         return max(self.steps(), default=None)
 
     def save(self, state: object, step: int) -> None:
-        """Save the state of a step, then remove the checkpoints that are no longer to be kept."""
+        """Save the state of a step, then remove the checkpoints that are no longer kept."""
         save(self.path(step), state, self.P)
         self.prune()
 
@@ -112,13 +112,13 @@ class Series:
         raise CheckpointNotFound(f"{self.folder} has no checkpoint for {asked}: {there}.")
 
     def kept(self, steps: list[int]) -> set[int]:
-        """Which of these steps are to be kept."""
+        """The steps among these, in order, that are kept."""
         last = steps if self.keep_last is None else steps[-self.keep_last :]
         every = [step for step in steps if self.keep_every is not None and step % self.keep_every == 0]
         return {*last, *every}
 
     def prune(self) -> list[int]:
-        """Remove the checkpoints that are not to be kept; the first worker does it. Returns the steps removed here."""
+        """Remove the checkpoints that are no longer kept, on the first worker. Returns the steps removed here."""
         P = self.P if self.P is not None else world()
         if P.rank != 0:
             return []

@@ -1,13 +1,13 @@
 """From files to blocks on a grid, and back.
 
 dataset      `BlockDataset`: samples of which each worker reads its block
-loader       `BlockLoader`: batches of them, in one order on all workers, read ahead, resumable
+loader       `BlockLoader`: batches of them, in the same order on all workers, read ahead, resumable
 cut_loader   `CutLoader`: batches of a torch DataLoader, cut into blocks
-transforms   `RandomCrop`, `RandomFlip`, functions: the same on all workers of a sample
+transforms   `RandomCrop`, `RandomFlip`, functions: the same on all workers that hold a sample
 writing      `BlockWriter`: results to Zarr, HDF5 and .npy, block by block
-sources/     what is read: arrays and files
+sources/     arrays and files to read from
 
-samples, reader, order, prefetch, targets, agreeing: what these are made of.
+samples, reader, order, prefetch, targets, agreeing: the parts of these.
 """
 
 from .cut_loader import CutLoader as CutLoader

@@ -1,4 +1,4 @@
-"""One outcome for all workers: a step that fails on one of them, or gives something else there, is an error on all."""
+"""One outcome for all workers: a step that fails on one of them, or has another result there, is an error on all."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def together(
     step: Callable[[], Result],
     says: Callable[[Result], str] = lambda _: "",
 ) -> Result:
-    """What `step` gives here, if it fails on no worker of the team and `says` the same of it on all.
+    """The result of `step`, if it fails on no worker of the team and `says` describes it alike on all of them.
 
-    One all-reduce; workers outside of the team take the step alone.
+    One all-reduce; workers outside the team run the step alone.
     """
     result: Result | None = None
     words, problem = "", None

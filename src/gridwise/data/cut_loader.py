@@ -1,7 +1,8 @@
-"""Batches of whole samples, from a loader of torch, cut into blocks: by worker 0, which sends them, or by every worker.
+"""Batches of whole samples from a torch loader, cut into blocks: by the first worker, which sends them, or by all.
 
-Every batch costs a small message. Where every worker reads, it carries a number for what was read, since loaders shuffle and
-transform with random numbers of their process: workers that have read different samples raise, and train on none of them.
+Every batch costs a small message. If every worker reads, it carries a hash of what was read, because loaders shuffle
+and transform with the random numbers of their process: workers that have read different samples raise instead of
+training on them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class CutLoader:
 
     Parameters
     ----------
-    loader : gives batches of whole samples, a tensor or a tuple of them: a torch DataLoader, or anything that can be iterated
-        over. With ``reads="first"``, workers but the first may give None
-    P_x : where a batch lies; a tuple of partitions for batches of several tensors. On one without a grid, every worker has all
+    loader : an iterable of batches of whole samples, a tensor or a tuple of them: a torch DataLoader, for example. With
+        ``reads="first"``, all workers but the first may pass None
+    P_x : where a batch lies; a tuple of partitions for batches of several tensors. On one without a grid, every worker
+        has all of it
     reads : 'every' worker reads all of every batch and keeps its block: no data is sent. Or the 'first' worker of the
         partition reads, and sends the others their blocks
-    seed : of torch's random numbers when an epoch begins: a DataLoader without a generator of its own draws its order from them
+    seed : of torch's random numbers when an epoch begins: a DataLoader without a generator of its own draws its order
+        from them
 
     Examples
     --------
@@ -65,7 +68,7 @@ class CutLoader:
         return self._position.epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch, or the rest of it after `load_state_dict`: batches that were handed out are read again, and dropped."""
+        """One epoch, or the rest of it after `load_state_dict`: batches already handed out are read and dropped."""
         position, skipped = self._position, self._position.begin()
         reader = self.reads == "every" or self.transport.rank == self.root
         batches = self._whole(skipped) if reader else iter(())
@@ -79,15 +82,15 @@ class CutLoader:
         position.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches were handed out."""
+        """The position: how many batches of which epoch were handed out."""
         return self._position.state({"seed": self.seed})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, at the next `for`: on any grid, with the same batch size and order."""
+        """Continue from a saved position at the next `for`, on any grid, with the same batch size and order."""
         self._position.load(state, {"seed": self.seed}, "CutLoader")
 
     def _whole(self, skipped: int) -> Iterator[list[Tensor]]:
-        """The batches of an epoch as this worker reads them."""
+        """The whole batches of an epoch, as this worker reads them, after the first `skipped`."""
         if self.loader is None:
             raise DataError(f"CutLoader: worker {self.transport.rank} reads, and has no `loader`.")
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
@@ -143,7 +146,7 @@ class CutLoader:
 
 
 def _next(batches: Iterator[list[Tensor]]) -> list[Tensor] | None:
-    """The next batch, None at the end; whatever goes wrong in the user's loader is an error of the data."""
+    """The next batch, None at the end; any error in the user's loader becomes a `DataError`."""
     try:
         return next(batches, None)
     except DataError:
@@ -163,5 +166,5 @@ def _tensors(batch: object, count: int) -> list[Tensor]:
 
 
 def _digest(x: Tensor) -> int:
-    """A number for the values of a tensor."""
+    """A hash of the values of a tensor."""
     return xxhash.xxh3_64_intdigest(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)

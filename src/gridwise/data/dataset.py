@@ -3,8 +3,8 @@
     a batch of samples 5, 2, 7, 0       axis 0 of the grid cuts the batch: the first worker takes 5 and 2, ...
     each of shape (channel, *space)     the other axes cut the samples: ... and its block of both
 
-The blocks are those of the tensor (batch, channel, *space) on the partition, as `Layout.balanced` cuts it, so a model on the
-same partition takes them as they come.
+The blocks are those of the tensor (batch, channel, *space) on the partition, as `Layout.balanced` cuts it, so a model
+on the same partition takes them as they are.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ from .transforms import PlaceTransform, ValueTransform
 
 Halo = tuple[tuple[int, int], ...]
 Rows = int | Sequence[int | Sequence[int]]
-"""How many rows a halo has: alike around all dims from the third on, or for each dim, before and after it."""
+"""Rows of a halo: one number for all dims from the third on, or for each dim a number or a pair (before, after)."""
 
 
 class BlockDataset:
     """Samples of which each worker reads its block.
 
-    All workers of the partitions make it together: they compare what they have opened, so that a file that is missing or
-    different on one of them is an error on all.
+    All workers of the partitions create it together: they compare what they have opened, so that a file that is missing
+    or different on one of them is an error on all.
 
     Parameters
     ----------
-    arrays : the samples: an array with the samples along `sample_dim`, or a list with one array for each. An array is a path
-        (.npy, HDF5, NIfTI, a folder of Zarr or OME-Zarr), what `open_array` gives, or any object with shape, dtype and slicing.
-        A tuple of such is a tuple of tensors for each sample: inputs and targets
-    P_x : where a batch ``(batch, *dims of a sample)`` lies; a tuple for a tuple of arrays. On a partition without a grid, every
-        worker has all of it
-    halo : how many rows more to read around the block: a number, for all dims from the third on, or a pair (before, after) for
-        each dim of the batch. Cut off at the edges of the sample. A tuple for a tuple of arrays
-    sample_dim : along which dim of an array the samples lie
+    arrays : the samples: an array with the samples along `sample_dim`, or a list with one array per sample. An array is
+        a path (.npy, HDF5, NIfTI, a folder of Zarr or OME-Zarr), the result of `open_array`, or any object with shape,
+        dtype and slicing. A tuple of these makes each sample a tuple of tensors: inputs and targets
+    P_x : where a batch ``(batch, *dims of a sample)`` lies; a tuple for a tuple of arrays. On a partition without a
+        grid, every worker has all of it
+    halo : how many more rows to read around the block: a number, for all dims from the third on, or a pair (before,
+        after) for each dim of the batch. Cut off at the edges of the sample. A tuple for a tuple of arrays
+    sample_dim : the dim of an array along which the samples lie
     add_channel : whether samples get a first dim of one row, for images without channels
     dtype : of the batches; None for that of the array
-    transforms : applied to each sample in turn, see `gridwise.data.transforms`: `RandomCrop`, `RandomFlip`, functions of blocks
+    transforms : applied to each sample in turn, see `gridwise.data.transforms`: `RandomCrop`, `RandomFlip`, functions
+        of blocks
 
     Attributes
     ----------
-    shapes : of a sample's tensors, as a batch has them: cropped, and with their channel
+    shapes : of a sample's tensors as they are in a batch: cropped, and with the added channel
 
     Examples
     --------
@@ -110,7 +111,7 @@ class BlockDataset:
     def read(self, samples: Iterable[int], epoch: int = 0, seed: int = 0) -> Any:
         """This worker's part of a batch of these samples: a tensor, or a tuple of them.
 
-        `epoch` and `seed` decide what random transforms do. Nothing is sent, so what goes wrong is raised here alone.
+        `epoch` and `seed` determine what random transforms do. Nothing is sent: errors are raised on this worker alone.
         """
         request = self.request(samples, epoch, seed)
         return self.finished(self.reader.read(request), len(request.samples))
@@ -124,13 +125,13 @@ class BlockDataset:
         return ReadRequest(wanted, self.boxes(len(wanted)), epoch, seed)
 
     def boxes(self, count: int) -> tuple[Box, ...]:
-        """This worker's box of each tensor of a batch of so many samples."""
+        """This worker's box of each tensor of a batch of `count` samples."""
         if count not in self._boxes:
             self._boxes[count] = tuple(self._box(number, count) for number in range(len(self.shapes)))
         return self._boxes[count]
 
     def finished(self, blocks: Sequence[Tensor], count: int) -> Any:
-        """What was read of a batch of so many samples, as the loader hands it on; a worker outside of a grid holds nothing."""
+        """The blocks of a batch of `count` samples, as the loader returns them; empty on a worker outside the grid."""
         return self._returned(
             [
                 block if P.active else zero_volume_tensor(count, block.dtype)
@@ -139,7 +140,7 @@ class BlockDataset:
         )
 
     def empty(self, request: ReadRequest) -> list[Tensor]:
-        """Zeros in the place of a batch that could not be read."""
+        """Zeros in place of a batch that could not be read."""
         kinds = [field.dtype for field in self.reader.fields]
         return [torch.zeros(box.shape, dtype=kind) for box, kind in zip(request.boxes, kinds, strict=True)]
 
@@ -147,7 +148,7 @@ class BlockDataset:
         return tuple(blocks) if self.is_tuple else blocks[0]
 
     def _box(self, number: int, count: int, alone: bool = False) -> Box:
-        """This worker's box of a batch of so many samples; `alone`: as if axis 0 of the grid did not cut it."""
+        """This worker's box of a batch of `count` samples; `alone`: as if axis 0 of the grid did not cut it."""
         P, shape = self.partitions[number], (count, *self.shapes[number])
         if not P.active:
             return Box.of_shape((0,) * len(shape))
@@ -158,10 +159,10 @@ class BlockDataset:
             box = Box((0, *box.start[1:]), (count, *box.stop[1:]))
         return box.grown(self.halos[number], shape)
 
-    # What it was given
+    # Arguments
 
     def _each(self, name: str, value: object, count: int) -> list[Any]:
-        """An argument for each of the arrays."""
+        """The value of an argument for each of the arrays."""
         if not self.is_tuple or not isinstance(value, tuple | list):
             return [value] * count
         if len(value) != count:
@@ -171,7 +172,7 @@ class BlockDataset:
         return list(value)
 
     def _check(self, reader: SampleReader) -> None:
-        """Raise unless the arrays have as many samples, in as many dims as their grids, and the transforms fit."""
+        """Raise unless the arrays have equally many samples, batches a dim for each axis, and the transforms fit."""
         lengths = [f"{field.samples.says}: {len(field.samples)}" for field in reader.fields]
         if len({len(field.samples) for field in reader.fields}) > 1:
             raise DataError("the arrays of one dataset need as many samples each.", lengths)

@@ -1,7 +1,7 @@
 """Batches of blocks, in the same order on all workers, read ahead, and resumable on another grid.
 
-A batch is drawn without a message. The next agreement of a model or layer, which is made anyway, also compares which batch each
-worker has drawn, and tells all of them if one could not read its part (`comm.supervision.drawn_batches`).
+Drawing a batch sends no message. The next agreement of a model or layer, which takes place anyway, also compares which
+batch each worker has drawn, and tells all of them if one could not read its part (`comm.supervision.drawn_batches`).
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ SHOWN = 8
 
 
 class BlockLoader:
-    """Iterates over batches of a `BlockDataset`; each worker gets its part of each.
+    """An iterable over the batches of a `BlockDataset`; each worker gets its part of each batch.
 
     Parameters
     ----------
     dataset : what is read
     batch_size : samples of a batch, over all workers: the same on any grid
-    shuffle : whether the order is drawn anew for each epoch
+    shuffle : whether a new order is drawn for each epoch
     seed : of the order, and of random transforms
-    drop_last : leave out the last batch if it has fewer samples. If not, it is handed on as it is, and workers along axis 0 of
-        the grid may have no sample of it
+    drop_last : leave out the last batch if it has fewer samples. Otherwise it is returned as it is, and some workers
+        along axis 0 of the grid may have no sample of it
     prefetch : how many batches are read ahead; 0 reads each when it is asked for
     readers : how many threads, or processes, read ahead
-    processes : read ahead in processes, which are spawned: a script needs ``if __name__ == "__main__":`` for that
+    processes : read ahead in spawned processes, for which a script needs ``if __name__ == "__main__":``
     device : where batches go; None leaves them on the host
-    agree : send a message of its own for each batch, at which all workers raise alike. For loops that call no model or layer
+    agree : send an extra message for each batch, so that all workers raise the same error. For loops that call no model
+        or layer
 
     Attributes
     ----------
-    epoch : how many passes have come to their end
+    epoch : how many passes are complete
     samples : the numbers of the samples of the last batch, on all workers together
 
     Examples
@@ -87,7 +88,7 @@ class BlockLoader:
         self._end = weakref.finalize(self, Prefetch.close, self._prefetch)
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """The number of batches in an epoch."""
         whole, rest = divmod(self.order.length, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
@@ -110,11 +111,11 @@ class BlockLoader:
         position.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come: the batches that were handed out count as done. Put the loader into a checkpoint's state."""
+        """The position: batches that were handed out count as done. Put the loader into a checkpoint's state."""
         return self._position.state(self._settings)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, at the next `for`: on any grid, and with any batch size."""
+        """Continue from a saved position at the next `for`, on any grid and with any batch size."""
         self._position.load(state, self._settings, "BlockLoader")
 
     def close(self) -> None:
@@ -132,7 +133,7 @@ class BlockLoader:
         return {"length": self.order.length, "shuffle": self.order.shuffle, "seed": self.order.seed}
 
     def _requests(self, epoch: int, start: int) -> Iterator[tuple[ReadRequest, Span]]:
-        """Every batch of an epoch from sample `start` of its order on: what is read, its number, and how many are done then."""
+        """The batches of an epoch, from place `start` of its order on: what to read, and the span of places."""
         order = self.order.samples(epoch)
         for first in range(start, len(order), self.batch_size):
             samples = tuple(order[first : first + self.batch_size].tolist())
@@ -142,7 +143,7 @@ class BlockLoader:
             yield request, (first, first + len(samples))
 
     def _draw(self, words: str, key: str, problem: Exception | None) -> None:
-        """Note which batch was drawn, for the workers' agreements to compare; raise where nobody else would."""
+        """Record which batch was drawn, for the next agreement to compare; raise if no agreement would."""
         transport, team = self.dataset.transport, self.dataset.team
         loader, says = f"{self._says} of {team}", f"{words} of {self._says}"
         if not transport.drawn.is_told(loader):

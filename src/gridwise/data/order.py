@@ -1,4 +1,4 @@
-"""In which order samples come: decided by the seed and the epoch alone, so alike on all workers and on any grid.
+"""The order of samples: determined by the seed and the epoch alone, so the same on all workers and on any grid.
 
 A position is an epoch and how many of its samples have been handed out. That is all that has to be saved.
 """
@@ -17,7 +17,7 @@ from ..errors import DataError
 
 @dataclass(frozen=True)
 class Order:
-    """So many samples, in their own order or in one that is drawn anew for each epoch."""
+    """`length` samples, in their own order or in one that is drawn anew for each epoch."""
 
     length: int
     shuffle: bool
@@ -39,20 +39,20 @@ class Position:
         self._is_loaded = False
 
     def begin(self) -> int:
-        """Where a pass starts: at 0, or where the position that was loaded says."""
+        """Where a pass starts: at 0, or at the position that was loaded."""
         self.done = self.done if self._is_loaded else 0
         self._is_loaded = False
         return self.done
 
     def end(self) -> None:
-        """A pass has come to its end."""
+        """Go on to the next epoch: a pass is complete."""
         self.epoch, self.done = self.epoch + 1, 0
 
     def state(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"epoch": self.epoch, "done": self.done, **settings}
 
     def load(self, state: Mapping[str, Any], settings: Mapping[str, Any], says: str) -> None:
-        """Go on from a saved state, if it was saved with the same settings."""
+        """Continue from a saved state; raises unless it was saved with the same settings."""
         wrong = [f"`{k}`: saved {state.get(k)!r}, here {v!r}" for k, v in settings.items() if state.get(k) != v]
         numbers = [state.get("epoch"), state.get("done")]
         if wrong or not all(type(n) is int and n >= 0 for n in numbers):
@@ -66,7 +66,7 @@ class Position:
 
 
 def runs(samples: Sequence[int], longest: int) -> Iterator[tuple[int, Sequence[int]]]:
-    """Samples that follow one another, to be read or written at once, with their place in the batch.
+    """Runs of consecutive samples, to be read or written at once, each with its place in the batch.
 
     >>> list(runs((4, 5, 6, 2), longest=2))
     [(0, (4, 5)), (2, (6,)), (3, (2,))]

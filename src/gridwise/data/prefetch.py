@@ -1,8 +1,8 @@
-"""Batches are read before they are asked for: by threads of this worker, or by processes that it spawns.
+"""Read batches before they are asked for: in threads of this worker, or in processes that it spawns.
 
-Threads cost nothing and share what is open; libraries that decompress outside of Python's lock run beside the training.
-Processes are for sources and transforms that are Python themselves. They are no workers: of the launcher's variables, which
-would make them believe so, they see none.
+Threads cost nothing and share open files; libraries that release the GIL to decompress run alongside training.
+Processes are for sources and transforms written in Python. They are not workers: the launcher's environment variables,
+which would make them believe they are, are hidden from them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .reader import ReadRequest, SampleReader
 
 Batch = list[Tensor] | Exception
 Span = tuple[int, int]
-"""Of a batch: the place of its first sample in the order of the epoch, and of the first one after it."""
+"""The places of a batch in the order of its epoch: of its first sample, and of the one after its last."""
 
 
 class Prefetch:
-    """Reads what is asked for, at most `ahead` requests before they are needed, in the background; if that is 0, at once."""
+    """Reads requests in the background, at most `ahead` of them before they are needed; if 0, when they are needed."""
 
     def __init__(self, reader: SampleReader, ahead: int, workers: int, processes: bool) -> None:
         self.reader, self.ahead, self.workers, self.processes = reader, ahead, workers, processes
@@ -41,7 +41,7 @@ class Prefetch:
         self._sent = _packed(reader) if processes and ahead else b""
 
     def answers(self, requests: Iterator[tuple[ReadRequest, Span]]) -> Iterator[tuple[ReadRequest, Span, Batch]]:
-        """What was read for each request, in their order, or why it could not be."""
+        """The batch for each request, in order, or the error that prevented it."""
         if not self.ahead:
             yield from ((request, about, _tried(self.reader, request)) for request, about in requests)
             return
@@ -71,7 +71,7 @@ class Prefetch:
             self.close()
             return DataError(
                 f"a process that reads ahead has failed: {type(error).__name__}: {error}",
-                fix="let what the script does stand under `if __name__ == '__main__':`, because such a process imports it.",
+                fix="put what the script does under `if __name__ == '__main__':`, because such a process imports it.",
             )
 
     def _started(self) -> Executor:
@@ -81,7 +81,7 @@ class Prefetch:
         return ProcessPoolExecutor(self.workers, spawn, _begin, (self._sent, list(sys.path)))
 
     def close(self) -> None:
-        """End threads and processes; what is under way is waited for."""
+        """End threads and processes, after waiting for reads in progress."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
@@ -95,11 +95,11 @@ def _tried(reader: SampleReader, request: ReadRequest) -> Batch:
 
 
 _reader: SampleReader | None = None
-"""Of a process that reads ahead."""
+"""The reader of a process that reads ahead; None in a worker."""
 
 
 def _begin(packed: bytes, path: list[str]) -> None:
-    """Be a process that reads ahead, and end with the worker that has spawned it."""
+    """Set up a process that reads ahead, and that ends with the worker that spawned it."""
     global _reader
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -116,7 +116,7 @@ def _tried_there(request: ReadRequest) -> Batch:
 
 
 def _packed(reader: SampleReader) -> bytes:
-    """A reader with its transforms, for a process that this worker spawns itself."""
+    """A reader with its transforms, pickled for a process that this worker spawns itself."""
     try:
         return cloudpickle.dumps(reader)
     except DataError:
@@ -130,7 +130,7 @@ def _packed(reader: SampleReader) -> bytes:
 
 @contextmanager
 def _without_launcher() -> Iterator[None]:
-    """Let processes that are spawned in the body not take themselves for workers."""
+    """Hide the launcher's variables in the body, so that processes spawned there do not take themselves for workers."""
     before = dict(os.environ)
     hidden = {name: before[name] for name in before.keys() - clean(before).keys()}
     for name in hidden:

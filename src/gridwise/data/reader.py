@@ -1,4 +1,4 @@
-"""Reads one worker's part of a batch, and transforms it. It knows boxes and no workers, so any process can do it."""
+"""Read one worker's part of a batch, and transform it. That takes only boxes, no workers, so any process can do it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .transforms import PlaceTransform, ValueTransform, generator_of
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor of each sample: where it comes from, and what is made of it."""
+    """One tensor of each sample: where it comes from, and how it is converted."""
 
     samples: Samples
     add_channel: bool
     dtype: torch.dtype
-    """That it has in a batch."""
+    """Its dtype in a batch."""
 
     @property
     def shape(self) -> Shape:
-        """Of a sample as it is stored, with the channel that is added."""
+        """The shape of a sample as it is stored, with the added channel."""
         return (1, *self.samples.shape) if self.add_channel else self.samples.shape
 
     def read(self, first: int, place: Place, out: np.ndarray) -> None:
-        """Fill `out` with a place, in the dims of `shape`, of samples `first`, `first` + 1, ..."""
+        """Fill `out` with the box `place`, in the dims of `shape`, of samples `first`, `first` + 1, ..."""
         if not self.add_channel:
             self.samples.read(first, place, out)
         elif out.size:
@@ -58,7 +58,7 @@ class SampleReader:
         self.changes = not all(isinstance(t, PlaceTransform) for t in transforms)
 
     def shapes(self) -> list[Shape]:
-        """Of a sample's tensors after the transforms."""
+        """The shapes of a sample's tensors after the transforms."""
         shapes = [field.shape for field in self.fields]
         for transform in self.transforms:
             if isinstance(transform, PlaceTransform):
@@ -75,7 +75,7 @@ class SampleReader:
         return blocks
 
     def _block(self, number: int, request: ReadRequest) -> Tensor:
-        """The part of one tensor, before its values are transformed."""
+        """This worker's part of one tensor, before its values are transformed."""
         field, box = self.fields[number], request.boxes[number]
         out = np.empty(box.shape, field.samples.dtype)
         inner = Box(box.start[1:], box.stop[1:])

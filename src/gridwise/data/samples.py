@@ -1,4 +1,4 @@
-"""Samples, all of one shape: the rows of one array along a dim of it, or an array for each."""
+"""Samples, all of one shape: the rows of one array along one of its dims, or one array per sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..grid import Shape
 from .sources import Place, Source, as_source
 
 OPEN = 64
-"""How many files of samples stay open: those that were read last."""
+"""How many files of samples stay open: the ones read most recently."""
 
 
 class Samples(ABC):
@@ -22,7 +22,7 @@ class Samples(ABC):
 
     Attributes
     ----------
-    says : what an error calls them
+    says : their name in errors
     shape, dtype : of one sample
     """
 
@@ -35,11 +35,11 @@ class Samples(ABC):
 
     @abstractmethod
     def read(self, first: int, place: Place, out: np.ndarray) -> None:
-        """Fill each row of `out` with that place of a sample, from sample `first` on."""
+        """Fill the rows of `out` with the box `place` of the samples `first`, `first` + 1, ..."""
 
 
 class StackedSamples(Samples):
-    """The rows of one array, along dim `dim` of it."""
+    """The rows of one array along its dim `dim`."""
 
     def __init__(self, source: Source, dim: int) -> None:
         if not -len(source.shape) <= dim < len(source.shape):
@@ -64,7 +64,7 @@ class StackedSamples(Samples):
 
 
 class SeparateSamples(Samples):
-    """An array for each sample: a list of paths, or of arrays. The first tells what all of them look like."""
+    """One array per sample: a list of paths or of arrays. The first determines the shape and dtype of all."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         if not items:
@@ -110,5 +110,5 @@ class SeparateSamples(Samples):
 
 
 def as_samples(given: Any, dim: int) -> Samples:
-    """What a user gives as samples: a list has one in each entry, anything else has them along `dim`."""
+    """The samples in a user's argument: the entries of a list, or the rows of anything else along `dim`."""
     return SeparateSamples(given) if isinstance(given, list) else StackedSamples(as_source(given), dim)

@@ -1,4 +1,4 @@
-"""Files to which blocks are written: .npy, HDF5 and Zarr. Which worker may write what is decided by `writing`."""
+"""Files to which blocks are written: .npy, HDF5 and Zarr. `writing` decides which worker may write what."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     import zarr
 
 CHUNK_BYTES = 16 << 20
-"""The largest chunk that is chosen for a user who chooses none."""
+"""Most bytes of a chunk if the user does not choose the chunks."""
 
 
 class Target(ABC):
     """An array in a file, which one worker creates and the others open."""
 
     one_writer: ClassVar[bool] = False
-    """Whether only the worker that has created it may write."""
+    """Whether only the worker that created it may write."""
 
     def __init__(self, path: Path, shape: Shape, dtype: np.dtype, chunks: Shape) -> None:
         self.path, self.shape, self.dtype = path, shape, dtype
         self.chunks = chunks
-        """What two workers must not write at the same time; all ones where any elements may be written by anybody."""
+        """The unit that two workers must not write at the same time; all ones if any worker may write any element."""
 
     @abstractmethod
     def create(self) -> None: ...
@@ -46,7 +46,7 @@ class Target(ABC):
 
 
 class NpyTarget(Target):
-    """A .npy file; each worker writes the runs of bytes that are its own."""
+    """A .npy file; each worker writes its own runs of bytes."""
 
     _file = -1
     _start = 0
@@ -68,7 +68,7 @@ class NpyTarget(Target):
         self._file = os.open(self.path, os.O_WRONLY)
 
     def write(self, box: Box, data: np.ndarray) -> None:
-        run = len(self.shape) - 1  # the dims from here on lie in one piece
+        run = len(self.shape) - 1  # the dims from here on are contiguous in the file
         while run > 0 and box.shape[run] == self.shape[run]:
             run -= 1
         strides = [math.prod(self.shape[d + 1 :]) * self.dtype.itemsize for d in range(len(self.shape))]
@@ -142,7 +142,7 @@ TARGETS: dict[str, type[Target]] = {".npy": NpyTarget, ".h5": HDF5Target, ".hdf5
 
 
 def target_of(path: Path) -> type[Target]:
-    """The kind of file that a name asks for."""
+    """The kind of file for the suffix of a path."""
     if path.suffix not in TARGETS:
         raise PartitionError(
             f"BlockWriter: {path} has no ending that tells its format.", fix=f"one of {', '.join(TARGETS)}."
@@ -151,7 +151,7 @@ def target_of(path: Path) -> type[Target]:
 
 
 def chunks_for(block: Shape, itemsize: int) -> Shape:
-    """Chunks of one sample, as large as a block of it, but no larger than is handy."""
+    """Chunks of one sample, as large as a block of it, but of at most `CHUNK_BYTES`."""
     chunks = [1, *(max(1, n) for n in block[1:])]
     while math.prod(chunks) * itemsize > CHUNK_BYTES:
         largest = max(range(len(chunks)), key=lambda d: chunks[d])

@@ -1,12 +1,11 @@
 """Random transforms, the same on all workers that hold a part of a sample.
 
-Each draws from a generator of its own, seeded by the loader's seed, the epoch, the sample and the transform's place: not by the
-worker, nor by what was read before. So the sample looks the same on any grid, and again after a resumption.
+Each draws from a generator of its own, seeded by the loader's seed, the epoch, the sample and the transform's position
+in the list, but not by the worker or by what was read before. So a sample is the same on any grid, and after resuming.
 
-A transform of *places* (`RandomCrop`, `RandomFlip`) chooses which region of the sample stands for it, before anything is
-read: each worker then reads its block of that region. A transform of *values* is any function ``f(blocks, generator)`` that
-returns blocks of the same shapes; it sees one worker's blocks, so what it does to an element must not depend on where that
-lies.
+A transform of *places* (`RandomCrop`, `RandomFlip`) chooses a region of the sample before anything is read; each worker
+then reads its block of that region. A transform of *values* is any function ``f(blocks, generator)`` that returns
+blocks of the same shapes; it sees one worker's blocks, so what it does to an element must not depend on its position.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ValueTransform = Callable[[Any, torch.Generator], Any]
 
 
 class PlaceTransform(ABC):
-    """Chooses a region of each sample; the same in all tensors of it, in their last dims.
+    """A choice of a region of each sample, the same in the last dims of all its tensors.
 
     Parameters
     ----------
@@ -42,7 +41,7 @@ class PlaceTransform(ABC):
         return [next(drawn) if i in self._chosen(len(regions)) else region for i, region in enumerate(regions)]
 
     def shapes_after(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """The shapes that a sample's tensors have afterwards; raises if it does not fit them."""
+        """The shapes of a sample's tensors after this transform; raises if it does not fit them."""
         regions = self([Region.whole(shape) for shape in shapes], torch.Generator(device="cpu").manual_seed(0))
         return [region.shape for region in regions]
 
@@ -105,7 +104,7 @@ class RandomFlip(PlaceTransform):
     Parameters
     ----------
     dims : of the sample, counted from its end: -1 is the last
-    p : how likely it is, for each dim
+    p : the probability of a flip, for each dim
     fields : which tensors of a sample are flipped; None for all
 
     Examples
@@ -140,7 +139,7 @@ class RandomFlip(PlaceTransform):
 
 
 def generator_of(seed: int, epoch: int, sample: int, place: int) -> torch.Generator:
-    """The generator of the transform at this place of the list, for this sample in this epoch."""
+    """The generator of the transform at this place in the list, for this sample in this epoch."""
     return torch.Generator(device="cpu").manual_seed(key_of(f"{seed} {epoch} {sample} {place}"))
 
 

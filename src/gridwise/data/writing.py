@@ -1,4 +1,4 @@
-"""Results to a file, block by block: no worker ever holds more than its part.
+"""Write results to a file, block by block: no worker ever holds more than its part.
 
     blocks on P_x ──► cut where the file's chunks are cut ──► each worker writes its chunks ──► all have written?
                  └──► HDF5: to its one writer, a block at a time
@@ -33,15 +33,15 @@ from .targets import chunks_for, target_of
 class BlockWriter:
     """Writes an array whose blocks lie on a grid: a batch of samples at a time, or all at once.
 
-    All workers of the partition make it and call its methods together.
+    All workers of the partition create it and call its methods together.
 
     Parameters
     ----------
     path : ending in .zarr, .npy, .h5 or .hdf5 (there the dataset is called "data")
-    shape : of all that is going to be written: ``(samples, *dims of a sample)``
+    shape : of everything that will be written: ``(samples, *dims of a sample)``
     P_x : where the blocks lie: ``(batch, *dims of a sample)``
     dtype : of the file
-    chunks : of the file, for Zarr and HDF5; None: one sample, and about a block of it
+    chunks : of the file, for Zarr and HDF5; None: about one worker's block of one sample
     overwrite : whether a file of this name may be replaced
 
     Examples
@@ -125,16 +125,16 @@ class BlockWriter:
     ) -> None:
         if error is None:
             self.close()
-        else:  # perhaps on this worker alone: nothing can be agreed
+        else:  # perhaps on this worker alone, so no agreement is possible
             self._is_open = False
             self._target.close()
 
     # What is written where
 
     def _aligned(self, count: int) -> tuple[CartesianPartition, Layout]:
-        """Where a batch of so many samples has to lie for each chunk to be on one worker."""
+        """A partition and a layout for a batch of `count` samples that put each chunk on one worker."""
         P, chunks, shape = self.P_x, self._target.chunks, (count, *self.shape[1:])
-        if chunks[0] > 1 and P.shape[0] > 1:  # a chunk has several samples: no two workers may share the batch
+        if chunks[0] > 1 and P.shape[0] > 1:  # a chunk spans samples: the batch must not be cut
             counts = tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
             axes = arranged(counts, P.size, frozenset({0}))
             P = CartesianPartition(P.transport, Grid(P.ranks[: int(np.prod(axes))], axes))
@@ -143,7 +143,7 @@ class BlockWriter:
         return P, Layout(P.grid, (balanced.cuts[0], *inner))
 
     def _write_rows(self, box: Box, x: Tensor, rows: Sequence[int]) -> None:
-        """Write a block of a batch, rows that follow one another in the file at once."""
+        """Write a block of a batch, consecutive rows of the file in one call."""
         data, first = x.numpy(), box.start[0]
         if not box.volume:
             return
@@ -152,7 +152,7 @@ class BlockWriter:
             self._target.write(there, data[place : place + len(run)])
 
     def _write_by_root(self, x: Tensor, layout: Layout, rows: Sequence[int]) -> None:
-        """Send every block to the one who writes, in turn; if that fails, the others get rid of theirs all the same."""
+        """Send the blocks in turn to the worker that writes; if writing fails, it still receives the rest."""
         failed: Exception | None = None
         for rank, box in layout.blocks():
             part = x.contiguous()

@@ -1,8 +1,8 @@
-"""Chunks: the pieces of 1 MiB in which blocks are summed, written and read.
+"""Chunks: the pieces of 1 MiB in which blocks are checksummed, written and read.
 
 A block is stored row-major and cut into chunks, the last one shorter. Each chunk has a checksum of its own, so a worker
 that needs a part of a block reads and checks the chunks that hold it and nothing else. A chunk is a range of the flat
-index; `grid.boxes_of_range` says which boxes of the block that is.
+index; `grid.boxes_of_range` gives the boxes of the block that it covers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from ...grid import Box, Shape, boxes_of_range, flat_span
 
 CHUNK = 1 << 20
-"""Bytes of a chunk: a multiple of every element size."""
+"""Bytes per chunk: a multiple of every element size."""
 
 DIGITS = 16
 """Hexadecimal digits of one checksum (XXH3, 64 bits)."""
 
 
 Memory: TypeAlias = "ctypes.Array[ctypes.c_ubyte]"
-"""Bytes at an address, without a copy; whose they are must outlive it."""
+"""Bytes at an address, without a copy; the owner of the memory must outlive it."""
 
 
 def checksum(data: bytes | bytearray | memoryview | Memory) -> str:
@@ -41,29 +41,29 @@ def memories(addresses: Sequence[int], sizes: Sequence[int]) -> list[Memory]:
 
 
 def checksums(data: Sequence[memoryview | Memory]) -> np.ndarray:
-    """As unsigned numbers of 64 bits."""
+    """The checksums as unsigned 64-bit integers."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, data), dtype=np.uint64, count=len(data))
 
 
 def sum_at(sums: str, chunk: int) -> int:
-    """The checksum of a chunk, among those of a block."""
+    """The checksum of one chunk, out of the concatenated `sums` of a block."""
     return int(sums[chunk * DIGITS : (chunk + 1) * DIGITS], 16)
 
 
 def memory_at(address: int, size: int) -> memoryview:
-    """The bytes at an address; whose they are must outlive them."""
+    """A view of the bytes at an address; the owner of the memory must outlive it."""
     if size == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
 def memory_address(data: memoryview) -> int:
-    """Where bytes lie; foreign files put tensors at any place, also at one that does not suit their dtype."""
+    """The address of bytes; in files of other programs, tensors need not be aligned for their dtype."""
     return int(np.frombuffer(data, dtype=np.uint8).ctypes.data) if len(data) else 0
 
 
 def is_plain_memory(x: Tensor) -> bool:
-    """Whether the values lie in host memory as they are to be stored: row-major, and not lazily conjugated or negated."""
+    """Whether the values lie in host memory exactly as they are stored: row-major, not lazily conjugated or negated."""
     return x.device.type == "cpu" and x.is_contiguous() and not x.is_conj() and not x.is_neg()
 
 
@@ -76,7 +76,7 @@ def chunks_of_memory(data: memoryview) -> Iterator[memoryview]:
 
 
 def chunks_of(x: Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor, chunk by chunk; from its own memory where possible, else through one chunk's copy."""
+    """The bytes of a tensor, chunk by chunk; from its own memory where possible, else copied one chunk at a time."""
     if is_plain_memory(x):
         yield from chunks_of_memory(memory_at(x.data_ptr(), x.nbytes))
         return

@@ -1,6 +1,6 @@
-"""What stands at a path, as a manifest: a checkpoint, or safetensors files of any program.
+"""What is at a path, as a manifest: a checkpoint, or safetensors files written by any program.
 
-The bytes that tell it are read first, because workers compare them, and may hand theirs on.
+Reading the bytes and parsing them are separate, because workers compare the bytes, and may take those of the first.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from .safetensors_headers import MAGIC, from_headers, is_safetensors, read_heade
 
 
 def read_contents_bytes(path: Path) -> bytes:
-    """The bytes that say what is at `path`, unchecked."""
+    """The bytes of the manifest or of the headers at `path`, unchecked."""
     return read_headers(path) if is_safetensors(path) else read_manifest_bytes(path)
 
 
 def contents_of(data: bytes, path: Path) -> Manifest:
-    """What these bytes say, checked."""
+    """The manifest in these bytes, checked."""
     return from_headers(data, path) if data.startswith(MAGIC) else from_bytes(data, path / MANIFEST)
 
 
 def read_contents(path: Path) -> Manifest:
-    """What is at `path`, checked."""
+    """The manifest of what is at `path`, checked."""
     return contents_of(read_contents_bytes(path), path)

@@ -1,12 +1,12 @@
 """One worker's data file: a safetensors file that any safetensors tool opens.
 
     8 bytes    length of the header, little endian
-    header     JSON: name -> dtype, shape, data_offsets; "__metadata__" with the id of the save; spaces up to 64 bytes
+    header     JSON: name -> dtype, shape, data_offsets; "__metadata__" with the save's id; padded to 64 bytes
     data       block after block without gaps, larger element sizes first, so that every block is aligned
 
-A block has the key of its tensor as its name, with the box in brackets if it is not the whole: `conv.weight[0:4,0:8]`.
-Where a file has very many small blocks, naming each would cost more than their bytes are worth: there the small ones of
-one dtype share an entry `~packed.0`, and only the manifest tells them apart.
+A block is named by the key of its tensor, with its box in brackets if it is not the whole: `conv.weight[0:4,0:8]`. In a
+file with very many small blocks, an entry for each would take more room than its data: there the small blocks of one
+dtype share an entry `~packed.0`, and only the manifest tells them apart.
 
 Checksums are computed while the bytes are written, from the tensors' own memory; no copy of the state is made.
 """
@@ -41,13 +41,13 @@ from .chunks import (
 from .manifest import ITEMSIZE, StoredFile
 
 PACK_FROM = 1024
-"""Blocks in a file from which on small ones are packed."""
+"""Number of blocks in a file from which on small ones are packed."""
 
 SMALL = 16 << 10
 """Bytes below which a block is small."""
 
 FLUSH_AT = 4 * CHUNK
-"""Bytes that are handed to the system in one call."""
+"""Bytes that are collected before they are written."""
 
 ALIGNMENT = 64
 ID_KEY = "gridwise_id"
@@ -61,9 +61,9 @@ class Block(NamedTuple):
     box: Box | None
     shape: Shape
     data: Tensor
-    """The values; if they have an address, whatever keeps the memory there."""
+    """The values; if there is an `address`, any tensor that keeps that memory alive."""
     address: int
-    """Where the values lie in host memory just as they are stored; 0: not known."""
+    """Where the values lie in host memory exactly as they are stored; 0 if unknown."""
     nbytes: int
 
 
@@ -96,7 +96,7 @@ def write_data_file(path: Path, save_id: str, blocks: Sequence[Block]) -> Writte
 
 
 def _write_blocks(fd: int, blocks: Sequence[Block], checksums: Checksums) -> None:
-    """Write the blocks one after the other, while their chunks are summed."""
+    """Write the blocks one after the other while the checksums of their chunks are computed."""
     waiting: list[memoryview | Memory] = []
     size = 0
     for block in blocks:
@@ -119,15 +119,15 @@ def _chunks(block: Block) -> Iterable[memoryview | Memory]:
 
 
 class Checksums:
-    """The checksums of chunks, computed by a thread while they are written and synced.
+    """The checksums of chunks, computed by a thread while the chunks are written and synced.
 
-    Not an executor of concurrent.futures: these refuse work when the program ends, and a save in the background goes on.
+    Not an executor of concurrent.futures: those refuse work once the program ends, and a background save goes on then.
     """
 
     def __init__(self) -> None:
         self._sums: list[str] = []
         self._error: Exception | None = None
-        self._batches: Queue[Sequence[memoryview | Memory]] = Queue(maxsize=2)  # copies of chunks are not piled up
+        self._batches: Queue[Sequence[memoryview | Memory]] = Queue(maxsize=2)  # copies of chunks must not pile up
         self._thread = threading.Thread(target=self._run, name="gridwise-checksums")
         self._is_running = started(self._thread)
 
@@ -141,11 +141,11 @@ class Checksums:
         while chunks := self._batches.get():
             try:
                 self._sums += map(checksum, chunks)
-            except Exception as error:  # whoever adds must not wait for a thread that has ended
+            except Exception as error:  # or `add` would wait for a thread that has ended
                 self._error = error
 
     def results(self) -> list[str]:
-        """The checksums of all chunks that were added, in that order."""
+        """The checksums of all chunks, in the order in which they were added."""
         if self._error is not None:
             raise self._error
         return self._sums
@@ -160,7 +160,7 @@ class Checksums:
 
 
 def started(thread: threading.Thread) -> bool:
-    """Start a thread, if that can be done: Python 3.12 refuses when the program is over, a system when it has too many."""
+    """Start a thread; False if it cannot be: Python 3.12 refuses at exit, the system if it has too many threads."""
     try:
         thread.start()
     except RuntimeError:
@@ -169,7 +169,7 @@ def started(thread: threading.Thread) -> bool:
 
 
 def sums_of(block: Block) -> str:
-    """The checksums of a block's chunks, one after the other."""
+    """The checksums of a block's chunks, concatenated."""
     return "".join(map(checksum, _chunks(block)))
 
 

@@ -11,10 +11,10 @@
     "per_worker":{"loader":2},
     "checksum":"0123456789abcdef"}
 
-The last line is the checksum of all bytes before it, and is checked before anything is parsed. What is read is not
-trusted all the same: names cannot leave the folder, and sizes, offsets, blocks and checksums must fit one another and
-fill every tensor exactly once, so nothing larger than the files themselves is ever allocated. docs/checkpoint-format.md
-describes every byte.
+The last line is the checksum of all bytes before it, and is checked before anything is parsed. The contents are still
+not trusted: names cannot leave the folder, and sizes, offsets, blocks and checksums must be consistent and fill every
+tensor exactly once, so nothing larger than the files themselves is ever allocated. docs/checkpoint-format.md describes
+every byte.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ DTYPES: dict[str, torch.dtype] = {
     "C64": torch.complex64,
     "C128": torch.complex128,
 }
-"""The dtypes by safetensors' names; C128 is ours, its data is F64 with one more dim of 2."""
+"""The dtypes by their safetensors names; C128 is our own, and its data is F64 with an extra last dim of 2."""
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 ITEMSIZE = {code: dtype.itemsize for code, dtype in DTYPES.items()}
 
 
 class StoredFile(NamedTuple):
-    """A data file: its name in the data folder, its bytes, those of its header, and the header's checksum."""
+    """A data file: its name in the data folder, its size, the size of its header, and the header's checksum."""
 
     name: str
     size: int
@@ -80,7 +80,7 @@ class StoredBlock(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of the checkpoint: dtype by safetensors' name, global shape, and blocks that fill it exactly once."""
+    """A tensor of the checkpoint: safetensors dtype, global shape, and blocks that fill it exactly once."""
 
     code: str
     shape: Shape
@@ -107,10 +107,10 @@ class Manifest:
     id : of the save; 32 hexadecimal digits
     workers : how many workers saved
     files : the data files
-    tensors : by key, dtype, global shape and blocks
-    values : by key, what is no tensor
-    per_worker : by key, for how many workers there is a value
-    written_by, written_at : for people
+    tensors : dtype, global shape and blocks, by key
+    values : what is not a tensor, by key
+    per_worker : the number of workers that have a value, by key
+    written_by, written_at : for information only
     version : of the format
 
     Examples
@@ -130,7 +130,7 @@ class Manifest:
     written_at: str = ""
     version: int = FORMAT_VERSION
     files_of: Path | None = None
-    """The folder of the files if another program has written them: they have no checksums, and links are followed."""
+    """The folder of the files if another program wrote them: they have no checksums, and links are followed."""
 
     @property
     def folder(self) -> str:
@@ -146,7 +146,7 @@ class Manifest:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The manifest as it is written: a line for each tensor."""
+    """The manifest as it is stored, with a line for each tensor."""
     lines = [quoted(key) + _rest_of(tensor) for key, tensor in manifest.tensors.items()]
     head = {
         "id": manifest.id,
@@ -174,7 +174,7 @@ quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
 
 
 def _rest_of(tensor: StoredTensor) -> str:
-    """What follows the name of a tensor in its line."""
+    """The line of a tensor after its name."""
     blocks = ",".join(map(_block_text, tensor.blocks))
     return f':["{tensor.code}",[{",".join(map(str, tensor.shape))}],[{blocks}]]'
 

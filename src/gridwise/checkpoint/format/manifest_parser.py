@@ -1,9 +1,9 @@
 """Read a manifest that may be damaged or hostile: every claim is checked before anything is allocated or opened.
 
-Names cannot leave the folder; sizes, offsets, blocks and checksums must fit one another; the blocks of a file follow one
+Names cannot leave the folder; sizes, offsets, blocks and checksums must be consistent; the blocks of a file follow one
 another without overlap or gap, and those of a tensor fill it exactly once. So nothing larger than the files themselves
-is ever allocated. Anything that does not fit is a `CheckpointDamaged` that names the file. Deliberate forgery, with
-checksums made to fit, can put other numbers into tensors, but cannot run code or leave these bounds.
+is ever allocated. Anything inconsistent raises a `CheckpointDamaged` that names the file. A deliberate forgery with
+matching checksums can put other numbers into tensors, but cannot run code or exceed these bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST_MANIFEST = 256 << 20
 LARGEST_HEADER = 128 << 20
 
 LARGE_MANIFEST = 1 << 20
-"""Bytes from which on the ends of a manifest are looked at before the rest is read."""
+"""Bytes above which both ends of a manifest are checked before the rest is read."""
 _END = 256
 
 _HEAD = re.compile(rb'\{\s*"format"\s*:\s*"gridwise-checkpoint"\s*,\s*"format_version"\s*:\s*(\d{1,9})\s*,')
@@ -66,7 +66,7 @@ def read_manifest_bytes(path: Path) -> bytes:
                 raise CheckpointNotFound(_nothing_at(path))
             if status.st_size > LARGEST_MANIFEST:
                 raise CheckpointDamaged(f"{name} has {status.st_size} bytes: more than a manifest may have.")
-            if status.st_size > LARGE_MANIFEST:  # its ends first: a hole in a file costs its writer nothing
+            if status.st_size > LARGE_MANIFEST:  # its ends first: a huge sparse file costs its writer nothing
                 _check_ends(file.read(_END), os.pread(file.fileno(), _END, status.st_size - _END), name)
                 file.seek(0)
             return file.read(status.st_size)
@@ -86,7 +86,7 @@ def _nothing_at(path: Path) -> str:
 
 
 def from_bytes(data: bytes, name: Path) -> Manifest:
-    """The manifest in `data`; anything that does not fit is a `CheckpointDamaged` naming the file `name`."""
+    """The manifest in `data`; raises a `CheckpointDamaged` naming the file `name` if anything is inconsistent."""
     check_sum(data, name)
     try:
         return _parsed(data)
@@ -97,7 +97,7 @@ def from_bytes(data: bytes, name: Path) -> Manifest:
 MALFORMED = (
     CheckpointDamaged, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError,
 )  # fmt: skip
-"""What reading something that is not as it should be raises."""
+"""Errors that parsing malformed data can raise."""
 
 
 def damaged(what: str, error: Exception) -> CheckpointDamaged:
@@ -106,7 +106,7 @@ def damaged(what: str, error: Exception) -> CheckpointDamaged:
 
 
 def id_of(data: bytes, name: Path) -> str:
-    """The id of the save, without reading all of its manifest; the checksum is checked all the same."""
+    """The id of the save, without parsing all of its manifest; the checksum is still checked."""
     check_sum(data, name)
     found = likely_id(data)
     if found is None:
@@ -115,13 +115,13 @@ def id_of(data: bytes, name: Path) -> str:
 
 
 def likely_id(data: bytes) -> str | None:
-    """The id that a manifest seems to have; nothing is checked."""
+    """The id that a manifest appears to have; nothing is checked."""
     found = _ID_LINE.search(data, 0, 1000)
     return None if found is None else found[1].decode()
 
 
 def check_sum(data: bytes, name: Path) -> None:
-    """Raise unless this is a whole manifest of a version that can be read."""
+    """Raise unless this is a complete manifest of a version that can be read."""
     tail = _check_ends(data, data[-_END:], name)
     found = checksum(memoryview(data)[: len(data) - len(tail[0])])
     if found != tail[1].decode():
@@ -129,7 +129,7 @@ def check_sum(data: bytes, name: Path) -> None:
 
 
 def _check_ends(start: bytes, end: bytes, name: Path) -> re.Match[bytes]:
-    """Raise unless a manifest with this start and this end may be one; the line at its end with the checksum."""
+    """The match of the checksum line at the end; raises if a manifest cannot start or end like this."""
     head = _HEAD.match(start)
     if head is None:
         raise CheckpointDamaged(f"{name} is no manifest of a Gridwise checkpoint: it does not start like one.")
@@ -145,7 +145,7 @@ def _check_ends(start: bytes, end: bytes, name: Path) -> re.Match[bytes]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """JSON without names that stand twice, and without numbers that are none."""
+    """Parsed JSON; raises for duplicate names and for numbers that are not finite."""
     return json.loads(data, object_pairs_hook=_without_twins, parse_constant=_no_constant, parse_float=_finite)
 
 
@@ -180,7 +180,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         seen: set[str] = set()
         twin = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise CheckpointDamaged(f"the name {twin[:100]!r} stands twice.")
+        raise CheckpointDamaged(f"the name {twin[:100]!r} occurs twice.")
     return result
 
 
@@ -288,7 +288,7 @@ def _check_bytes(tensors: dict[str, StoredTensor], files: tuple[StoredFile, ...]
 
 
 def check_ranges(file: str, ranges: list[tuple[int, int, str]], header: int, size: int) -> None:
-    """The tensors of a file follow one another from the end of its header to its end: no overlap, nothing hidden."""
+    """Raise unless the tensors follow one another from the header to the end of a file: no overlap, nothing hidden."""
     end = header
     for start, stop, key in sorted(ranges):
         if start != end:

@@ -1,7 +1,7 @@
-"""Open what lies inside a checkpoint's folder. Links there are not followed: they could lead to anybody's files.
+"""Open files inside a checkpoint's folder. Links there are not followed: they could lead to anybody's files.
 
-A link *to* a checkpoint (`latest`), or to a folder above it, is an ordinary way to it. What is inside is written by saves,
-and these make no links.
+A link *to* a checkpoint (`latest`), or to a folder above it, is allowed. What is inside was written by a save, and
+saves make no links.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 from pathlib import Path
 
 _REFUSED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
-"""What systems say when O_NOFOLLOW meets a link."""
+"""Errors with which systems refuse a link under O_NOFOLLOW."""
 
 
 def open_inside(path: Path, *names: str) -> int:
     """A descriptor for reading the file `names` (folders, then the file) in the checkpoint at `path`.
 
-    An OSError if any of them is a link. A pipe that somebody has put there is opened too, without waiting for its other
-    end: whoever reads looks at what it is.
+    Raises OSError if any of them is a link. A pipe that somebody has put there is opened too, without waiting for its
+    other end: the caller checks the kind of file.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(path, flags | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Safetensors files of any program, by themselves or as shards of a folder, read as if they were a manifest.
+"""Safetensors files written by any program, single or as shards in a folder, read as a manifest.
 
     model.safetensors                        one file
     folder/model.safetensors                 a folder with one file
@@ -8,10 +8,10 @@
     header     JSON: name -> dtype, shape, data_offsets; "__metadata__"
     data       tensor after tensor, without gaps
 
-Nothing in them is believed. A header fits its file and is not larger than 100 MB; the bytes of its tensors are as many as
-their dtype and shape say, and follow one another from the header to the end of the file; an index names files of its own
-folder and nothing else, and each tensor once. These files have no checksums: what can be told is that they are whole, not
-that their numbers are right. Links are followed, because the hub's cache is made of them.
+Nothing in them is trusted. A header must fit into its file and have at most 100 MB; the sizes of its tensors must match
+their dtypes and shapes, and the tensors must follow one another from the header to the end of the file; an index may
+name only files of its own folder, and each tensor once. These files have no checksums: it can be checked that they are
+complete, not that their numbers are right. Links are followed, because the Hugging Face cache is made of them.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from .values import check_keys, decoded, is_length, joined
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 
 LARGEST_HEADER = 100_000_000
-"""Bytes of a header; the same limit as in the safetensors library."""
+"""Most bytes of a header; the same limit as in the safetensors library."""
 
 LARGEST_INDEX = 64 << 20
 
 MOST_HEADERS = 256 << 20
-"""Bytes of the headers of all shards together."""
+"""Most bytes of the headers of all shards together."""
 
 MAGIC = b"safetensors headers\n"
 
 EXTRA = "gridwise"
-"""The entry of a file's metadata in which an export of ours keeps what has no place among its tensors."""
+"""The metadata entry in which our exports keep what is not a tensor."""
 
 UNREADABLE = "cannot be read as safetensors"
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether a safetensors file, an index, or a folder with such files is at `path`, and no checkpoint of ours."""
+    """Whether `path` is a safetensors file, an index, or a folder with such files, and not a checkpoint."""
     if path.is_dir():
         if (path / MANIFEST).exists() or (path / ".metadata").exists():
             return False
@@ -65,11 +65,11 @@ def _starts_like_one(path: Path) -> bool:
     return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
 
 
-# What is read: the same bytes on all workers, if they see the same files
+# Reading: the same bytes on all workers, if they see the same files
 
 
 def read_headers(path: Path) -> bytes:
-    """What the index, if there is one, and the headers of the files at `path` say, unchecked but for their sizes."""
+    """The index, if there is one, and the headers of the files at `path`; only their sizes are checked."""
     where = _index_or_file(path)
     try:
         weight_map = weight_map_of(where, SUFFIX) if where.name.endswith(INDEX) else None
@@ -108,7 +108,7 @@ def _index_or_file(path: Path) -> Path:
 
 
 def weight_map_of(path: Path, suffix: str) -> dict[str, str]:
-    """Which tensor is in which file, by an index whose files have this suffix."""
+    """Tensor -> file, from an index whose files must have this suffix."""
     if path.stat().st_size > LARGEST_INDEX:
         raise CheckpointDamaged(f"an index of {path.stat().st_size} bytes is too large.")
     tree = strict_json(path.read_bytes())
@@ -124,12 +124,12 @@ def weight_map_of(path: Path, suffix: str) -> dict[str, str]:
 
 
 def is_file_name(name: str, suffix: str = SUFFIX) -> bool:
-    """Whether this is the plain name of a file with this suffix, which cannot lead out of its folder."""
+    """Whether this is a plain file name with this suffix, which cannot lead out of its folder."""
     return name.endswith(suffix) and name.isprintable() and not name.startswith(".") and not set(name) & set("/\\\0:")
 
 
 def _header(path: Path) -> tuple[int, bytes]:
-    """The size of a file, and its header; a link is followed, a pipe is not waited for."""
+    """The size of a file, and its header; a link is followed, and a pipe does not block."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         status = os.fstat(fd)
@@ -144,11 +144,11 @@ def _header(path: Path) -> tuple[int, bytes]:
         return status.st_size, file.read(length)
 
 
-# What it means
+# Parsing
 
 
 def from_headers(data: bytes, path: Path) -> Manifest:
-    """What the files at `path` hold, from what `read_headers` gave; anything that does not fit is a `CheckpointDamaged`."""
+    """The manifest of the files at `path`, from the bytes of `read_headers`; `CheckpointDamaged` if inconsistent."""
     where = _index_or_file(path)
     try:
         weight_map, files = strict_json(data[len(MAGIC) :])
@@ -206,7 +206,7 @@ def _metadata(metadata: object, file: str) -> dict[str, str]:
 
 
 def _entry(name: str, entry: object) -> tuple[str, Shape, int, int]:
-    """The dtype, the shape, and the first byte and that after the last of a tensor."""
+    """The dtype and the shape of a tensor, its first byte, and the one after its last."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointDamaged(f"{name[:100]!r} must have a dtype, a shape and data_offsets.")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -231,7 +231,7 @@ def _as_complex(name: str, code: str, shape: Shape) -> tuple[str, Shape]:
 
 
 def _notes(text: str) -> dict[str, Any]:
-    """What an export of ours notes in a file besides its tensors, checked."""
+    """What our exports store in a file besides its tensors, checked."""
     extra = {"values": {}, "per_worker": [], "workers": 1, "complex": []} | strict_json(text)
     names = extra["per_worker"], extra["complex"]
     if not all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in names):

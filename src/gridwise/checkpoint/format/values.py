@@ -1,15 +1,15 @@
-"""Plain values and keys as JSON: what may stand in a checkpoint besides tensors, and under which name.
+"""Plain values and keys as JSON: what a checkpoint may hold besides tensors, and under which names.
 
-A state is a tree; in a checkpoint it is flat. The key of a leaf is the way to it, joined by "/":
+A state is a tree; a checkpoint is flat. The key of a leaf is the path to it, joined by "/":
 
     {"model": {"conv.weight": w}, "steps": [3, 4], "at": {7: t}}    model/conv.weight    steps    at/#7
 
-A number in a way (a key that is an int, a place in a list) is written #7, the worker of a `PerWorker` value @2, and the
-characters that would be mistaken for these are escaped: ~0 is ~, ~1 is /, ~2 and ~3 are a leading # and @, ~4 is the
+A number in a path (an int key, an index into a list) is written #7, the worker of a `PerWorker` value @2, and
+characters that could be mistaken for these are escaped: ~0 is ~, ~1 is /, ~2 and ~3 are a leading # and @, ~4 is the
 empty name. Every key therefore stands for exactly one place.
 
 Values are None, bool, int, float, complex, str, bytes, lists, tuples and dicts (with str or int keys) of them, and
-torch's dtypes, devices and sizes. JSON has no word for some; they are objects with a single name that starts with $:
+torch's dtypes, devices and sizes. Those that JSON lacks become objects with a single name that starts with $:
 {"$tuple": [1, 2]}. Anything else is refused when it is saved. Nothing is ever evaluated or imported to read a value.
 """
 
@@ -26,16 +26,16 @@ import torch
 from ...errors import CheckpointDamaged, CheckpointMismatch
 
 DEEPEST = 64
-"""Levels of nesting; deeper is refused, on both sides."""
+"""Most levels of nesting, for saving and for loading."""
 
 LARGEST_INT = 8192
-"""Bits of an int."""
+"""Most bits of an int."""
 
 Json = Any
 
 
 def joined(prefix: str, *parts: str | int) -> str:
-    """The key of what lies at `parts` below `prefix`."""
+    """The key of the path `parts` below `prefix`."""
     for part in parts:
         name = escaped(part)
         prefix = f"{prefix}/{name}" if prefix else name
@@ -46,7 +46,7 @@ def joined_all(prefix: str, names: Sequence[str | int]) -> list[str]:
     """The keys of many names below `prefix`."""
     if set(map(type, names)) == {str} and "" not in names:
         text = "".join(names)  # type: ignore[arg-type]
-        if not any(mark in text for mark in "/~#@"):  # as in most: nothing to escape
+        if not any(mark in text for mark in "/~#@"):  # the usual case: nothing to escape
             return [f"{prefix}/{name}" for name in names] if prefix else list(names)  # type: ignore[arg-type]
     return [joined(prefix, name) for name in names]
 
@@ -65,9 +65,9 @@ def escaped(part: str | int) -> str:
 
 
 def unescaped(name: str) -> str | int:
-    """The dict key or place in a list that a part of a key stands for; ValueError if `escaped` never gives this part.
+    """The dict key or list index that a part of a key stands for; ValueError if `escaped` never returns this part.
 
-    Else two parts could stand for one place: `#1` and `#01`, `~05` and `~5`.
+    Otherwise two parts could stand for one place: `#1` and `#01`, `~05` and `~5`.
     """
     part: str | int
     if name.startswith("#"):
@@ -83,10 +83,10 @@ def unescaped(name: str) -> str | int:
 
 
 def check_keys(keys: Sequence[str], per_worker: Mapping[str, int]) -> None:
-    """Raise `CheckpointDamaged` for keys that no save writes; `per_worker` says which lie below one for each worker."""
+    """Raise `CheckpointDamaged` for keys that no save writes; `per_worker` maps keys to their numbers of workers."""
     text = "/".join(keys)
     if text and not any(mark in text for mark in "~#@") and "//" not in text and "/" not in (text[0], text[-1]):
-        return  # as in most: nothing that has a meaning of its own
+        return  # the usual case: no characters with a special meaning
     known: set[str] = set()
     for key in keys:
         parts = key.split("/")
@@ -113,12 +113,12 @@ LISTS = {"$list": list, "$items": tuple}
 
 
 def is_length(value: object) -> bool:
-    """Whether a value is the entry of a list or tuple whose items have entries of their own."""
+    """Whether a value is the length of a list or tuple whose items have entries of their own."""
     return isinstance(value, dict) and len(value) == 1 and not LISTS.keys().isdisjoint(value)
 
 
 KEYS = {str, int}
-"""Types of the keys of dicts."""
+"""Types that dict keys may have."""
 
 
 def is_key(value: object) -> bool:
@@ -126,7 +126,7 @@ def is_key(value: object) -> bool:
 
 
 def encoded(value: object, key: str, depth: int = 0) -> Json:
-    """`value` as JSON; `key` is for the error."""
+    """`value` as JSON; `key` names it in errors."""
     if depth > DEEPEST:
         raise CheckpointMismatch(
             f"{key!r} is nested deeper than {DEEPEST} levels, or holds itself: it cannot be saved."
@@ -182,7 +182,7 @@ ENCODERS: dict[type, tuple[str, Callable[[Any], Json]]] = {
 
 
 def decoded(value: Json, depth: int = 0) -> Any:
-    """The value that `encoded` has made this JSON of."""
+    """The value that `encoded` turned into this JSON."""
     if depth > 2 * DEEPEST:
         raise CheckpointDamaged(f"a value is nested deeper than {DEEPEST} levels.")
     if isinstance(value, list):
@@ -221,7 +221,7 @@ def _list(value: Json) -> list[Json]:
 
 
 def _decoded_scalar(name: str, inner: Json) -> object:
-    """What is not saved like this is refused: `float` takes 1e999, 1_0 and the digits of other scripts as well."""
+    """The value, if a save would write it this way: `float` also accepts 1e999, 1_0 and digits of other scripts."""
     value = DECODERS[name](inner)
     if not isinstance(value, SCALARS) or encoded(value, name) != {name: inner}:
         raise ValueError(f"unknown: {str(inner)[:50]!r}")

@@ -4,12 +4,12 @@
 |---|---|---|---|
 | Gridwise checkpoint | a folder with manifest.json | `load` | never |
 | safetensors | a file whose first bytes are a safetensors header | `load` | never |
-| Hugging Face | a folder with safetensors files, and their index if they are several | `load` | never |
-| torch.save | any other file | `torch.load(weights_only=True)` | restricted by torch; all of it only with `trust=True` |
+| Hugging Face | a folder with safetensors files, and an index if there are several | `load` | never |
+| torch.save | any other file | `torch.load(weights_only=True)` | restricted by torch; in full only with `trust=True` |
 | Hugging Face, older | a folder with .bin files | the same, but only with `trust=True` | restricted by torch |
 | torch.distributed.checkpoint | a folder with .metadata | torch, only with `trust=True` | yes, by design of that format |
 
-Unpickling runs whatever code the file contains. `trust=True` says that you know who wrote it.
+Unpickling runs whatever code the file contains. `trust=True` means that you know who wrote it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def convert(
     shard_size: int = SHARD_SIZE,
     progress: Progress | None = None,
 ) -> None:
-    """Convert between formats; one process does it, and holds one tensor at a time of what was not unpickled.
+    """Convert between formats, in one process; without pickle on either side, it holds one tensor at a time.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def convert(
         .safetensors, else a checkpoint.
     trust : allow formats that can only be read by unpickling, which runs code that the file contains
     prefix : convert only what lies below this key ("model"), without the key in the names
-    shard_size : bytes of a file of a Hugging Face folder, at most, unless a single tensor is larger
+    shard_size : most bytes of a file in a Hugging Face folder, unless a single tensor is larger
     progress : called with the number of bytes that were just written
 
     Examples
@@ -86,7 +86,7 @@ def convert(
 
 
 def read(source: str | os.PathLike[str], *, trust: bool = False) -> dict[str, Any]:
-    """All that a file or folder of any known format holds, as a nested dict of whole tensors and plain values.
+    """Everything in a file or folder of any known format, as a nested dict of whole tensors and plain values.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def portable_of(path: Path, trust: bool) -> Portable:
-    """What any format holds, on its way to another."""
+    """The contents of a file or folder of any known format."""
     if is_checkpoint(path) or is_safetensors(path):
         return portable_of_files(path)
     return portable_of_state(unpickled(path, trust))

@@ -1,4 +1,4 @@
-"""Folders as the Hugging Face hub has them: shards and an index, which `from_pretrained` and most other programs read.
+"""Folders as on the Hugging Face hub: shards and an index, which `from_pretrained` and most other programs read.
 
     model-00001-of-00003.safetensors ...     tensors under the names of the torch model, in its order
     model.safetensors.index.json             which tensor is in which shard; written last
@@ -26,7 +26,7 @@ from .portable import Portable, PortableTensor, portable_of_files
 from .safetensors_file import write_tensors
 
 SHARD_SIZE = 5_000_000_000
-"""Bytes of a shard, unless a single tensor is larger."""
+"""Most bytes of a shard, unless a single tensor is larger."""
 
 METADATA = {"format": "pt"}
 
@@ -40,15 +40,15 @@ def export(
 
     Parameters
     ----------
-    path : a folder without a model in it; it is made if need be
+    path : a folder without a model in it; created if necessary
     state : a module, or a dict of tensors by name
-    P : the workers that hold it, default `gridwise.world()`. All of them call this; others do nothing.
-    shard_size : bytes of a file, at most, unless a single tensor is larger
+    P : the workers that hold it, default `gridwise.world()`. All of them call this; on other workers it does nothing.
+    shard_size : most bytes of a file, unless a single tensor is larger
 
     Notes
     -----
-    Every worker writes its blocks into a checkpoint beside the files, then some of the files from that; no worker ever
-    holds more than one whole tensor. There is no index, and so no model, before everything is on the disk.
+    Every worker writes its blocks into a temporary checkpoint beside the files, then some of the files from that; no
+    worker ever holds more than one whole tensor. There is no index, and so no model, before everything is on the disk.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def export(
 
 
 def write_huggingface(target: Path, portable: Portable, shard_size: int, progress: Progress | None) -> None:
-    """The same by one process, from what any format holds."""
+    """Write such a folder in one process, from the contents of any format."""
     shards = shards_of(portable, shard_size)
     _prepare(target, None, shard_size)
     _write_shards(target, shards, 0, 1, progress)
@@ -82,7 +82,7 @@ def write_huggingface(target: Path, portable: Portable, shard_size: int, progres
 
 
 def shards_of(portable: Portable, shard_size: int) -> list[Shard]:
-    """Which tensors go into which file, in order; CheckpointMismatch for what such a folder cannot hold."""
+    """The tensors of each file, in order; CheckpointMismatch for what such a folder cannot hold."""
     if portable.values or portable.per_worker:
         others = ", ".join(map(repr, [*portable.values, *portable.per_worker][:8]))
         raise CheckpointMismatch(
@@ -130,7 +130,7 @@ def _prepare(target: Path, blocks: Path | None, shard_size: int) -> None:
             f"{target} has a model already: {', '.join(there[:8])}.", fix="another folder, or remove it first."
         )
     if blocks is not None:
-        disk.remove(blocks)  # of an export that was killed
+        disk.remove(blocks)  # left by an export that was killed
 
 
 def _write_shards(

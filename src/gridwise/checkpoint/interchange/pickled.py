@@ -1,4 +1,4 @@
-"""Files that are read by unpickling: of `torch.save`, and the `.bin` files of older Hugging Face folders."""
+"""Files that are read by unpickling: those of `torch.save`, and the `.bin` files of older Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _of_bin_folder(path: Path, trust: bool) -> dict[str, Tensor]:
     shards = sorted(set(weight_map.values())) if weight_map is not None else names
     state: dict[str, Tensor] = {}
     for name in shards:
-        tensors = _of_file(path / name, trust=False)  # tensors need no code, even of somebody who is trusted
+        tensors = _of_file(path / name, trust=False)  # tensors need no code, even from a trusted source
         expected = tensors.keys() if weight_map is None else {key for key, file in weight_map.items() if file == name}
         if tensors.keys() != expected or not all(isinstance(x, Tensor) for x in tensors.values()):
             raise CheckpointDamaged(f"{path / name} does not hold just the tensors that the index puts there.")

@@ -1,10 +1,10 @@
-"""What any format holds, on its way to another: whole tensors that are read when it is their turn, and plain values.
+"""The contents of any format, on their way to another: whole tensors, read when they are needed, and plain values.
 
 | from | a tensor is made by |
 |---|---|
-| a Gridwise checkpoint | reading its blocks, each byte compared with its checksum |
-| safetensors files | mapping the file: no memory is taken |
-| what was unpickled | it lies in memory already |
+| a Gridwise checkpoint | reading its blocks, and checking every byte |
+| safetensors files | mapping the file, which takes no memory |
+| an unpickled state | nothing: it is in memory already |
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..state.local_blocks import LocalBlock, LocalTensor
 
 @dataclass(frozen=True)
 class PortableTensor:
-    """A tensor: its dtype by safetensors' name, its shape, and what makes it."""
+    """A tensor: its safetensors dtype, its shape and size, and the function that makes it."""
 
     code: str
     shape: Shape
@@ -52,7 +52,7 @@ class Portable:
     workers: int = 1
 
     def below(self, prefix: str, source: Path) -> Portable:
-        """What lies below a key, without the key in the names; all of it for the empty key."""
+        """The part below a key, without the key in the names; everything for the empty key."""
         way = f"{prefix}/" if prefix else ""
         tensors = {key[len(way) :]: x for key, x in self.tensors.items() if key.startswith(way)}
         if not tensors:
@@ -63,7 +63,7 @@ class Portable:
         return Portable(tensors, values, per_worker, self.workers)
 
     def to_flat(self) -> Flat:
-        """As a state that one process saves."""
+        """The contents as a flat state that one process saves."""
         tensors = {
             key: LocalTensor(x.code, x.shape, [LocalBlock(None, x.make(), False)], everywhere=True)
             for key, x in self.tensors.items()
@@ -72,7 +72,7 @@ class Portable:
 
 
 def portable_of_files(path: Path) -> Portable:
-    """What a Gridwise checkpoint, or safetensors files, at `path` hold."""
+    """The contents of the Gridwise checkpoint or the safetensors files at `path`."""
     manifest = read_contents(path)
     tensors = {}
     memory_of = None if manifest.files_of is None else cache(partial(_map, manifest.files_of))
@@ -85,7 +85,7 @@ def portable_of_files(path: Path) -> Portable:
 
 
 def portable_of_state(state: dict[str, Any]) -> Portable:
-    """What lies in memory already."""
+    """The contents of a state that is in memory."""
     flat = flatten(state)
     tensors = {}
     for key, x in (*flat.tensors.items(), *flat.own_tensors.items()):
@@ -104,10 +104,10 @@ def _read(path: Path, manifest: Manifest, key: str) -> Tensor:
 
 
 def _map(folder: Path, file: StoredFile) -> mmap.mmap:
-    """A file in memory; pages that are looked at are the system's, not this process's."""
+    """A file mapped into memory; its pages belong to the page cache, not to this process."""
     fd = open_checked(folder / file.name, file, "", None)
     try:
-        # Torch wants memory that may be written to. This may, and the file stays as it is.
+        # Torch wants writable memory. A private mapping is writable, and the file stays as it is.
         return mmap.mmap(fd, file.size, access=mmap.ACCESS_COPY)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Write a safetensors file, tensor by tensor, put into place when it is whole."""
+"""Write a safetensors file tensor by tensor, and put it into place when it is complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .portable import Portable, PortableTensor
 
 
 def write_safetensors(target: Path, portable: Portable, progress: Progress | None) -> None:
-    """All in one file; values, which have no place among tensors, in its metadata."""
+    """Write everything to one file; plain values go into its metadata."""
     extra = {
         "values": portable.values,
         "per_worker": portable.per_worker,
@@ -31,7 +31,7 @@ def write_safetensors(target: Path, portable: Portable, progress: Progress | Non
 def write_tensors(
     target: Path, tensors: dict[str, PortableTensor], metadata: dict[str, str], progress: Progress | None
 ) -> None:
-    """These tensors under these names, larger element sizes first."""
+    """Write these tensors under their names, larger element sizes first."""
     items = sorted(tensors.items(), key=lambda item: -ITEMSIZE[item[1].code])
     nothing = torch.empty(0, device="cpu")
     blocks = [Block(name, x.code, None, x.shape, nothing, 0, x.nbytes) for name, x in items]

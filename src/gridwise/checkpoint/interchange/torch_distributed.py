@@ -1,11 +1,11 @@
-"""Folders of torch.distributed.checkpoint, in and out, with the states of optimisers as `get_state_dict` writes them.
+"""Read and write folders of torch.distributed.checkpoint, with optimiser states in the form of `get_state_dict`.
 
     torch      {"state": {"conv.weight": {"exp_avg": ...}}, "param_groups": [{"params": ["conv.weight"], "lr": 0.1}]}
     flattened  {"state.conv.weight.exp_avg": ..., "param_groups.conv.weight.lr": 0.1}
     Gridwise   {"kind": "Adam", "groups": {0: {"params": ["conv.weight"], "lr": 0.1}}, "state": {"conv.weight": {...}}}
 
-All three name parameters by their way in the model, so one is the other, written differently. Torch does not store the class
-of an optimiser; a load into another one is then noticed by the names of its options.
+All three name parameters by their path in the model, so they are the same state in different forms. Torch does not
+store the class of an optimiser; a load into a different one is then noticed by the names of its options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPTIMISER = {"state", "param_groups"}
 
 
 def read_torch_distributed(path: Path, trust: bool) -> dict[str, Any]:
-    """The state in a folder of torch.distributed.checkpoint, whole; optimisers as Gridwise writes them."""
+    """The whole state in a folder of torch.distributed.checkpoint, with optimisers in Gridwise's form."""
     if not trust:
         raise CheckpointError(
             f"{path} is a checkpoint of torch.distributed, which can only be read by unpickling: that runs code that the "
@@ -40,19 +40,19 @@ def read_torch_distributed(path: Path, trust: bool) -> dict[str, Any]:
 
 
 def write_torch_distributed(path: Path, state: dict[str, Any]) -> None:
-    """The state as a folder that `torch.distributed.checkpoint.load` reads on any number of ranks."""
+    """Write the state as a folder that `torch.distributed.checkpoint.load` reads on any number of ranks."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CheckpointError(f"{path} is there already.\n  fix: a folder that is not, or is empty.")
+        raise CheckpointError(f"{path} is there already.\n  fix: a folder that does not exist, or is empty.")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         save(to_torch(state), storage_writer=FileSystemWriter(path, sync_files=True), no_dist=True)
 
 
 def from_torch(state: Any) -> Any:
-    """The same state, with the optimisers in it as Gridwise writes them."""
+    """The same state, with its optimisers in Gridwise's form."""
     if not isinstance(state, dict):
         return state
     if state and all(isinstance(key, str) and key.startswith(("state.", "param_groups.")) for key in state):
@@ -70,7 +70,7 @@ def _names_parameters(group: object) -> bool:
 
 
 def _from_flattened(state: dict[str, Any]) -> dict[str, Any]:
-    """Parameters whose options are all equal, one after the other, are one group: that is all that this form tells."""
+    """The same in Gridwise's form. Parameters with equal options become one group: this form does not store groups."""
     options: dict[str, dict[str, Any]] = {}
     states: dict[str, dict[str, Any]] = {}
     for key, item in state.items():
@@ -92,7 +92,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_torch(state: Any) -> Any:
-    """The same state, with the optimisers in it as torch's `set_state_dict` takes them."""
+    """The same state, with its optimisers in the form that torch's `set_state_dict` takes."""
     if not isinstance(state, dict):
         return state
     groups = state.get("groups")

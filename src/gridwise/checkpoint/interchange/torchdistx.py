@@ -3,7 +3,7 @@
     fs_writer = cp.FileSystemWriter(path="/checkpoint/")
     cp.save_state_dict(state_dict=model.state_dict(), storage_writer=fs_writer)
 
-What is written is an ordinary checkpoint of this package.
+What they write is an ordinary Gridwise checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Is there memory for what a checkpoint says it holds? Asked before any is allocated.
+"""Check that there is memory for what a checkpoint claims to hold, before any is allocated.
 
-A file may be full of holes, which cost its writer nothing, and whoever fills new memory from it runs out of memory long
-after the allocation has succeeded.
+A huge sparse file costs its writer nothing, and a load that fills new memory from it runs out of memory long after the
+allocation has succeeded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OF_GROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memo
 
 @cache
 def largest() -> int:
-    """Bytes that a process can have here at the very most: memory and swap, or the limit of its group if that is less."""
+    """The most bytes that a process can have here: memory and swap, or the limit of its control group if lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -30,7 +30,7 @@ def largest() -> int:
 
 
 def check_new(nbytes: int) -> None:
-    """Raise if a load would have to allocate so many bytes, and there are not as many."""
+    """Raise if a load would have to allocate more bytes than there are."""
     if nbytes > largest():
         raise CheckpointError(
             f"what is to be loaded takes {nbytes} bytes of new memory, and this machine has {largest()}.\n"

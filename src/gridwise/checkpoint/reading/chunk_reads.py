@@ -1,9 +1,9 @@
-"""From wanted boxes to the chunks on the disk that hold them, in columns, and where their bytes go.
+"""The chunks on the disk that hold wanted boxes, and where their bytes go, in columns.
 
-want     this worker's box of a stored tensor, and the memory that is to hold it
-unit     one chunk (1 MiB at most) that holds something wanted; its bytes go straight into place where they are one run
+want     this worker's box of a stored tensor, and the memory that it goes into
+unit     one chunk (1 MiB at most) that holds something wanted; its bytes go straight into place if they are contiguous
          there, else they are scattered
-span     units that lie side by side in a file, to be read in one call
+span     adjacent units of a file, to be read in one call
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..format.manifest import CODES, ITEMSIZE, Manifest, StoredBlock, StoredTens
 
 
 class Scatter(NamedTuple):
-    """Elements ``[start, stop)`` of a block of `shape`, of which `inside` belongs into `target` (both boxes as shifted)."""
+    """Elements ``[start, stop)`` of a block of `shape`; those in its box `inside` go to `target`, of the same shape."""
 
     dtype: torch.dtype
     shape: Shape
@@ -47,29 +47,29 @@ class Scatter(NamedTuple):
 
 
 class ChunkRead(NamedTuple):
-    """A chunk to read: where it lies, its checksum, and where its bytes go (to an `address`, a `scatter`, or nowhere)."""
+    """A chunk to read: where it is, its checksum, and where its bytes go (to an `address`, a `scatter`, or nowhere)."""
 
     file: int
     offset: int
     size: int
     sum: int
     address: int
-    """Where all its bytes belong, one after the other; 0: nowhere in one run."""
+    """Where all its bytes go, one after the other; 0 if they are not contiguous there."""
     fresh: bool
-    """Whether nobody uses yet what it goes to."""
+    """Whether it goes to new memory, which nobody uses yet."""
     key: str
     scatter: Scatter | None
 
 
 TOGETHER = 8 * CHUNK
-"""Bytes of a span, at most: a few chunks, so that what is done once for each costs little."""
+"""Most bytes of a span: a few chunks, so that the work per span costs little."""
 
 Span = tuple[int, int]
-"""Units from the first number up to, not including, the second."""
+"""A range of units: the number of the first, and of the one after the last."""
 
 
 DTYPES: tuple[type[np.generic], ...] = (np.int64, np.int64, np.int64, np.uint64, np.int64, np.bool_)
-"""Of the fields that are numbers, the first ones."""
+"""Dtypes of the numeric fields, which come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class ChunkReads:
         return cls(*arrays, *columns[len(DTYPES) :])  # type: ignore[arg-type]
 
     def in_order(self) -> ChunkReads:
-        """The units that have bytes, as these lie in the files."""
+        """The units that have bytes, in the order of the files."""
         order = np.lexsort((self.offsets, self.files))
         order = order[self.sizes[order] > 0]
         if np.array_equal(order, np.arange(len(self))):
@@ -113,7 +113,7 @@ class ChunkReads:
 
     @property
     def extent(self) -> int:
-        """Bytes from the first unit to the last, which lie side by side."""
+        """Bytes from the first unit to the last, which are adjacent."""
         return int(self.offsets[-1] + self.sizes[-1] - self.offsets[0])
 
     @property
@@ -122,18 +122,18 @@ class ChunkReads:
         return bool(self.addresses.all())
 
     def have_to_be_put(self) -> np.ndarray:
-        """Which units still have bytes to be put when they are checked: not those for new memory, or for none."""
+        """Which units must be put into place after the check: not those for new memory, nor those that go nowhere."""
         if self.go_straight:
             return ~self.fresh
         scattered = np.array([scatter is not None for scatter in self.scatters], dtype=np.bool_)
         return ~self.fresh & ((self.addresses != 0) | scattered)
 
     def memories(self) -> list[Memory]:
-        """The places that their bytes belong to."""
+        """The memory that their bytes go to."""
         return memories(self.addresses.tolist(), self.sizes.tolist())
 
     def views(self, data: memoryview) -> list[memoryview]:
-        """The bytes of each in `data`, which starts where the first unit does."""
+        """The bytes of each unit in `data`, which starts with the first one."""
         starts = self.offsets - self.offsets[0]
         return [data[start:stop] for start, stop in zip(starts.tolist(), (starts + self.sizes).tolist(), strict=True)]
 
@@ -145,7 +145,7 @@ class ChunkReads:
             scatter.put(data)
 
     def spans(self, most: int = TOGETHER) -> Iterator[Span]:
-        """Units that lie side by side in a file, together at most so many bytes; these units are `in_order`."""
+        """Ranges of adjacent units, each of at most `most` bytes; the units must be `in_order`."""
         if not len(self):
             return
         ends = self.offsets + self.sizes
@@ -159,7 +159,7 @@ class ChunkReads:
                 first = stop
 
     def named(self) -> str:
-        """The tensors that they belong to, in words."""
+        """The tensors that they belong to, for errors."""
         keys = list(dict.fromkeys(self.keys))
         return f"tensor {', '.join(map(repr, keys[:3]))}{', ...' * (len(keys) > 3)}"
 
@@ -169,7 +169,7 @@ def _taken(column: Any, order: np.ndarray) -> Any:
 
 
 class Want(NamedTuple):
-    """A box (None: the whole) of a stored tensor, and the tensor that is to hold it; `fresh` if nobody uses that yet."""
+    """A box (None: the whole) of a stored tensor, and the tensor to put it into; `fresh` if nobody uses that yet."""
 
     key: str
     stored: StoredTensor
@@ -177,18 +177,18 @@ class Want(NamedTuple):
     box: Box | None
     fresh: bool
     address: int = 0
-    """Where the whole tensor lies in host memory just as it is stored; 0: not known yet."""
+    """Where the whole tensor lies in host memory exactly as it is stored; 0 if not known yet."""
     checked: bool = True
-    """Whether its chunks have checksums, for which they must be read whole."""
+    """Whether its chunks have checksums, and so must be read whole."""
 
 
 def units_of_all(wants: Iterable[Want]) -> ChunkReads:
-    """The chunks that hold what is wanted."""
+    """The chunks that hold all wanted boxes."""
     return ChunkReads.of(chain.from_iterable(map(units_of, wants)))
 
 
 def units_of(want: Want) -> Iterable[ChunkRead]:
-    """The chunks that hold what one tensor wants."""
+    """The chunks that hold one wanted box."""
     key, stored, target, box, fresh, address, _ = want
     plain = bool(address) or (is_plain_memory(target) and CODES[target.dtype] == stored.code)
     if box is not None or not plain or len(stored.blocks) != 1:
@@ -223,7 +223,7 @@ def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: B
     target_first, target_after = flat_span(want.target.shape, place)
     in_one_run = plain and after - first == target_after - target_first == common.volume
     target = want.target[place.slices]
-    # Without checksums, no more is read than from the first to the last element that is wanted.
+    # Without checksums, only the range from the first to the last wanted element is read.
     lowest, highest = (0, volume) if want.checked else (first, after)
     for chunk in chunk_range(shape, itemsize, inside):
         start, stop = max(lowest, chunk * per_chunk), min((chunk + 1) * per_chunk, volume, highest)
@@ -236,7 +236,7 @@ def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: B
 
 
 def all_units(manifest: Manifest) -> ChunkReads:
-    """Every chunk of a checkpoint; the bytes go nowhere."""
+    """Every chunk of a checkpoint, to be checked only: the bytes go nowhere."""
     return ChunkReads.of(
         ChunkRead(
             block.file, block.offset + start, min(CHUNK, nbytes - start), sum_at(block.sums, chunk), 0, False, key, None

@@ -1,6 +1,6 @@
-"""What a state asks of a checkpoint: looking keys up, and noting which boxes go into which memory.
+"""Match a state with a checkpoint: look up keys, and plan which boxes go into which memory.
 
-`restore` walks over the state and asks; nothing is read or changed before its whole plan is made.
+`restore` walks over the state and calls this; nothing is read or changed before the whole plan is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_NAMED = 8
 
 @dataclass
 class ReadPlan:
-    """What is to be read, and what is to be done when that lies in place."""
+    """What to read, and what to do once that is in place."""
 
     wants: list[Want] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
@@ -35,7 +35,7 @@ class ReadPlan:
 
 
 class Fit:
-    """A checkpoint, asked by worker `rank`, which is number `place` of the `workers` that load, for what fills `into`."""
+    """How worker `rank`, which is number `place` of the `workers` that load, fills `into` from a checkpoint."""
 
     def __init__(self, manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool) -> None:
         self.manifest, self.into, self.cast = manifest, into, cast
@@ -54,7 +54,7 @@ class Fit:
         return find(self.tree, key)
 
     def everything(self, key: str) -> Any:
-        """New memory for all that was saved below `key`, as it was nested; to be filled by the reading."""
+        """New memory for all that was saved below `key`, nested as it was; to be filled when the plan is read."""
         found = self.below(key)
         if found is None:
             raise self.missing(key)

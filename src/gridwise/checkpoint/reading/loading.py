@@ -1,12 +1,12 @@
 """Load a checkpoint onto any grid and any number of workers; verify one without loading it.
 
-    manifest    every worker reads it and looks through it; if not all have seen the same, the first hands on its own
+    manifest    every worker reads and checks it; if they do not all have the same, the first worker sends its own
     plan        which boxes this worker needs, and whether they fit; nothing is read yet
     check       the bytes of these boxes, and only these, against their checksums
     fill        values into place
 
-Workers meet when they have planned and when they have checked, at once if all have little to check; and at the end. An
-error up to and including the check is raised on all workers, and nothing has been changed on any.
+Workers agree after planning and after checking, in one step if all have little to check, and at the end. An error up to
+and including the check is raised on all workers, and nothing has been changed on any.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .reader import Progress, Reader
 from .restore import plan_load
 
 ATTEMPTS = 5
-"""Times that a checkpoint is opened anew when a save replaces it at just that moment."""
+"""How often a checkpoint is opened if saves keep replacing it at that very moment."""
 
 SOON = 64 << 20
-"""Bytes of a worker that it checks before it hears of the others: if one of them has an error, that is not much lost."""
+"""Bytes up to which a worker checks before it hears from the others: if one of them has failed, little is lost."""
 
 
 CHECKED, UNCHECKED, FAILED, REPLACED = range(4)
-"""How a worker has started; the largest of all workers says how they go on."""
+"""How a worker has started; the maximum over all workers decides how they go on."""
 
 
 def load(path: str | os.PathLike[str], into: object = None, P: Partition | None = None, *, cast: bool = False) -> Any:
@@ -48,11 +48,11 @@ def load(path: str | os.PathLike[str], into: object = None, P: Partition | None 
 
     Parameters
     ----------
-    path : where the checkpoint was saved, on any number of workers and any grid; or a safetensors file of any program, or
-        a folder of such files with their index, as the Hugging Face hub has them
+    path : where the checkpoint was saved, on any number of workers and any grid; or a safetensors file of any program,
+        or a folder of such files with their index, as on the Hugging Face hub
     into : the state to fill, as it was given to `save`, or a part of it: tensors and parameters in place, plain values
-        put back into their dicts. Without it, all that was saved comes back as a nested dict of whole tensors.
-    P : the workers that load together, default `gridwise.world()`. All of them call this; others do nothing.
+        put back into their dicts. Without it, all that was saved is returned as a nested dict of whole tensors.
+    P : the workers that load together, default `gridwise.world()`. All of them call this; on others it does nothing.
     cast : convert tensors whose dtype differs, instead of raising
 
     Raises
@@ -65,8 +65,8 @@ def load(path: str | os.PathLike[str], into: object = None, P: Partition | None 
     -----
     Each worker reads the chunks (1 MiB) that hold elements of its own blocks and no others. Nothing is changed, on any
     worker, before all of them have checked everything that they need. Safetensors files of other programs have no
-    checksums: there, sizes, names, shapes and dtypes are what is checked. Their names are those of one module, which may
-    stand under any key: ``into=model`` and ``into={"model": model}`` mean the same.
+    checksums: only sizes, names, shapes and dtypes are checked. Their names are those of one module, which may be under
+    any key: ``into=model`` and ``into={"model": model}`` mean the same.
 
     Examples
     --------
@@ -99,9 +99,9 @@ def _load(consensus: Consensus, path: Path, into: object, cast: bool) -> Any:
 def _started(
     consensus: Consensus, path: Path, into: object, cast: bool, attempt: int
 ) -> tuple[ReadPlan, Reader, bool] | None:
-    """What is to be done, the open data files, and whether all workers have checked them.
+    """The plan, the open data files, and whether all workers have checked theirs.
 
-    None if another save has replaced these meanwhile, for any worker.
+    None if the workers have read different manifests, or a save has replaced the files of any of them meanwhile.
     """
     data = None if attempt == 1 else consensus.from_root(partial(read_contents_bytes, path))
     number = 0
@@ -154,7 +154,7 @@ def _check(reader: Reader, plan: ReadPlan) -> None:
 
 
 def _wait_for_devices(plan: ReadPlan) -> None:
-    """Threads that read fill tensors on devices: not while these are still being used by what was started before."""
+    """Wait for work queued on devices: reading threads must not fill tensors there that are still in use."""
     if not torch.cuda.is_initialized():
         return
     for device in {want.target.device for want in plan.wants if want.target.is_cuda}:

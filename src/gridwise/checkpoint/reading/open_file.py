@@ -1,9 +1,9 @@
-"""A data file that is open for reading, and whose bytes may be looked at in the system's memory.
+"""A data file that is open for reading, and whose bytes can be inspected in the page cache without a copy.
 
-Bytes that the system holds in memory already (its page cache) are mapped: checking them then costs no copy. All others
-are read, which is as fast as the disk is, and which reports a broken disk as an error, where touching mapped memory would
-end the process. Whether they are held is asked without waiting (RWF_NOWAIT); a system or file system that does not know
-the question is read. Pages are taken out of the mapping after use, so that it never counts as this process's memory.
+Bytes that are in the page cache already are mapped: checking them then costs no copy. All others are read, at the speed
+of the disk; a broken disk then raises an error, where touching mapped memory would end the process. Whether bytes are
+cached is tested without waiting (RWF_NOWAIT); where the system or file system does not support that, they are read.
+Pages are dropped from the mapping after use, so that it never counts as this process's memory.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ..format.open_inside import open_inside
 NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
 preadv2: Any = getattr(ctypes.CDLL(None), "preadv2", None)
-"""The C library's, which takes addresses and sizes as an array: no object is made for each of many places."""
+"""The C library's, which takes addresses and sizes as an array, without a Python object for each place."""
 if preadv2 is not None:
     preadv2.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int)
     preadv2.restype = ctypes.c_ssize_t
 
 POPULATE_READ = 22
-"""MADV_POPULATE_READ of Linux, which Python has no name for: map these pages now, and raise if that cannot be done."""
+"""Linux's MADV_POPULATE_READ, for which Python has no name: map these pages now, or fail."""
 
 PAGE = mmap.PAGESIZE
 
 
 class DataFile:
-    """An open data file, which it closes; `open_checked` has checked its kind, size and header."""
+    """An open data file, from a descriptor of `open_checked`, which it owns and closes."""
 
     def __init__(self, fd: int, stored: StoredFile, may_map: bool = True) -> None:
         self._fd = fd
@@ -55,35 +55,35 @@ class DataFile:
 
     def close(self) -> None:
         if self._mapping is not None:
-            with contextlib.suppress(BufferError):  # the traceback of an error still looks at it: it goes with that
+            with contextlib.suppress(BufferError):  # a traceback still refers to it, and frees it later
                 self._mapping.close()
             self._mapping = None
         os.close(self._fd)
 
     def has_changed(self) -> bool:
-        """Whether somebody may have written to the file since it was opened."""
+        """Whether the file may have been written to since it was opened."""
         return self._last_change() != self._seen
 
     def _last_change(self) -> tuple[int, int, int]:
         status = os.fstat(self._fd)
-        return status.st_size, status.st_mtime_ns, status.st_ctime_ns  # the last cannot be put back
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns  # the last cannot be set back
 
     def read_from_memory(self, offset: int, addresses: np.ndarray, sizes: np.ndarray) -> bool:
-        """Read only what the system holds in memory, to these addresses one after the other; whether that was all."""
+        """Read only from the page cache, to these addresses one after the other; whether all bytes were there."""
         if NOWAIT is None or preadv2 is None or ctypes.sizeof(ctypes.c_void_p) != addresses.itemsize:
             return False
         places = np.stack((addresses, sizes), axis=1)  # an array of `struct iovec`
         return bool(preadv2(self._fd, places.ctypes.data, len(places), offset, NOWAIT) == sizes.sum())
 
     def read(self, offset: int, places: Buffers) -> int:
-        """Read from `offset` on into the places, one after the other; the number of bytes that are not there."""
+        """Read from `offset` on into the places, one after the other; the number of bytes that are missing."""
         return _read(self._fd, offset, places)
 
     @contextlib.contextmanager
     def bytes(self, offset: int, size: int, may_map: bool) -> Iterator[tuple[memoryview, int]]:
-        """The bytes from `offset` on, to be looked at, and how many are not there.
+        """A view of the bytes from `offset` on, and how many are missing.
 
-        Another program's write shows in mapped bytes at any time: whoever uses their values must not map them.
+        Mapped bytes change if another program writes to the file: a caller that uses their values must not map them.
         """
         start = offset - offset % PAGE
         length = offset + size - start
@@ -92,7 +92,7 @@ class DataFile:
             try:
                 mapping.madvise(POPULATE_READ, start, length)
             except OSError:
-                self._mapping = None  # the reading tells what is wrong, if anything is
+                self._mapping = None  # reading reports what is wrong, if anything is
             else:
                 with memoryview(mapping) as everything, everything[offset : offset + size] as view:
                     yield view, 0
@@ -104,12 +104,12 @@ class DataFile:
         yield view, _read(self._fd, offset, [view])
 
     def is_in_memory(self, offset: int, size: int) -> bool:
-        """Whether the system holds the first and the last of these bytes in memory; if so, probably all."""
+        """Whether the first and the last of these bytes are in the page cache; if so, probably all are."""
         return is_in_memory(self._fd, offset, size)
 
 
 def is_in_memory(fd: int, offset: int, size: int) -> bool:
-    """Whether the system holds the first and the last of these bytes of an open file in memory."""
+    """Whether the first and the last of these bytes of an open file are in the page cache."""
     if NOWAIT is None:
         return False
     byte = bytearray(1)
@@ -131,9 +131,9 @@ def _read(fd: int, offset: int, places: Buffers) -> int:
 
 
 def open_checked(path: Path, stored: StoredFile, key: str, save_id: str | None) -> int:
-    """A data file of the save `save_id`, after checking its kind, size and header; `key` is a tensor in it, for errors.
+    """Open a data file of the save `save_id` and check its kind, size and header; `key` is a tensor in it, for errors.
 
-    Without an id it is a file that another program has written: there a link is followed.
+    Without an id it is a file that another program has written, and a link to it is followed.
     """
     says = f"file {path.parent.name}/{path.name}, tensor {key!r}"
     try:
@@ -169,7 +169,7 @@ def open_checked(path: Path, stored: StoredFile, key: str, save_id: str | None) 
 
 
 def _header(fd: int, size: int) -> tuple[bytes, str]:
-    """The first bytes of a header of `size` bytes, among them the id, and the checksum of all; not all at a time."""
+    """The start of a header of `size` bytes, which includes the id, and the checksum of all, read chunk by chunk."""
     hasher = xxhash.xxh3_64()
     start = os.pread(fd, min(CHUNK, size), 0)
     hasher.update(start)
@@ -181,4 +181,4 @@ def _header(fd: int, size: int) -> tuple[bytes, str]:
 
 
 class MissingFile(CheckpointDamaged):
-    """A data file is not there: removed, or replaced by a newer save while it was being opened."""
+    """A data file does not exist: removed, or replaced by a newer save while it was being opened."""

@@ -1,6 +1,6 @@
-"""Fit optimisers to a checkpoint: the options of their groups, and the state of each parameter, found by its name.
+"""Plan how a checkpoint fills optimisers: the options of their groups, and the state of each parameter, by its name.
 
-What is as large as a parameter (a momentum, say) lies as the parameter lies, block by block; the rest is whole.
+State with the parameter's shape (a momentum, say) is split as the parameter is; the rest is whole.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..state.local_blocks import LocalTensor, is_deferred, is_tensor, layout_of,
 from .fit import Fit, listed, name_of
 
 SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
-"""Options that schedulers of torch add to groups."""
+"""Options that torch's schedulers add to groups."""
 
 
 class OptimiserFit(Fit):
-    """A checkpoint, asked for the optimisers in `into`."""
+    """How a worker fills the optimisers in `into` from a checkpoint."""
 
     @cached_property
     def names(self) -> dict[int, str]:
-        """The names of all parameters in `into`, by their identities."""
+        """The names of all parameters in `into`, by their `id`."""
         return names_of_parameters(self.into)
 
     def optimiser(self, key: str, optimiser: torch.optim.Optimizer) -> None:
@@ -73,9 +73,9 @@ class OptimiserFit(Fit):
     def check_options(
         self, key: str, optimiser: torch.optim.Optimizer, saved: dict[Any, Any], group: dict[str, Any]
     ) -> None:
-        """Raise for the options of another kind of optimiser: both sides have some that the other has not.
+        """Raise if the options are those of another kind of optimiser: each side has some that the other lacks.
 
-        One side alone may: versions of torch add options, and so do schedulers.
+        If only one side has extra options, that is allowed: versions of torch add some, and so do schedulers.
         """
         missing = sorted(optimiser.defaults.keys() - saved.keys())
         unknown = sorted(map(str, saved.keys() - optimiser.defaults.keys() - group.keys() - SCHEDULED))
@@ -87,7 +87,7 @@ class OptimiserFit(Fit):
             )
 
     def state_of(self, key: str, parameter: Tensor, now: Mapping[Any, Any], group: dict[str, Any]) -> dict[Any, Any]:
-        """The state of one parameter: what is as large as the parameter lies where it lies, the rest is whole."""
+        """The state of one parameter: tensors of its shape are split as it is, the rest is whole."""
         found = self.below(key)
         if found is None:
             return {}
@@ -113,7 +113,7 @@ class OptimiserFit(Fit):
     def like_parameter(
         self, key: str, stored: StoredTensor, parameter: Tensor, share: LocalTensor, before: object
     ) -> Tensor:
-        """Memory that lies as the parameter lies, for the block of a stored tensor; that from before if it fits."""
+        """Memory, split as the parameter is, for the block of a stored tensor; `before` itself if it fits."""
         target, usable = before, is_tensor(before)
         if not is_tensor(target) or target.shape != parameter.shape or target.dtype != stored.dtype:
             target, usable = torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False), False

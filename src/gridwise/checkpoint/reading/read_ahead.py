@@ -1,15 +1,15 @@
-"""Have the system read a data file from the disk while this worker is still busy with the manifest.
+"""Read-ahead: have the system read a data file from the disk while this worker is still busy with the manifest.
 
-Which bytes a worker wants is known when the manifest is parsed and the state fitted to it, and all that time the disk would
-rest. Mostly a worker wants the file that it has written, so the start of that is read without waiting to be asked. Nothing
-follows from it: if the guess is wrong, or cannot be read, that costs the disk a moment and nobody hears of it.
+Which bytes a worker needs is known only when the manifest is parsed and the state matched with it; until then the disk
+would be idle. Usually a worker needs the file that it has written, so the start of that file is read as a guess. A
+wrong guess, or a file that cannot be read, costs the disk a moment and has no other effect.
 
 The file is sent to the null device: one call, no copy, and the system reads ahead in large pieces as for any reader.
-POSIX_FADV_WILLNEED, made for this, ends after one window of reading ahead; asked for each window, it takes page by page
-into memory, which costs more of the processor than is won.
+POSIX_FADV_WILLNEED, made for this, stops after one read-ahead window; called for each window, it loads page by page,
+which costs more processor time than it saves.
 
-A worker that loads alone reads in pieces, into memory of its own. That costs the processor more, but now and then one call
-for everything takes several times as long, which pieces do not (benchmarks/README.md).
+A worker that loads alone reads in pieces, into memory of its own. That takes more processor time, but one call for
+everything occasionally takes several times as long, which pieces do not (benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ..format.open_inside import open_inside
 from .open_file import is_in_memory
 
 MOST = 32 << 20
-"""Bytes of a file that are read on a guess."""
+"""Most bytes of a file that are read as a guess."""
 
 PIECE = 4 << 20
-"""Bytes that are read in one call by a worker alone."""
+"""Bytes that a worker that loads alone reads in one call."""
 
 
 @contextlib.contextmanager
 def reading_ahead(path: Path, alone: bool = False) -> Iterator[None]:
-    """Read the start of a file into the system's memory while the body runs, unless it is there.
+    """Read the start of a file into the page cache while the body runs, unless it is there already.
 
     `alone` if no other worker loads at the same time.
     """
@@ -55,7 +55,7 @@ def reading_ahead(path: Path, alone: bool = False) -> Iterator[None]:
 def _send(nowhere: int, fd: int, size: int) -> None:
     done = 0
     with contextlib.suppress(OSError):
-        # Mostly one call sends everything: whatever else is done here waits for the thread that parses.
+        # Usually one call sends everything: any other Python code here would wait for the thread that parses.
         while done < size and (sent := os.sendfile(nowhere, fd, done, size - done)):
             done += sent
 

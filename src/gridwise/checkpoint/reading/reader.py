@@ -1,14 +1,14 @@
 """Read blocks of stored tensors into memory: check every byte first, then put it into place.
 
     wants      this worker's boxes of stored tensors, and the memory they go to
-    units      the chunks that hold them; those that lie side by side, a span, are read together
-    check()    looks at every unit and compares its checksum; nothing of the caller's is changed
+    units      the chunks that hold them; adjacent ones, a span, are read together
+    check()    compares the checksum of every unit; the caller's memory is not changed
     fill()     reads again, straight into place where that is possible; the files must not have changed meanwhile
 
-Checking a large state before changing any of it means passing over it twice. What lies in the system's memory is looked
-at there by the first pass, without a copy, and copied by the second. What does not, because there is more of it than
-memory, comes from the disk a second time, and is compared a second time. Memory that is new (a deferred parameter, a
-result without `into`) is filled by the first pass. Each thread has memory for one span.
+Checking a large state before changing any of it takes two passes. The first pass checks what is in the page cache
+without a copy, and the second copies it from there. What does not fit into the page cache is read from the disk a
+second time, and checked a second time. New memory (a deferred parameter, a result without `into`) is filled by the
+first pass. Each thread has memory for one span.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .open_file import DataFile, open_checked
 from .shared_memory_targets import shared_memory
 
 MOST_MAPPED = 64
-"""Files up to which they are mapped: a mapping holds a second descriptor."""
+"""Number of files above which none is mapped: a mapping holds a second descriptor."""
 
 SMALL = 128 << 10
 
 LEAST_THREADS = 2
-"""One waits for the disk while another hashes, even where there is but one core."""
+"""One waits for the disk while another hashes, even on a single core."""
 
 MOST_THREADS = 8
-"""Several read faster than one, from memory as from a disk; with more than a few, it is memory that sets the pace."""
+"""Several read faster than one, from memory or from a disk; beyond a few, memory bandwidth is the limit."""
 
 MEMORY = 32 << 20
 """Bytes that all threads together may allocate or map at a time."""
@@ -44,19 +44,19 @@ MEMORY = 32 << 20
 MOST_NAMED = 8
 
 ENOUGH = 256
-"""Chunks that are wrong, after which nobody looks for more: a forged file may be all wrong, and as large as it likes."""
+"""Number of wrong chunks after which the search stops: a forged file may be all wrong, and of any size."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just read."""
 
 
 def number_of_threads(free_cores: int) -> int:
-    """With how many threads a worker reads large tensors that has so many cores for itself."""
+    """The number of threads with which a worker that has this many cores to itself reads large tensors."""
     return max(LEAST_THREADS, min(MOST_THREADS, free_cores))
 
 
 class Reader:
-    """The open data files of a checkpoint, and the units to be read from them; by as many threads as there are cores."""
+    """The open data files of a checkpoint, and the units to be read from them, by several threads."""
 
     def __init__(self, path: Path, manifest: Manifest, units: ChunkReads, free_cores: int | None = None) -> None:
         self.path = path
@@ -67,7 +67,7 @@ class Reader:
         self.units = units.in_order()
         self.nbytes = int(self.units.sizes.sum())
         self.is_checked = False
-        # Small units are the interpreter's work, of which threads do not get more done.
+        # Small units are bound by the interpreter, which threads do not speed up.
         small = self.nbytes <= len(self.units) * SMALL
         self.threads = 1 if small else number_of_threads(cores() if free_cores is None else free_cores)
         self.spans = list(self.units.spans(min(TOGETHER, MEMORY // self.threads)))
@@ -145,7 +145,7 @@ class Reader:
         tail: str,
     ) -> None:
         problems: list[str] = []
-        next_span = iter(spans)  # shared: whoever is free takes the next one, so the files are read in order
+        next_span = iter(spans)  # shared: a thread that is free takes the next one, so the files are read in order
 
         def take_spans() -> None:
             for ends in next_span:
@@ -179,9 +179,9 @@ class Reader:
         return self._look(span, fresh=False, may_map=False)
 
     def _read_into_place(self, span: ChunkReads, trusted: bool) -> list[str]:
-        """Read a span to where its units belong; what is wrong, if anything.
+        """Read a span straight into place; the problems found.
 
-        Not compared again (`trusted`) are bytes that were checked before, if the system still holds them in memory.
+        If `trusted`, its bytes were checked before, and are not compared again if they are still in the page cache.
         """
         file, first = self._file_of(span), int(span.offsets[0])
         if trusted and file.read_from_memory(first, span.addresses, span.sizes):
@@ -194,13 +194,13 @@ class Reader:
         return self._compared(span, places, missing)
 
     def _compare_in_place(self, span: ChunkReads) -> list[str]:
-        """Compare what a span has put into place; what went through a buffer was compared there."""
+        """Check what a span has put straight into place; what went through a buffer was checked there."""
         if not self.has_sums:
             return [f"{self._says(span)}: the file was written to while it was read"]
         return self._compared(span, span.memories(), 0) if span.go_straight else []
 
     def _look(self, span: ChunkReads, fresh: bool, may_map: bool) -> list[str]:
-        """Look at a span and put into place what goes to new memory (`fresh`), or what does not; what is wrong, if anything."""
+        """Check a span, and put the units for new memory (`fresh`), or all others, into place; the problems found."""
         try:
             with self._file_of(span).bytes(int(span.offsets[0]), span.extent, may_map) as (data, missing):
                 views = span.views(data)

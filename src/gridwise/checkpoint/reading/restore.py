@@ -1,19 +1,19 @@
-"""Fit a state to a checkpoint: which stored boxes go into which memory, and what is set afterwards.
+"""Plan how a checkpoint fills a state: which stored boxes go into which memory, and what is set afterwards.
 
-What `into` asks for must be in the checkpoint, with the same shape and dtype; what the checkpoint has beyond that is left
-alone, except inside a module or an optimiser, where a name too many is an error.
+Everything in `into` must be in the checkpoint, with the same shape and dtype; what else the checkpoint has is ignored,
+except inside a module or an optimiser, where an extra name is an error.
 
 | in `into` | gets |
 |---|---|
 | a tensor, an array, a parameter, a shard | its values, in place: this worker's block of the stored tensor |
-| a module | all its parameters and buffers, in place; deferred ones are made, only the local block, without being initialised |
+| a module | all its parameters and buffers, in place; of deferred ones only the local block is made, uninitialised |
 | an optimiser | the options of its groups, and the state of each parameter by name |
 | a generator, a scheduler, anything with `load_state_dict` | its state |
-| a dict | each of its keys; a nested dict of plain values only is refilled with all that was saved under it |
-| a list, a tuple with tensors in it | each of its items; there must be as many |
+| a dict | each of its keys; a nested dict of only plain values is replaced by all that was saved under it |
+| a list or tuple with tensors in it | each of its items; their number must be the same |
 | any other value | replaced by what was saved under its key |
 
-Nothing is changed while this is worked out. `finish` runs when all bytes are in place.
+Nothing is changed while the plan is made. Its `finish` steps run when all bytes are in place.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from .optimisers import OptimiserFit
 
 
 def plan_load(manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool) -> ReadPlan:
-    """How worker `rank`, number `place` of `workers`, fills `into` (None: a new nested dict of everything)."""
+    """The plan by which worker `rank`, number `place` of `workers`, fills `into` (None: a new nested dict of all)."""
     walk = _StateFitter(manifest, into, rank, place, workers, cast)
     if into is None:
         walk.plan.result = walk.everything("")
@@ -76,7 +76,7 @@ def plan_load(manifest: Manifest, into: object, rank: int, place: int, workers: 
 class _StateFitter(OptimiserFit):
     """One pass over the state that is to be filled."""
 
-    # What is asked for
+    # Values of any kind
 
     def any(self, key: str, value: object, put: Callable[[Any], None], depth: int) -> None:
         if depth > DEEPEST:
@@ -107,7 +107,7 @@ class _StateFitter(OptimiserFit):
             self.any(joined(key, name), item, partial(setitem, value, name), depth + 1)
 
     def but_plain(self, key: str, items: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Take the plain tensors among the items in one go; the other items."""
+        """Plan the plain tensors among the items in one pass, and return the other items."""
         plain, others = plain_of(items)
         columns = joined_all(key, plain.names), plain.tensors, plain.addresses, plain.codes, plain.shapes
         tensors, wants, checked = self.manifest.tensors, self.plan.wants, self.manifest.files_of is None
@@ -169,7 +169,7 @@ class _StateFitter(OptimiserFit):
             return
         stored = self.stored(key)
         share = local_tensor(value, key, self.rank)
-        if share.shape != stored.shape or share.code != stored.code:  # spelt out for speed: most tensors fit
+        if share.shape != stored.shape or share.code != stored.code:  # inline for speed: most tensors fit
             self.check_fits(key, stored, share.shape, dtype_of(value))
         for part in share.parts:
             self.want(key, stored, part.data, part.box, fresh=False)
@@ -185,7 +185,7 @@ class _StateFitter(OptimiserFit):
             self.later(lambda new: put(new.numpy()), self.new_tensor(key))
 
     def deferred(self, key: str, value: Tensor) -> Tensor:
-        """A real tensor in place of one without memory: only this worker's block, not initialised, to be read into."""
+        """A real tensor in place of one without memory: only this worker's block, uninitialised, to be read into."""
         stored = self.stored(key)
         layout = layout_of(value)
         self.check_fits(key, stored, tuple(value.shape) if layout is None else layout.global_shape, value.dtype)
@@ -229,18 +229,18 @@ class _StateFitter(OptimiserFit):
         self.plan.finish.append(partial(materialize_rest, module))
 
     def is_flat_without(self, key: str) -> bool:
-        """Whether the checkpoint is the state of one module, without a key above its names, and `key` is that key.
+        """Whether the checkpoint is the state of a single module, saved without the key under which `into` has it.
 
-        It is if `into` has no other: two modules cannot both be the one.
+        That needs `key` to be the only one in `into`: the checkpoint cannot be two modules.
         """
         if not isinstance(self.into, dict) or list(self.into) != [key] or key in self.tree.children:
             return False
         return all(child.kind is None for child in self.tree.children.values())
 
     def but_tied(self, key: str, names: Mapping[str, Any]) -> dict[str, Any]:
-        """The names of a module without those that are not stored, if their tensor is stored under another name.
+        """The names of a module, without those that are missing while their tensor is stored under another name.
 
-        Other programs store parameters that are tied once.
+        Other programs store tied parameters only once.
         """
         tensors = self.manifest.tensors
         stored = {id(x) for name, x in names.items() if is_tensor(x) and joined(key, name) in tensors}
@@ -262,7 +262,7 @@ class _StateFitter(OptimiserFit):
 
 
 def _like(value: Tensor, data: Tensor) -> Tensor:
-    """`data` as the kind of tensor that `value` is: a parameter, with its placement and block."""
+    """`data` as the same kind of tensor as `value`: if a parameter, with its placement and block."""
     if not isinstance(value, torch.nn.Parameter):
         return data
     kind = type(value) if layout_of(value) is not None else torch.nn.Parameter
@@ -273,7 +273,7 @@ def _like(value: Tensor, data: Tensor) -> Tensor:
 
 
 def _as_before(before: object, saved: object) -> Any:
-    """`saved`, in dicts of the kinds that were there before: a Counter stays a Counter."""
+    """`saved`, with dicts of the same types as in `before`: a Counter stays a Counter."""
     if isinstance(before, dict) and isinstance(saved, dict):
         inner = {name: _as_before(before.get(name), item) for name, item in saved.items()}
         if type(before) is dict:
@@ -286,7 +286,7 @@ def _as_before(before: object, saved: object) -> Any:
 
 
 def _ways_to(key: str) -> Iterator[str]:
-    """The keys that a key lies below."""
+    """The keys above a key, nearest first."""
     end = key.rfind("/")
     while end > 0:
         yield key[:end]

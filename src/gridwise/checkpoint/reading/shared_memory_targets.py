@@ -1,10 +1,10 @@
-"""Tensors of `into` that share memory: what was saved for them must be the same, or no order of filling would be right.
+"""Tensors of `into` that share memory: their saved values must be equal, or no order of filling would be right.
 
-A tensor that shares memory with itself (expanded, `as_strided`) is refused: an element has one place.
+A tensor whose own elements share memory (expanded, `as_strided`) is refused.
 
-Parameters that are tied, and a view beside the tensor that it is of, were saved from one memory and hold the same values.
-Where that is so they are filled, each with its own bytes. Only places that are one run of memory are compared here: of
-tensors that lie there in pieces (transposed, on a device, converted) the last one wins.
+Tied parameters, and a view next to its base tensor, were saved from the same memory and hold the same values; then each
+is filled with its own bytes. Only targets that are contiguous in host memory are compared here: of tensors that are
+filled in pieces (transposed, on a device, converted) the last one wins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .chunk_reads import ChunkReads
 
 
 def overlaps_itself(x: Tensor) -> bool:
-    """Whether several elements of a tensor lie at one place.
+    """Whether several elements of a tensor share one place in memory.
 
     >>> import torch
     >>> overlaps_itself(torch.ones(1).expand(3)), overlaps_itself(torch.ones(3, 2).T)
@@ -31,7 +31,7 @@ def overlaps_itself(x: Tensor) -> bool:
     for stride, extent in strides:
         woven = woven or stride <= reach
         reach += stride * (extent - 1)
-    if not woven:  # each dim steps over all that the dims with smaller steps reach, as in nearly all tensors
+    if not woven:  # each dim steps beyond the reach of all dims with smaller strides, as in nearly all tensors
         return False
     places = np.zeros(reach + 1, dtype=np.bool_)
     np.lib.stride_tricks.as_strided(places, x.shape, x.stride())[...] = True
@@ -39,10 +39,10 @@ def overlaps_itself(x: Tensor) -> bool:
 
 
 def shared_memory(units: ChunkReads) -> Iterator[tuple[int, int, int, int]]:
-    """Two units each that go, in part or whole, to the same memory; where in the first that begins, and how many bytes it is.
+    """Pairs of units whose memory overlaps, with the offset of the overlap in the first unit and its size in bytes.
 
-    It begins where the second unit does. Units are walked through by address, and compared with the one before that reaches
-    furthest. If all these pairs agree about what they share, any two units do.
+    The overlap begins where the second unit does. Units are visited by address, each paired with the one before it that
+    reaches furthest. If all these pairs agree on what they share, any two units do.
     """
     straight = np.flatnonzero(units.addresses)
     order = straight[np.argsort(units.addresses[straight], kind="stable")]

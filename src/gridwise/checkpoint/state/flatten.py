@@ -3,13 +3,13 @@
     {"model": net, "optim": adam, "step": 7, "rng": PerWorker(generator)}
 
     model/conv.weight                        a tensor, with this worker's share of it (`local_tensor`)
-    optim/state/conv.weight/exp_avg          stored by the parameter's name, lies where the parameter lies
+    optim/state/conv.weight/exp_avg          stored under the parameter's name, split as the parameter is
     optim/groups/#0/lr                       a value
-    optim/kind                               its class: the state of one kind means nothing to another
+    optim/kind                               its class: the state of one kind is of no use to another
     step                                     a value
     rng/@2                                   the tensor of worker 2
 
-Everything here is local to one worker; `saving` compares it over the workers.
+Everything here is local to one worker; `saving` compares it across the workers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RULES = ("refuse", "keep", "wrap")
 
 
 class PerWorker:
-    """A value that each worker has for itself: a generator, the position of a data loader. Not compared over the workers.
+    """A value that each worker has for itself: a generator, the position of a data loader. Workers may differ in it.
 
     Parameters
     ----------
-    value : anything that may stand in a state
-    when_resized : what `load` does when the number of workers is not that of the save. 'refuse' raises; 'keep' leaves
-        every worker the value that it has; 'wrap' gives worker i that of worker i modulo the saved number.
+    value : anything that a state may hold
+    when_resized : what `load` does if the number of workers differs from that of the save. 'refuse' raises; 'keep'
+        leaves every worker the value that it has; 'wrap' gives worker i that of worker i modulo the saved number.
 
     Examples
     --------
@@ -63,9 +63,9 @@ class Flat:
     """What this worker has to save.
 
     `tensors` and `values` must have the same names on all workers, and values the same contents. `own_tensors` and
-    `own_values` are named by those workers only that have them. `per_worker` lists the keys of `PerWorker` values.
-    `workers` is how many there were, where that is not how many save (a conversion). `groups` are tensors that are not
-    spelt out yet.
+    `own_values` are named only by the workers that have them. `per_worker` lists the keys of `PerWorker` values.
+    `workers` is the original number of workers if others save it now (a conversion). `groups` are tensors that have no
+    entries of their own yet.
     """
 
     tensors: dict[str, LocalTensor] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Flat:
 
 
 class Group(NamedTuple):
-    """Plain tensors of one dict, of which nobody has yet asked more than their memory; `alone`: inside a `PerWorker`."""
+    """Plain tensors of one dict, as columns without entries of their own; `alone`: inside a `PerWorker`."""
 
     prefix: str
     plain: Plain
@@ -93,9 +93,9 @@ class Group(NamedTuple):
 
 
 def flatten(state: object, rank: int = 0, place: int = 0, in_groups: bool = False) -> Flat:
-    """The state of the worker with rank `rank` in the world, which is number `place` of those that save.
+    """The flat state of the worker with rank `rank` in the world, which is number `place` of those that save.
 
-    With `in_groups`, dicts of plain tensors only are left as groups: enough for a copy, and quickly done.
+    With `in_groups`, dicts that hold only plain tensors are left as groups: that is fast, and enough for a copy.
     """
     check_state(state)
     walk = _StateFlattener(rank, place, state)
@@ -112,7 +112,7 @@ def flatten(state: object, rank: int = 0, place: int = 0, in_groups: bool = Fals
 
 
 def _check_places(flat: Flat) -> None:
-    """Raise if a `state_dict()` has moved a tensor whose address was noted before it was called."""
+    """Raise if a `state_dict()` call has moved a tensor whose address was recorded earlier."""
     parts = [part for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values() for part in x.parts]
     places = [(part.data, part.address) for part in parts if part.address]
     places += [pair for group in flat.groups for pair in zip(group.plain.tensors, group.plain.addresses, strict=True)]
@@ -132,7 +132,7 @@ def check_state(state: object) -> None:
 
 
 class Stateful(Protocol):
-    """What gives and takes its state by itself."""
+    """An object that returns and loads its own state."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -140,12 +140,12 @@ class Stateful(Protocol):
 
 
 def has_state(value: object) -> TypeGuard[Stateful]:
-    """Whether a value gives and takes its state by itself: modules, optimisers, schedulers, scalers, loaders."""
+    """Whether a value returns and loads its own state: modules, optimisers, schedulers, scalers, loaders."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def names_of_parameters(state: object) -> dict[int, str]:
-    """Parameter (by `id`) -> name in its module; with the module's key in front where two modules have the same name."""
+    """Parameter (by `id`) -> name in its module, prefixed with the module's key if two modules share the name."""
     modules = list(_modules(state, "", 0))
     relative: dict[str, set[int]] = {}
     found: dict[int, tuple[str, str]] = {}
@@ -175,7 +175,7 @@ def _modules(value: object, prefix: str, depth: int) -> Iterator[tuple[str, torc
 
 
 def parameter_names(optimiser: torch.optim.Optimizer, names: Mapping[int, str], key: str) -> list[list[str]]:
-    """Per group, the names of its parameters: from the modules of the state, else those that the optimiser was given."""
+    """The names of the parameters in each group: from the modules of the state, else those given to the optimiser."""
     result = []
     for group in optimiser.param_groups:
         given: Sequence[str | None] = group.get("param_names") or [None] * len(group["params"])
@@ -202,7 +202,7 @@ class _StateFlattener:
         self.flat = Flat()
         self.in_groups = False
         self.asked_late = False
-        """Whether a `state_dict()` was called when addresses had been noted already."""
+        """Whether a `state_dict()` was called after addresses had been recorded."""
         self.alone = False
         """Inside a `PerWorker`: names and values are this worker's own."""
 
@@ -252,7 +252,7 @@ class _StateFlattener:
             if not self.in_groups:
                 self.flat.spell_out()
             return
-        # In the order of the items: which of them are plain may differ from worker to worker.
+        # Keep the order of the items: which of them are plain may differ between workers.
         shares = local_plain(plain, owned=self.alone)
         tensors = self.flat.own_tensors if self.alone else self.flat.tensors
         for name, item in items.items():
@@ -306,7 +306,7 @@ class _StateFlattener:
             for name, item in state.items():
                 self.any(joined(key, name), item, depth + 1)
             return
-        # Only those who hold a part of a split parameter have a state for it: it is their own, not everybody's.
+        # Only workers that hold a part of a split parameter have a state for it, so it is their own.
         share = local_tensor(parameter, key, self.rank)
         if not share.parts:
             return
@@ -332,7 +332,7 @@ def first_owner(layout: Layout) -> int:
 
 
 def lies_like(item: object, parameter: Tensor) -> bool:
-    """Whether a tensor of an optimiser has one value per element of the parameter, and so lies where it lies."""
+    """Whether a tensor of an optimiser has one value per element of the parameter, and so is split as it is."""
     return is_tensor(item) and item.shape == parameter.shape
 
 
@@ -348,7 +348,7 @@ def is_plain(value: object, depth: int = 0) -> bool:
 
 
 def check_array(value: np.ndarray, key: str) -> None:
-    """Raise for arrays that are more than their memory."""
+    """Raise for a masked array, which is more than its data."""
     if isinstance(value, np.ma.MaskedArray):
         raise CheckpointMismatch(
             f"{key!r} is a masked array, of which only the data would be kept.\n"

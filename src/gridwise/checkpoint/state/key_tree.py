@@ -1,7 +1,7 @@
-"""The flat keys of a checkpoint as the tree that they were made of.
+"""The flat keys of a checkpoint as the tree that they were made from.
 
 A node is a leaf (a tensor or a value), a dict of named nodes, or a list or tuple. A list that holds tensors has, besides
-its items, an entry of its own among the values, {"$list": 3} or {"$items": 3}, from which its length and kind are known.
+its items, an entry of its own among the values, {"$list": 3} or {"$items": 3}, which gives its length and kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..format.values import DEEPEST, LISTS, is_length
 
 @dataclass(slots=True)
 class KeyNode:
-    """A place in the tree. `kind` is None for a leaf, else dict, list or tuple; `children` go by parts of keys."""
+    """A node of the tree. `kind` is None for a leaf, else dict, list or tuple; `children` are by part of the key."""
 
     key: str
     kind: type | None

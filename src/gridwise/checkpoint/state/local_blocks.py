@@ -1,6 +1,6 @@
-"""What a worker holds of a global tensor: the shape of the whole, and the blocks that lie here.
+"""A worker's part of a global tensor: the global shape, and the blocks that this worker holds.
 
-| the tensor | the whole | what lies here |
+| the tensor | global shape | blocks on this worker |
 |---|---|---|
 | has `.placement` (a `grid.Layout`) | the layout's global shape | the block of this worker in it; if this worker is not in  |
 |                                    |                           | the layout's grid, a replica of the box `.block`, or      |
@@ -8,7 +8,7 @@
 | ShardedTensor, DTensor of torch    | its own global shape      | its local shards                                          |
 | any other                          | its shape                 | everything, the same on all workers                       |
 
-The one question behind saving ("which of this do I write?") and loading ("which of this do I need?").
+Saving ("which of this do I write?") and loading ("which of this do I need?") both start from this.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ except ImportError:  # a torch that was built without torch.distributed
     ShardedTensor = DTensor = None  # type: ignore[assignment, misc]
 
 PLACEMENT, FORMER_PLACEMENT = "placement", "layout"
-"""The attributes by which a tensor says, with a `grid.Layout`, which block of what it is; the former until 0.3."""
+"""Attributes that hold a tensor's `grid.Layout`: which block of what it is. `layout` is accepted until 0.3."""
 
 
 class LocalBlock(NamedTuple):
-    """A block that lies here: its box in the whole, its values, and whether it is this worker's to write."""
+    """A block on this worker: its box in the global tensor, its values, and whether this worker writes it."""
 
     box: Box | None
     """None: the whole tensor."""
     data: Tensor
-    """The values; of a part with an address, whatever keeps the memory there."""
+    """The values; if there is an `address`, any tensor that keeps that memory alive."""
     owned: bool
     address: int = 0
-    """Where the values lie in host memory just as they are stored; 0: not known."""
+    """Where the values lie in host memory exactly as they are stored; 0 if unknown."""
     size: int = 0
-    """Bytes there."""
+    """Bytes at the address."""
 
 
 class LocalTensor(NamedTuple):
-    """This worker's share of a global tensor; `everywhere` says that all workers hold the whole of it."""
+    """This worker's share of a global tensor; `everywhere` if all workers hold the whole of it."""
 
     code: str
     shape: Shape
@@ -62,14 +62,14 @@ class LocalTensor(NamedTuple):
 
 
 def local_plain(plain: Plain, owned: bool) -> Iterator[LocalTensor]:
-    """This worker's share of each plain tensor: one part, `owned`, else the same everywhere."""
+    """This worker's share of each plain tensor: one block, which is either `owned` or the same on all workers."""
     parts = zip(repeat(None), plain.tensors, repeat(owned), plain.addresses, plain.sizes)
     alone = zip(map(tuple.__new__, repeat(LocalBlock), parts))
     return map(tuple.__new__, repeat(LocalTensor), zip(plain.codes, plain.shapes, alone, repeat(not owned)))
 
 
 def local_tensor(x: Tensor, key: str, rank: int) -> LocalTensor:
-    """This worker's share of the tensor `x`, of which `key` is the name."""
+    """This worker's share of the tensor `x`; `key` names it in errors."""
     dtype = dtype_of(x)
     code = CODES.get(dtype)
     if code is not None and type(x) in TYPES and x.layout is torch.strided and (x.data_ptr() or not x.numel()):
@@ -92,7 +92,7 @@ def local_tensor(x: Tensor, key: str, rank: int) -> LocalTensor:
 
 
 def layout_of(x: object) -> Layout | None:
-    """The layout that a split tensor carries as its `placement`, or as its `layout`, the name up to 0.1."""
+    """The layout of a split tensor: its `placement`, or its `layout`, as the attribute was called up to 0.1."""
     for name in (PLACEMENT, FORMER_PLACEMENT):
         layout = getattr(x, name, None)
         if isinstance(layout, Layout):
@@ -161,12 +161,12 @@ def _is_sharded(x: object) -> TypeGuard[ShardedTensor]:
 
 
 def dtype_of(x: Tensor) -> torch.dtype:
-    """The dtype of a tensor; a ShardedTensor itself answers only if it has one local shard."""
+    """The dtype of a tensor; a ShardedTensor has the attribute only if it has exactly one local shard."""
     return x.metadata().tensor_properties.dtype if _is_sharded(x) else x.dtype
 
 
 def check_dense(x: Tensor, key: str) -> None:
-    """Raise for tensors that are no plain array of numbers."""
+    """Raise for tensors that are not a plain array of numbers."""
     if x.is_quantized or (not is_deferred(x) and _torch_layout(x) is not torch.strided):
         raise CheckpointMismatch(
             f"{key!r} is a sparse or quantized tensor, which cannot be stored.\n  fix: save its parts."
@@ -179,7 +179,7 @@ def check_dense(x: Tensor, key: str) -> None:
 
 
 def _torch_layout(x: Tensor) -> torch.layout:
-    """What torch says: strided or sparse, of tensors too that hide it behind a `.layout` of their own."""
+    """Torch's layout, strided or sparse, even of tensors that hide it behind a `.layout` of their own."""
     return torch.Tensor.layout.__get__(x)  # type: ignore[attr-defined]
 
 
@@ -189,11 +189,11 @@ def is_deferred(x: object) -> bool:
 
 
 def in_place_of(x: Tensor, made: Tensor) -> Tensor:
-    """What a deferred tensor is when `made` has taken its place: itself, wherever it is held, if it can be."""
+    """The tensor that replaces the deferred `x`: `x` itself, made real in place; for a meta tensor, `made`."""
     return made if x.is_meta else put_in_place(x, made)
 
 
 def materialize_rest(module: torch.nn.Module) -> None:
-    """Make what is still deferred when the state of a module is loaded: what its state does not hold."""
+    """Materialise what is still deferred after a module's state is loaded: what its state does not include."""
     if not isinstance(module, torch.jit.ScriptModule):
         deferred_init.materialize_module(module, progress=False)

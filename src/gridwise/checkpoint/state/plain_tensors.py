@@ -1,8 +1,8 @@
-"""Plain tensors, many at a time: they lie in host memory just as they are stored, whole and row-major.
+"""Plain tensors, many at a time: they lie in host memory exactly as they are stored, whole and row-major.
 
-A state of ten thousand small tensors costs what is done per tensor, not what is done per byte. Nearly all tensors of a
-state are plain, and many are alike, so the walks that save and load pick these out of a dict in one pass and keep them in
-columns: a few attributes are read of each, and from then on it is an address and the number of its kind.
+For a state of ten thousand small tensors, time goes into the work per tensor, not per byte. Nearly all tensors of a
+state are plain, and many are alike, so saving and loading pick these out of a dict in one pass and keep them in
+columns: a few attributes of each are read, and from then on it is an address and the number of its kind.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ...grid import Shape
 from ..format.manifest import CODES
 
 TYPES = {Tensor, torch.nn.Parameter}
-"""Types that say nothing about a grid: most tensors of a state, by far."""
+"""Types that carry no placement: by far the most tensors of a state."""
 
 STRIDED = torch.strided
 
 
 class TensorKind(NamedTuple):
-    """What tensors that are alike have in common."""
+    """The dtype, shape and size that tensors of one kind share."""
 
     code: str
     shape: Shape
@@ -33,13 +33,13 @@ class TensorKind(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """Plain tensors in columns, none of them empty. Addresses are good as long as the tensors are."""
+    """Plain tensors in columns, none of them empty. The addresses are valid as long as the tensors exist."""
 
     names: list[Any]
     tensors: list[Tensor]
     addresses: list[int]
     numbers: list[int]
-    """Of each, its place in `kinds`."""
+    """The index of each tensor's kind in `kinds`."""
     kinds: list[TensorKind]
 
     @property
@@ -52,22 +52,22 @@ class Plain(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each."""
+        """Bytes of each tensor."""
         return list(map([kind.nbytes for kind in self.kinds].__getitem__, self.numbers))
 
 
 def plain_of(items: Mapping[Any, Any]) -> tuple[Plain, dict[Any, Any]]:
-    """The plain tensors among the items, and the other items, both in their order."""
+    """The plain tensors among the items, and the other items, both in order."""
     found: dict[tuple[torch.dtype, torch.Size], int] = {}
     number, last_dtype, last_shape = 0, None, None
     numbers: list[int] = []
     addresses: list[int] = []
     add_number, add_address = numbers.append, addresses.append
     rest: dict[Any, Any] = {}
-    for name, x in items.items():  # each tensor is looked at once, while it lies in the processor's cache
+    for name, x in items.items():  # one visit per tensor, while it is in the processor's cache
         if type(x) in TYPES and x.is_cpu and x.layout is STRIDED and x.is_contiguous() and not x.is_neg():
             dtype, shape = x.dtype, x.shape
-            if dtype is not last_dtype or shape != last_shape:  # else it is like the one before
+            if dtype is not last_dtype or shape != last_shape:  # else it is of the same kind as the one before
                 number = found.setdefault((dtype, shape), len(found))
                 last_dtype, last_shape = dtype, shape
             add_number(number)

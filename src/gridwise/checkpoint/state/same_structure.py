@@ -1,7 +1,7 @@
-"""Do all workers hold the same names, dtypes, global shapes and plain values? One number of each tells.
+"""Check that all workers hold the same names, dtypes, global shapes and plain values, by one hash per worker.
 
-Of ten thousand tensors that number is made in columns, without a word about each. Only if the numbers differ does every
-worker spell out what it holds, and all of them the first differences.
+The hash of ten thousand tensors is computed from columns, without a description of each. Only if the hashes differ does
+every worker list what it holds, and the error names the first differences.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..format.chunks import checksum
 from .flatten import Flat
 
 MOST_NAMED = 8
-"""Offending keys in one message."""
+"""Most offending keys in one message."""
 
 
 def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
-    """Raise on all workers, with the first differences, unless all hold the same, and save it at one path."""
+    """Raise on all workers, with the first differences, unless all hold the same state and save it to one path."""
     said = consensus.say_all([str(path), _listing(flat)])
     if len({Path(given).name for given, _ in said}) > 1:
         lines = [f"worker {rank}: {given}" for rank, (given, _) in zip(consensus.team, said, strict=True)]
@@ -36,7 +36,7 @@ def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
 
 
 def number_of(flat: Flat, path: Path) -> int:
-    """63 bits of a checksum of all that must be the same; of the path its name, for it may be reached in other ways."""
+    """A 63-bit hash of all that must be the same; of the path only its name, as workers may reach it differently."""
     all_tensors = flat.tensors.values()
     tensors = [
         list(flat.tensors),
@@ -72,7 +72,7 @@ def _disagreement(what: str, everyone: dict[int, dict[str, str]]) -> str:
 
 
 def differences(everyone: Mapping[int, Mapping[str, str]]) -> tuple[str | None, list[str]]:
-    """The first key of which workers (by rank) say different things, and lines that tell who says what of the first few."""
+    """The first key in which workers (by rank) differ, and lines that show what each has for the first few of them."""
     keys = dict.fromkeys(key for listing in everyone.values() for key in listing)
     wrong = [key for key in keys if len({listing.get(key) for listing in everyone.values()}) > 1]
     lines = []

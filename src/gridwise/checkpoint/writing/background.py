@@ -1,12 +1,12 @@
 """Save while training goes on: the state is copied once, the rest happens in a thread.
 
     async_save    copy this worker's part (`staging`); lock and agree as `save` does
-    thread        write and sync the data file; leave a note `w3.part` in the data folder that says what is in it
+    thread        write and sync the data file; leave a note `w3.part` in the data folder that lists what is in it
     first worker  its thread waits for all notes, compares, commits
 
-The threads do not talk to one another, because training may be using the transport: the notes in the folder tell the
-first worker all it needs, so a checkpoint is committed as soon as the last worker has written, without anybody's call.
-One save is in flight at a time. The next call of `save`, `async_save`, `load` or `Pending.wait` on the same workers waits
+The threads exchange no messages, because training may be using the transport: the notes in the folder tell the first
+worker all it needs, so a checkpoint is committed as soon as the last worker has written, without any further call. One
+save is in flight at a time. The next call of `save`, `async_save`, `load` or `Pending.wait` on the same workers waits
 for it, and raises what went wrong, on all of them.
 """
 
@@ -33,20 +33,20 @@ from .staging import Staged
 from .write_shares import Shares, shares_of
 
 POLL = 0.01
-"""Seconds between two looks for the other workers' notes."""
+"""Seconds between two checks for the other workers' notes."""
 
 AT_THE_START = 0.002
-"""Seconds that the thread waits first, so that the caller has the interpreter and goes back to training."""
+"""Seconds that the thread waits first, so that the caller keeps the interpreter and returns to training."""
 
 AT_THE_END = 60.0
-"""Seconds for which a program that is over waits for the other workers' notes."""
+"""Seconds for which a program that has ended waits for the other workers' notes."""
 
 
 def async_save(path: str | os.PathLike[str], state: object, P: Partition | None = None) -> Pending | None:
     """Save like `save`, but return as soon as the state is copied; training may go on and change it.
 
-    Returns an object whose `wait()` returns when the checkpoint is committed, or raises; None on workers outside of `P`.
-    A failure that nobody has waited for is raised by the next call of this module on the same workers.
+    Returns an object whose `wait()` returns when the checkpoint is committed, or raises; None on workers outside `P`. A
+    failure that nobody has waited for is raised by the next save or load on the same workers.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ def async_save(path: str | os.PathLike[str], state: object, P: Partition | None 
 
     Notes
     -----
-    Memory: one copy of this worker's part of the state, and at most 1 KiB for each tensor, allocated at the first call and
-    used again by later ones.
+    Memory: one copy of this worker's part of the state, and at most 1 KiB for each tensor, allocated by the first call
+    and reused by later ones.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def _started(consensus: Consensus, path: Path, state: object) -> Pending:
         return flat, copies[0]
 
     try:
-        # Plain tensors stay in groups: there is time to spell them out in the thread.
+        # Plain tensors stay in groups: the thread has time to give them entries of their own.
         _, staged, saving, save_id = start(consensus, path, copied, in_groups=True)
     except BaseException:
         _give_back(copies)
@@ -125,7 +125,7 @@ class Pending:
     def start(self) -> None:
         try:
             self._thread.start()
-        except RuntimeError as error:  # there are no more threads to be had
+        except RuntimeError as error:  # the system has no more threads
             logger.warning("%s: %s; it is written before training goes on", self.consensus.what, error)
             self._run()
 
@@ -181,7 +181,7 @@ class Pending:
         try:
             staged = self._staged.pop()
             flat = staged.flat()
-            staged.free()  # from here on the caller's own tensors are free
+            staged.free()  # the caller's own tensors are not needed any more
             shares = shares_of(flat.tensors, self.consensus.size)
             part = write_part(self._folder, self._id, place, flat, shares, self.consensus.size)
             if place:
@@ -199,7 +199,7 @@ class Pending:
         return flat, shares, part
 
     def _notes_of_others(self) -> list[bytes]:
-        """What the other workers have written, as soon as all have."""
+        """The other workers' notes, as soon as all of them have written."""
         deadline = time.monotonic() + timeout()
         notes = []
         for place in range(1, self.consensus.size):
@@ -219,7 +219,7 @@ class Pending:
 
 
 def _program_ends() -> bool:
-    """Whether the main program is over: Python still waits for this thread, so that the checkpoint is not lost."""
+    """Whether the main thread has ended: Python still waits for this one, so that the checkpoint is not lost."""
     return not threading.main_thread().is_alive()
 
 

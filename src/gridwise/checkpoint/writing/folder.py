@@ -1,17 +1,17 @@
-"""The folder of a checkpoint: how a save starts, commits, and leaves nothing behind.
+"""The folder of a checkpoint: how a save starts, commits and cleans up.
 
     path/
       manifest.json             the checkpoint: whatever it names is committed, everything else is a left-over
       data-<id>/w0.safetensors  ...
-      manifest-<id>.tmp         only between the writing of a manifest and its rename
-      .lock                     an empty file that tells writers apart
+      manifest-<id>.tmp         only from the writing of a manifest to its rename
+      .lock                     an empty file that a save locks
 
     start    lock; remove left-overs of interrupted saves; make data-<id>/
     commit   sync data-<id>/; write and sync manifest-<id>.tmp; rename it to manifest.json; sync the folder
     finish   remove the data of the checkpoint that was replaced; unlock
 
-A folder cannot be replaced by a rename, one file can: that rename is the commit. A crash before it leaves the old
-checkpoint, a crash after it the new one, whole. Committed files are never modified.
+A rename can replace a file, but not a folder: the rename of the manifest is the commit. A crash before it leaves the
+old checkpoint, a crash after it the new one, complete. Committed files are never modified.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _OURS = re.compile(r"data-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
 
 
 NUMBERS = 1 << 62
-"""The number of a save is drawn from those between 0 and this."""
+"""The number of a save is drawn from between 0 and this, both excluded."""
 
 
 def id_of_save(number: int) -> str:
-    """The id of a save with this number, which one word of a vote can carry: 32 hexadecimal digits."""
+    """The id of a save, 32 hexadecimal digits, from its number, which fits into one word of a vote."""
     return xxhash.xxh3_128_hexdigest(number.to_bytes(8, "little"))
 
 
@@ -70,7 +70,7 @@ class Saving:
         draft = self.path / f"manifest-{self.id}.tmp"
         disk.sync_folder(self.data)
         disk.write_file(draft, manifest)
-        disk.sync_folder(self.path)  # the data folder and the draft have names that last
+        disk.sync_folder(self.path)  # the names of the data folder and the draft are durable now
         disk.rename(draft, self.path / MANIFEST)
         self.renamed = True
         disk.sync_folder(self.path)
@@ -80,7 +80,7 @@ class Saving:
         self._lock.close()
 
     def abandon(self) -> None:
-        """Take back what was written, unless it was committed; the previous checkpoint stands."""
+        """Remove what was written, unless it was committed; the previous checkpoint remains."""
         if not self.renamed:
             disk.remove(self.data)
             disk.remove(self.path / f"manifest-{self.id}.tmp")
@@ -101,7 +101,7 @@ def committed_folder(path: Path) -> str | None:
 
 
 def leftovers(path: Path, keep: str | None = None) -> Iterator[Path]:
-    """What saves that never committed, or that were replaced, have left in a checkpoint's folder."""
+    """What uncommitted or replaced saves have left in a checkpoint's folder."""
     if keep is None:
         keep = committed_folder(path)
     for item in sorted(path.iterdir()):
@@ -110,18 +110,18 @@ def leftovers(path: Path, keep: str | None = None) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path, keep: str | None = None) -> int:
-    """Remove them, and say how many there were. Whoever calls this holds the lock."""
+    """Remove the left-overs, and return how many there were. The caller holds the lock."""
     try:
         found = list(leftovers(path, keep))
     except CheckpointDamaged:
-        return 0  # which data the damaged manifest names is not known, so all of it stays until the next commit
+        return 0  # it is not known which data the damaged manifest names, so all of it stays until the next commit
     for item in found:
         disk.remove(item)
     return len(found)
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a whole checkpoint: first it stops being one, then its data goes."""
+    """Remove a whole checkpoint: first its manifest, so that it no longer counts as one, then its data."""
     with contextlib.closing(Lock(path)):
         disk.remove(path / MANIFEST)
         disk.sync_folder(path)

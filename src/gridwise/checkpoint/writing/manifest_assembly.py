@@ -1,6 +1,6 @@
-"""What each worker has written, and the manifest of all of it, compared and put together on the first worker.
+"""What each worker has written, and the manifest of all of it, checked and assembled on the first worker.
 
-Blocks must fill their tensors, copies must be equal, and workers that name a tensor must agree about what it is.
+Blocks must fill their tensors, replicas must be equal, and workers that name a tensor must agree on dtype and shape.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class WrittenPart:
     own: dict[str, Any]
     """Dtypes and shapes of its own tensors."""
     blocks: list[Any]
-    """What it has written: key, ends (None: the whole), offset and checksums of each block."""
+    """The blocks it has written: key, start and stop (None: the whole), offset and checksums of each."""
     values: dict[str, Any]
     same: str
-    """One checksum for each tensor that everybody holds, in the order of the shares."""
+    """One checksum for each tensor that all workers hold, in the order of the shares."""
     replicas: list[Any]
-    """Blocks that lie here and are written by others: key, ends, one checksum of each."""
+    """Blocks it holds that others write: key, start and stop, and one checksum of each."""
 
     def to_bytes(self) -> bytes:
         fields = self.file, self.own, self.blocks, self.values, self.same, self.replicas
@@ -48,7 +48,7 @@ class WrittenPart:
 
 
 def written_part(flat: Flat, shares: Shares, place: int, workers: int, written: Written | None) -> WrittenPart:
-    """What the worker at `place` tells when it has written these blocks."""
+    """What the worker at `place` reports after writing these blocks."""
     placed = written.blocks if written else []
     known = {(block.key, place): sums for block, _, sums in placed} if workers > 1 and shares else {}
     return WrittenPart(
@@ -77,7 +77,7 @@ def _ends(box: Box | None) -> list[list[int]] | None:
 
 
 def assembled(save_id: str, parts: Sequence[WrittenPart], flat: Flat, workers: int) -> bytes:
-    """The manifest of the parts that all workers have written, as it is to be stored."""
+    """The manifest of the parts that the workers have written, as it is stored."""
     tensors = _stored_tensors(parts, flat)
     _check_whole(tensors)
     _check_replicas(tensors, parts)
@@ -95,7 +95,7 @@ def assembled(save_id: str, parts: Sequence[WrittenPart], flat: Flat, workers: i
 
 
 def _stored_tensors(parts: Sequence[WrittenPart], flat: Flat) -> dict[str, StoredTensor]:
-    """All tensors, of all blocks that anybody has written; first those that everybody names."""
+    """All tensors, with the blocks that any worker has written; first those that all workers name."""
     known: dict[str, tuple[str, Shape]] = {key: (x.code, tuple(x.shape)) for key, x in flat.tensors.items()}
     blocks: dict[str, list[StoredBlock]] = {}
     number = 0
@@ -111,7 +111,7 @@ def _stored_tensors(parts: Sequence[WrittenPart], flat: Flat) -> dict[str, Store
 
 
 def _box(ends: Sequence[Sequence[int]] | None, shape: Shape) -> Box | None:
-    """A box that was told; None if it is the whole of the tensor."""
+    """The box with these ends; None if it is the whole tensor."""
     box = None if ends is None else Box(*map(tuple, ends))
     return None if box == Box.of_shape(shape) else box
 

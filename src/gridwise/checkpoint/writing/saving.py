@@ -1,8 +1,8 @@
-"""Save a state: one checkpoint at a path, whole or not at all.
+"""Save a state: one checkpoint at a path, complete or not at all.
 
     start      lock, clean up, make the data folder                        first worker
     agree      the same names, shapes and values on all workers            all
-    write      its own data file, synced; checksums on the way             every worker
+    write      a data file, synced; checksums are computed on the way      every worker
     compare    replicas are equal, blocks fill their tensors               first worker
     commit     rename of manifest.json                                     first worker
 
@@ -36,23 +36,23 @@ NOT_SYNCED = "\n  the new checkpoint is in place and whole, but may not survive 
 
 
 FAILED = NUMBERS
-"""What a worker that cannot save has in the place where the first one has the save's number."""
+"""What a worker that cannot save votes, where the first worker votes the save's number."""
 
 
 def save(path: str | os.PathLike[str], state: object, P: Partition | None = None) -> None:
-    """Write the state as one checkpoint at `path`, in place of the one that is there.
+    """Write the state as one checkpoint at `path`, replacing the one that is there.
 
     Parameters
     ----------
-    path : a folder; it is made, with its parents, if need be
+    path : a folder; created with its parents if necessary
     state : a dict (nested as you like) of tensors, modules, optimisers, schedulers, generators, plain values and
         `PerWorker` values; or one of these objects by itself
-    P : the workers that save together, default `gridwise.world()`. All of them call this; others do nothing.
+    P : the workers that save together, default `gridwise.world()`. All of them call this; on others it does nothing.
 
     Notes
     -----
-    When it returns, the checkpoint survives a kill and a loss of power. Until then the previous one stands. The tensors
-    are written from their own memory: do not change them meanwhile (see `async_save`).
+    When it returns, the checkpoint survives a kill and a loss of power. Until then the previous one remains. The
+    tensors are written from their own memory: do not change them meanwhile (see `async_save`).
 
     Examples
     --------
@@ -67,7 +67,7 @@ def save(path: str | os.PathLike[str], state: object, P: Partition | None = None
 
 
 def save_flat(consensus: Consensus, path: Path, flattened: Callable[[], Flat]) -> None:
-    """Save what `flattened` gives on each worker."""
+    """Save what `flattened` returns on each worker."""
     flat, _, saving, save_id = start(consensus, path, lambda _: (flattened(), None))
     parts: list[WrittenPart] = []
 
@@ -88,10 +88,10 @@ def save_flat(consensus: Consensus, path: Path, flattened: Callable[[], Flat]) -
 def start(
     consensus: Consensus, path: Path, prepared: Callable[[bool], tuple[Flat, Copy]], in_groups: bool = False
 ) -> tuple[Flat, Copy, Saving | None, str]:
-    """Prepare what is saved and start: that, the first worker's lock, and the save's id, once all workers hold the same.
+    """Start a save: the flat state, its copy, the first worker's `Saving`, and the id, once all workers hold the same.
 
-    With `in_groups`, plain tensors are left in groups if they are on all workers. One meeting tells whether anybody has
-    failed, whether all hold the same, and the id.
+    With `in_groups`, plain tensors stay in groups if they are plain on all workers. A single vote tells whether any
+    worker has failed, whether all hold the same, and the id.
     """
     number, saving, not_started = 0, None, None
 
@@ -111,7 +111,7 @@ def start(
             consensus.agree(failed, CheckpointMismatch, NOTHING_COMMITTED)
         if not alike:
             if in_groups:
-                # A tensor may be plain on one worker only, and yet be stored alike: nobody leaves any in a group.
+                # A tensor that is plain on some workers only may still be stored alike: compare without groups.
                 ready = consensus.together(lambda: prepared(False), CheckpointMismatch, NOTHING_COMMITTED)
             assert ready is not None
             check_alike(consensus, path, ready[0])
@@ -127,7 +127,7 @@ def start(
 
 @torch.no_grad()
 def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Shares, workers: int) -> WrittenPart:
-    """Write this worker's data file, and tell what is in it. No communication: any thread may do it."""
+    """Write this worker's data file, and return what is in it. No communication: any thread may call it."""
     blocks = blocks_to_write(flat, shares, place)
     written = write_data_file(folder / f"w{place}.safetensors", save_id, blocks) if blocks else None
     return written_part(flat, shares, place, workers, written)
@@ -136,7 +136,7 @@ def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Share
 def commit(
     saving: Saving | None, own: WrittenPart, others: list[bytes], flat: Flat, shares: Shares, consensus: Consensus
 ) -> None:
-    """On the first worker: put its own part and the others' together, check that they are whole and alike, and commit."""
+    """On the first worker: check that all parts together are complete and that replicas agree, and commit."""
     assert saving is not None
     try:
         parts = [own, *map(WrittenPart.from_bytes, others)]

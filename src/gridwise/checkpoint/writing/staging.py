@@ -1,11 +1,11 @@
-"""The copy that a save in the background writes from: in memory of our own, which the next save uses again.
+"""The copy that a background save writes from, in memory of our own that the next save reuses.
 
-What lies in host memory as it is stored is copied by address, without a tensor being made for it, and what lies close
-together in one go: of ten thousand small tensors the copy takes as long as their bytes take. Small tensors that were made
-one after the other lie one after the other, a few hundred bytes apart: between them is what the allocator and torch note
-about each. One copy of a whole run, with what lies between, takes half the time of a copy of each tensor; what lies between
-them in the copy is never looked at. The rest goes through torch; from a device, into pinned memory, all copies at once, and
-they are waited for before anybody looks at them.
+Tensors that lie in host memory exactly as they are stored are copied by address, without making a tensor for each, and
+neighbours are copied together, so that the copy of ten thousand small tensors takes only as long as their bytes take.
+Small tensors that were allocated one after the other lie a few hundred bytes apart, with records of the allocator and
+of torch between them. Copying a whole run, gaps included, takes half the time of a copy per tensor; the gaps in the
+copy are never read. All other tensors are copied by torch; those on a device go into pinned memory, all copies at once,
+which are complete before anything reads them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ..state.flatten import Flat, Group
 from ..state.local_blocks import LocalBlock, LocalTensor
 
 GAP = 1024
-"""Bytes between two tensors of a run, at most. Less than a page: they lie in pages that hold bytes of the two."""
+"""Most bytes between two tensors of a run. Less than a page, so a gap lies in pages that hold bytes of the two."""
 
 _memory: dict[Transport, Tensor | None] = {}
-"""None: a save is using it."""
+"""The memory kept for the next save; None while a save is using it."""
 
 memmove = PyDLL(None).memmove
-"""The C library's, called without handing the interpreter to other threads: for a few kilobytes that takes longer."""
+"""The C library's, called without releasing the GIL, which would take longer than to copy a few kilobytes."""
 memmove.argtypes, memmove.restype = (c_void_p, c_void_p, c_size_t), None
 
 
 class Staged:
-    """A copy of this worker's part of a state, of the moment at which this is made."""
+    """A copy of this worker's part of a state, as it is when this is constructed."""
 
     @torch.no_grad()
     def __init__(self, flat: Flat, transport: Transport) -> None:
@@ -49,7 +49,7 @@ class Staged:
         tensors = [*(part.data for part in parts), *chain.from_iterable(plain.tensors for plain in groups)]
         addresses = _column((part.address for part in parts), *(plain.addresses for plain in groups))
         sizes = _column((part.size or part.data.nbytes for part in parts), *(plain.sizes for plain in groups))
-        by_address = (addresses != 0) & (sizes <= CHUNK)  # of more, torch copies with several threads
+        by_address = (addresses != 0) & (sizes <= CHUNK)  # torch copies larger ones with several threads
         runs = coalesced(addresses, sizes, by_address)
         rooms = -(-runs.sizes // ALIGNMENT) * ALIGNMENT
         pinned = any(part.data.is_cuda for part in parts if not part.size)
@@ -78,16 +78,16 @@ class Staged:
         return self._memory[start : start + x.nbytes].view(x.dtype).view(x.shape)
 
     def free(self) -> None:
-        """Let go of the caller's own tensors."""
+        """Drop the references to the caller's own tensors."""
         self._flat = Flat()
 
     def give_back(self) -> None:
-        """Keep the memory for the next save: nobody looks at it any more."""
-        if self._transport in _memory:  # else it was closed meanwhile
+        """Keep the memory for the next save, now that this one no longer uses it."""
+        if self._transport in _memory:  # else the transport was closed meanwhile
             _memory[self._transport] = self._memory
 
     def flat(self) -> Flat:
-        """The state, with the copies in the place of its tensors."""
+        """The state, with the copies in place of its tensors."""
         addresses = iter(self._addresses.tolist())
 
         def copied(tensors: dict[str, LocalTensor]) -> dict[str, LocalTensor]:
@@ -120,15 +120,15 @@ class MemoryRanges(NamedTuple):
     starts: np.ndarray
     sizes: np.ndarray
     firsts: np.ndarray
-    """Of each run, the number of its first tensor."""
+    """For each run, the number of its first tensor."""
     which: np.ndarray
-    """Of each tensor, the number of its run."""
+    """For each tensor, the number of its run."""
     before: np.ndarray
-    """Of each tensor, the bytes of its run that lie before it."""
+    """For each tensor, the bytes of its run that lie before it."""
 
 
 def coalesced(addresses: np.ndarray, sizes: np.ndarray, may_join: np.ndarray) -> MemoryRanges:
-    """The runs of so many bytes at these addresses, in this order; those that may not join are runs by themselves."""
+    """Runs of neighbouring pieces of memory, in the given order; a piece that may not join is a run by itself."""
     ends = addresses + sizes
     gaps = addresses[1:] - ends[:-1]
     is_first = np.ones(len(sizes), dtype=np.bool_)
@@ -149,7 +149,7 @@ def _parts(flat: Flat) -> Iterator[LocalBlock]:
 
 
 def _bucketed(transport: Transport, size: int, pinned: bool) -> Tensor:
-    """Memory of at least `size`: that of the last save if nobody uses it, else new."""
+    """At least `size` bytes of memory: that of the last save if it is free and large enough, else new."""
     if transport not in _memory:
         transport.on_close.append(partial(forget, transport))
     memory = _memory.get(transport)

@@ -1,9 +1,9 @@
-"""Who writes what, and do the workers agree? What all workers hold is written once, spread over them.
+"""Which worker writes what. What all workers hold is written once, shared out among them.
 
-A tensor that everybody holds is one block, written by the worker with the least to write so far; a large one is cut
-into as many rows of blocks as there are workers. Everybody computes the same answer from the same names and shapes, so
-nothing is asked. That these *are* the same is agreed first (`same_structure`); that the tensors have the same values is
-seen from their checksums when they are written.
+A tensor that all workers hold is one block, written by the worker with the least to write so far; a large one is cut
+along its first dim into a block per worker. Every worker computes the same answer from the same names and shapes,
+without a message. That these *are* the same is agreed first (`same_structure`); that the tensors have the same values
+is checked by their checksums once they are written.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..state.local_blocks import LocalBlock, LocalTensor
 from ..state.same_structure import differences
 
 CUT_FROM = 8 << 20
-"""Bytes from which on a tensor that everybody holds is cut between the workers."""
+"""Bytes from which on a tensor that all workers hold is cut among them."""
 
 Shares = dict[str, list[tuple[int, Box | None]]]
-"""Key -> (writer, box) of every block of a tensor that everybody holds; the writer is a place among the workers."""
+"""Key -> (writer, box) of every block of a tensor that all workers hold; the writer is a place among the workers."""
 
 
 def shares_of(tensors: dict[str, LocalTensor], workers: int) -> Shares:
-    """Which worker writes which block of the tensors that everybody holds."""
+    """Which worker writes which block of the tensors that all workers hold."""
     everywhere = [(key, x) for key, x in tensors.items() if x.everywhere and 0 not in x.shape]
     if workers == 1:
         return {key: [(0, None)] for key, _ in everywhere}
@@ -66,7 +66,7 @@ def blocks_to_write(flat: Flat, shares: Shares, place: int) -> list[Block]:
 
 
 def block_of(key: str, x: LocalTensor, part: LocalBlock, box: Box | None) -> Block:
-    """The block `box` (None: the whole) of a tensor; of a whole part, some rows."""
+    """The block `box` (None: the whole) of a tensor; if `part` is the whole tensor, some of its rows."""
     code, shape, _, _ = x
     if box is None:
         _, data, _, address, size = part
@@ -80,7 +80,7 @@ def block_of(key: str, x: LocalTensor, part: LocalBlock, box: Box | None) -> Blo
 
 
 def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> str:
-    """For each tensor that everybody holds, one checksum of it as this worker has it; `known` are those just written."""
+    """A checksum of this worker's copy of each tensor that all workers hold; `known` has those of written blocks."""
     result = []
     for key, blocks in shares.items():
         x = flat.tensors[key]
@@ -90,7 +90,7 @@ def same_sums(flat: Flat, shares: Shares, known: dict[tuple[str, int], str]) -> 
 
 
 def check_same(shares: Shares, everyone: list[str], ranks: tuple[int, ...]) -> None:
-    """Raise unless the tensors that everybody holds are equal on all workers: unless they say the same `same_sums`."""
+    """Raise unless the tensors that all workers hold are equal, that is, all workers have the same `same_sums`."""
     if len(set(everyone)) == 1:
         return
     said = {

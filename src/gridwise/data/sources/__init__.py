@@ -1,8 +1,8 @@
 """Where samples come from: arrays, and files of four formats, of which any box can be read.
 
-opening       a source for whatever is given
-source        what a source offers; arrays of any library
-npy           .npy files and memory maps
+opening                   a source for a path or an array
+source                    the interface of a source; arrays of any library
+npy                       .npy files and memory maps
 hdf5, zarr_array, nifti   files of other libraries
 """
 

@@ -1,4 +1,4 @@
-"""Datasets of HDF5 files, through h5py. What leads to other files is refused: external links, storage and virtual datasets."""
+"""Datasets of HDF5 files, through h5py. External links, external storage and virtual datasets are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 LINKS = 16
-"""How many soft links may follow one another."""
+"""Most soft links on the way to a dataset."""
 
 
 class HDF5Source(OpenedSource):
@@ -39,13 +39,13 @@ class HDF5Source(OpenedSource):
         if not out.flags.c_contiguous:
             super()._read(place, out)
             return
-        there = self.opened.id.get_space()  # as `read_direct` does, with less around it
+        there = self.opened.id.get_space()  # as `read_direct` does, with less overhead
         there.select_hyperslab(tuple(rows.start for rows in place), out.shape)
         self.opened.id.read(h5py.h5s.create_simple(out.shape), there, out, h5py.h5t.py_create(self.dtype))
 
 
 def found(file: h5py.File, name: str) -> object:
-    """The object of that name; soft links inside of the file are followed, one by one, so that none leads out of it."""
+    """The object of that name; soft links inside the file are followed one by one, so that none leads out of it."""
     import h5py
 
     here, left, followed = file, _parts(name), 0
@@ -68,7 +68,7 @@ def found(file: h5py.File, name: str) -> object:
 
 
 def checked(dataset: object, says: str) -> h5py.Dataset:
-    """A dataset of h5py, if its numbers lie in its own file."""
+    """The h5py dataset; raises unless its numbers are in its own file."""
     import h5py
 
     if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:

@@ -1,4 +1,4 @@
-"""Volumes of NIfTI, through nibabel: only the slices that are asked for are read, of compressed files up to their last row."""
+"""NIfTI volumes, through nibabel: only the slices asked for are read, but compressed files up to the last of these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .source import OpenedSource, native, reading
 
 
 class NiftiSource(OpenedSource):
-    """The numbers of a .nii or .nii.gz file, scaled by its header as nibabel does it."""
+    """The numbers of a .nii or .nii.gz file, scaled by its header as in nibabel."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.says = path, str(path)

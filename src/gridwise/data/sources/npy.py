@@ -1,4 +1,4 @@
-"""Files of NumPy (.npy), and memory maps that a user has made: pages come from the disk as they are touched."""
+"""NumPy files (.npy), and memory maps that a user has made: pages come from the disk when they are touched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .source import OpenedSource, Place, native, reading
 
 
 class MappedSource(OpenedSource):
-    """An array in a file, as it lies in memory."""
+    """An array in a file that is mapped into memory."""
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, is_fortran: bool) -> None:
         self.path, self.says, self.shape = path, str(path), shape
@@ -26,7 +26,7 @@ class MappedSource(OpenedSource):
         self._check_length()
 
     def _check_length(self) -> None:
-        """Whoever touches a page behind the end of a file is killed, so look first."""
+        """Raise if the file is too short: touching a page beyond its end would kill the process."""
         length = os.stat(self.says).st_size
         if length < self.end:
             raise DataError(f"{self.says} ends too early: it has {length} bytes, its array takes {self.end}.")
@@ -41,7 +41,7 @@ class MappedSource(OpenedSource):
 
 
 def open_npy(path: Path) -> MappedSource:
-    """The array in a .npy file; one of Python objects is refused."""
+    """The array in a .npy file; arrays of Python objects are refused."""
     with reading(str(path)), path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -52,7 +52,7 @@ def open_npy(path: Path) -> MappedSource:
 
 
 def of_memmap(array: np.memmap) -> MappedSource | None:
-    """The file behind a memory map, None for a view of one, whose place in the file NumPy does not know."""
+    """The file behind a memory map; None for a view of one, whose place in the file NumPy does not know."""
     flags, name, under = array.flags, array.filename, cast(object, array.base)
     if not isinstance(under, mmap.mmap) or not (flags.c_contiguous or flags.f_contiguous) or name is None:
         return None

@@ -1,4 +1,4 @@
-"""A source for whatever a user gives: a path, by what lies there; an array, as it is."""
+"""A source for what a user passes: a path, opened by the kind of file there, or an array, used as it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_array(path: str | os.PathLike[str], name: str | None = None, level: int
     ----------
     path : a .npy file; an HDF5 file; a .nii or .nii.gz file; the folder of a Zarr array, group or OME-Zarr image
     name : which dataset of the HDF5 file, or which array of the Zarr group. Not needed where there is only one, or for images
-    level : of an OME-Zarr image, which resolution; 0 is the finest
+    level : which resolution of an OME-Zarr image; 0 is the finest
 
     Examples
     --------

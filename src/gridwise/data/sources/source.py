@@ -1,7 +1,7 @@
-"""What every source of samples offers: a shape, a dtype, and any box of it, read into memory that the caller has.
+"""The interface of every source of samples: a shape, a dtype, and any box of it, read into the caller's memory.
 
-An array that somebody has made (NumPy, torch, xarray, dask, h5py, zarr) is a source as it is (`ArraySource`); files have
-a module each beside this one. A file is not trusted: Python objects in it are refused, and so is all that leads to other files.
+An array object (NumPy, torch, xarray, dask, h5py, zarr) is used as it is (`ArraySource`); each file format has a module
+beside this one. Files are not trusted: Python objects in them are refused, and so is all that leads to other files.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ...errors import DataError, GridwiseError
 from ...grid import Shape
 
 Place = tuple[slice, ...]
-"""A box, as arrays take it."""
+"""A box as a tuple of slices, by which arrays are indexed."""
 
 NUMBERS = "?bhilqBHILQefdFD"
-"""Codes of the dtypes of NumPy that torch has too."""
+"""Codes of the NumPy dtypes that torch has too."""
 
 
 class Source(ABC):
@@ -31,7 +31,7 @@ class Source(ABC):
 
     Attributes
     ----------
-    says : what an error calls it: a path, or a type
+    says : its name in errors: a path, or a type
     shape, dtype : of the array; the dtype is a native one of NumPy
     """
 
@@ -40,7 +40,7 @@ class Source(ABC):
     dtype: np.dtype
 
     def read(self, place: Place, out: np.ndarray) -> None:
-        """Fill `out`, of the place's shape and this dtype, with the numbers of the place."""
+        """Fill `out`, which has the shape of the box `place` and the source's dtype, with the numbers in that box."""
         if out.size:
             try:
                 self._read(place, out)
@@ -52,7 +52,7 @@ class Source(ABC):
 
 
 class OpenedSource(Source):
-    """What a library opens, in each process that reads."""
+    """An array that a library opens, anew in each process that reads."""
 
     @abstractmethod
     def _open(self) -> Any:
@@ -102,14 +102,14 @@ class ArraySource(Source):
 
 
 def copy_checked(found: np.ndarray, out: np.ndarray) -> None:
-    """Copy what a library has read; what has another shape than was asked for is refused, not broadcast."""
+    """Copy what a library has read; raises if its shape is not the one asked for, instead of broadcasting."""
     if found.shape != out.shape:
         raise DataError(f"a part of shape {out.shape} was asked for, and {found.shape} was read.")
     np.copyto(out, found)
 
 
 def native(dtype: npt.DTypeLike, says: str) -> np.dtype:
-    """A dtype in this machine's byte order, if its values are numbers that torch knows."""
+    """The dtype in this machine's byte order; raises unless its values are numbers that torch has."""
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -124,7 +124,7 @@ def native(dtype: npt.DTypeLike, says: str) -> np.dtype:
 
 @contextmanager
 def reading(says: str, doing: str = "read") -> Iterator[None]:
-    """Raise whatever goes wrong in the body as an error that names the source."""
+    """Raise any error in the body as one that names the source."""
     try:
         yield
     except Exception as error:
@@ -132,7 +132,7 @@ def reading(says: str, doing: str = "read") -> Iterator[None]:
 
 
 def named(error: Exception, says: str, doing: str = "read") -> GridwiseError:
-    """An error of whichever library as one that names the source."""
+    """An error of any library as one that names the source."""
     if isinstance(error, DataError):
         return error if says in str(error) else DataError(f"{says}: {error}")
     if isinstance(error, GridwiseError):

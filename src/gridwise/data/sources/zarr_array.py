@@ -1,6 +1,6 @@
-"""Arrays of Zarr, and images of OME-Zarr, through zarr. A worker reads the chunks that meet its block, and no others.
+"""Zarr arrays and OME-Zarr images, through zarr. A worker reads the chunks that overlap its block, and no others.
 
-A chunk that is not there holds the array's fill value: so Zarr means it.
+A chunk that does not exist holds the array's fill value, as Zarr defines it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ZarrSource(OpenedSource):
 
 
 def checked(array: zarr.Array, says: str) -> zarr.Array:
-    """An array of zarr, if no part of it is made by unpickling."""
+    """The zarr array; raises if any part of it is read by unpickling."""
     metadata = array.metadata.to_dict()
     codecs = str([metadata.get(key) for key in ("codecs", "filters", "compressor")]).lower()
     if "pickle" in codecs or np.dtype(array.dtype).hasobject:
@@ -49,7 +49,7 @@ def checked(array: zarr.Array, says: str) -> zarr.Array:
 
 
 def _image(group: zarr.Group, level: int) -> str:
-    """The name of an image's array at a level of resolution, 0 the finest, by the metadata of OME-Zarr 0.4 or 0.5."""
+    """The name of an image's array at a resolution level, 0 the finest, from the metadata of OME-Zarr 0.4 or 0.5."""
     attributes: dict[str, Any] = dict(group.attrs)
     scales = attributes.get("ome", attributes).get("multiscales")
     if not scales:
@@ -64,7 +64,7 @@ def _image(group: zarr.Group, level: int) -> str:
 
 
 def _inside(name: str | None) -> str:
-    """A name that cannot leave the store."""
+    """The name, normalised; raises if it leads out of the store."""
     parts = (name or "").strip("/").split("/")
     if ".." in parts or "\\" in (name or ""):
         raise DataError(f"{name!r} leads out of the store.")

@@ -115,6 +115,21 @@ def test_a_feature_convolution_has_its_parameters_on_the_root() -> None:
 
 
 @workers(2)
+def test_layers_in_a_row_draw_from_the_roots_generator_alone() -> None:
+    P_x = partition(1, 1, 2)
+    import distdl
+
+    torch.manual_seed(7 + P_x.rank)
+    before = torch.get_rng_state()
+    layers = [distdl.nn.DistributedFeatureConv1d(P_x, 1, 2, 3) for _ in range(2)]
+    if P_x.rank == 0:
+        torch.manual_seed(7)
+        assert all(torch.equal(torch.nn.Conv1d(1, 2, 3).weight, layer.weight) for layer in layers)
+    else:
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+@workers(2)
 def test_values_are_sent_only_when_they_have_changed() -> None:
     P_x = partition(1, 1, 2)
     import distdl
@@ -222,6 +237,8 @@ def test_batch_norm_has_gamma_and_beta_and_an_uncorrected_variance() -> None:
         torch.testing.assert_close(layer.gamma.grad.flatten(), gamma.grad)
     assert layer.running_var.shape == (1, 3, 1)
     torch.testing.assert_close(layer.running_var.flatten(), 0.9 + 0.1 * x.var((0, 2), unbiased=False))
+    layer(mine.detach())  # a later call
+    torch.testing.assert_close(layer.running_var.flatten(), 0.81 + 0.19 * x.var((0, 2), unbiased=False))
     assert "num_batches_tracked" not in layer.state_dict()
     layer.load_state_dict(layer.state_dict())
     layer.eval()

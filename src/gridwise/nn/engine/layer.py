@@ -295,6 +295,10 @@ def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:
     return materialize_shard(value, slices).detach()
 
 
+class GeneratorsDiffer(UserWarning):
+    """The workers of a layer construct it with random generators in different states."""
+
+
 def agree_build(
     transport: Transport, team: Team, says: str, problem: str | None, device: torch.device | str | None = None
 ) -> None:
@@ -306,7 +310,7 @@ def agree_build(
         if problem is not None:
             raise PartitionError(f"{says}: {problem}")
         return
-    generators = _generators(device)
+    generators = generators_for(device)
     states = [generator.get_state() for generator in generators]
     key, drawn = key_of(says), xxhash.xxh3_64_intdigest(torch.cat(states).numpy().tobytes()) >> 2
     votes = np.array([key, -key, drawn, -drawn, problem is not None], dtype=np.int64)
@@ -327,11 +331,13 @@ def agree_build(
         warnings.warn(
             f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of "
             f"worker {team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
+            GeneratorsDiffer,
             stacklevel=4,
         )
 
 
-def _generators(device: torch.device | str | None) -> list[torch.Generator]:
+def generators_for(device: torch.device | str | None) -> list[torch.Generator]:
+    """The generators that a layer's initial values on `device` may be drawn from."""
     place = torch.get_default_device() if device is None else torch.device(device)
     if place.type != "cuda":
         return [torch.default_generator]

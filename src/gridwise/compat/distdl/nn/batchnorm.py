@@ -20,7 +20,7 @@ from gridwise.partition import Partition
 
 from ...notes import note
 from ..backends.mpi.partition import plain
-from .root_parameters import RootParameters, own_generator
+from .root_parameters import RootParameters, own_generators
 
 NAMES = {"weight": "gamma", "bias": "beta"}
 STATISTICS = ("running_mean", "running_var")
@@ -41,7 +41,7 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         of = plain(P_x)
         if momentum is None:
             raise PartitionError("`momentum` (=None) must be a number.")
-        with own_generator():
+        with own_generators(self):
             super().__init__(of, num_features, eps, momentum, affine, track_running_stats)
         self._buffers["num_batches_tracked"] = None
         self._kept = (1, -1, *(1,) * (of.dim - 2))

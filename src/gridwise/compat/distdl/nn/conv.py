@@ -20,7 +20,7 @@ from gridwise.partition import Partition
 
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
-from .root_parameters import RootParameters, own_generator
+from .root_parameters import RootParameters, own_generators
 
 
 class OnFeatures(RootParameters, Conv):
@@ -48,7 +48,7 @@ class OnFeatures(RootParameters, Conv):
                 "  fix: gridwise.nn.DistributedConv takes such a partition."
             )
         sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
-        with own_generator():
+        with own_generators(self):
             super().__init__(of, *sizes)
         self._hide()
         self.serial = of.size == 1
@@ -82,7 +82,7 @@ class OnChannels(RootParameters, Conv):
             )
         x, y, w = plain(P_x), plain(P_y), plain(P_w)
         sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
-        with own_generator():
+        with own_generators(self):
             super().__init__(x, *sizes, P_y=y, P_w=w)
         self._hide()
         held: dict[str, Any] = {**self._parameters}

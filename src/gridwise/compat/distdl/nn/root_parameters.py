@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gridwise.errors import MismatchError
 from gridwise.nn.engine.agreement import key_of
-from gridwise.nn.engine.layer import Layer
+from gridwise.nn.engine.layer import GeneratorsDiffer, Layer, generators_for
 from gridwise.nn.parameters.blocks import BlockParameter
 from gridwise.nn.parameters.replicas import checksum
 from gridwise.partition import zero_volume_tensor
@@ -31,18 +31,24 @@ NOTHING = -1
 
 
 @contextmanager
-def own_generator() -> Iterator[None]:
-    """Build a Gridwise layer in the body; if the workers' generators differ, each worker's is restored afterwards."""
-    before = torch.get_rng_state()
+def own_generators(layer: Layer) -> Iterator[None]:
+    """Construct `layer` in the body, with generators that may differ between the workers, as in DistDL.
+
+    Only the generators of the first worker, from which the initial values are drawn, then end in another state.
+    """
+    generators = generators_for(None)
+    before = [generator.get_state() for generator in generators]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    differ = [each for each in caught if "the random generators of workers" in str(each.message)]
+    differ = [each for each in caught if issubclass(each.category, GeneratorsDiffer)]
     for each in caught:
         if each not in differ:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    if differ:
-        torch.set_rng_state(before)
+    assert layer._transport is not None
+    if differ and layer._transport.rank != layer._team[0]:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 class RootParameters(Layer):

@@ -45,6 +45,7 @@ from ..node import find_node
 from ..supervision import open_sockets
 from ..supervision.open_sockets import OpenSocket
 from .base import Parcel, Team, Transport
+from .own_devices import can_use_nccl
 
 TIMEOUT = timedelta(days=7)
 """The timeout of the groups themselves: the watch ends a wait earlier, with a better message."""
@@ -107,10 +108,11 @@ class TorchTransport(Transport):
         self._is_ending = self._is_cut = False
         self._posted: set[dist.Work] = set()
         self._groups: dict[tuple[str, Team], dist.ProcessGroup] = {}
-        self.carries_cuda = _has_own_device() and dist.is_nccl_available()
+        self.group_of(self.everyone)  # now, while all take part; later only some may send messages
+        self.carries_cuda = can_use_nccl(self)
         self.name = "gloo+nccl" if self.carries_cuda else "gloo"
-        for backend in ("gloo", "nccl") if self.carries_cuda else ("gloo",):
-            self.group_of(self.everyone, backend)  # now, while all take part; later only some may send messages
+        if self.carries_cuda:
+            self.group_of(self.everyone, "nccl")
         self.node = find_node(self, 0)
         atexit.register(self._close_at_exit)
 
@@ -265,11 +267,6 @@ def start_torch() -> TorchTransport:
     if owns:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     return TorchTransport(owns_world=owns)
-
-
-def _has_own_device() -> bool:
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    return torch.cuda.is_available() and torch.cuda.device_count() >= local_size
 
 
 def _make_group(name: str, ranks: list[int], backend: str) -> dist.ProcessGroup:

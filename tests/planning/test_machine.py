@@ -41,6 +41,12 @@ def test_names_are_quoted(tmp_path):
         (('memory = "79GiB"', 'memory = "many"'), "no number of bytes"),
         (("[flops.matmul]", "[flops.other]"), "needs float32 of each of conv, matmul"),
         (("name", "= name"), "cannot be read"),
+        (("workers_per_node = 8", "workers_per_node = 0.5"), "`workers_per_node` .=0.5. has to be a whole number"),
+        (('memory = "79GiB"', 'memory = "0.5"'), "no number of bytes"),
+        (("overlap = 0.0", "overlap = 0.0\nrow_colums = 5.0"), "'row_colums' is not known"),
+        (("[inside]", "[inside]\nlatencey = 1.0"), "'latencey' is not known"),
+        (("[flops.conv]", "[flops.convolution]\nfloat32 = 1.0\n[flops.conv]"), "'convolution' is not known"),
+        (("bfloat16 =", "bflaot16 ="), "'bflaot16' is no dtype of torch"),
     ],
 )
 def test_a_file_that_is_wrong_is_an_error(change, problem, tmp_path):
@@ -96,6 +102,15 @@ def test_waiting_is_for_those_who_have_more_to_do():
     odd = gridwise.plan(torch.nn.ReLU(), (1, 3), (1, 4), machine=machine)
     assert sum(row.waiting for row in even.time.layers if row.layer == "relu") == pytest.approx(0, abs=1e-12)
     assert sum(row.waiting for row in odd.time.layers if row.layer == "relu") > 0
+
+
+def test_waiting_is_that_of_the_average_worker_and_not_of_the_average_role():
+    model, grid, shape = torch.nn.Conv2d(1, 4, 3), (1, 1, 1, 64), (1, 1, 64, 640)
+    by_roles = gridwise.plan(model, grid, shape, machine="epyc-7763-node")
+    assert len(by_roles.workers) < 5
+    every = gridwise.plan(model, grid, shape, machine="epyc-7763-node", workers=range(64))
+    assert by_roles.time.seconds == pytest.approx(every.time.seconds)
+    assert by_roles.time.waiting == pytest.approx(every.time.waiting)
 
 
 def test_what_may_be_left_out_of_a_file(tmp_path):

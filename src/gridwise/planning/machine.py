@@ -26,11 +26,13 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from math import ceil, log2
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from ..errors import PartitionError
 
@@ -182,15 +184,25 @@ def number_of_bytes(size: str | int) -> int:
     if isinstance(size, int) and size > 0:
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(size).upper())
-    if match is None or float(match[1]) <= 0:
+    found = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    if found < 1:
         raise PartitionError(f"plan: `memory` (={size!r}) is no number of bytes.\n  fix: 40 * 2**30, or '40GiB'.")
-    return int(float(match[1]) * UNITS[match[2]])
+    return found
 
 
 def _read(kind: type[Kind], found: Mapping[str, object]) -> Kind:
     """A `Machine` or a `Link` from its part of the file; values with a default may be left out."""
     names = [field.name for field in fields(kind) if field.default is MISSING or field.name in found]  # type: ignore[arg-type]
-    return kind(**{name: READERS[name](found[name]) for name in names})
+    values = {name: READERS[name](found[name]) for name in names}
+    _refuse_others(found, values)
+    return kind(**values)
+
+
+def _refuse_others(found: Iterable[str], known: Iterable[str]) -> None:
+    """What is misspelt would silently be left out."""
+    others = sorted(set(found) - set(known))
+    if others:
+        raise ValueError(f"{', '.join(map(repr, others))} is not known")
 
 
 def _positive(value: Any) -> float:
@@ -198,6 +210,13 @@ def _positive(value: Any) -> float:
     if not 0 < number < float("inf"):
         raise ValueError(f"{value!r} has to be a number above 0")
     return number
+
+
+def _workers(value: Any) -> int:
+    number = _positive(value)
+    if not number.is_integer():
+        raise ValueError(f"`workers_per_node` (={value!r}) has to be a whole number above 0")
+    return int(number)
 
 
 def _not_negative(value: Any) -> float:
@@ -220,6 +239,10 @@ def _rates(found: Any) -> dict[str, dict[str, float]]:
     rates = {kind: {name: _positive(rate) for name, rate in of.items()} for kind, of in found.items()}
     if not set(KINDS) <= rates.keys() or not all("float32" in rates[kind] for kind in KINDS):
         raise ValueError(f"[flops] needs float32 of each of {', '.join(KINDS)}")
+    _refuse_others(rates, KINDS)
+    for name in {name for of in rates.values() for name in of}:
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            raise ValueError(f"{name!r} is no dtype of torch")
     return rates
 
 
@@ -228,7 +251,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "source": str,
     "measured": lambda value: value is True,
     "memory": number_of_bytes,
-    "workers_per_node": lambda value: int(_positive(value)),
+    "workers_per_node": _workers,
     "overlap": _share,
     "device": _device,
     "flops": _rates,

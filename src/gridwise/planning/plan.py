@@ -165,7 +165,7 @@ def planned(task: PlannedStep, grid: tuple[int, ...], workers: Sequence[int] | N
         tuple(weights.values()),
         roles,
         tuple(chosen),
-        step_time(chosen, ledger, task.machine),
+        step_time(chosen, tuple(weights.values()), ledger, task.machine),
     )
 
 

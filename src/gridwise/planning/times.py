@@ -71,21 +71,21 @@ class StepTime:
         return sum(layer.waiting for layer in self.layers)
 
 
-def step_time(records: Sequence[StepRecord], ledger: Ledger, machine: Machine) -> StepTime:
-    """The estimate, from what one worker of each role does and sends."""
-    spent: dict[Place, list[tuple[float, float]]] = defaultdict(list)
-    for record in records:
+def step_time(records: Sequence[StepRecord], weights: Sequence[int], ledger: Ledger, machine: Machine) -> StepTime:
+    """The estimate, from what one worker of each role does and sends; `weights` says how many workers have the role."""
+    spent: dict[Place, list[tuple[int, float, float]]] = defaultdict(list)
+    for record, weight in zip(records, weights, strict=True):
         sending = _communication(record.worker.rank, ledger.entries[record.worker.rank], machine)
         for place in dict.fromkeys([*record.work, *sending]):
             compute = compute_seconds(record.work[place], machine) if place in record.work else 0.0
             seconds = sending.get(place, 0.0)
-            spent[place].append((compute, max(0.0, seconds - machine.overlap * min(seconds, compute))))
+            spent[place].append((weight, compute, max(0.0, seconds - machine.overlap * min(seconds, compute))))
     ranks = [record.worker.rank for record in records]
     volumes = busiest(ledger, ranks, lambda entry: (layer_of(entry.what), entry.phase))
     layers = []
-    for place, pairs in spent.items():
-        compute, communication = max(c for c, _ in pairs), max(t for _, t in pairs)
-        mean = sum(c + t for c, t in pairs) / len(records)
+    for place, roles in spent.items():
+        compute, communication = max(c for _, c, _ in roles), max(t for _, _, t in roles)
+        mean = sum(weight * (c + t) for weight, c, t in roles) / sum(weights)
         messages, *sent = volumes.get(place, (0, 0, 0))
         layers.append(LayerRow(*place, compute, communication, compute + communication - mean, sum(sent), messages))
     if ledger.size > 1:  # one all-reduce of a few numbers in forward, and one in backward

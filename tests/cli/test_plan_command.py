@@ -21,6 +21,18 @@ nothing = 3
 
 def other():
     return 3
+
+class Late(torch.nn.Module):
+    def forward(self, x):
+        import planned_later
+        return planned_later.double(x)
+
+def late():
+    import planned_later
+    return Late()
+
+def broken():
+    raise AttributeError("of the factory")
 """
 
 
@@ -29,6 +41,8 @@ def invoked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "planned_models", raising=False)
     (tmp_path / "planned_models.py").write_text(MODELS)
+    monkeypatch.delitem(sys.modules, "planned_later", raising=False)
+    (tmp_path / "planned_later.py").write_text("def double(x):\n    return 2 * x\n")
     return lambda *arguments: CliRunner().invoke(app, ["plan", *arguments])
 
 
@@ -37,6 +51,17 @@ def test_a_grid(invoked, tmp_path):
     assert done.exit_code == 0, done.output
     assert "1 x 1 x 2 x 2 workers" in done.output
     assert (tmp_path / "plan.html").stat().st_size > 10_000
+
+
+def test_a_model_may_import_what_lies_beside_it_at_any_time(invoked):
+    before = sys.path.copy()
+    done = invoked("planned_models:late", "--input", "4x4", "--grid", "1x2")
+    assert done.exit_code == 0, done.exception or done.output
+    assert sys.path == before
+
+
+def test_an_error_of_the_factory_is_not_taken_for_its_absence(invoked):
+    assert str(invoked("planned_models:broken", "--input", "4x4", "--grid", "1x2").exception) == "of the factory"
 
 
 def test_a_search(invoked):
@@ -54,6 +79,7 @@ def test_a_search(invoked):
     [
         (["planned_models:small", "--input", "1x3x32x32"], "either `--grid`, or `-n`"),
         (["planned_models:small", "--input", "1x3x32x32", "-n", "4"], "add --search"),
+        (["planned_models:small", "--input", "1x3", "--grid", "1x1", "--search"], "leave out --grid"),
         (["planned_models:small", "--input", "1xx3", "--grid", "1x1"], "is no shape"),
         (["planned_models:absent", "--input", "1x3", "--grid", "1x1"], "cannot be found"),
         (["planned_models", "--input", "1x3", "--grid", "1x1"], "module:function"),

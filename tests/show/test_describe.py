@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from gridwise.deferred_init import deferred_init
+from gridwise.grid import Grid, Layout
 from gridwise.show.describe import describe
 
 
@@ -51,6 +52,15 @@ def test_bytes_per_worker() -> None:
     assert "per worker" in str(table)
     with pytest.raises(ValueError, match="together"):
         describe(nn.Linear(1, 1), workers=3)
+
+
+def test_bytes_per_worker_are_those_of_one_worker() -> None:
+    """The largest blocks of two tensors are on different workers."""
+    grid = Grid((0, 1), (2,))
+    net = nn.ParameterDict({"a": nn.Parameter(torch.ones(10)), "b": nn.Parameter(torch.ones(10))})
+    table = describe(net, {"a": Layout(grid, ((0, 9, 10),)), "b": Layout(grid, ((0, 1, 10),))}, workers=2)
+    assert [row.worker_size for row in table.rows] == [36, 36]
+    assert table.bytes_per_worker == 40
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")

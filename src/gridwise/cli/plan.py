@@ -45,6 +45,8 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Write the result as an HTML page.")] = None,
 ) -> None:
     """Predict what a training step needs on a grid of workers (memory, time, messages), or which grid is best."""
+    here = os.getcwd()
+    sys.path.insert(0, here)  # until the plan is made: a factory and a `forward` may import too
     try:
         if optimizer not in OPTIMIZERS:
             raise PartitionError(f"`--optimizer` (={optimizer!r}) is none of {', '.join(OPTIMIZERS)}.")
@@ -52,6 +54,10 @@ def plan(
             raise PartitionError("either `--grid`, or `-n` with `--search`, says how many workers there are.")
         if grid is None and not search:
             raise PartitionError("`-n` says how many workers, not on which grid.", fix="add --search, or give --grid.")
+        if grid is not None and search:
+            raise PartitionError(
+                "`--search` finds a grid, and `--grid` gives one.", fix="leave out --grid, or --search."
+            )
         if grid is not None and memory is not None:
             raise PartitionError("`--memory` is for --search.")
         shape, states = _shape("--input", input), OPTIMIZERS[optimizer]
@@ -66,6 +72,8 @@ def plan(
     except GridwiseError as error:
         print(f"gridwise plan: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
+    finally:
+        sys.path.remove(here)
     Console(width=None if sys.stdout.isatty() else 130).print(found)
     if html is not None:
         save_page(html, found)
@@ -87,13 +95,10 @@ def _model(factory: str) -> torch.nn.Module:
     module, colon, name = factory.partition(":")
     if not colon or not name:
         raise PartitionError(f"`{factory}` is not of the form module:function.")
-    sys.path.insert(0, os.getcwd())
     try:
         made: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise PartitionError(f"`{factory}` cannot be found: {error}.") from error
-    finally:
-        sys.path.remove(os.getcwd())
     from ..deferred_init import deferred_init
 
     model = deferred_init(made)

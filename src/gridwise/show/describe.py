@@ -29,9 +29,14 @@ class Row:
     shape: tuple[int, ...] | None
     dtype: torch.dtype
     size: int | None  # bytes of the whole tensor
-    worker_size: int | None  # bytes of the largest block that a worker holds
+    worker_sizes: tuple[int, ...]  # bytes of each worker's block; empty without a layout
     deferred: bool
     tied: str | None = None
+
+    @property
+    def worker_size(self) -> int | None:
+        """Bytes of the largest block."""
+        return max(self.worker_sizes, default=None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,8 +60,9 @@ class Description(PrintsAsTables):
 
     @property
     def bytes_per_worker(self) -> int:
-        """The sum of the largest block of each tensor, in bytes; a tensor that is not cut counts in full."""
-        return sum(row.worker_size or 0 for row in self._own())
+        """Bytes of the worker that holds most; a tensor that is not cut counts in full."""
+        sizes = [row.worker_sizes for row in self._own() if row.worker_sizes]
+        return max(map(sum, zip(*sizes, strict=True)), default=0)
 
     def _own(self) -> Iterator[Row]:
         return (row for row in self.rows if row.tied is None)
@@ -121,13 +127,12 @@ def describe(
 def _row(name: str, kind: str, tensor: Tensor, tied: str | None, layout: Layouts | None, workers: int) -> Row:
     deferred = is_fake(tensor)
     if is_lazy(tensor):
-        return Row(name, kind, None, tensor.dtype, None, None, deferred, tied)
+        return Row(name, kind, None, tensor.dtype, None, (), deferred, tied)
     size = tensor.numel() * tensor.element_size()
-    blocks = (
-        [_block_elements(layout, rank, name, tensor.shape) for rank in range(workers)] if layout is not None else []
-    )
-    largest = max(blocks) * tensor.element_size() if blocks else None
-    return Row(name, kind, tuple(tensor.shape), tensor.dtype, size, largest, deferred, tied)
+    blocks: list[int] = []
+    if layout is not None:
+        blocks = [_block_elements(layout, rank, name, tensor.shape) * tensor.element_size() for rank in range(workers)]
+    return Row(name, kind, tuple(tensor.shape), tensor.dtype, size, tuple(blocks), deferred, tied)
 
 
 def _block_elements(layout: Layouts, rank: int, name: str, shape: torch.Size) -> int:

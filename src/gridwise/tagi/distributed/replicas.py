@@ -24,19 +24,12 @@ from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
 from ...errors import GridwiseError, PartitionError
 from ...nn.engine.agreement import Ballot, agree_call, key_of, tell
-from ..nn.base_layer import ParametricLayer
+from ..nn.base_layer import BaseLayer, ParametricLayer, setting_names
 from ..nn.batch_norm import BatchNorm2d
 from ..nn.sequential import Sequential
 
 BUCKET = 4 << 20
 """Bytes of a bucket: large enough for full bandwidth, small enough that the first is sent early in backward."""
-
-SETTINGS = (
-    "kernel_size", "stride", "padding", "padding_type", "dilation", "groups", "momentum", "eps", "cap", "compat",
-    "compute_dtype", "alpha", "normalized_shape", "padding_idx", "stateful", "num_heads", "num_kv_heads", "use_rope",
-    "rope_theta", "causal",
-)  # fmt: skip
-"""Settings by which layers with the same parameters may differ in what they compute."""
 
 Made = TypeVar("Made")
 
@@ -179,15 +172,23 @@ class Replicas:
 # ---- one network on all workers -------------------------------------------------------------------------------------
 def _check_same_network(net: Sequential, transport: Transport, team: Team, name: str) -> None:
     text = " ".join(f"{key}: {tuple(t.shape)} {t.dtype}," for key, t in net.state_dict().items())
-    settings = [f"{type(m).__name__}{[getattr(m, name, None) for name in SETTINGS]}" for m in net.modules()]
-    digest = key_of(f"{text} {settings}")
+    layers = [
+        f"{place}: {type(layer).__name__} {_settings_of(layer)}"
+        for place, layer in net.named_modules(remove_duplicate=False)  # an activation may stand in several places
+        if isinstance(layer, BaseLayer)
+    ]
+    digest = key_of(f"{text} {layers}")
     ballot = Ballot()
     same = ballot.equal(digest)
     ballot.count(transport, team, name)
     if ballot.read(same) is None:
         reports = tell(transport, team, net.get_layer_stack_info().strip().replace("\n", ", "))
-        fix = "build the same layers, in the same order and precision, on all workers."
+        fix = "build the same layers, with the same settings, order and precision, on all workers."
         raise PartitionError(f"{name}: the workers have different networks.", reports, fix)
+
+
+def _settings_of(layer: BaseLayer) -> dict[str, object]:
+    return {name: vars(layer)[name] for name in setting_names(layer) if name != "training"}
 
 
 def _copy_from_first(tensors: Sequence[Tensor], transport: Transport, team: Team, name: str) -> None:

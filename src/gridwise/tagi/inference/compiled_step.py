@@ -26,7 +26,7 @@ from torch.fx import GraphModule
 
 from ...errors import UnsupportedError
 from ...log import logger
-from ..nn.base_layer import BaseLayer
+from ..nn.base_layer import BaseLayer, setting_names
 from ..nn.gaussian import Gaussian
 from ..nn.sequential import Sequential
 from .checked_step import Checked, StepCandidate
@@ -35,12 +35,6 @@ from .tracing import trace
 
 Tensors = Sequence[Tensor]
 Batch = tuple[Tensor | None, ...]
-
-_NOTED = {
-    *("batch", "num_samples", "num_threads", "input_size", "output_size"),
-    *("in_width", "in_height", "in_channels", "out_width", "out_height", "out_channels"),
-}
-"""Attributes that record a layer's last input; the next step does not depend on them."""
 
 _CPP = {"cpp_wrapper": True, "memory_planning": True}
 """No Python between the loops, and one allocation for all intermediate results."""
@@ -191,14 +185,9 @@ class CompiledStep:
 
 
 def _settings_of(layer: BaseLayer) -> itemgetter:
-    """A getter of the attributes of a layer that are not tensors and that its computation may depend on."""
-    always = [name for name in ("compat", "compute_dtype", "cap", "on_sums", "replicas") if name in vars(layer)]
-    plain = [name for name, value in vars(layer).items() if _is_plain(value)]
-    return itemgetter(*always, *(name for name in plain if name not in always and name not in _NOTED))
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, int | float | str) or (type(value) is tuple and all(map(_is_plain, value)))
+    """A getter of the settings and hooks of a layer."""
+    hooks = [name for name in ("on_sums", "replicas") if name in vars(layer)]
+    return itemgetter(*setting_names(layer), *hooks)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ computation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from numbers import Number
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ Sums = tuple[Tensor, Tensor]
 Shape = tuple[int, ...]
 Fans = tuple[int, int]
 """Fan-in, the inputs of one output unit, and fan-out, the outputs of one input unit."""
+
+_LAST_INPUT_ATTRIBUTES = {
+    *("batch", "num_samples", "num_threads", "input_size", "output_size"),
+    *("in_width", "in_height", "in_channels", "out_width", "out_height", "out_channels"),
+}
+"""Attributes that record a layer's last input; the next step does not depend on them."""
 
 
 class BaseLayer(nn.Module):
@@ -285,3 +292,17 @@ class ParametricLayer(BaseLayer):
     @property
     def num_biases(self) -> int:
         return 0 if self.mu_b is None else self.mu_b.numel()
+
+
+def setting_names(layer: BaseLayer) -> list[str]:
+    """The attributes of a layer, besides tensors and hooks, that its computation may depend on."""
+    always = {"compat", "compute_dtype", "cap"}
+    return [
+        name
+        for name, value in vars(layer).items()
+        if name in always or (name not in _LAST_INPUT_ATTRIBUTES and _is_plain(value))
+    ]
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, Number | str) or (type(value) is tuple and all(map(_is_plain, value)))

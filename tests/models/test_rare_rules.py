@@ -31,6 +31,7 @@ OPERATORS: dict[str, Callable[[Any, Tensor], Any]] = {
     "a slice that is written to": lambda m, x: _written(x),
     "repeat": lambda m, x: x.repeat(2, 1, 3, 1) + x.repeat_interleave(3, 2).sum(),
     "roll": lambda m, x: x.roll((1, -2), (2, 3)) + torch.fft.fftshift(x, (1, 2)),
+    "roll by whole turns": lambda m, x: x.roll((7, -12, 8), (2, 3, 0)) + x.roll((3, -10), (2, 2)),
     "flip": lambda m, x: x.flip(2).flip(1, 3),
     "movedim": lambda m, x: x.movedim((2, 0), (0, 1)).swapaxes(0, 2),
     "pairs": pairs,

@@ -121,8 +121,6 @@ def select(call: Call) -> Placed:
     index = call["index"] % x.shape[dim]
     if not x.is_cut_along([dim]):
         return Placed(Cut(without_dims(layout, [dim])), lambda x: x.select(dim, index))
-    if call.keeps_alias:
-        raise NoRule("a row that one worker has, which is written to")
     target = call.workers.spread(call.result.shape) if call.result.volume > SMALL else Replicated()
     row = index, index + 1
     if isinstance(target, Cut):
@@ -143,8 +141,6 @@ def split(call: Call) -> Placed:
     x, layout = call.first_cut()
     dim = call["dim"] % x.dim
     if x.is_cut_along([dim]):
-        if call.keeps_alias:
-            raise NoRule("parts that are written to, along a dim that is cut")
         layout = call.whole(x, [dim])
     if call.kind.startswith("unbind"):
         return Placed(Cut(without_dims(layout, [dim])), call.locally(), [layout])
@@ -184,15 +180,15 @@ def roll(call: Call) -> Placed:
     shifts = dict.fromkeys(range(x.dim), 0)
     for d, shift in pairs:
         shifts[d] += shift
-    lines, wraps, rest = [], [], []
-    for d, line in enumerate(Needs.of_layout(layout).intervals):
-        moved = layout.grid.shape[d] > 1 and x.shape[d] and shifts[d] % x.shape[d]
-        lines.append(tuple((a - shifts[d], b - shifts[d]) for a, b in line) if moved else line)
-        wraps.append(bool(moved))
-        if not moved and shifts[d]:
-            rest.append(d)
+    shifts = {d: shift % max(1, x.shape[d]) for d, shift in shifts.items()}
+    wraps = tuple(shifts[d] > 0 and layout.grid.shape[d] > 1 for d in range(x.dim))
+    intervals = [
+        tuple((a - shifts[d], b - shifts[d]) for a, b in own) if wraps[d] else own
+        for d, own in enumerate(Needs.of_layout(layout).intervals)
+    ]
+    rest = [d for d, shift in shifts.items() if shift and not wraps[d]]
     amounts = [shifts[d] for d in rest]
-    needs = Needs(layout.grid, tuple(lines), tuple(wraps))
+    needs = Needs(layout.grid, tuple(intervals), wraps)
     return Placed(Cut(layout), lambda x: torch.roll(x, amounts, rest) if rest else x, [needs if any(wraps) else None])
 
 

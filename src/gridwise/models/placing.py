@@ -266,6 +266,8 @@ class Placing:
         op = node.target
         assert isinstance(op, OpOverload)
         written = written_by(node)
+        if node in self.aliases.keeps_alias:
+            self._completed(node.all_input_nodes[0])
         if not written:
             self._bind_results(node, self._apply(node, self._call(node, op)))
         elif len(written) > 1 or written[0] is not node.args[0]:
@@ -308,10 +310,7 @@ class Placing:
 
     def _write(self, node: Node, op: OpOverload, target: Node) -> Item:
         """Add an operator that changes its first argument: in place if other tensors observe it, else perhaps not."""
-        own, in_place, plain = self.item(target), node in self.aliases.in_place, functional(op)
-        if isinstance(own.value.placement, Partial):
-            own = self.tape.brought(own, Replicated(), where(node))
-            self._rebind(target, own)
+        own, in_place, plain = self._completed(target), node in self.aliases.in_place, functional(op)
         elementwise = any(each is not None and is_elementwise(each) for each in (op, plain))
         others = [self.item(each).value for each in node.all_input_nodes if each is not target]
         spreads = own.value.layout is None and any(value.layout is not None for value in others)
@@ -329,6 +328,14 @@ class Placing:
             return made
         made = self.tape.brought(made, own.value.layout or Replicated(), where(node))
         return self.tape.add(Tensor.copy_, [own, made], own.value)[0]
+
+    def _completed(self, node: Node) -> Item:
+        """The item of a tensor that shares its memory with others: the sum, if the workers have summands."""
+        item = self.item(node)
+        if isinstance(item.value.placement, Partial):
+            item = self.tape.brought(item, Replicated(), where(node))
+            self._rebind(node, item)
+        return item
 
     def _note_gathers(self, node: Node, call: Call, placed: Placed, wants: Sequence[Want]) -> None:
         for value, want in zip(call.tensors, wants, strict=True):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch._ops import OpOverload
 
+from ..movement import is_there
 from .call import Call, NoRule, NothingCut, Placed
 from .pointwise import is_pointwise, pointwise
 from .table import rule_for
@@ -14,6 +15,13 @@ from .table import rule_for
 
 def answer(call: Call) -> Placed:
     """The answer of the operator's rule; without a rule, its tensors are gathered."""
+    placed = _answer(call)
+    if call.keeps_alias and placed.inputs and not is_there(call.tensors[0], placed.inputs[0]):
+        raise NoRule("a view that is written to, of blocks that have to be moved")
+    return placed
+
+
+def _answer(call: Call) -> Placed:
     rule = rule_for(call.op) or (pointwise if is_elementwise(call.op) else None)
     reason = "there is no rule for it"
     if rule is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from ...grid import Layout, balanced_cuts
 from ...grid.cuts import scaled
 from ...grid.reshape import reshaped
@@ -25,20 +27,18 @@ def reshape(call: Call) -> Placed:
     x, shape = call.tensors[0], call.result.shape
     if call.given.get("dtype"):
         raise NoRule("a view of another dtype")
-    everywhere = Placed(Replicated(), lambda x, *_: x.reshape(shape), call.first_alone(Replicated()))
+    change = Tensor.view if call.keeps_alias else Tensor.reshape
+    everywhere = Placed(Replicated(), lambda x, *_: change(x, shape), call.first_alone(Replicated()))
     if x.layout is None:
         return everywhere
     if not x.volume:
         raise NoRule("a tensor without elements")
     found = reshaped(x.layout, shape, call.workers.ranks)
-    if found is None or (call.keeps_alias and found[0] != x.layout):
-        if call.keeps_alias:
-            raise NoRule("a view that is written to, of blocks that have to be moved")
+    if found is None:
         return replace(everywhere, gathers=f"a view of shape {shape} has no blocks of {x.shape}")
     before, after = found
     block = call.block(after).shape
-    run = (lambda x, *_: x.view(block)) if call.keeps_alias else (lambda x, *_: x.reshape(block))
-    return Placed(Cut(after), run, call.first_alone(before))
+    return Placed(Cut(after), lambda x, *_: change(x, block), call.first_alone(before))
 
 
 def order_of(call: Call, dim: int) -> list[int]:

@@ -24,8 +24,6 @@ def unfold(call: Call) -> Placed:
     count, grid = call.result.shape[dim], layout.grid
     if grid.shape[dim] == 1:
         return Placed(Cut(_with_windows(layout, dim, (0, count), size)), call.locally())
-    if call.keeps_alias:
-        raise NoRule("windows of several workers' rows, which are written to")
     windows = balanced_cuts(count, grid.shape[dim])
     rows = [window_need(outputs, size, step, 0, 1) for outputs in pairwise(windows)]
     needs = Needs.of_layout(layout).along(dim, [(a, b) if a < b else (0, 0) for a, b in rows])

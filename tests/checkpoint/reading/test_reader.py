@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from gridwise.checkpoint.format.manifest_parser import read_manifest
 from gridwise.checkpoint.reading import open_file, reader
 from gridwise.checkpoint.reading.chunk_reads import ChunkReads, all_units
 from gridwise.checkpoint.reading.reader import MEMORY, MOST_THREADS, Reader
-from gridwise.errors import CheckpointDamaged
+from gridwise.errors import CheckpointDamaged, CheckpointMismatch
 
 COUNTS = [1, 2, 3, MOST_THREADS, 64]
 ELEMENTS = (9 << 20) // 4 + 5
@@ -121,3 +122,14 @@ def test_small_tensors_have_one_thread(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "c")
     with Reader(tmp_path / "c", manifest, all_units(manifest), 16) as found:
         assert found.threads == 1
+
+
+def test_shared_memory_is_compared_in_files_without_checksums(tmp_path: Path) -> None:
+    ones = torch.ones(3)
+    safetensors.torch.save_file({"a": torch.zeros(3), "b": ones, "c": ones.clone()}, tmp_path / "m.safetensors")
+    shared = torch.full((3,), 9.0)
+    with pytest.raises(CheckpointMismatch, match="'a' and 'b' share memory in `into`"):
+        checkpoint.load(tmp_path / "m.safetensors", {"a": shared, "b": shared})
+    assert shared.tolist() == [9.0, 9.0, 9.0]
+    checkpoint.load(tmp_path / "m.safetensors", {"b": shared, "c": shared})
+    assert torch.equal(shared, ones)

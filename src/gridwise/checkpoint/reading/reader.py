@@ -109,7 +109,8 @@ class Reader:
         units = self.units
         for first, second, before, size in shared_memory(units):
             if (
-                not before
+                self.has_sums
+                and not before
                 and size == units.sizes[first] == units.sizes[second]
                 and units.sums[first] == units.sums[second]
             ):

@@ -121,6 +121,7 @@ class Pending:
         self._commit_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"gridwise-save-{save_id[:8]}")
         self._settled = False
+        self._failure: BaseException | None = None
 
     def start(self) -> None:
         try:
@@ -139,6 +140,8 @@ class Pending:
 
     def wait(self) -> None:
         """Return when the checkpoint is committed; raise on all workers if it is not. All workers call this together."""
+        if self._failure is not None:
+            raise self._failure
         if self._settled:
             return
         self._written.wait()
@@ -146,7 +149,8 @@ class Pending:
             self.consensus.agree(self._write_error, CheckpointWriteFailed, NOTHING_COMMITTED)
             self._join()
             self.consensus.agree(self._commit_error, CheckpointWriteFailed)
-        except BaseException:
+        except BaseException as error:
+            self._failure = error
             # Only now is nobody writing into the data folder any more.
             self._given_up.set()
             self._join()

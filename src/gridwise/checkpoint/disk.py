@@ -22,6 +22,9 @@ from .format.chunks import Memory
 MOST_BUFFERS = 512
 """Most buffers in one system call: half of Linux's limit, and all that some systems accept."""
 
+ATTEMPTS = 100
+"""How often a lock is taken whose file is removed at that very moment."""
+
 NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
@@ -97,27 +100,26 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+def unlink(path: Path) -> None:
+    """Remove a file, or raise; one that is not there is no error."""
+    path.unlink(missing_ok=True)
+
+
 class Lock:
     """The lock of a checkpoint's folder, held until `close`; raises `CheckpointBusy` if another save holds it.
 
-    The kernel releases the lock with the process, so a killed save never blocks the next one.
+    The kernel releases the lock with the process, so a killed save never blocks the next one. A folder that is removed
+    takes the file of its lock with it: whoever has opened that file before locks the new one instead.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._fd: int | None = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._fd)
-            raise CheckpointBusy(
-                f"another save is writing to {folder}: two at once are refused.\n"
-                "  fix: wait for it, or save to another path; `Series` gives every step its own."
-            ) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS_HERE:
-                os.close(self._fd)
-                raise
-            logger.warning("%s: this file system has no locks, a second writer cannot be noticed (%s)", folder, error)
+        self._fd: int | None = None
+        for _ in range(ATTEMPTS):
+            self._fd = _locked(folder)
+            if _is_at(folder / ".lock", self._fd):
+                return
+            self.close()
+        raise CheckpointBusy(f"other saves keep removing {folder}.\n  fix: save to another path.")
 
     def close(self) -> None:
         if self._fd is not None:
@@ -126,3 +128,30 @@ class Lock:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = None
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor of the lock's file, which it holds."""
+    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise CheckpointBusy(
+            f"another save is writing to {folder}: two at once are refused.\n"
+            "  fix: wait for it, or save to another path; `Series` gives every step its own."
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS_HERE:
+            os.close(fd)
+            raise
+        logger.warning("%s: this file system has no locks, a second writer cannot be noticed (%s)", folder, error)
+    return fd
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether this open file is the one at the path, and not one that was removed."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False

@@ -84,11 +84,11 @@ class Saving:
         if not self.renamed:
             disk.remove(self.data)
             disk.remove(self.path / f"manifest-{self.id}.tmp")
+            if self._made:  # the lock is still held: its file must not be that of another save
+                with contextlib.suppress(OSError):
+                    disk.unlink(self.path / ".lock")
+                    self.path.rmdir()
         self._lock.close()
-        if self._made:
-            with contextlib.suppress(OSError):
-                (self.path / ".lock").unlink()
-                self.path.rmdir()
 
 
 def committed_folder(path: Path) -> str | None:
@@ -123,7 +123,7 @@ def remove_leftovers(path: Path, keep: str | None = None) -> int:
 def remove_checkpoint(path: Path) -> None:
     """Remove a whole checkpoint: first its manifest, so that it no longer counts as one, then its data."""
     with contextlib.closing(Lock(path)):
-        disk.remove(path / MANIFEST)
+        disk.unlink(path / MANIFEST)
         disk.sync_folder(path)
         remove_leftovers(path, keep="")
         disk.remove(path / ".lock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from crew import crew
 
 from gridwise import checkpoint
-from gridwise.checkpoint import Series
+from gridwise.checkpoint import Series, disk
+from gridwise.checkpoint.writing.background import Pending
 from gridwise.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotFound
 from gridwise.partition import Partition
 
@@ -104,3 +106,46 @@ def test_rules_that_make_no_sense(tmp_path: Path, options: dict[str, int]) -> No
         Series(tmp_path, **options)
     with pytest.raises(CheckpointMismatch, match="step"):
         Series(tmp_path).save({}, step=-1)
+    for call in (Series(tmp_path).save, Series(tmp_path).async_save):
+        with pytest.raises(CheckpointMismatch, match=r"`step` \(=1000000000000000000\)"):
+            call({}, step=10**18)
+    Series(tmp_path).save({}, step=10**18 - 1)
+    assert Series(tmp_path).latest() == 10**18 - 1
+
+
+def test_the_step_in_flight_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is only started by `wait` stands for one that is slow."""
+    series = Series(tmp_path)
+    series.save({"x": torch.tensor(100)}, step=100)
+    monkeypatch.setattr(Pending, "start", lambda self: None)
+    pending = series.async_save({"x": torch.tensor(200)}, step=200)
+    monkeypatch.setattr(pending._written, "wait", pending._run)
+    into = {"x": torch.tensor(0)}
+    assert series.load(into) == 200
+    assert into["x"] == 200
+
+
+def test_the_step_saved_last_is_kept(tmp_path: Path) -> None:
+    series = Series(tmp_path, keep_last=2)
+    for step in (100, 200, 300):
+        series.save({"x": step}, step=step)
+    series.save({"x": 50}, step=50)
+    assert series.steps() == [50, 200, 300]
+    assert series.prune() == []
+    series.save({"x": 60}, step=60)
+    assert series.steps() == [60, 200, 300]
+    for step in (70, 80):
+        series.async_save({"x": step}, step=step)
+    assert series.load({"x": 0}, step=80) == 80
+    assert series.steps() == [70, 80, 200, 300]
+    series.save({"x": 400}, step=400)
+    assert series.steps() == [300, 400]
+
+
+def test_a_step_that_cannot_be_removed_is_not_returned(tmp_path: Path) -> None:
+    series = Series(tmp_path, keep_last=None)
+    for step in (1, 2, 3):
+        series.save({"x": step}, step=step)
+    with closing(disk.Lock(series.path(1))):
+        assert Series(tmp_path, keep_last=1).prune() == [2]
+    assert series.steps() == [1, 3]

@@ -22,6 +22,9 @@ from .writing.saving import save
 
 _STEP = re.compile(r"step-([0-9]{1,18})")
 
+STEPS = 10**18
+"""Every step is less than this."""
+
 
 class Series:
     """The checkpoints of a run, by step.
@@ -53,11 +56,12 @@ class Series:
         self.folder = Path(folder)
         self.keep_last, self.keep_every = keep_last, keep_every
         self.P = P
+        self._just_saved: int | None = None
 
     def path(self, step: int) -> Path:
         """The path of a step's checkpoint, whether or not it exists."""
-        if type(step) is not int or step < 0:
-            raise CheckpointMismatch(f"`step` (={step!r}) must be a whole number of at least 0.")
+        if type(step) is not int or not 0 <= step < STEPS:
+            raise CheckpointMismatch(f"`step` (={step!r}) must be a whole number of at least 0, less than 10**18.")
         return self.folder / f"step-{step:010d}"
 
     def steps(self) -> list[int]:
@@ -74,14 +78,16 @@ class Series:
         return max(self.steps(), default=None)
 
     def save(self, state: object, step: int) -> None:
-        """Save the state of a step, then remove the checkpoints that are no longer kept."""
+        """Save the state of a step, then remove the checkpoints that are no longer kept; this one always is."""
         save(self.path(step), state, self.P)
+        self._just_saved = step
         self.prune()
 
     def async_save(self, state: object, step: int) -> Pending | None:
         """Like `save`, in the background. Older checkpoints are removed when a later call finds this one committed."""
         pending = async_save(self.path(step), state, self.P)
-        self.prune()
+        before, self._just_saved = self._just_saved, step
+        self._prune({before, step})  # this one may still fail
         return pending
 
     def load(self, into: object, step: int | None = None, *, cast: bool = False) -> int:
@@ -90,6 +96,7 @@ class Series:
         if not P.active:
             return -1
         consensus = Consensus(P, "loading from", self.folder)
+        consensus.settle()  # the save in flight may be the newest
         chosen = int(consensus.from_root(lambda: str(self._step_to_load(step)).encode()))
         try:
             load(self.path(chosen), into, P, cast=cast)
@@ -118,15 +125,22 @@ class Series:
         return {*last, *every}
 
     def prune(self) -> list[int]:
-        """Remove the checkpoints that are no longer kept, on the first worker. Returns the steps removed here."""
+        """Remove the checkpoints that are no longer kept, on the first worker. Returns the steps removed here.
+
+        The step saved last by this object stays, whatever its number.
+        """
+        return self._prune({self._just_saved})
+
+    def _prune(self, stay: set[int | None]) -> list[int]:
         P = self.P if self.P is not None else world()
         if P.rank != 0:
             return []
         steps = self.steps()
-        gone = sorted(set(steps) - self.kept(steps))
-        for step in gone:
+        removed = []
+        for step in sorted(set(steps) - self.kept(steps) - stay):
             try:
                 remove_checkpoint(self.path(step))
+                removed.append(step)
             except (OSError, CheckpointError) as error:
                 logger.warning("the checkpoint of step %d could not be removed: %s", step, error)
-        return gone
+        return removed

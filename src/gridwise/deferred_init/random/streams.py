@@ -103,17 +103,17 @@ class DrawCounter:
         """Count the draws of an operator; if their number is unknown, settle the generator and return None."""
         with ALONE:
             self.meet_others()
-        count = taken(kind, n, dtype, contiguous, self.sample_at is not None) if counts_are_known() else None
-        if count is None:
-            self.settle()
-            return None
-        mark = Mark(self.stream, self.draws, self.sample_at, self.draws + count.draws)
-        if count.left_over is not None:
-            self.sample_at = self.draws + count.left_over
-        elif not count.keeps_sample:
-            self.sample_at = None
-        self.draws += count.draws
-        return mark
+            count = taken(kind, n, dtype, contiguous, self.sample_at is not None) if counts_are_known() else None
+            if count is None:
+                self.settle()
+                return None
+            mark = Mark(self.stream, self.draws, self.sample_at, self.draws + count.draws)
+            if count.left_over is not None:
+                self.sample_at = self.draws + count.left_over
+            elif not count.keeps_sample:
+                self.sample_at = None
+            self.draws += count.draws
+            return mark
 
     def meet_others(self) -> None:
         """Continue from the state that others gave the generator; raise if they may have drawn what is counted here."""
@@ -146,26 +146,34 @@ class WatchedGenerator(torch.Generator):
     ledger: DrawCounter
 
     def get_state(self) -> Tensor:
-        return self._settled().get_state()
+        with self._settled() as generator:
+            return generator.get_state()
 
     def set_state(self, state: Tensor) -> None:  # type: ignore[override]
-        self._settled().set_state(state)
+        with self._settled() as generator:
+            generator.set_state(state)
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        return self._settled().manual_seed(seed)
+        with self._settled() as generator:
+            return generator.manual_seed(seed)
 
     def seed(self) -> int:
-        return self._settled().seed()
+        with self._settled() as generator:
+            return generator.seed()
 
     def initial_seed(self) -> int:
         return DEFAULT.initial_seed()
 
     def clone_state(self) -> torch.Generator:
-        return self._settled().clone_state()
+        with self._settled() as generator:
+            return generator.clone_state()
 
-    def _settled(self) -> torch.Generator:
-        self.ledger.settle()
-        return DEFAULT
+    @contextmanager
+    def _settled(self) -> Iterator[torch.Generator]:
+        """The real generator; in the body, no other thread counts draws."""
+        with ALONE:
+            self.ledger.settle()
+            yield DEFAULT
 
 
 WATCHER = WatchedGenerator()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gridwise.deferred_init.random.draws import Kind
-from gridwise.deferred_init.random.streams import DEFAULT, DrawCounter, Mark, Stream, generator_for
+from gridwise.deferred_init.random.streams import ALONE, DEFAULT, DrawCounter, Mark, Stream, generator_for
 from gridwise.deferred_init.recording.replaying import replay, replaying, run_at
 from gridwise.deferred_init.recording.tape import TapeNode
 from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
@@ -58,16 +58,17 @@ def mark_for(
     source = generator_for(kwargs.get("generator"), device)
     kind = FILLS.get(node.func) or FACTORIES.get(node.func)
     lazily = ledger if source is DEFAULT else None
-    if kind is not None and source.device.type == "cpu":
-        counter = lazily or DrawCounter(source)
-        mark = counter.take(kind, drawn.numel(), drawn.dtype, drawn.is_contiguous())
-        if mark is not None:
-            if lazily is None:
-                counter.settle()
-            return mark
-    if lazily is not None:
-        lazily.settle()
-    return _mark_by_drawing(node, args, kwargs, source, device)
+    with ALONE:
+        if kind is not None and source.device.type == "cpu":
+            counter = lazily or DrawCounter(source)
+            mark = counter.take(kind, drawn.numel(), drawn.dtype, drawn.is_contiguous())
+            if mark is not None:
+                if lazily is None:
+                    counter.settle()
+                return mark
+        if lazily is not None:
+            lazily.settle()
+        return _mark_by_drawing(node, args, kwargs, source, device)
 
 
 def _mark_by_drawing(node: TapeNode, args: Args, kwargs: Kwargs, source: torch.Generator, device: torch.device) -> Mark:

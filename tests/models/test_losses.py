@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .equality import compare_on_threads
+from .equality import Expected, compare_on_threads
 from .of_functions import Of, parameter
 
 LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
@@ -36,3 +36,18 @@ def test_losses_over_classes(name: str, grid: tuple[int, ...]) -> None:
     model.register_buffer("classes", torch.tensor([0, 3, 1, 2, 1]))
     errors, _ = compare_on_threads(model, [parameter(5, 4).requires_grad_()], grid)
     assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("name", ["logits", "likelihoods", "squares"])
+def test_means_of_many_terms_in_half_precision(name: str) -> None:
+    """Neither the sum of the terms nor their number fits into float16; torch's own kernels overflow on the CPU."""
+    count = 70_000
+    losses = LOSSES | {"squares": lambda m, x: F.mse_loss(x, 2 * torch.ones_like(x))}
+    model = Of(losses[name], weight=torch.ones(2))
+    model.register_buffer("classes", torch.arange(count) % 2)
+    x = parameter(count, 2).float()
+    right = model(x).half()
+    expected = Expected(model.half(), [x.half()], backward=False)
+    expected.outputs = [right.detach()]
+    errors, _ = compare_on_threads(model, [x.half()], (2, 1), expected=expected)
+    assert max(errors.values()) < 1e-2, errors

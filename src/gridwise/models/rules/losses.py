@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
 from ..placement import Cut, Partial, Replicated, Want, with_dim, without_dims
 from .call import Call, NoRule, NothingCut, Placed
@@ -30,7 +31,7 @@ def elementwise(call: Call) -> Placed:
     if reduction == NONE:
         return Placed(Cut(target), run, wants)
     divisor = math.prod(shape) if reduction == MEAN else 1
-    return Placed(Partial(), lambda *tensors: run(*tensors).sum() / divisor, wants)
+    return Placed(Partial(), lambda *tensors: quotient(run(*tensors), divisor), wants)
 
 
 @rule("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d")
@@ -59,13 +60,23 @@ def cross_entropy(call: Call) -> Placed:
         raise NoRule("a mean of smoothed and weighted losses")
     if by_probability:
         samples = math.prod(n for d, n in enumerate(x.shape) if d != 1)
-        return Placed(Partial(), lambda *tensors: run(*tensors).sum() / samples, wants)
+        return Placed(Partial(), lambda *tensors: quotient(run(*tensors), samples), wants)
     ignored, workers = call["ignore_index"], call.workers
     total = AllSum(workers.transport, workers.team, f"the number of terms of {call.name}", workers.team)
 
     def mean(x: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
         counted = target != ignored
-        count = (weight[0][target.where(counted, 0)] * counted).sum() if weighted else counted.sum().to(x.dtype)
-        return run(x, target, *weight).sum() / total(count.detach())
+        terms = weight[0][target.where(counted, 0)] * counted if weighted else counted
+        return quotient(run(x, target, *weight), total(terms.sum(dtype=dtype_of_sums(x)).detach()))
 
     return Placed(Partial(), mean, wants)
+
+
+def quotient(terms: Tensor, divisor: Tensor | int) -> Tensor:
+    """The sum of a block's terms over the divisor of a mean."""
+    return (terms.sum(dtype=dtype_of_sums(terms)) / divisor).to(terms.dtype)
+
+
+def dtype_of_sums(x: Tensor) -> torch.dtype:
+    """Float32 for half precision, in which a sum of many terms, or even their number, would be infinite."""
+    return torch.float32 if x.dtype in HALVES else x.dtype

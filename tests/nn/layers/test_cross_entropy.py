@@ -96,6 +96,21 @@ def test_empty_blocks_and_another_ignored_class() -> None:
         compare(nn.DistributedCrossEntropyLoss(P_x, **options), torch.nn.CrossEntropyLoss(**options), x, target, P_x)
 
 
+@workers(1, 2)
+def test_no_class_of_uint8_targets_is_taken_for_the_ignored_one() -> None:
+    """In uint8, 156 is the default `ignore_index`, -100."""
+    size, x = gridwise.world().size, torch.randn(2, 200, dtype=torch.float64)
+    target = torch.tensor([156, 3], dtype=torch.uint8)
+    for shape in ((1, size), (size, 1)):
+        P_x = gridwise.world().create_cartesian_topology_partition(shape)
+        loss = nn.DistributedCrossEntropyLoss(P_x)
+        compare(loss, torch.nn.CrossEntropyLoss(), x, target, P_x)
+        compare(nn.DistributedNLLLoss(P_x), torch.nn.NLLLoss(), x.log_softmax(1), target, P_x)
+        few, mine = x[:, :100], target[gridwise.local_slice(P_x, x.shape)[:1]]
+        with pytest.raises(gridwise.errors.PartitionError, match="needs targets from 0 to 99 .*got 156"):
+            nn.DistributedCrossEntropyLoss(P_x)(few[gridwise.local_slice(P_x, few.shape)], mine)
+
+
 @workers(2)
 def test_large_logits_keep_their_digits() -> None:
     P_x = gridwise.world().create_cartesian_topology_partition([1, 2])

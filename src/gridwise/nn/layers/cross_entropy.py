@@ -129,15 +129,18 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         if target.is_floating_point() or not target.numel() or target.is_meta:
             return None
         if target.is_cuda and self._distdl_is_setup:  # checked on the device, so that the host need not wait
-            torch._assert_async((((target >= 0) & (target < classes)) | (target == self.ignore_index)).all())
+            torch._assert_async((((target >= 0) & (target < classes)) | self._ignored(target)).all())
             return None
         low, high = (int(end) for end in torch.aminmax(target))
         if low >= 0 and high < classes:
             return None
-        wrong = target[((target < 0) | (target >= classes)) & (target != self.ignore_index)]
+        wrong = target[((target < 0) | (target >= classes)) & ~self._ignored(target)]
         return (
             f"needs targets from 0 to {classes - 1} or `ignore_index`, got {int(wrong[0])}" if wrong.numel() else None
         )
+
+    def _ignored(self, target: Tensor) -> Tensor:
+        return target.long() == self.ignore_index  # in uint8, -100 would be class 156
 
     # The loss
 
@@ -183,7 +186,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         """This worker's part of the divisor of 'mean': its samples' weights, or 0 if another worker counts them."""
         if self._splits_classes and not self._is_first:
             return torch.zeros((), dtype=dtype, device=target.device)
-        valid = target != self.ignore_index
+        valid = ~self._ignored(target)
         if self.weight is None:
             return valid.sum().to(dtype)
         weights = self.weight[target.long().masked_fill(~valid, 0)]  # does not wait for the device
@@ -200,7 +203,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
                 target = target * (1 - self.label_smoothing) + self.label_smoothing / self._classes
             terms = (log_sum.unsqueeze(dim) - shifted) * target
             return (terms if weight is None else terms * weight).sum(dim)
-        ignored = target == self.ignore_index
+        ignored = self._ignored(target)
         index = target.long().masked_fill(ignored, 0)
         here = (index >= mine.start) & (index < mine.stop) & ~ignored
         local = (index - mine.start).masked_fill(~here, 0).unsqueeze(dim)

@@ -204,3 +204,5 @@ def test_refusals() -> None:
         nn.DistributedBatchNorm2d(P_x, 4)(torch.ones(1, 3 - 2 * world.rank, 2, 2))
     with pytest.raises(gridwise.errors.PartitionError, match="more than 1 value per channel"):
         nn.DistributedBatchNorm2d(P_x, 4)(torch.ones(1, 2, 1, 1))
+    with pytest.raises(gridwise.errors.PartitionError, match="more than 1 value per channel"):  # of the batch, as ever
+        nn.DistributedBatchNorm2d(P_x, 4, track_running_stats=False).eval()(torch.ones(1, 2, 1, 1))

@@ -77,7 +77,7 @@ class DistributedBatchNorm(ChannelNorm):
             return x.clone()
         if not self._uses_batch:
             return by_running(x, *self._weight_and_bias(), self.running_mean, self.running_var, self.eps)
-        if self.training and self._count <= 1:
+        if self._count <= 1:
             raise PartitionError(
                 f"{self._says}: expected more than 1 value per channel when training, the global input has {self._count}."
             )

@@ -107,7 +107,7 @@ def test_no_class_of_uint8_targets_is_taken_for_the_ignored_one() -> None:
         compare(loss, torch.nn.CrossEntropyLoss(), x, target, P_x)
         compare(nn.DistributedNLLLoss(P_x), torch.nn.NLLLoss(), x.log_softmax(1), target, P_x)
         few, mine = x[:, :100], target[gridwise.local_slice(P_x, x.shape)[:1]]
-        with pytest.raises(gridwise.errors.PartitionError, match="needs targets from 0 to 99 .*got 156"):
+        with pytest.raises(gridwise.errors.PartitionError, match=r"needs targets from 0 to 99 .*got 156"):
             nn.DistributedCrossEntropyLoss(P_x)(few[gridwise.local_slice(P_x, few.shape)], mine)
 
 

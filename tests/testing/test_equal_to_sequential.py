@@ -65,3 +65,24 @@ def test_workers_outside_are_told_too() -> None:
     check(lambda x: x, P_x)
     with pytest.raises(CheckFailed, match="worker 2: the output differs"):
         check(lambda x: x + 1.0, P_x)
+
+
+@workers(1, 2)
+def test_parameters_that_only_one_of_them_has_or_trains_are_found() -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition([1, gridwise.world().size])
+    x = torch.arange(1.0, 7.0).view(2, 3)
+    more, frozen = Scaled(), Scaled()
+    more.bias = torch.nn.Parameter(torch.zeros(1))
+    frozen.weight.requires_grad_(False)
+    with pytest.raises(CheckFailed, match="parameter 'bias' is not one of the sequential layer"):
+        check_equal_to_sequential(more, frozen, x, P_x)
+    with pytest.raises(CheckFailed, match="the gradient of 'weight' differs"):
+        check_equal_to_sequential(Scaled(), frozen, x, P_x)
+
+
+@workers(1)
+def test_gradients_of_earlier_steps_are_left_out() -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    sequential = Scaled()
+    for _ in range(2):
+        check_equal_to_sequential(Scaled(), sequential, torch.ones(2, 3), P_x)

@@ -35,7 +35,8 @@ def check_adjoint(layer: Callable[..., Tensor], *inputs: Tensor, tolerance: floa
     >>> gridwise.testing.check_adjoint(layer, torch.zeros(4, 3)) < 1e-12
     True
     """
-    xs = [random_like(x.double() if not x.is_complex() else x, f"x{i}", seed) for i, x in enumerate(inputs)]
+    doubles = [x.to(torch.complex128 if x.is_complex() else torch.float64) for x in inputs]
+    xs = [random_like(x, f"x{i}", seed) for i, x in enumerate(doubles)]
     for x in xs:
         x.requires_grad_()
     y = layer(*xs)

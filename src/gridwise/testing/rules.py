@@ -23,12 +23,12 @@ def check_rule(
 ) -> None:
     """Compare `function`, which calls an operator that has a rule, on blocks of `x` with itself on the whole.
 
-    Every worker of the world calls this with the same `x`. Output and gradient are compared on each grid, for balanced
+    Every worker of the world calls this with the same `x`. Output and gradients are compared on each grid, for balanced
     blocks and for uneven ones, the first of them empty. Nothing may be gathered: a rule that raises `NoRule` fails here.
 
     Parameters
     ----------
-    function : takes one tensor and returns one
+    function : takes one tensor and returns one; of a module, the gradients of its parameters are compared too
     x : the global input, in float64 if gradients are to be compared closely
     grids : shapes of grids of all workers, with an axis for each dim of `x`; default: each dim cut in turn
     rtol, atol : tolerances, as in `torch.testing.assert_close`
@@ -47,8 +47,9 @@ def check_rule(
     for shape in shapes:
         P_x = world().create_cartesian_topology_partition(shape)
         for layout in (Layout.balanced(P_x.grid, x.shape), _uneven(P_x.grid, tuple(x.shape))):
-            model = distribute(_Function(function), P_x, gather="refuse")
-            P_y = _where(model, x, layout)
+            whole = function if isinstance(function, torch.nn.Module) else _Function(function)
+            model = distribute(whole, P_x, gather="refuse")
+            P_y = _output_partition(model, x, layout)
             check_equal_to_sequential(model, function, x, P_x, P_y, layout, rtol, atol)
 
 
@@ -70,7 +71,7 @@ def _uneven(grid: Grid, shape: tuple[int, ...]) -> Layout:
     return Layout(grid, tuple(cuts))
 
 
-def _where(model: Any, x: Tensor, layout: Layout) -> CartesianPartition:
+def _output_partition(model: Any, x: Tensor, layout: Layout) -> CartesianPartition:
     with torch.no_grad():
         model(x[layout.block(world().transport.rank).slices].clone())
     P_y: CartesianPartition = model.P_y

@@ -26,8 +26,8 @@ def check_equal_to_sequential(
     """Compare `layer` on blocks of `x` with `sequential` on the whole of it, forward and backward.
 
     Every worker of the world calls this with the same global `x`. Parameters of the same name are compared too, when both
-    are modules; a block of one is compared with its part of the sequential gradient. Raises `CheckFailed` on all workers,
-    naming what differs.
+    are modules; a block of one is compared with its part of the sequential gradient. Gradients from before are dropped.
+    Raises `CheckFailed` on all workers, naming what differs.
 
     Parameters
     ----------
@@ -47,10 +47,13 @@ def check_equal_to_sequential(
     x_local = x[block].clone() if P_x.active else zero_volume_tensor(dtype=x.dtype)
     x_local.requires_grad_()
     x_whole = x.clone().requires_grad_()
+    _drop_gradients(sequential)
     y_whole = sequential(x_whole)
     generator = torch.Generator().manual_seed(1)
     dy = torch.randn(y_whole.shape, dtype=y_whole.dtype, generator=generator, device="cpu").to(y_whole.device)
     y_whole.backward(dy)
+    expected = _gradients(sequential)
+    _drop_gradients(layer)
     y_local = layer(x_local)
     place, problems = _place_of(y_local, P_y, tuple(y_whole.shape))
     y_local.backward(torch.zeros_like(y_local) if place is None else dy[place])
@@ -60,7 +63,7 @@ def check_equal_to_sequential(
     if P_x.active:
         assert x_whole.grad is not None
         problems += _difference("the input's gradient", x_local.grad, x_whole.grad[block], rtol, atol)
-    problems += _parameter_differences(layer, sequential, rtol, atol)
+    problems += _parameter_differences(layer, expected, rtol, atol)
     _raise_everywhere(problems)
 
 
@@ -85,20 +88,34 @@ def _place_of(
     return None, [f"the output of shape {shape} is not made of blocks of shapes {reports}"]
 
 
-def _parameter_differences(layer: object, sequential: object, rtol: float | None, atol: float | None) -> list[str]:
-    if not (isinstance(layer, torch.nn.Module) and isinstance(sequential, torch.nn.Module)):
+def _drop_gradients(layer: object) -> None:
+    if isinstance(layer, torch.nn.Module):
+        layer.zero_grad()
+
+
+def _gradients(layer: object) -> dict[str, Tensor | None] | None:
+    """By the names of its parameters; None if it is no module."""
+    return {name: p.grad for name, p in layer.named_parameters()} if isinstance(layer, torch.nn.Module) else None
+
+
+def _parameter_differences(
+    layer: object, whole: dict[str, Tensor | None] | None, rtol: float | None, atol: float | None
+) -> list[str]:
+    """Compare the layer's gradients with the sequential ones, `whole`; without one, a gradient is 0."""
+    if whole is None or not isinstance(layer, torch.nn.Module):
         return []
-    problems = []
     mine = dict(layer.named_parameters())
-    for name, parameter in sequential.named_parameters():
-        if name not in mine:
-            problems.append(f"parameter {name!r} is missing")
+    problems = [f"parameter {name!r} is missing" for name in whole if name not in mine]
+    for name, local in mine.items():
+        if name not in whole:
+            problems.append(f"parameter {name!r} is not one of the sequential layer")
             continue
-        local, expected = mine[name], parameter.grad
-        block = getattr(local, "block", None)
-        if block is not None and expected is not None:
+        expected, block = whole[name], getattr(local, "block", None)
+        if expected is None:
+            expected = torch.zeros_like(local)
+        elif block is not None:
             expected = expected[block.slices]
-        if local.numel() and expected is not None:
+        if local.numel():
             grad = torch.zeros_like(local) if local.grad is None else local.grad
             problems += _difference(f"the gradient of {name!r}", grad, expected, rtol, atol)
     return problems

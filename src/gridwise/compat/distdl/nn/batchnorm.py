@@ -29,6 +29,8 @@ STATISTICS = ("running_mean", "running_var")
 class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
     """Batch norm of tensors ``(batch, channel, ...)`` on `P_x`."""
 
+    _is_torchs_own = False  # torch tracks the corrected variance
+
     def __init__(
         self,
         P_x: Partition,

@@ -107,6 +107,23 @@ def test_what_torch_refuses_is_refused_in_our_words():
     assert norm.num_batches_tracked == 1
 
 
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre", "module_forward"])
+def test_hooks_run_under_compile(kind: str) -> None:
+    layer, x, seen = nn.DistributedLinear(alone(2), 3, 2), torch.ones(4, 3, requires_grad=True), []
+    layer(x)
+    of_all = kind == "module_forward"
+    register = getattr(torch.nn.modules.module if of_all else layer, f"register_{kind}_hook")
+    handle = register(lambda module, *_: seen.append(1) if module is layer else None)
+    try:
+        model = torch.nn.Sequential(layer)
+        model.compile(backend="eager")
+        for _ in range(2):
+            model(x).sum().backward()
+    finally:
+        handle.remove()
+    assert len(seen) == 2
+
+
 def test_a_class_of_a_user_goes_its_own_way():
     class Mine(nn.DistributedConv1d):
         def _local(self, x, share):

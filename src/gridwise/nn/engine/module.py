@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
 
 from ...comm.transports.base import Team, Transport
@@ -120,13 +121,19 @@ class Module(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # not within `try`, at which the compiler would break the graph
-            if self._alone_with and len(self._forward_pre_hooks) == 1 and not self._forward_hooks and not kwargs:
+            if self._alone_with and not kwargs and not self._has_hooks:
                 return self._by_torch(*args)  # type: ignore[misc]
             return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
         try:
             return super().__call__(*args, **kwargs)
         finally:
             self.__dict__["_is_called"] = False
+
+    @property
+    def _has_hooks(self) -> bool:
+        """Whether anybody but this layer has registered a hook that a call would run."""
+        others = self._forward_hooks or self._backward_pre_hooks or self._backward_hooks or _has_any_global_hook()
+        return len(self._forward_pre_hooks) > 1 or bool(others)
 
     def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """As in torch; the layer's own hook stays last, so that it plans for the input as the others leave it."""

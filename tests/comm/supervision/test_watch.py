@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+import gridwise
 from gridwise.comm.launching.start import clean, environment_for, mpi_missing, mpiexec_command
+from gridwise.comm.supervision import watch
+from gridwise.testing import workers
 
 FAULTS = Path(__file__).with_name("faults.py")
 Events = list[list[dict[str, Any]]]
@@ -161,6 +164,30 @@ def test_the_watch_is_missed_loudly_and_waits_end_without_it(printed_over_gloo: 
         (raised,) = events(printed[rank])
         assert raised["error"] == "CommTimeout"
         assert f"worker {rank} of 3 has waited" in raised["text"]
+
+
+@workers(2)
+def test_a_watch_that_cannot_start_is_a_warning_on_all_workers(monkeypatch):
+    transport, warnings = gridwise.world().transport, []
+
+    def fails(hosts):
+        raise OSError("no address can be bound")
+
+    if transport.rank == 0:
+        monkeypatch.setattr(watch.network_addresses, "listen", fails)
+    monkeypatch.setattr(watch.logger, "warning", lambda text, *values: warnings.append(text % values))
+    assert watch.watch(transport) is None
+    (said,) = warnings
+    assert "the watch beside worker 0 cannot be started" in said
+    assert "no address can be bound" in said
+
+
+@workers(2)
+def test_a_watch_that_is_off_on_one_worker_is_off_on_all(monkeypatch):
+    transport = gridwise.world().transport
+    if transport.rank == 0:
+        monkeypatch.setenv("GRIDWISE_WATCH", "off")
+    assert watch.watch(transport) is None
 
 
 def test_nothing_is_said_when_all_is_well(over_gloo: Callable[..., Events]) -> None:

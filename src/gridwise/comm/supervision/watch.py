@@ -19,7 +19,7 @@ transport. The hub listens at the address that the job uses. If it dies, every w
 from then on: those longer than `GRIDWISE_TIMEOUT` still end, but without naming a worker.
 
 Nothing of this is in the path of a tensor: a thread sleeps until the hub sends something, and checks the time now and then.
-`GRIDWISE_WATCH=off` disables the watch.
+`GRIDWISE_WATCH=off`, on any worker, disables the watch.
 """
 
 from __future__ import annotations
@@ -79,16 +79,21 @@ def tick(limit: float) -> float:
 
 def watch(transport: Transport) -> Watch | None:
     """Start the watch over a transport's workers. Collective. None if there is one worker, no hub, or it is disabled."""
-    if transport.size == 1 or not is_on("GRIDWISE_WATCH"):
+    if transport.size == 1:
         return None
     what = "the start of the watch"
-    everyone = transport.gather_bytes(cores.described(), transport.everyone, what)
+    everyone = transport.gather_bytes(cores.described() if is_on("GRIDWISE_WATCH") else b"", transport.everyone, what)
+    if not all(everyone):
+        return None
     transport.cores = cores.share(everyone, transport.rank)
     places = transport.gather_bytes(network_addresses.described(), transport.everyone, what)
-    process, address = _start_hub(transport, places) if transport.rank == 0 else (None, b"")
-    address = transport.gather_bytes(address, transport.everyone, what)[0]
+    process, said = _try_to_start_hub(transport, places) if transport.rank == 0 else (None, b"")
+    address = json.loads(transport.gather_bytes(said, transport.everyone, what)[0])
+    if "failed" in address:
+        logger.warning("the watch beside worker 0 cannot be started: deaths will not be named (%s)", address["failed"])
+        return None
     try:
-        connection = connect_authenticated(**json.loads(address), seconds=CONNECT_SECONDS)
+        connection = connect_authenticated(**address, seconds=CONNECT_SECONDS)
     except OSError as error:
         logger.warning("the watch beside worker 0 cannot be reached: deaths will not be named (%s)", error)
         return None
@@ -98,6 +103,14 @@ def watch(transport: Transport) -> Watch | None:
     transport.watch = found
     transport.on_close.append(found.leave)
     return found
+
+
+def _try_to_start_hub(transport: Transport, places: list[bytes]) -> tuple[int | None, bytes]:
+    """As `_start_hub`; a failure is returned in place of the address, because the other workers wait for one."""
+    try:
+        return _start_hub(transport, places)
+    except OSError as error:
+        return None, json.dumps({"failed": str(error)}).encode()
 
 
 def _start_hub(transport: Transport, places: list[bytes]) -> tuple[int, bytes]:

@@ -10,6 +10,8 @@
                      <-    RENEW       when a task has failed and all workers have answered
                      <-    STOP
 
+Those about a task bear its number: one that was sent just before the task ended is read, and ignored, in the next.
+
 They are pickled, which is safe because both ends of a connection have proved that they know a secret (see
 `authenticated_listener`), and the connection never leaves the machine. A closed connection is information, not an error in
 itself: the process at the other end is gone.
@@ -75,6 +77,7 @@ class Hello:
 class Whereabouts:
     """What a worker waits for (None if it is computing), and the stacks of its threads."""
 
+    task: int
     wait: Wait | None
     stacks: str
 
@@ -83,4 +86,5 @@ class Whereabouts:
 class Overdue:
     """A worker has waited for others longer than `limit` seconds, the GRIDWISE_TIMEOUT."""
 
+    task: int
     limit: float

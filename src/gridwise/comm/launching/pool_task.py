@@ -83,11 +83,13 @@ class PoolTask:
             self._take(key.data, message)
         return bool(events)
 
-    def _take(self, rank: int, message: object) -> None:
-        if isinstance(message, Result) and message.task == self._task.number:
+    def _take(self, rank: int, message: Result | Failure | Whereabouts | Overdue) -> None:
+        if message.task != self._task.number:
+            return
+        if isinstance(message, Result):
             self._values[rank] = pickle.loads(message.value)
             self._finished.add(rank, message.counts)
-        elif isinstance(message, Failure) and message.task == self._task.number:
+        elif isinstance(message, Failure):
             if not self._errors:
                 self._end = min(self._end, time.monotonic() + GRACE_SECONDS)
             self._errors[rank] = self._restored(rank, message)
@@ -97,7 +99,7 @@ class PoolTask:
             if wait is not None and by is not None and self._deserted is None:
                 self._deserted = WorkerDied(deserted(by, self._task.workers, rank, wait), (by,))
                 self._end = 0.0
-        elif isinstance(message, Overdue):
+        elif rank in self._missing():
             self._limit = f"`GRIDWISE_TIMEOUT` (={message.limit:g}) s of waiting"
             self._end = 0.0
 

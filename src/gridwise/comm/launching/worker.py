@@ -90,17 +90,18 @@ class PoolWorker:
         os._exit(0)
 
     def _listen(self) -> None:
-        limit = timeout()
+        limit, task = timeout(), 0
         try:
             while True:
                 if not self._connection.poll(tick(limit)):
                     waiting = self._waiting()
                     if waiting is not None and time.monotonic() - waiting.since > limit:
-                        self.tell(Overdue(limit))
+                        self.tell(Overdue(task, limit))
                 elif (message := self._connection.recv()) is Command.ASK:
                     waiting = self._waiting()
-                    self.tell(Whereabouts(waiting.described() if waiting else None, stacks(waiting)))
+                    self.tell(Whereabouts(task, waiting.described() if waiting else None, stacks(waiting)))
                 else:
+                    task = message.number if isinstance(message, Task) else task
                     self._inbox.put(message)
         except GONE:
             for path in self._litter:

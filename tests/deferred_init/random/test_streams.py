@@ -1,8 +1,9 @@
-"""Counting draws while other threads use the generator."""
+"""Counting draws while another thread uses the generator."""
 
 from __future__ import annotations
 
 import threading
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gridwise.deferred_init import deferred_init, materialize_tensor
-from gridwise.deferred_init.random import streams
+from gridwise.deferred_init.random import draws, streams
 
 
 def build() -> list[Tensor]:
@@ -24,20 +25,28 @@ def use_if_free() -> None:
         streams.ALONE.release()
 
 
+class Interrupted(int):
+    """A number of draws; every second time it is added to others, another thread runs between reading and writing."""
+
+    turns = cycle([False, True])
+
+    def __radd__(self, others: int) -> int:
+        if next(self.turns):
+            thread = threading.Thread(target=use_if_free)
+            thread.start()
+            thread.join()
+        return others + int(self)
+
+
 def test_another_thread_waits_until_the_draws_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*args: Any) -> draws.Taken:
+        count = draws.taken(*args)
+        assert count is not None
+        return count._replace(draws=Interrupted(count.draws))
+
     torch.manual_seed(1)
     eager, end = build(), torch.get_rng_state()
-
-    mark_at = streams.Mark
-
-    def interrupted(*args: Any) -> streams.Mark:
-        mark = mark_at(*args)
-        thread = threading.Thread(target=use_if_free)
-        thread.start()
-        thread.join()
-        return mark
-
-    monkeypatch.setattr(streams, "Mark", interrupted)
+    monkeypatch.setattr(streams, "taken", taken)
     torch.manual_seed(1)
     deferred = deferred_init(build)
     assert torch.equal(torch.get_rng_state(), end)

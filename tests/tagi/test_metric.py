@@ -41,6 +41,13 @@ def test_values_with_a_column_and_a_missing_observation() -> None:
     assert metric.coverage(p, y, np.full(3, 0.5)) == 0.5
 
 
+@pytest.mark.parametrize("measure", [m for m in MEASURES if m is not metric.classification_error])
+def test_a_prediction_that_is_nan_is_not_left_out(measure: Callable[[np.ndarray, np.ndarray], object]) -> None:
+    found = np.asarray(measure(np.array([0.0, np.nan]), np.zeros(2)))
+    assert (np.isnan(found) | (found == 0.5)).all()  # no interval contains an observation without a prediction
+    assert measure(np.array([0.0, np.nan]), np.array([0.0, np.nan])) == measure(np.zeros(1), np.zeros(1))
+
+
 @pytest.mark.parametrize("level", [95, 0.0, 1.0, -0.1, float("nan")])
 def test_levels_are_probabilities(level: float) -> None:
     p = tagi.Prediction(np.zeros(3), np.ones(3), np.ones(3))

@@ -1,4 +1,8 @@
-"""Scores of predictions: errors, likelihood, CRPS, coverage, calibration. NaN observations are left out."""
+"""Scores of predictions: errors, likelihood, CRPS, coverage, calibration.
+
+Observations that are NaN are left out. A prediction that is NaN is not: errors and likelihoods are then NaN, and its
+interval contains nothing.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +55,15 @@ def mse(prediction: np.ndarray, observation: np.ndarray) -> float:
 
     Parameters
     ----------
-    prediction, observation : arrays of one shape; NaN is left out
+    prediction, observation : arrays of one shape; observations that are NaN are left out
 
     Examples
     --------
-    >>> gridwise.tagi.metric.mse(np.array([1.0, 2.0, np.nan]), np.array([2.0, 1.0, 5.0]))
+    >>> gridwise.tagi.metric.mse(np.array([1.0, 2.0, 5.0]), np.array([2.0, 1.0, np.nan]))
     1.0
     """
     guess, observed = _alike("mse", prediction=prediction, observation=observation)
-    return float(np.nanmean((guess - observed) ** 2))
+    return _mean_over_observed((guess - observed) ** 2, observed)
 
 
 @documented_like(mse)
@@ -74,7 +78,7 @@ def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndar
 
     Parameters
     ----------
-    prediction, observation : arrays of one shape; NaN is left out
+    prediction, observation : arrays of one shape; observations that are NaN are left out
     std : standard deviations of the predictions
 
     Examples
@@ -84,7 +88,7 @@ def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndar
     """
     guess, observed, spread = _alike("log_likelihood", prediction=prediction, observation=observation, std=std)
     z = (observed - guess) / spread
-    return float(np.nanmean(-0.5 * np.log(2.0 * np.pi * spread**2) - 0.5 * z**2))
+    return _mean_over_observed(-0.5 * np.log(2.0 * np.pi * spread**2) - 0.5 * z**2, observed)
 
 
 def crps(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float) -> float:
@@ -97,7 +101,8 @@ def crps(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | floa
     z = torch.from_numpy(np.asarray((observed - guess) / np.maximum(spread, np.finfo(np.float64).tiny)))
     density = torch.exp(-0.5 * z * z).numpy() / np.sqrt(2.0 * np.pi)
     within = torch.erf(z / 2.0**0.5).numpy()  # P(|N(0, 1)| < |z|), with the sign of z
-    return float(np.nanmean((observed - guess) * within + spread * (2.0 * density - 1.0 / np.sqrt(np.pi))))
+    score = (observed - guess) * within + spread * (2.0 * density - 1.0 / np.sqrt(np.pi))
+    return _mean_over_observed(score, observed)
 
 
 def classification_error(prediction: np.ndarray, label: np.ndarray) -> float:
@@ -121,7 +126,7 @@ def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | 
 
     Parameters
     ----------
-    prediction, observation : arrays of one shape; NaN is left out
+    prediction, observation : arrays of one shape; observations that are NaN are left out
     std : standard deviations of the predictions
     level : probability of the interval
 
@@ -131,8 +136,7 @@ def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | 
     0.5
     """
     guess, observed, spread = _alike("coverage", prediction=prediction, observation=observation, std=std)
-    inside = np.abs(observed - guess) <= half_width(level) * spread
-    return float(np.mean(inside[~np.isnan(observed)]))
+    return _mean_over_observed(np.abs(observed - guess) <= half_width(level) * spread, observed)
 
 
 def calibration(
@@ -142,7 +146,7 @@ def calibration(
 
     Parameters
     ----------
-    prediction, observation : arrays of one shape; NaN is left out
+    prediction, observation : arrays of one shape; observations that are NaN are left out
     std : standard deviations of the predictions
     levels : probabilities of the intervals
 
@@ -172,6 +176,11 @@ def half_width(level: float) -> float:
             "  fix: 0.95 for 95 %."
         )
     return float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * level, dtype=torch.float64, device="cpu")))
+
+
+def _mean_over_observed(values: np.ndarray, observed: np.ndarray) -> float:
+    """The mean where there are observations; NaN if a prediction there is NaN."""
+    return float(np.mean(np.asarray(values)[~np.isnan(observed)]))
 
 
 def _alike(what: str, **arrays: np.ndarray | float) -> list[np.ndarray]:

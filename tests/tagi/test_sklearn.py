@@ -253,3 +253,28 @@ def test_members_are_networks_of_their_own() -> None:
     for member, net in enumerate(alone):
         for mine, theirs in zip(net.parameters(), stacked.parameters(), strict=True):
             torch.testing.assert_close(mine.data, theirs[member].data)
+
+
+def test_a_column_without_targets_keeps_its_noise() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 2))
+    y = x + random.normal(scale=0.1, size=x.shape)
+    model = TAGIRegressor((8,), max_epochs=3, random_state=0).fit(x, y)
+    noise = model.noise_.copy()
+    model.partial_fit(x, np.column_stack((y[:, 0], np.full(60, np.nan))))
+    assert model.noise_[1] == pytest.approx(noise[1])
+    assert model.noise_[0] != noise[0]
+    fresh = TAGIRegressor((8,), random_state=0)
+    for _ in range(2):
+        fresh.partial_fit(x, np.column_stack((y[:, 0], np.full(60, np.nan))))
+    assert np.isfinite(fresh.noise_).all()
+
+
+def test_one_number_is_one_hidden_layer() -> None:
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    model = TAGIRegressor(5, max_epochs=2, random_state=0).fit(x, x[:, 0])
+    assert model.net_.layers[0].output_size == 5
+    assert model.hidden_layers == 5
+    for wrong in (0, 2.5, None):
+        with pytest.raises(PartitionError, match="`hidden_layers`"):
+            TAGIRegressor(wrong).fit(x, x[:, 0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -70,10 +70,9 @@ class TAGIEstimator(BaseEstimator):
                 raise PartitionError(f"{name}: `{parameter}` (={value!r}) is a whole number from {least} on.")
             return int(value)
 
-        hidden = self.hidden_layers
-        if not all(isinstance(width, numbers.Integral) and int(width) > 0 for width in hidden):
+        if not all(isinstance(width, numbers.Integral) and int(width) > 0 for width in self._widths()):
             raise PartitionError(
-                f"{name}: `hidden_layers` (={hidden!r}) are numbers of units, (50,) or (100, 100), say."
+                f"{name}: `hidden_layers` (={self.hidden_layers!r}) are numbers of units, 50 or (100, 100), say."
             )
         if self.activation not in ACTIVATIONS:
             raise PartitionError(
@@ -148,7 +147,11 @@ class TAGIEstimator(BaseEstimator):
             yield torch.Generator().manual_seed(seed)
 
     def _network(self, features: int, outputs: int, varying: bool = False) -> Network:
-        return partial(network_of, [features, *self.hidden_layers, outputs], self.activation, varying)
+        return partial(network_of, [features, *self._widths(), outputs], self.activation, varying)
+
+    def _widths(self) -> list[Any]:
+        """The units of each hidden layer; one number is one layer, as in scikit-learn."""
+        return list(self.hidden_layers) if isinstance(self.hidden_layers, Iterable) else [self.hidden_layers]
 
     def _say(self, line: str) -> None:
         print(f"{type(self).__name__}: {line}", flush=True)

@@ -32,7 +32,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     Parameters
     ----------
     hidden_layers
-        Units of each hidden layer.
+        Units of each hidden layer, or one number for one layer.
     activation
         'relu', 'mixture_relu' (with exact moments) or 'tanh'.
     noise
@@ -92,7 +92,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
             task = self._task(X, columns, weight)
             self._learn(task, len(X), settings)
             self._note_noise(task)
-            self._noise_rows = len(X)
+            self._noise_rows = _observed(task)
         if self.verbose:
             noise = np.array2string(np.asarray(self.noise_), precision=4)
             self._say(f"noise {noise}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
@@ -112,7 +112,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
                 self.scale_x_, self.scale_y_ = scale_of(X, weight), scale_of(columns, weight)
             task = self._task(X, columns, weight)
             if first:
-                self._found, self._noise_rows = task.first_noise(), 0
+                self._found, self._noise_rows = task.first_noise(), torch.zeros(columns.shape[1])
                 self.n_epochs_, self.validation_score_ = 1, float("nan")
             elif isinstance(task, Numbers) and task.fixed is None:
                 self._found = self._with_errors(task, len(X))
@@ -121,11 +121,11 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         return self
 
     def _with_errors(self, task: Numbers, rows: int) -> Tensor:
-        """The noise so far and that of new rows, not yet learnt, averaged by their numbers of rows."""
+        """The noise so far and that of new rows, not yet learnt, averaged by the numbers of targets in each column."""
         fresh, _ = task.judge(*task.outputs(self.net_, torch.arange(rows)), torch.arange(rows))
-        known = min(self._noise_rows, MEMORY)
-        self._noise_rows += rows
-        return (self._found * known + fresh * rows) / (known + rows)
+        known, new = self._noise_rows.clamp_max(MEMORY), _observed(task)
+        self._noise_rows = self._noise_rows + new
+        return self._found + (fresh - self._found) * new / (known + new).clamp_min(1.0)
 
     def _task(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Numbers | VaryingNumbers:
         x = self.scale_x_.standardise(torch.from_numpy(X))
@@ -186,3 +186,8 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _observed(task: Numbers | VaryingNumbers) -> Tensor:
+    """The number of targets in each column."""
+    return (~torch.isnan(task.y)).sum(0)

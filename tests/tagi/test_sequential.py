@@ -254,6 +254,30 @@ def test_lstm_sees_the_order_of_a_sequence_and_keeps_states_only_where_it_should
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_states_inside_a_block_can_be_read_and_set() -> None:
+    net = nn.Sequential(nn.LSTM(1, 2, 1), nn.LayerBlock(nn.Linear(2, 2), nn.LSTM(2, 3, 1)), nn.Linear(3, 1))
+    net(torch.ones(1, 1))
+    states = net.get_lstm_states()
+    assert list(states) == [0, "1.1"]
+    want, _ = net(torch.ones(1, 1))
+    net.reset_lstm_states()
+    net.set_lstm_states(states)
+    assert torch.equal(net(torch.ones(1, 1))[0], want)
+    with pytest.raises(PartitionError, match=r"layers 0, 1\.1 have states, not 1"):
+        net.set_lstm_states({1: states[0]})
+
+
+def test_values_come_out_of_a_network_in_bfloat16(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.LSTM(1, 2, 1), nn.Linear(2, 2), nn.BatchNorm2d(2)).bfloat16()
+    net(torch.ones(3, 1))
+    assert net.get_lstm_states()[0][0].dtype == np.float32
+    assert net.get_norm_mean_var()["BatchNorm2d()_2"][0][0].dtype == np.float32
+    net.save(str(tmp_path / "net.bin"))
+    other = nn.Sequential(nn.LSTM(1, 2, 1), nn.Linear(2, 2), nn.BatchNorm2d(2)).bfloat16()
+    other.load(str(tmp_path / "net.bin"))
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in other.state_dict().items())
+
+
 def test_smoother_uses_the_future() -> None:
     """Observations of a random walk with a gap: in the gap, smoothed variances are smaller than filtered ones."""
     torch.manual_seed(1)

@@ -152,7 +152,7 @@ def save_binary(layers: list[BaseLayer], filename: str) -> None:
             info = layer.get_layer_info().encode()
             file.write(struct.pack("<Q", len(info)) + info)
             for tensor in tensors:
-                file.write(tensor.detach().reshape(-1).cpu().numpy().astype("<f4").tobytes())
+                file.write(tensor.detach().reshape(-1).cpu().float().numpy().astype("<f4").tobytes())
 
 
 @torch.no_grad()

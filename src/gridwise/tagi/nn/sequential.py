@@ -238,8 +238,10 @@ class Sequential(LayerBlock):
         return self._input_delta.innovation.mu.reshape(-1).tolist()
 
     # ---- recurrent states -------------------------------------------------------------------------------------------
-    def _recurrent(self) -> dict[int, LSTM]:
-        return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, LSTM)}
+    def _recurrent(self) -> dict[int | str, LSTM]:
+        """All LSTM layers by position: 3, or '3.1' for layer 1 inside a block (see parameter_files.py)."""
+        places = ((name.partition(".")[2], layer) for name, layer in parameter_files.named_layers(self.layers))
+        return {int(at) if at.isdigit() else at: layer for at, layer in places if isinstance(layer, LSTM)}
 
     def reset_lstm_states(self) -> None:
         """Let every LSTM and SLSTM layer start its next sequence from zero."""
@@ -247,18 +249,22 @@ class Sequential(LayerBlock):
             if isinstance(layer, LSTM):
                 layer.reset_states()
 
-    def get_lstm_states(self, time_step: int = -1) -> dict[int, tuple[np.ndarray, ...]]:
-        """The current states {position: (mu_h, var_h, mu_c, var_c)}, or the smoothed ones at `time_step`."""
+    def get_lstm_states(self, time_step: int = -1) -> dict[int | str, tuple[np.ndarray, ...]]:
+        """The current states {position: (mu_h, var_h, mu_c, var_c)}, or the smoothed ones at `time_step`.
+
+        The position of layer 1 inside the block at position 3 is '3.1'.
+        """
         return {
-            i: tuple(t.reshape(-1).cpu().numpy() for t in layer.get_states(time_step))
+            i: tuple(_array(t.reshape(-1)) for t in layer.get_states(time_step))
             for i, layer in self._recurrent().items()
         }
 
-    def set_lstm_states(self, states: Mapping[int, Any]) -> None:
+    def set_lstm_states(self, states: Mapping[Any, Any]) -> None:
         """Continue from states as returned by `get_lstm_states`."""
         layers = self._recurrent()
         if not states.keys() <= layers.keys():
-            raise PartitionError(f"set_lstm_states: layers {sorted(layers)} have states, not {sorted(states)}.")
+            have, given = (", ".join(map(str, places)) for places in (layers, states))
+            raise PartitionError(f"set_lstm_states: layers {have} have states, not {given}.")
         for i, values in states.items():
             sizes, units = [as_tensor(v).numel() for v in values], layers[i].output_size
             if len(sizes) != 4 or len(set(sizes)) > 1 or sizes[0] % units:
@@ -346,7 +352,7 @@ class Sequential(LayerBlock):
             if norms:
                 now = [n.batch_statistics or (n.running_mean, n.running_var) for n in norms]
                 columns = [n.running_mean for n in norms], [n.running_var for n in norms], *zip(*now, strict=True)
-                out[f"{layer.get_layer_info()}_{i}"] = tuple([t.cpu().numpy() for t in column] for column in columns)
+                out[f"{layer.get_layer_info()}_{i}"] = tuple([_array(t) for t in column] for column in columns)
         return out
 
 
@@ -356,7 +362,8 @@ def returned(out: Gaussian, mu_x: Values) -> tuple[Any, Any]:
 
 
 def _flat(value: Gaussian) -> tuple[np.ndarray, np.ndarray]:
-    mu, var = (t.reshape(-1).cpu() for t in (value.mu, value.variance()))
-    if mu.dtype == torch.bfloat16:  # NumPy has no bfloat16
-        mu, var = mu.float(), var.float()
-    return mu.numpy(), var.numpy()
+    return _array(value.mu.reshape(-1)), _array(value.variance().reshape(-1))
+
+
+def _array(t: Tensor) -> np.ndarray:
+    return (t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy()  # NumPy has no bfloat16

@@ -148,3 +148,58 @@ def test_a_step_in_one_call_updates_the_input_if_asked() -> None:
     assert net.get_input_states()[0].shape == (12,)
     with pytest.raises(UnsupportedError, match="input_state_update"):
         nn.TrainStep(net, compile=True)(torch.ones(4, 3), torch.zeros(4, 2), 0.1)
+
+
+def test_a_window_of_a_maximum_has_at_least_one_value() -> None:
+    with pytest.raises(PartitionError, match=r"`padding` \(=\(2, 2\)\)[^\n]*`kernel_size` \(=\(2, 2\)\)[^\n]*\n  fix:"):
+        nn.MaxPool2d(2, 2, 2, 1)
+    mu, var = nn.Sequential(nn.MaxPool2d(3, 1, 2, 1))(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
+    assert torch.equal(mu, torch.ones(1, 1, 4, 4))
+    assert torch.equal(var, torch.ones(1, 1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.AvgPool2d(2, padding_type=3),
+        lambda: nn.AvgPool2d(0),
+        lambda: nn.MaxPool2d(2, 0),
+        lambda: nn.AvgPool2d(2, 1, (0, -1), 1),
+        lambda: nn.Conv2d(1, 1, 3, padding=-1),
+        lambda: nn.Conv2d(1, 1, 3, stride=0),
+        lambda: nn.Conv2d(1, 1, 3, dilation=0),
+    ],
+)
+def test_windows_have_a_size_and_a_known_padding(build: Callable[[], nn.BaseLayer]) -> None:
+    with pytest.raises(PartitionError, match=r"Pool2d|Conv2d"):
+        build()
+
+
+def test_negative_indices_are_padding_or_refused() -> None:
+    net = nn.Sequential(nn.Embedding(5, 2, padding_idx=-3))
+    assert not net(torch.tensor([[-3.0]]))[0].any()
+    with pytest.raises(PartitionError, match="indices from -1 to 4 came in"):
+        net(torch.tensor([[-1.0, -3.0, 4.0]]))
+    outside = nn.Sequential(nn.Embedding(5, 2, padding_idx=9))
+    assert not outside(torch.tensor([[9.0]]))[0].any()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(1), nn.LayerNorm([1, 256, 512]), nn.RMSNorm([512 * 256])])
+def test_norms_in_half_precision_sum_more_than_the_type_holds(layer: nn.BaseLayer, shared: bool) -> None:
+    layer.all_sum = (lambda t: t) if shared else None  # type: ignore[assignment]
+    x = 300.0 + 100.0 * torch.randn(1, 1, 256, 512)
+    x = x.flatten(1) if isinstance(layer, nn.RMSNorm) else x
+    want = layer.float().forward(nn.Gaussian(x, torch.ones_like(x)))
+    got = layer.half().forward(nn.Gaussian(x.half(), torch.ones_like(x).half()))
+    assert got.mu.dtype == got.variance().dtype == torch.float16
+    torch.testing.assert_close(got.mu.float(), want.mu, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(got.variance().float(), want.variance(), rtol=1e-2, atol=1e-2)
+
+
+def test_distant_tokens_have_angles_of_their_own_in_bfloat16() -> None:
+    layer = nn.MultiheadAttention(4, 1)
+    for low, exact in zip(
+        layer._angles(torch.zeros(1, 300).bfloat16()), layer._angles(torch.zeros(1, 300)), strict=True
+    ):
+        torch.testing.assert_close(low, exact.bfloat16())

@@ -24,6 +24,7 @@ from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
 from ...errors import GridwiseError, PartitionError
 from ...nn.engine.agreement import Ballot, agree_call, key_of, tell
+from ..inference.products import wide_type
 from ..nn.base_layer import BaseLayer, ParametricLayer, setting_names
 from ..nn.batch_norm import BatchNorm2d
 from ..nn.sequential import Sequential
@@ -137,7 +138,7 @@ class Replicas:
         if self.batch is None:
             like = self._taken[0].mu_w
             counts = torch.tensor([layer.batch for layer in self._taken], device=like.device)
-            self._bucket.append((counts.to(torch.promote_types(like.dtype, torch.float32)), self._note_batches))
+            self._bucket.append((counts.to(wide_type(like.dtype)), self._note_batches))
         else:
             self._note_batches(torch.full((len(self._taken),), self.batch, device="cpu"))
         if self._bucket:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...errors import GridwiseError, PartitionError
 from ..inference.finite_values import check_inputs
+from ..inference.products import wide_type
 from ..nn import LSTM, Conv2d, Linear, Sequential
 from ..nn.gaussian import Gaussian
 from .batches import Shape, as_rows
@@ -116,7 +117,7 @@ class FittedNetwork:
             rows = slice(start, start + batch_size)
             net.reset_lstm_states()
             out = net(mu[rows].to(self._device()), None if var is None else var[rows])
-            parts.append(tuple(t.flatten(1).cpu() for t in out))
+            parts.append(tuple(t.flatten(1).to("cpu", wide_type(t.dtype)) for t in out))
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     # ---- state ------------------------------------------------------------------------------------------------------

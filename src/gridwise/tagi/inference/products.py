@@ -34,3 +34,8 @@ def product(
     else:
         made = torch.matmul(a, b, out=out)
     return made if plus is None else made + plus
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which to sum or count values of type `dtype`: at least float32."""
+    return torch.promote_types(dtype, torch.float32)

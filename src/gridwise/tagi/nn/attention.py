@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ..inference import moments
+from ..inference.products import wide_type
 from .base_layer import BaseLayer
 from .gaussian import Gaussian, Innovation
 from .linear import Linear
@@ -125,10 +126,11 @@ class MultiheadAttention(BaseLayer):
         return heads.flatten(1, 2).transpose(1, 2).flatten(2)
 
     def _angles(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        d = torch.arange(self.head_dim // 2, device=like.device, dtype=like.dtype)
-        t = torch.arange(like.shape[1], device=like.device, dtype=like.dtype)
+        dtype = wide_type(like.dtype)  # bfloat16 has the same number for tokens 256 and 257
+        d = torch.arange(self.head_dim // 2, device=like.device, dtype=dtype)
+        t = torch.arange(like.shape[1], device=like.device, dtype=dtype)
         angle = t[:, None] / self.rope_theta ** (2.0 * d / self.head_dim)
-        return torch.cos(angle), torch.sin(angle)
+        return torch.cos(angle).to(like.dtype), torch.sin(angle).to(like.dtype)
 
     def _allowed(self, scores: Tensor) -> Tensor | None:
         if not self.causal:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ...errors import PartitionError
 from ..inference.initial_values import frozen
+from ..inference.products import wide_type
 from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
 from .gaussian import Gaussian, Innovation
@@ -134,11 +135,13 @@ class BatchNorm2d(AffineNorm):
         mean, variance = self._statistics(x, dim) if self.training else (self.running_mean, self.running_var)
         shape = _along(dim, x.mu)
         inverse = torch.rsqrt(variance + self.eps).view(shape)
-        return self._moments(x, (x.mu - mean.view(shape)) * inverse, inverse, dim)
+        normal = (x.mu - mean.view(shape)) * inverse
+        return self._moments(x, normal.to(x.mu.dtype), inverse.to(x.mu.dtype), dim)
 
     def _statistics(self, x: Gaussian, dim: int) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each channel, in a type that holds the sums."""
         count = x.mu.numel() / self.num_features
-        total = x.mu.sum(_all_but(dim, x.mu))
+        total = x.mu.sum(_all_but(dim, x.mu), dtype=wide_type(x.mu.dtype))
         if self.all_sum is not None:
             gathered = self.all_sum(torch.cat((total, total.new_full((1,), count))))
             n = gathered[-1]
@@ -157,7 +160,7 @@ class BatchNorm2d(AffineNorm):
     def _squares(self, x: Gaussian, mean: Tensor, dim: int) -> Tensor:
         dims = _all_but(dim, x.mu)
         squares = (x.mu - mean.view(_along(dim, x.mu))).square().sum(dims)
-        return squares if x.var is None else squares + x.var.sum(dims)
+        return squares if x.var is None else squares + x.var.sum(dims, dtype=mean.dtype)
 
     def _note(self, mean: Tensor, variance: Tensor, some: Tensor | None = None) -> None:
         """Update the running statistics; `some`: whether any worker had samples."""

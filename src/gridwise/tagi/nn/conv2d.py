@@ -22,7 +22,7 @@ from torch import Tensor
 from ...errors import PartitionError
 from .base_layer import Fans, ParametricLayer, Shape
 from .gaussian import Gaussian, Innovation
-from .windowed import Margins, Size2, WindowedBaseLayer, pair
+from .windowed import Margins, Size2, WindowedBaseLayer
 
 
 class Conv2d(WindowedBaseLayer, ParametricLayer):
@@ -70,11 +70,8 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
                 f"{type(self).__name__}: `groups` (={groups}) must divide `in_channels` (={in_channels}) and "
                 f"`out_channels` (={out_channels})."
             )
-        if padding_type not in (0, 1, 2):
-            raise PartitionError(f"{type(self).__name__}: `padding_type` (={padding_type}) is 0, 1 or 2.")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self._set_window(kernel_size, stride, padding, padding_type)
-        self.dilation = pair(dilation)
+        self._set_window(kernel_size, stride, padding, padding_type, dilation)
         self.in_width, self.in_height = in_width, in_height
         self.declared_hw = in_height, in_width  # in_height and in_width change with every input
         self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method

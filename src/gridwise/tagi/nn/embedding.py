@@ -62,7 +62,7 @@ class Embedding(ParametricLayer):
         index = x.mu.round().long()
         self._check(x.mu, index)
         real = (index != self.padding_idx)[..., None]
-        row = index.clamp_min(0)
+        row = torch.where(real[..., 0], index, 0)
         self._keep(row, real)
         return Gaussian(self.mu_w[row] * real, self.var_w[row] * real)
 
@@ -75,8 +75,9 @@ class Embedding(ParametricLayer):
             )
         if is_traced() or index.is_cuda or not index.numel():
             return
-        low, high = int(index.min()), int(index.max())
-        if low < min(0, self.padding_idx) or high >= self.num_embeddings:
+        looked_up = torch.where(index == self.padding_idx, 0, index)
+        low, high = int(looked_up.min()), int(looked_up.max())
+        if low < 0 or high >= self.num_embeddings:
             raise PartitionError(
                 f"Embedding: indices from {low} to {high} came in, `num_embeddings` (={self.num_embeddings})."
             )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import PartitionError
+from ..inference.products import wide_type
 from .base_layer import Sums
 from .batch_norm import AffineNorm
 from .gaussian import Gaussian
@@ -76,10 +77,10 @@ class LayerNorm(_SampleNorm):
     def forward(self, x: Gaussian) -> Gaussian:
         dims = self._dims(x.mu.shape)
         n = torch.Size(self.normalized_shape).numel()
-        centred = x.mu - x.mu.mean(dims, keepdim=True)
-        squares = centred.square() if x.var is None else torch.addcmul(x.var, centred, centred)
+        centred = x.mu - x.mu.mean(dims, keepdim=True, dtype=wide_type(x.mu.dtype))
+        squares = centred.square() if x.var is None else torch.addcmul(x.var.to(centred.dtype), centred, centred)
         inverse = torch.rsqrt(squares.sum(dims, keepdim=True) / max(n - 1, 1) + self.eps)
-        return self._moments(x, centred * inverse, inverse, dims[0])
+        return self._moments(x, (centred * inverse).to(x.mu.dtype), inverse.to(x.mu.dtype), dims[0])
 
 
 class RMSNorm(_SampleNorm):
@@ -116,8 +117,9 @@ class RMSNorm(_SampleNorm):
     def forward(self, x: Gaussian) -> Gaussian:
         dims = self._dims(x.mu.shape)
         quirks = self.compat == "cutagi"
-        squares = x.mu * x.mu if x.var is None or quirks else torch.addcmul(x.var, x.mu, x.mu)
-        inverse = torch.rsqrt(squares.mean(dims, keepdim=True) + self.eps)
+        mu = x.mu.to(wide_type(x.mu.dtype))
+        squares = mu * mu if x.var is None or quirks else torch.addcmul(x.var.to(mu.dtype), mu, mu)
+        inverse = torch.rsqrt(squares.mean(dims, keepdim=True) + self.eps).to(x.mu.dtype)
         out = self._moments(x._replace(jcb=None) if quirks else x, x.mu * inverse, inverse, dims[0])
         if not quirks:
             return out

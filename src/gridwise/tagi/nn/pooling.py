@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...errors import PartitionError
 from ..inference.jumps import ranked
 from .gaussian import Gaussian, Innovation
 from .windowed import Size2, WindowedBaseLayer
@@ -110,6 +111,11 @@ class MaxPool2d(Pool2d):
 
     def __init__(self, kernel_size: Size2, stride: Size2 = 1, padding: Size2 = 0, padding_type: int = 0) -> None:
         super().__init__(kernel_size, stride, padding, padding_type)
+        if any(p >= k for p, k in zip(self.padding, self.kernel_size, strict=True)):
+            raise PartitionError(
+                f"MaxPool2d: `padding` (={self.padding}) is not less than `kernel_size` (={self.kernel_size}): some windows "
+                "would contain padding only, which has no maximum.\n  fix: a smaller padding."
+            )
 
     def forward(self, x: Gaussian) -> Gaussian:
         rows = self._fetched_rows(x)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...errors import PartitionError
 from ..inference.tracing import is_traced
 from .base_layer import BaseLayer
 from .gaussian import Gaussian, Innovation
@@ -50,7 +51,7 @@ class WindowedBaseLayer(BaseLayer):
     stride: tuple[int, int]
     padding: tuple[int, int]
     padding_type: int
-    dilation: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int]
     transposed: bool = False
     keeps_channels: bool = False
     outside: float = 0.0
@@ -59,8 +60,18 @@ class WindowedBaseLayer(BaseLayer):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"halo": None}
 
-    def _set_window(self, kernel_size: Size2, stride: Size2, padding: Size2, padding_type: int) -> None:
-        self.kernel_size, self.stride = pair(kernel_size), pair(stride)
+    def _set_window(
+        self, kernel_size: Size2, stride: Size2, padding: Size2, padding_type: int, dilation: Size2 = 1
+    ) -> None:
+        name = type(self).__name__
+        if padding_type not in (0, 1, 2):
+            raise PartitionError(f"{name}: `padding_type` (={padding_type}) is 0, 1 or 2.")
+        if min(*pair(kernel_size), *pair(stride), *pair(dilation)) < 1 or min(pair(padding)) < 0:
+            raise PartitionError(
+                f"{name}: `kernel_size` (={kernel_size}), `stride` (={stride}) and `dilation` (={dilation}) are at least "
+                f"one, `padding` (={padding}) is at least zero."
+            )
+        self.kernel_size, self.stride, self.dilation = pair(kernel_size), pair(stride), pair(dilation)
         self.padding, self.padding_type = pair(padding) if padding_type else (0, 0), padding_type
 
     # ---- sizes ------------------------------------------------------------------------------------------------------

@@ -198,11 +198,34 @@ def test_a_message_is_in_its_place_before_it_is_counted(monkeypatch):
     one.post([(1, [x])], [], torch.float32)
     two.post([], [(0, [y])], torch.float32).wait()
     sevens, zeros = [7.0] * 3, [0.0] * 3
-    assert seen == [(sevens, 0, zeros, 0), (sevens, 1, zeros, 0), (sevens, 1, sevens, 0)]
+    before_count, after_ring, before_reading, after_reading, after_taking = seen
+    assert before_count == (sevens, 0, zeros, 0)
+    assert after_ring == before_reading == (sevens, 1, zeros, 0)
+    assert after_reading == (sevens, 1, sevens, 0)
+    assert after_taking == (sevens, 1, sevens, 1)
 
 
-def test_the_fence_of_other_processors_can_be_called_here():
-    futex.fence()
+@pytest.mark.parametrize("needs", [False, True])
+def test_the_fences_of_all_processors_can_be_called_here(monkeypatch, needs):
+    monkeypatch.setattr(futex, "NEEDS_FENCE", needs)
+    for _ in range(2):
+        futex.fence()
+
+
+def test_a_store_is_visible_before_the_word_that_answers_it_is_read(monkeypatch):
+    """On every processor: a load may overtake a store, and the two workers would then miss each other."""
+    one, two = pair()
+    (out,), (into,) = one._boxes.values(), two._boxes.values()
+    seen = []
+    monkeypatch.setattr(futex, "NEEDS_FENCE", False)
+    monkeypatch.setattr(futex, "fence", lambda: seen.append((two._words[two._door_at], into._words[into._taken_at])))
+    before = two._words[two._door_at]
+    one.post([(1, [torch.ones(3)])], [], torch.float32)
+    two.post([], [(0, [torch.zeros(3)])], torch.float32).wait()
+    (rung, _), (_, taken) = seen
+    assert (rung, taken) == (out._ring, 1) != (before, 0)
+    one.ring_sleepers()
+    assert len(seen) == 3
 
 
 def test_a_sender_that_fills_the_second_slot_meanwhile_is_woken(monkeypatch):

@@ -157,6 +157,7 @@ class Mailbox:
             futex.fence()
         self._taken = (before + 1) & MASK
         self._words[self._taken_at] = self._taken
+        futex.fence()
         # checked after freeing the slot: a peer that fills the other slot meanwhile either sees it free or is woken
         if (self._words[self._their_sent_at] - before) & MASK >= 2:
             self.knock()  # the peer may be waiting for this slot
@@ -176,6 +177,7 @@ class Mailbox:
     def knock(self) -> None:
         """Make the peer check again for messages and free slots; wake it if it sleeps."""
         self.ring()
+        futex.fence()
         self.wake_if_asleep()
 
     def ring(self) -> None:
@@ -184,8 +186,8 @@ class Mailbox:
         self._words[self._door_at] = self._ring
 
     def wake_if_asleep(self) -> None:
-        """Wake the peer, after `ring`, if it is marked asleep; always wake it where that mark may be read too early."""
-        if futex.NEEDS_FENCE or self._words[self._asleep_at]:
+        """Wake the peer if it is marked asleep; after `ring` and a fence, or the mark may be read too early."""
+        if self._words[self._asleep_at]:
             futex.wake(self._door)
 
 

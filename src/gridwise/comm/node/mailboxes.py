@@ -115,6 +115,7 @@ class Mailboxes:
         """Make all peers check again. One that is about to sleep either sees its doorbell changed or is marked asleep."""
         for box in self._boxes.values():
             box.ring()
+        futex.fence()
         for box in self._boxes.values():
             box.wake_if_asleep()
 

@@ -92,6 +92,9 @@ def test_a_browser_shows_it(ranking, traced, tmp_path):
     assert "&lt;img src=x" in shown
     assert "<img" not in shown
     assert shown.count("<circle") == 1  # the peak of the memory
+    bars = re.findall(r'<span class="bar">(.*?)</span>', shown)
+    lengths = [sum(map(float, re.findall(r'<i style="width:([\d.e-]+)px', bar))) for bar in bars]
+    assert max(lengths) == pytest.approx(130)  # compute and communication, of which waiting is a part
     assert len(re.findall(r"<title>worker \d+ to \d+: ", shown)) == 16
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import programs
 import pytest
@@ -10,7 +11,10 @@ import torch
 
 import gridwise
 from gridwise.errors import PartitionError
-from gridwise.planning.search import grids_of
+from gridwise.planning.machine import find_machine
+from gridwise.planning.one_step import PlannedStep
+from gridwise.planning.search import grids_of, search
+from gridwise.planning.times import LayerRow, StepTime
 
 SHAPE = (2, 3, 64, 96)
 
@@ -39,6 +43,34 @@ def test_the_best_is_the_plan_of_that_grid(ranking):
     alone = gridwise.plan(programs.UNet(), ranking.best.grid, SHAPE, machine="epyc-7763-node")
     assert alone.workers == ranking.best.workers
     assert alone.time.seconds == pytest.approx(ranking.best.time.seconds)
+
+
+def searched(seconds, memory, limit):
+    """A search among plans that need `seconds` and `memory`, both by the first extent and by whether all roles are run."""
+    machine = find_machine("epyc-7763-node")
+
+    def planned(task, grid, workers):
+        whole = workers is None
+        time = StepTime(machine, (LayerRow("a", "forward", seconds(grid[0], whole)),))
+        return SimpleNamespace(
+            grid=grid, time=time, workers=[SimpleNamespace(memory=memory(grid[0], whole))], whole=whole
+        )
+
+    return search(PlannedStep(torch.nn.Tanh(), (64, 64), machine), 16, limit, planned)
+
+
+def test_the_best_is_planned_in_full_however_often_estimates_were_wrong():
+    ranking = searched(lambda extent, whole: extent + 100 * whole, lambda extent, whole: 1, 1)
+    assert ranking.best.whole
+    assert ranking.best.grid == (1, 16)
+    assert [row.seconds for row in ranking.rows] == [101, 102, 104, 108, 116]
+
+
+def test_remedies_are_planned_in_full_too():
+    ranking = searched(lambda extent, whole: extent, lambda extent, whole: 30 if whole else 10, 20)
+    assert not any(row.fits for row in ranking.rows)
+    assert not any(": fits." in line for line in ranking.advice), ranking.advice
+    assert ranking.advice[-1].startswith("Not on 128 workers either")
 
 
 def test_what_would_fit_is_tried_and_not_guessed():

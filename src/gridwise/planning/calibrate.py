@@ -26,6 +26,7 @@ import torch
 from ..comm.launching import find
 from ..comm.launching.cores import cores
 from ..comm.launching.launch import launch
+from ..errors import PartitionError
 from ..models import distribute
 from ..partition import world
 from .machine import Link, Machine
@@ -42,8 +43,12 @@ Measured = dict[str, float]
 
 
 def calibrated(workers: int | None = None, transport: str = "auto") -> Machine:
-    """Measure this machine with `workers` workers; by default one per core, and at least two."""
-    count = workers or max(2, cores())
+    """Measure this machine with `workers` workers, two at least; by default one per core."""
+    count = max(2, cores()) if workers is None else workers
+    if count < 2:
+        raise PartitionError(
+            f"calibrate: `workers` (={workers}) must be 2 at least: they measure how fast messages between them are."
+        )
     found = launch(measure, workers=count, transport=transport, timeout=600.0)
     worst = {name: max(each[name] for each in found) for name in found[0]}  # seconds, of the slowest worker
     names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]

@@ -81,6 +81,8 @@ class CurrentLayer:
 
     def _enter(self, name: str) -> None:
         self._now = name
+        if torch._C._current_autograd_node() is not None:
+            return  # run again for a checkpoint: backward goes on through the nodes of forward, and each thread counts its own
         self._starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
         self._layers.append(name)
 

@@ -2,7 +2,7 @@
 
     1. every way to write the number of workers as a product of extents, none longer than its dim
     2. on each, run one worker in the middle and two at corners: where most is sent and where blocks are largest
-    3. plan the best in full, and rank again
+    3. plan the best in full, and rank again, until the first is one of these
 
 If nothing fits, possible remedies are tried, not guessed: recomputing layers in backward, half precision, more workers.
 """
@@ -24,7 +24,7 @@ from .roles import grid_of
 from .tables import PrintsAsTables, readable, seconds_text, spelt
 
 TRIED, FINALISTS = 64, 3
-"""How many grids are tried, those with the shortest seams first; and how many are planned in full."""
+"""How many grids are tried, those with the shortest seams first; and how many are planned in full at a time."""
 CLOSE = 0.02
 """Estimates that differ by a smaller fraction count as equal."""
 Planned = Callable[[PlannedStep, tuple[int, ...], Sequence[int] | None], Plan]
@@ -130,8 +130,12 @@ def search(task: PlannedStep, workers: int, limit: int, planned: Planned) -> Ran
             "none longer than its dim, gives that number.\n  fix: another number of workers, or a larger input."
         )
     rows = sorted((tried(task, grid) for grid in grids[:TRIED]), key=_order)
-    finalists = [tried(task, row.grid, whole=True) if row.plan else row for row in rows[:FINALISTS]]
-    rows = sorted([*finalists, *rows[FINALISTS:]], key=_order)
+    finalists: dict[tuple[int, ...], Candidate] = {}
+    while rows[0].grid not in finalists:  # in full, a plan may fall behind one that is not
+        for row in rows[:FINALISTS]:
+            if row.grid not in finalists:
+                finalists[row.grid] = tried(task, row.grid, whole=True) if row.plan else row
+        rows = sorted((finalists.get(row.grid, row) for row in rows), key=_order)
     best, left_out = rows[0], max(0, len(grids) - TRIED)
     if best.plan is None:
         raise PartitionError(f"plan: no grid of {workers} workers can run the model.\n  {best.grid}: {best.problem}")
@@ -203,7 +207,7 @@ def _what_would_fit(
     workers: int,
     limit: int,
     least: Candidate,
-    tried: Callable[[PlannedStep, tuple[int, ...]], Candidate],
+    tried: Callable[..., Candidate],
 ) -> Iterator[str]:
     """Try remedies on the grid that needs least memory, and report each."""
     yield f"No grid fits into {readable(limit)}; {spelt(least.grid)} needs least, {readable(least.memory)}."
@@ -214,13 +218,12 @@ def _what_would_fit(
         ("layers are computed again in backward (checkpointing)", again),
         ("it is in bfloat16", small),
     ):
-        row = tried(changed, least.grid)
+        row = tried(changed, least.grid, whole=True)
         if row.plan is not None:
             yield f"If {words}, it needs {readable(row.memory)} there: {'fits' if row.fits else 'does not fit'}."
     for more in (2 * workers, 4 * workers, 8 * workers):
-        fitting = [row for row in (tried(task, grid) for grid in _promising(more, task.shape)[:4]) if row.fits]
-        if fitting:
-            row = min(fitting, key=lambda row: row.seconds)
+        row = min((tried(task, grid) for grid in _promising(more, task.shape)[:4]), key=_order, default=least)
+        if row.fits and (row := tried(task, row.grid, whole=True)).fits:
             yield f"On {more} workers, {spelt(row.grid)}, it needs {readable(row.memory)}: fits."
             return
     yield f"Not on {8 * workers} workers either, as far as was tried."

@@ -12,9 +12,17 @@ from torch import Tensor, nn
 import gridwise
 
 
+class Schedule:
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+    def __call__(self) -> float:
+        return self.scale
+
+
 class Config:
     def __init__(self) -> None:
-        self.calls, self.scale = 0, 2.0
+        self.calls, self.scale, self.schedule = 0, 2.0, Schedule()
 
 
 class Of(nn.Module):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gridwise
 from gridwise.errors import UnsupportedError
+from gridwise.models.model import runner_of
 
-from .recorded import Scaled, check, distributed, partition, scale, under
+from .recorded import Config, Scaled, check, distributed, partition, scale, under
 
 
 def branch_by_type(m: Any, y: Tensor) -> Tensor:
@@ -195,6 +198,70 @@ def test_a_loss_of_a_model_is_recorded_as_a_whole() -> None:
     assert all(p.grad is not None for p in twin.parameters())
 
 
+class Trainer:
+    """A loss that depends on attributes of the object and of its configuration."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.config, self.weights, self.offset = model, Config(), [1.0, 2.0], torch.zeros(())
+        self.table, self.steps = np.ones(2), 0
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.scaled(self.model(x).mean()) * self.weights[1] + self.offset + torch.from_numpy(self.table).sum()
+
+    def scaled(self, y: Tensor) -> Tensor:
+        return self.scale * y
+
+    @property
+    def scale(self) -> float:
+        return self.config.scale
+
+    __call__ = loss
+
+    @torch.enable_grad()
+    def decorated(self, x: Tensor) -> Tensor:
+        return self.loss(x)
+
+
+WAYS: dict[str, Callable[[Trainer], Callable[..., Tensor]]] = {
+    "a method": lambda trainer: trainer.loss,
+    "a callable object": lambda trainer: trainer,
+    "a decorated method": lambda trainer: trainer.decorated,
+    "a partial method": lambda trainer: functools.partial(trainer.loss),
+    "an argument": lambda trainer: functools.partial(Trainer.loss, trainer),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_an_object_holds_may_be_another_value_later(name: str) -> None:
+    trainer = Trainer(nn.Conv2d(3, 4, 1))
+    loss, x = gridwise.distribute(WAYS[name](trainer), partition()), torch.randn(2, 3, 4, 4)
+    for attribute, value in (
+        (trainer.config, {"scale": 5.0}),
+        (trainer, {"weights": [1.0, 3.0]}),
+        (trainer, {"offset": torch.ones(())}),
+        (trainer, {"model": nn.Conv2d(3, 2, 1)}),
+        (trainer, {"table": np.zeros(2)}),
+    ):
+        loss(x)
+        vars(attribute).update(value)
+        torch.testing.assert_close(loss(x), trainer.loss(x), check_dtype=False)
+    before = runner_of(loss)._plans.count
+    trainer.steps += 1  # which the loss does not read
+    loss(x)
+    assert runner_of(loss)._plans.count == before
+
+
+def test_what_a_closure_holds_may_be_another_value_later() -> None:
+    class Settings:
+        factor = 1.0
+
+    config, table = Config(), {"shift": 1.0}
+    loss = gridwise.distribute(lambda x: x.mean() * config.scale * Settings.factor + table["shift"], partition())
+    x = torch.randn(2, 3, 4, 4)
+    for config.scale, table["shift"], Settings.factor in ((2, 1, 1), (3, 1, 1), (3, 2, 1), (3, 2, 4)):
+        torch.testing.assert_close(loss(x), x.mean() * config.scale * Settings.factor + table["shift"])
+
+
 def test_what_a_function_reads_may_be_another_value_later() -> None:
     model, factor, shift = nn.Conv2d(3, 4, 1), 2.0, torch.ones(())
     loss = gridwise.distribute(lambda x: factor * model(x).mean() + shift, partition())
@@ -202,7 +269,9 @@ def test_what_a_function_reads_may_be_another_value_later() -> None:
     first = shift
     for factor, shift in ((2.0, first), (3.0, first), (3.0, torch.zeros(()))):
         torch.testing.assert_close(loss(x), factor * model(x).mean() + shift)
-    net, sequential, x = distributed(SAME["a configuration"])
-    for value in (2.0, 5.0):
-        net.config.scale = sequential.config.scale = value
-        check(net, sequential, x)
+    for function in (SAME["a configuration"], lambda m, y: y * m.config.schedule()):
+        net, sequential, x = distributed(function)
+        for value in (2.0, 5.0):
+            for each in (net.config, sequential.config):
+                each.scale = each.schedule.scale = value
+            check(net, sequential, x)

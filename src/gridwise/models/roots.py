@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Set
 from itertools import chain, count
-from types import CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 
-FOREIGN = ("torch", "gridwise", "builtins", "numpy", "functools")
-"""Packages whose functions are not inspected."""
+from .recording.state import PLAIN, is_foreign, is_own
+
+SKIPPED = FunctionType, BuiltinFunctionType, ModuleType
+"""What `constants_of` does not inspect."""
 
 
 def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
@@ -43,15 +47,85 @@ def roots_of(function: Callable[..., Any]) -> dict[str, torch.nn.Module]:
 
 
 def constants_of(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """What a function reads besides modules, and may change: numbers and strings by value, tensors by identity."""
-    if not isinstance(function, FunctionType):
-        return ()
-    values = [(name, value) for name, value in _refers_to(function) if name != "wrapped"]
-    return tuple(
-        (name, id(value) if isinstance(value, torch.Tensor) else value)
-        for name, value in values
-        if value is None or isinstance(value, bool | int | float | str | torch.Tensor)
-    )
+    """What a function reads and may change: numbers, strings and arrays by value, tensors and modules by identity.
+
+    It reads what its code names: variables, the attributes of objects in them, and those of the object that it is a
+    method of. The code of that object's methods counts as its own; other functions that it calls are not inspected.
+    """
+    functions, bound = _parts_of(function)
+    found: list[tuple[str, Any]] = []
+    if functions or bound:
+        kinds = tuple({type(value) for _, value in bound if is_own(value)})
+        names = frozenset().union(*[_names_read(each.__code__, kinds) for each in functions])
+        visited: set[int] = set()
+        for name, value in chain(bound, *map(_refers_to, functions)):
+            _find_constants(name, value, names, found, visited)
+    return tuple(found)
+
+
+def _find_constants(name: str, value: object, names: Set[str], found: list[tuple[str, Any]], visited: set[int]) -> None:
+    if isinstance(value, SKIPPED):
+        return
+    if isinstance(value, torch.Tensor | torch.nn.Module):
+        found.append((name, id(value)))
+    elif isinstance(value, np.ndarray):
+        found.append((name, (value.shape, value.dtype.str, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value)))))
+    elif isinstance(value, list | tuple | dict | type) or is_own(value):
+        if id(value) not in visited:
+            visited.add(id(value))
+            for key, part in enumerate(value) if isinstance(value, list | tuple) else _read(value, names):
+                _find_constants(f"{name}.{key}", part, names, found, visited)
+    elif isinstance(value, PLAIN):
+        found.append((name, (type(value), value)))
+
+
+def _parts_of(function: Any) -> tuple[list[FunctionType], list[tuple[str, Any]]]:
+    """The functions that a callable consists of, and the arguments that are bound to them."""
+    functions, bound = list[FunctionType](), list[tuple[str, Any]]()
+    while function is not None:
+        if isinstance(function, functools.partial):
+            bound += [*enumerate_named(function.args), *function.keywords.items()]
+            function = function.func
+        elif isinstance(function, MethodType):
+            bound.append(("self", function.__self__))
+            function = function.__func__
+        elif isinstance(function, FunctionType):
+            if not is_foreign(function):
+                functions.append(function)
+            function = getattr(function, "__wrapped__", None)
+        else:
+            bound.append(("self", function))
+            method = type(function).__call__
+            function = method if isinstance(method, FunctionType) else None
+    return functions, bound
+
+
+@functools.lru_cache
+def _names_read(code: CodeType, kinds: tuple[type, ...]) -> frozenset[str]:
+    """The names in a function's code, and in that of the methods and properties of `kinds` that it names."""
+    names, left = set[str](), [code]
+    while left:
+        new = {*_names_in(left.pop())} - names
+        names |= new
+        for part in (getattr(kind, name, None) for kind in kinds for name in new):
+            method = part.fget if isinstance(part, property) else part
+            if isinstance(method, FunctionType):
+                left.append(method.__code__)
+    return frozenset(names)
+
+
+def _read(value: Any, names: Set[str]) -> Iterator[tuple[Any, Any]]:
+    """The items of a dict; the attributes among `names` of a class, or of an object and its class."""
+    if isinstance(value, dict):
+        yield from value.items()
+        return
+    kind = value if isinstance(value, type) else type(value)
+    if kind is not value:
+        asked = vars(value) if hasattr(kind, "__getattr__") else vars(value).keys() & names
+        yield from ((name, vars(value)[name]) for name in sorted(asked))
+    for each in kind.__mro__:
+        if not is_foreign(each):
+            yield from ((name, vars(each)[name]) for name in sorted(vars(each).keys() & names))
 
 
 def _refers_to(function: object) -> Iterator[tuple[str, Any]]:
@@ -63,7 +137,7 @@ def _refers_to(function: object) -> Iterator[tuple[str, Any]]:
         yield "self", function.__self__
         yield "function", function.__func__
     elif isinstance(function, FunctionType):
-        if function.__module__ and function.__module__.partition(".")[0] in FOREIGN:
+        if is_foreign(function):
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -77,7 +151,7 @@ def _refers_to(function: object) -> Iterator[tuple[str, Any]]:
         yield from (function.__kwdefaults__ or {}).items()
         if hasattr(function, "__wrapped__"):
             yield "wrapped", function.__wrapped__
-    elif type(function).__module__.partition(".")[0] not in FOREIGN:
+    elif not is_foreign(type(function)):
         yield from vars(function).items()
 
 

@@ -111,12 +111,21 @@ class Snapshot:
             now.update({key: _refilled(value, was[key]) for key, value in objects.items()})
 
 
-def _is_own(value: object) -> bool:
+FOREIGN = ("torch", "gridwise", "builtins", "collections", "functools", "numpy", "weakref")
+"""Packages whose functions and objects are not inspected."""
+
+
+def is_foreign(value: type | FunctionType) -> bool:
+    """Whether a class or function is of one of these packages."""
+    return (value.__module__ or "").partition(".")[0] in FOREIGN
+
+
+def is_own(value: object) -> bool:
     """Whether a value is an instance of a user's class, with attributes that the model's code may read."""
     kind = type(value)
-    if isinstance(value, Tensor | torch.nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
+    if isinstance(value, Tensor | torch.nn.Module | type) or not hasattr(value, "__dict__"):
         return False
-    return kind.__module__.partition(".")[0] not in FOREIGN
+    return not is_foreign(kind)
 
 
 def _find_objects(path: str, value: object, found: dict[int, tuple[str, dict[str, Any]]]) -> None:
@@ -127,20 +136,19 @@ def _find_objects(path: str, value: object, found: dict[int, tuple[str, dict[str
     elif isinstance(value, dict):
         for key, part in value.items():
             _find_objects(f"{path}[{key!r}]", part, found)
-    elif _is_own(value) and id(vars(value)) not in found:
+    elif is_own(value) and id(vars(value)) not in found:
         found[id(vars(value))] = path, vars(value)
         for key, part in vars(value).items():
             _find_objects(f"{path}.{key}", part, found)
 
 
-FOREIGN = ("torch", "gridwise", "builtins", "collections", "numpy", "weakref")
 PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
 
 
 def _own_classes(modules: Iterable[torch.nn.Module]) -> Iterator[type]:
     """The classes of modules, and their bases, other than torch's."""
     kinds = {kind for module in modules for kind in type(module).__mro__}
-    return (kind for kind in kinds if kind.__module__.partition(".")[0] not in FOREIGN)
+    return (kind for kind in kinds if not is_foreign(kind))
 
 
 def _plain_values(kind: type) -> dict[str, Any]:

@@ -144,6 +144,20 @@ def test_the_first_layer_may_be_of_any_kind(kind: str) -> None:
         assert rows.std() > 0.5
 
 
+def test_attention_without_a_length_takes_each_input_as_one_sequence() -> None:
+    from pytagi.nn import MultiheadAttention, Sequential
+
+    net, x = Sequential(MultiheadAttention(4, 2)), np.linspace(-1, 1, 24, dtype=np.float32)
+    of_six = net(x)[0]
+    of_three = net(x[:12])[0]
+    np.testing.assert_allclose(of_three, of_six[:12], rtol=1e-5)  # a token attends to those before it
+    np.testing.assert_array_equal(net(x)[0], of_six)
+    with pytest.raises(ValueError, match="10 values is not a whole number of samples"):
+        net(x[:10])
+    with pytest.raises(ValueError, match="16 values is not a whole number of samples"):
+        Sequential(MultiheadAttention(4, 2, seq_len=3))(x[:16])
+
+
 def test_classification_by_a_tree_of_classes() -> None:
     import pytagi
     from pytagi import HRCSoftmaxMetric, Utils

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,13 @@ class Sequential(BaseLayer):
         if isinstance(mu_x, GridwiseStates):
             mu_x, var_x, jcb = mu_x.gaussian
         mu = of_anything(mu_x).reshape(-1)
-        rows = mu.reshape(-1, *self._shape_of_sample(mu.numel()))
+        shape = self._shape_of_sample(mu.numel())
+        if mu.numel() % math.prod(shape):
+            raise PartitionError(
+                f"Sequential: an input of {mu.numel()} values is not a whole number of samples of shape "
+                f"{tuple(shape)}.\n  fix: pass (batch, *{tuple(shape)}) values."
+            )
+        rows = mu.reshape(-1, *shape)
         var = None if var_x is None else of_anything(var_x).reshape(-1)
         x = self._layer._input(rows, var)
         if jcb is not None:  # that of the other network's last activation, which backward does not apply there
@@ -82,8 +89,7 @@ class Sequential(BaseLayer):
         while isinstance(first, LayerBlock | ResNetBlock):
             first = first.main_block if isinstance(first, ResNetBlock) else first.layers[0]
         if isinstance(first, MultiheadAttention):
-            length = first.seq_len or values // first.embed_dim  # without a length: one sequence
-            first.seq_len = length
+            length = first.seq_len or max(values // first.embed_dim, 1)  # without a length: one sequence
             return length, first.embed_dim
         if isinstance(first, LayerNorm | RMSNorm):
             return tuple(first.normalized_shape)

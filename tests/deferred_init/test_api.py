@@ -20,6 +20,7 @@ from gridwise.deferred_init import (
     materialize_module,
     materialize_tensor,
 )
+from gridwise.deferred_init.recording.replaying import replaying
 from gridwise.fake import fake_mode, is_fake
 
 from .equality import assert_same
@@ -194,6 +195,18 @@ def test_a_custom_operator_without_a_fake_kernel_runs_at_once() -> None:
         return x * 2
 
     assert torch.equal(materialize_tensor(deferred_init(lambda: double(torch.ones(2)))), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_replay_is_not_autocast(kind: str) -> None:
+    before = torch.is_autocast_enabled(kind)
+    torch.set_autocast_enabled(kind, True)
+    try:
+        with replaying():
+            assert not torch.is_autocast_enabled(kind)
+        assert torch.is_autocast_enabled(kind)
+    finally:
+        torch.set_autocast_enabled(kind, before)
 
 
 def test_threads_that_materialise_at_once() -> None:

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from gridwise.deferred_init import deferred_init, materialize_module, materialize_shard, reason_for_whole
+from gridwise.deferred_init import (
+    deferred_init,
+    materialize_module,
+    materialize_shard,
+    materialize_tensor,
+    reason_for_whole,
+)
 from gridwise.fake import fake_mode
 
 from .equality import tensors_of
@@ -61,6 +67,15 @@ def test_a_cast_to_the_device_after_construction() -> None:
     assert torch.equal(layer.weight, eager.weight)
     assert torch.equal(block, eager.weight[3:9])
     assert layer.weight.device == eager.weight.device
+
+
+def test_a_recorded_product_is_not_autocast() -> None:
+    def product() -> torch.Tensor:
+        return torch.full((8, 8), 1.001, device="cuda") @ torch.full((8, 8), 1.001, device="cuda")
+
+    eager, deferred = product(), deferred_init(product)
+    with torch.autocast("cuda"):
+        assert torch.equal(materialize_tensor(deferred), eager)
 
 
 def test_the_documented_example_runs_verbatim() -> None:

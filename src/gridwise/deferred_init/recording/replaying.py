@@ -67,7 +67,13 @@ def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: fl
 @contextmanager
 def replaying() -> Iterator[None]:
     """In the body: one thread at a time, no dispatch modes, no autocast."""
-    with ALONE, _disable_current_modes(), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
+    with (
+        ALONE,
+        _disable_current_modes(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        torch.inference_mode(False),
+    ):
         yield
 
 

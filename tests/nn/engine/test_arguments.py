@@ -79,3 +79,20 @@ def test_a_model_that_was_seeded_differently_is_synchronised():
         gridwise.distribute(torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), grid(1, 1, gridwise.world().size, 1))
     with pytest.raises(PartitionError, match="different replicas"):
         gridwise.distribute(torch.nn.Sequential(torch.nn.PReLU(1 + rank)), grid(gridwise.world().size, 1, 1))
+
+
+@workers(2, transports=("mpi",))
+@pytest.mark.parametrize("name", [name for name in LAYERS if "ChannelConv" not in name and "GeneralConv" not in name])
+def test_what_is_no_tensor_on_one_worker_is_refused_on_all(name: str) -> None:
+    world, kind = gridwise.world(), getattr(nn, name)
+    axes = int(name[-2]) + 2 if name[-1] == "d" else 4
+    required = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty][1:]
+    extents = {"normalized_shape": (8,), "padding": 1}
+    P_x = world.create_cartesian_topology_partition([2] + [1] * (axes - 1))
+    layer = kind(P_x, *(extents.get(p.name, 4) for p in required if p.kind is p.POSITIONAL_OR_KEYWORD))
+    x = torch.rand([2, 4] + [8] * (axes - 2))
+    pair = "Loss" in name or "Unpool" in name
+    for wrong in (None, [1.0]):
+        args = (x if world.rank == 0 else wrong, *([x.long() if "Unpool" in name else x] if pair else []))
+        with pytest.raises(PartitionError, match=r"worker 1: needs (one|two) tensor"):
+            layer(*args)

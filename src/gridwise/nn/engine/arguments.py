@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from torch import Tensor
+
 from ...errors import PartitionError
 from ...partition import Partition
+from .operator import is_dense
 
 
 def need_partition(layer: str, name: str, given: object, axes: int | None = None) -> None:
@@ -48,6 +51,18 @@ def need_first_partition(layer: type, args: Sequence[Any], kwargs: Mapping[str, 
         fix="P_x = gridwise.world().create_cartesian_topology_partition([...]), with one extent for each dim of the input, "
         f"and then {layer.__name__}(P_x, ...).",
     )
+
+
+def problem_with_tensor(input: Sequence[object], dense: bool = True) -> str | None:
+    """What is wrong with the arguments of a call that must be one tensor, a dense one if `dense`; None if nothing is."""
+    if len(input) != 1 or not isinstance(input[0], Tensor):
+        given = ", ".join(type(x).__name__ for x in input) or "none"
+        return f"needs one tensor as its positional argument, got {given}"
+    x = input[0]
+    if x.is_nested or (dense and (x.is_quantized or not is_dense(x))):
+        kind = "a nested" if x.is_nested else "a quantized" if x.is_quantized else str(x.layout)
+        return f"needs a dense tensor, got {kind} one"
+    return None
 
 
 def problem_with_sizes(dims: int, **sizes: object) -> str | None:

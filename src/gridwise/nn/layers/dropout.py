@@ -19,6 +19,7 @@ from ...grid import Box, Layout
 from ...partition import Partition
 from ..docstrings import LayerFamily
 from ..engine.agreement import agree_layout
+from ..engine.arguments import problem_with_tensor
 from ..engine.grid_random import Key, draw_key, keep_mask
 from ..engine.module import Module
 
@@ -52,6 +53,9 @@ class DistributedDropout(LayerFamily, Module):
         _check_probability(p)
         self.P_x, self.p, self.inplace = P_x, p, inplace
         self._takes_part(P_x, signature=f"p={p}")
+
+    def _problem_with(self, input: tuple) -> str | None:
+        return problem_with_tensor(input, dense=False)
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         _check_probability(self.p)
@@ -120,10 +124,10 @@ class _ChannelDropout(DistributedDropout):
         return 1 if dim == self.space + 1 else 2
 
     def _problem_with(self, input: tuple) -> str | None:
-        dims = input[0].dim() if input and isinstance(input[0], Tensor) else None
-        if dims not in (self.space + 1, self.space + 2):
-            return f"needs a tensor of {self.space + 1} or {self.space + 2} dims, got {dims}"
-        return None
+        problem = super()._problem_with(input)
+        if problem is None and (dims := input[0].dim()) not in (self.space + 1, self.space + 2):
+            problem = f"needs a tensor of {self.space + 1} or {self.space + 2} dims, got {dims}"
+        return problem
 
 
 class DistributedDropout2d(_ChannelDropout):

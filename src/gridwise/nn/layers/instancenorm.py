@@ -83,8 +83,8 @@ class InstanceNorm(LayerFamily, ChannelNorm):
         return f"needs a partition of {axes}, got {self.P_x.shape}"
 
     def _problem_with(self, input: tuple) -> str | None:
-        if len(input) != 1 or not isinstance(input[0], Tensor):
-            return f"needs one tensor as its positional argument, got {len(input)} argument(s)"
+        if problem := super()._problem_with(input):
+            return problem
         x = input[0]
         if not x.is_floating_point():
             return f"normalises floating-point tensors only, got {x.dtype}"

@@ -19,7 +19,7 @@ from ...errors import PartitionError
 from ...grid import Grid, Interval, Layout, Needs, balanced_cuts, route
 from ...partition import Partition, zero_volume_tensor
 from ..engine.agreement import agree_layout
-from ..engine.arguments import need_partition, refuse_partitions
+from ..engine.arguments import need_partition, problem_with_tensor, refuse_partitions
 from ..engine.autocast import dtype_of_products
 from ..engine.carrier import Move, MoveBack
 from ..engine.layer import Layer
@@ -96,6 +96,9 @@ class DistributedLinear(Layer):
             return {"weight": of_weight, "bias": Spread(first, (0,), (out_features,))}
 
         self._build(make, spreads, device, problem)
+
+    def _problem_with(self, input: tuple) -> str | None:
+        return problem_with_tensor(input, dense=self.P_w is not None or self.P_x.shape[-1] > 1)  # where it is sent
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         transport, says = self.P_x.transport, self._says

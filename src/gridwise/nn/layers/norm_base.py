@@ -12,6 +12,7 @@ from ...errors import PartitionError
 from ...grid import Grid, Layout
 from ...partition import Partition
 from ..engine.agreement import Structure, agree_layout
+from ..engine.arguments import problem_with_tensor
 from ..engine.layer import Layer
 from ..parameters.blocks import Spread
 from .standardise import Normalisation, Sets, SharedValue
@@ -26,6 +27,9 @@ class Norm(Layer):
     P_x: Partition
     _sets: Sets
     """Set by set-up."""
+
+    def _problem_with(self, input: tuple) -> str | None:
+        return problem_with_tensor(input)
 
     def _agree(self, x: Tensor) -> Layout:
         layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, x)

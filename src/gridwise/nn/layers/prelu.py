@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from ...grid import Layout
 from ...partition import Partition
 from ..engine.agreement import agree_layout
+from ..engine.arguments import problem_with_tensor
 from ..engine.layer import Layer
 from ..parameters.blocks import Spread
 from .norm_base import check_cut_like_parameters
@@ -58,6 +59,9 @@ class DistributedPReLU(Layer):
 
         few = num_parameters > 1 and P_x.dim < 2
         self._build(make, spreads, device, f"needs a partition of at least 2 axes, got {P_x.shape}" if few else None)
+
+    def _problem_with(self, input: tuple) -> str | None:
+        return problem_with_tensor(input)
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         layout: Layout = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])[0]

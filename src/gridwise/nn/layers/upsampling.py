@@ -27,6 +27,7 @@ from ...errors import PartitionError, UnsupportedError
 from ...grid import Interval, Layout, Needs, balanced_cuts, route
 from ...partition import Partition
 from ..engine.agreement import agree_layout
+from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import dtype_after
 from ..engine.carrier import HALVES, Move
 from ..engine.module import Module
@@ -227,8 +228,8 @@ class DistributedUpsample(Module):
         return float(factor[d - 2]) if isinstance(factor, tuple) else factor
 
     def _problem_with(self, input: tuple) -> str | None:
-        if len(input) != 1 or not isinstance(input[0], Tensor):
-            return f"needs one tensor as its positional argument, got {len(input)} argument(s)"
+        if problem := problem_with_tensor(input):
+            return problem
         x = input[0]
         if not x.is_floating_point() and (self.mode not in NEAREST or x.dtype != torch.uint8):
             return f"interpolates floating-point tensors only in mode {self.mode!r}, got {x.dtype}"

@@ -7,8 +7,9 @@ from torch import Tensor
 from ...comm.messages.wire_dtypes import SUMMED_AS
 from ...partition import zero_volume_tensor
 from ..engine.agreement import Structure
+from ..engine.arguments import problem_with_tensor
 from ..engine.module import Module
-from ..engine.operator import Operator, is_dense
+from ..engine.operator import Operator
 
 
 class Primitive(Module):
@@ -51,11 +52,7 @@ class Primitive(Module):
         return zero_volume_tensor(batch, dtype=x.dtype, device=x.device)
 
     def _problem_with(self, input: tuple[Tensor, ...]) -> str | None:
-        if len(input) != 1 or not isinstance(input[0], Tensor):
-            return f"needs one tensor as its positional argument, got {', '.join(type(x).__name__ for x in input) or 'none'}"
-        x = input[0]
-        if not is_dense(x) or x.is_quantized or x.is_nested:
-            return f"needs a dense tensor, got {x.layout}{', quantized' if x.is_quantized else ''}"
-        if self.sums and x.dtype not in SUMMED_AS and not x.is_complex():
-            return f"cannot sum tensors of dtype {x.dtype}"
-        return None
+        problem = problem_with_tensor(input)
+        if problem is None and self.sums and (x := input[0]).dtype not in SUMMED_AS and not x.is_complex():
+            problem = f"cannot sum tensors of dtype {x.dtype}"
+        return problem

@@ -29,9 +29,10 @@ from ...errors import PartitionError
 from ...grid import Box, Cuts, Grid, Interval, Layout, Needs, Padding, Shape, route
 from ...partition import Partition
 from ..engine.agreement import Structure, agree_layout, agree_unbatched
+from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import autocasts, dtype_of_products
 from ..engine.layer import Layer
-from ..engine.operator import apply, is_dense, noted
+from ..engine.operator import apply, noted
 from .fetch import Fetch
 from .saved_input import FetchedInput, WindowInput
 
@@ -149,12 +150,9 @@ class WindowedLayer(Layer):
     # Planning
 
     def _problem_with(self, input: tuple) -> str | None:
-        if len(input) != 1 or not isinstance(input[0], Tensor):
-            given = ", ".join(type(x).__name__ for x in input) or "none"
-            return f"needs one tensor as its positional argument, got {given}"
+        if problem := problem_with_tensor(input):
+            return problem
         x, dims = input[0], self.dims
-        if not is_dense(x) or x.is_nested:
-            return f"needs a dense tensor, got {x.layout}"
         if not self.P_x.active:
             return None
         if x.dim() not in (dims + 1, dims + 2):

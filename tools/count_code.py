@@ -1,6 +1,6 @@
 """Count lines of code: without blank lines, comments and docstrings.
 
-    python tools/count_code.py                    per room of src/gridwise, and the sum outside of nn/conversion
+    python tools/count_code.py                    per room of src/gridwise, and the sum
     python tools/count_code.py src/gridwise/comm  the same for other folders
 
 A line counts if any token of code touches it. Docstrings are those of modules, classes and functions; a string under an
@@ -17,8 +17,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gridwise"
-APART = PACKAGE / "nn" / "conversion"
-"""Counted, but left out of the sum: it is to be removed."""
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NO_CODE = {
     tokenize.COMMENT,
@@ -59,12 +57,7 @@ def main(folders: list[str]) -> None:
             files[room_of(path, top)] += 1
         for room in sorted(lines):
             print(f"{lines[room]:7,}  {files[room]:4} files  {room}")
-        apart = room_of(APART / "x.py", top) if APART.is_relative_to(top) else None
         print(f"{sum(lines.values()):7,}  {sum(files.values()):4} files  in all")
-        if apart in lines:
-            print(
-                f"{sum(lines.values()) - lines[apart]:7,}  {sum(files.values()) - files[apart]:4} files  without {apart}"
-            )
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_the_curve_and_who_holds_its_peak():
     assert [(h.layer, h.bytes) for h in memory.holders()] == [("first", 400), ("second", 280)]
     assert memory.peak == 680
     del a
-    assert memory.held == 0
+    assert memory.allocated == 0
 
 
 def test_states_of_the_optimiser_take_memory():

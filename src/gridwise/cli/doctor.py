@@ -197,11 +197,11 @@ def _two_workers(transport: str) -> str:
     if missing:
         return f"not possible: {missing}"
     began = time.perf_counter()
-    first, _ = gridwise.launch(_talk, workers=2, transport=transport, timeout=SECONDS)
+    first, _ = gridwise.launch(_measure_exchange, workers=2, transport=transport, timeout=SECONDS)
     return f"{first}, started in {time.perf_counter() - began:.1f} s"
 
 
-def _talk() -> str:
+def _measure_exchange() -> str:
     """Runs on two workers: a checked exchange, its speed, and an adjoint test."""
     transport = find.current()
     small, large = _round_trip(SMALL, 200), _round_trip(LARGE, 10)
@@ -209,10 +209,10 @@ def _talk() -> str:
     if total.item() != 3.0:
         raise RuntimeError(f"1 + 2 over two workers is {total.item()}")
     speed = f"latency {small * 1e6:.0f} us, bandwidth {LARGE / large / 1e9:.2f} GB/s each way"
-    return f"{speed}, {roads(transport)}, {_adjoint_test()}"
+    return f"{speed}, {message_paths(transport)}, {_adjoint_test()}"
 
 
-def roads(transport: Transport) -> str:
+def message_paths(transport: Transport) -> str:
     """How messages travel between two workers of this machine, on the host and between devices."""
     shared = (
         "through shared memory" if transport.node is not None else f"not through shared memory, by {transport.name}"

@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from .one_step import without_numbers
+from .one_step import meta_copy
 
 
 def checkpointed(model: torch.nn.Module) -> torch.nn.Module:
     """A meta copy in which every block is recomputed: the children of the model, and those of its lists and dicts."""
-    copied = without_numbers(model)
+    copied = meta_copy(model)
     _recompute_children(copied)
     return copied
 

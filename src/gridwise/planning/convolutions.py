@@ -25,10 +25,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
-SIDE_BY_SIDE = 16
+CHANNEL_BLOCK = 16
+"""How many channels lie side by side in oneDNN's copies."""
 SMALL = 20480
 """Up to this many elements, torch convolves a single sample without oneDNN."""
-PLAIN = 4
+UNPADDED_CHANNELS = 4
 """Up to this many channels, the input of a convolution is read without a copy."""
 
 
@@ -123,7 +124,7 @@ class Convolution:
 
     @property
     def _source(self) -> int:
-        return 0 if self.x.shape[1] <= PLAIN else _blocked(self.x)
+        return 0 if self.x.shape[1] <= UNPADDED_CHANNELS else _blocked(self.x)
 
     @property
     def _unrolled(self) -> int:
@@ -134,12 +135,12 @@ class Convolution:
 
 
 def _filled(channels: int) -> int:
-    return channels if channels <= PLAIN else -(-channels // SIDE_BY_SIDE) * SIDE_BY_SIDE
+    return channels if channels <= UNPADDED_CHANNELS else -(-channels // CHANNEL_BLOCK) * CHANNEL_BLOCK
 
 
 def _blocked(x: Tensor) -> int:
     """Bytes of a copy with channels side by side."""
-    return x.nbytes // max(1, x.shape[1]) * -(-x.shape[1] // SIDE_BY_SIDE) * SIDE_BY_SIDE
+    return x.nbytes // max(1, x.shape[1]) * -(-x.shape[1] // CHANNEL_BLOCK) * CHANNEL_BLOCK
 
 
 def _dense(x: Tensor) -> int:

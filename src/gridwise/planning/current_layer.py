@@ -19,7 +19,7 @@ from ..models.program import Step
 from .halos import LayerHalo
 from .layer_names import OUTSIDE, layer_of
 
-MANY = 1 << 62
+UNORDERED_NODES = 1 << 62
 """Larger numbers belong to nodes that accumulate the gradient of a parameter: they are not numbered in order."""
 
 
@@ -33,30 +33,30 @@ class CurrentLayer:
         """All layers, in order."""
         self.halos: dict[str, LayerHalo] = {}
         """By layer: what this worker fetches for it, as of its first fetch."""
-        self.given: tuple[int, Layout] | None = None
+        self.input_layout: tuple[int, Layout] | None = None
         """This worker's rank, and how the input of the model is cut; without them no halos are kept."""
         self._step: Step | None = None
-        self._made: dict[int, Layout] = {}
+        self._layout_of_slot: dict[int, Layout] = {}
         """By slot: how the tensor in it is cut."""
         self._now = OUTSIDE
         self._starts, self._layers = [0], [OUTSIDE]
-        self._runs: dict[int, list[Step]] = defaultdict(list)
+        self._steps_run: dict[int, list[Step]] = defaultdict(list)
         """By the id of a step: itself, once per run. This keeps the steps alive, so that no id is reused."""
 
     @property
     def passes(self) -> int:
         """How often the model was run."""
-        return max(map(len, self._runs.values()), default=0)
+        return max(map(len, self._steps_run.values()), default=0)
 
     def watch(self, step: Step) -> Callable[..., Any]:
         """A function that runs the step and makes its layer the current one meanwhile."""
         if step.name and torch._C._current_autograd_node() is None:
-            self._runs[id(step)].append(step)
+            self._steps_run[id(step)].append(step)
             name = layer_of(step.name)
             self.names[name] = None
             if isinstance(step.placement, Cut):
                 self.layouts[name] = step.placement.layout
-                self._made.update(dict.fromkeys(step.made[-1:], step.placement.layout))
+                self._layout_of_slot.update(dict.fromkeys(step.made[-1:], step.placement.layout))
 
         def run(*args: object) -> Any:
             before = self._now, self._step
@@ -72,10 +72,11 @@ class CurrentLayer:
 
     def fetched(self, route: Route) -> None:
         """Keep what the running step fetches, if it is known how the tensor that it fetches from is cut."""
-        if self.given is None or self._step is None or route.owned is None or route.needed is None:
+        if self.input_layout is None or self._step is None or route.owned is None or route.needed is None:
             return
-        rank, whole = self.given
-        for layout in [self._made[slot] for slot in self._step.inputs if slot in self._made] or [whole]:
+        rank, whole = self.input_layout
+        known = self._layout_of_slot
+        for layout in [known[slot] for slot in self._step.inputs if slot in known] or [whole]:
             if layout.block(rank) == route.owned:
                 self.halos.setdefault(self._now, LayerHalo(layout, route.owned, route.needed))
 
@@ -91,5 +92,5 @@ class CurrentLayer:
         if self._now is not OUTSIDE:
             return self._now
         node = torch._C._current_autograd_node()
-        number = MANY if node is None else node._sequence_nr()
-        return self._layers[bisect_right(self._starts, number) - 1] if number < MANY else OUTSIDE
+        number = UNORDERED_NODES if node is None else node._sequence_nr()
+        return self._layers[bisect_right(self._starts, number) - 1] if number < UNORDERED_NODES else OUTSIDE

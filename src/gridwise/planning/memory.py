@@ -44,7 +44,7 @@ class Memory:
     def __init__(self, device: str = "cpu") -> None:
         self._block = BLOCKS[device]
         self.at: Place = "", ""
-        self.held = 0
+        self.allocated = 0
         self._log: list[tuple[int, Place, Place]] = []
         """Bytes allocated (or, negative, released), the place that allocated them, and the place at that moment."""
         self._followed: dict[int, weakref.ref[UntypedStorage]] = {}
@@ -72,7 +72,7 @@ class Memory:
         return -(-size // self._block) * self._block
 
     def _note(self, size: int, owner: Place) -> None:
-        self.held += size
+        self.allocated += size
         self._log.append((size, owner, self.at))
 
     def _follow(self, tensor: Tensor, what: tuple[int, Place] | None) -> bool:

@@ -8,7 +8,7 @@ the optimiser, twice                              the first step creates its sta
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm.transports.counting import CountingTransport, Ledger
+from ..comm.transports.counting import CountingTransport, Entry, Ledger
 from ..errors import PartitionError
 from ..grid import Layout
 from ..models import DistributedModel, distribute
@@ -94,7 +94,7 @@ def step(task: PlannedStep, P_x: Partition) -> StepRecord:
     ledger.expect(task.shape)
     held = [*placed.parameters(), *placed.buffers()]
     record = StepRecorder([*held, x], task.machine.device)
-    record.layers.given = rank, layout
+    record.layers.input_layout = rank, layout
     _prepare_apart(placed, task.recordings, record)
     with record:
         record.phase = ledger.phase = FORWARD
@@ -106,7 +106,7 @@ def step(task: PlannedStep, P_x: Partition) -> StepRecord:
                 raise PartitionError(
                     f"plan: `loss` must return a tensor, from which backward starts; it returned {y!r}."
                 )
-        kept = record.memory.held
+        kept = record.memory.allocated
         record.phase = ledger.phase = BACKWARD
         ends = [tensor for tensor in flatten(y)[0] if tensor.requires_grad]
         if ends:
@@ -118,27 +118,35 @@ def step(task: PlannedStep, P_x: Partition) -> StepRecord:
         record.work[OUTSIDE, OPTIMISER] = optimised.work
         record.memory.at = OUTSIDE, OPTIMISER
         record.memory.add((), optimised.peak)
-    memory, entries, layers = record.memory, ledger.entries[rank], record.layers
-    moved = [entry for entry in entries if entry.kind != "control"]
-    worker = Worker(
-        rank,
-        P_x.index or (),
-        memory.size_of(held),
-        memory.size_of(p for p in parameters if p.requires_grad),
-        optimised.states,
-        kept,
+    memory, layers = record.memory, record.layers
+    worker = _summary(
+        ledger.entries[rank],
+        rank=rank,
+        index=P_x.index or (),
+        parameters=memory.size_of(held),
+        gradients=memory.size_of(p for p in parameters if p.requires_grad),
+        states=optimised.states,
+        activations=kept,
         memory=memory.size_of([*held, x]) + optimised.states + memory.peak,
+    )
+    curve, holders = tuple(memory.curve()), tuple(memory.holders())
+    memory.close()
+    return StepRecord(
+        worker, dict(record.work), curve, holders, dict(layers.layouts), dict(layers.halos), tuple(layers.names)
+    )
+
+
+def _summary(entries: Sequence[Entry], **held: Any) -> Worker:
+    """The worker that holds this, with what it sends and receives."""
+    moved = [entry for entry in entries if entry.kind != "control"]
+    return Worker(
+        **held,
         fetched=sum(entry.received for entry in moved if entry.phase == FORWARD),
         sent=sum(entry.nbytes for entry in moved),
         received=sum(entry.received for entry in moved),
         messages=sum(entry.kind == "message" for entry in moved),
         sums=sum(entry.kind in ("sum", "copy") for entry in moved),
         control=sum(entry.nbytes for entry in entries if entry.kind == "control"),
-    )
-    curve, holders = tuple(memory.curve()), tuple(memory.holders())
-    memory.close()
-    return StepRecord(
-        worker, dict(record.work), curve, holders, dict(layers.layouts), dict(layers.halos), tuple(layers.names)
     )
 
 
@@ -174,7 +182,7 @@ def _as_on_cuda(optimizer: torch.optim.Optimizer) -> None:
             group["foreach"] = True
 
 
-def without_numbers(model: torch.nn.Module) -> torch.nn.Module:
+def meta_copy(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of the model, deferred or not, on the meta device; no data are copied."""
     memo: dict[int, Any] = {}
     plain = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]

@@ -14,6 +14,7 @@ from typing import Any
 from ..comm.transports.counting import Entry
 from ..grid import Grid, Layout
 from .layer_names import layer_of
+from .one_step import StepRecord
 from .report import Plan
 from .roles import grid_of, steps_between
 from .search import Ranking
@@ -79,8 +80,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
 
 def _layers(plan: Plan) -> list[dict[str, Any]]:
     """Each layer: time by phase, what the busiest worker sends, how its output is cut, what it holds at the peak."""
-    busiest = max(plan.workers, key=lambda worker: worker.memory)
-    record = plan.records[plan.workers.index(busiest)]
+    record = _fullest(plan)
     held: dict[str, int] = defaultdict(int)
     for holder in record.holders:
         held[holder.layer] += holder.bytes
@@ -107,6 +107,11 @@ def _layers(plan: Plan) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _fullest(plan: Plan) -> StepRecord:
+    """What the worker does that needs most memory."""
+    return max(plan.records, key=lambda record: record.worker.memory)
 
 
 def _blocks(layout: Layout) -> dict[str, Any]:
@@ -144,11 +149,10 @@ def _sent(entries: list[Entry], grid: Grid, rank: int) -> list[dict[str, Any]]:
 
 
 def _curve(plan: Plan) -> dict[str, Any]:
-    busiest = max(plan.workers, key=lambda worker: worker.memory)
-    record = plan.records[plan.workers.index(busiest)]
-    before = busiest.memory - max((moment.peak for moment in record.curve), default=0)
+    record = _fullest(plan)
+    before = record.worker.memory - max((moment.peak for moment in record.curve), default=0)
     return {
-        "rank": busiest.rank,
+        "rank": record.worker.rank,
         "before": before,
         "moments": [[m.layer, m.phase, before + m.peak, before + m.after] for m in record.curve],
         "holders": [[holder.layer, holder.phase, holder.bytes] for holder in record.holders[:20]],

@@ -24,14 +24,14 @@ from ..errors import PartitionError
 from ..partition import Partition, world
 from .layer_names import layer_of
 from .machine import Machine, find_machine, number_of_bytes
-from .one_step import Loss, Optimizer, PlannedStep, StepRecord, step, without_numbers
+from .one_step import Loss, Optimizer, PlannedStep, StepRecord, meta_copy, step
 from .report import LayerTraffic, Plan, busiest
 from .roles import Roles, find_roles
 from .search import Ranking, search
 from .times import step_time
 
 Result = TypeVar("Result")
-FEW = 16
+RUN_ALL_UP_TO = 16
 """Up to this many workers, all of them are run."""
 
 
@@ -115,10 +115,10 @@ def plan(
     if not isinstance(dtype, torch.dtype):
         raise PartitionError(f"plan: `dtype` (={dtype!r}) is no torch.dtype.")
     known = find_machine(machine)
-    task = PlannedStep(without_numbers(model), shape, known, dtype, loss, optimizer)
+    task = PlannedStep(meta_copy(model), shape, known, dtype, loss, optimizer)
     if grid is None and isinstance(workers, int):
         limit = known.memory if memory is None else number_of_bytes(memory)
-        return search(task, _numbers("workers", [workers], 1)[0], limit, planned)
+        return search(task, _numbers("workers", [workers], 1)[0], limit, plan_grid)
     extents = _numbers("grid", grid, 1)
     if len(extents) != len(shape):
         raise PartitionError(f"plan: `grid` (={extents}) needs an axis for each dim of `input_shape` (={shape}).")
@@ -127,10 +127,10 @@ def plan(
     asked = None if workers is None else _numbers("workers", workers, 0)
     if asked == ():
         raise PartitionError("plan: `workers` names no worker to run.\n  fix: leave it out, or name one at least.")
-    return planned(task, extents, asked)
+    return plan_grid(task, extents, asked)
 
 
-def planned(task: PlannedStep, grid: tuple[int, ...], workers: Sequence[int] | None) -> Plan:
+def plan_grid(task: PlannedStep, grid: tuple[int, ...], workers: Sequence[int] | None) -> Plan:
     """The plan of a grid, from these workers only, or from one of each role."""
     size, on_cpu = math.prod(grid), task.machine.device == "cpu"
     ledger = Ledger(size, workers_per_node=task.machine.workers_per_node if on_cpu else 1)  # nccl sums in place
@@ -146,7 +146,7 @@ def planned(task: PlannedStep, grid: tuple[int, ...], workers: Sequence[int] | N
         return records[rank], ledger.entries[rank]
 
     roles: Roles | None = None
-    if workers is None and size > FEW:
+    if workers is None and size > RUN_ALL_UP_TO:
         roles = find_roles(grid, run, task.shape)
     weights = roles.weights if roles else dict.fromkeys(range(size) if workers is None else workers, 1)
     for rank in weights:

@@ -72,7 +72,7 @@ class StepRecorder(TorchDispatchMode):
 
     def __enter__(self) -> StepRecorder:
         self._stack.enter_context(watched_steps(self.layers.watch))
-        if self.layers.given is not None:
+        if self.layers.input_layout is not None:
             self._stack.enter_context(observed_fetches(self.layers.fetched))
         super().__enter__()
         return self

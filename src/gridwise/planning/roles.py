@@ -14,8 +14,9 @@ Workers with empty blocks do not show what others do with theirs, so the line pa
 as it can while avoiding empty blocks.
 
 This is exact for models whose tensors all lie along the axes of the grid, whichever of their dims are cut. Where some lie on
-other grids, each worker has peers of its own; then, and where there would be more than `MOST` roles, workers at the ends, in
-the middle and where blocks become shorter stand for those nearest to them, and the plan says that it is an estimate.
+other grids, each worker has peers of its own; then, and where there would be more than `MAX_ROLES` roles, workers at the
+ends, in the middle and where blocks become shorter stand for those nearest to them, and the plan says that it is an
+estimate.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..comm.transports.counting import Entry
 from ..grid import Grid, Layout
 from .one_step import StepRecord
 
-MOST = 128
+MAX_ROLES = 128
 """With more roles than this, some stand for others."""
 
 
@@ -98,7 +99,7 @@ def find_roles(shape: Sequence[int], run: Run, rows: Sequence[int]) -> Roles:
 
         even = [False, *(a == b for a, b in pairwise(lengths[axis]))]
         kinds.append(_kinds_along(observed, even, base[axis]))
-    if math.prod(len(set(line)) for line in kinds) > MOST:
+    if math.prod(len(set(line)) for line in kinds) > MAX_ROLES:
         return estimate
     return Roles(tuple(kinds), exact=True)
 

@@ -18,7 +18,7 @@ import torch
 from ..errors import GridwiseError, PartitionError
 from .checkpointed import checkpointed
 from .machine import Machine
-from .one_step import PlannedStep, without_numbers
+from .one_step import PlannedStep, meta_copy
 from .report import Plan
 from .roles import grid_of
 from .tables import PrintsAsTables, readable, seconds_text, spelt
@@ -27,7 +27,7 @@ TRIED, FINALISTS = 64, 3
 """How many grids are tried, those with the shortest seams first; and how many are planned in full at a time."""
 CLOSE = 0.02
 """Estimates that differ by a smaller fraction count as equal."""
-Planned = Callable[[PlannedStep, tuple[int, ...], Sequence[int] | None], Plan]
+PlanGrid = Callable[[PlannedStep, tuple[int, ...], Sequence[int] | None], Plan]
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class Ranking(PrintsAsTables):
         return words
 
 
-def search(task: PlannedStep, workers: int, limit: int, planned: Planned) -> Ranking:
+def search(task: PlannedStep, workers: int, limit: int, plan_grid: PlanGrid) -> Ranking:
     """Rank the grids of `workers` workers with `limit` bytes of memory each."""
 
     def tried(task: PlannedStep, grid: tuple[int, ...], whole: bool = False) -> Candidate:
         try:
-            found = planned(task, grid, None if whole else _corners(grid))
+            found = plan_grid(task, grid, None if whole else _corners(grid))
         except GridwiseError as error:
             return Candidate(grid, None, False, str(error).splitlines()[0])
         return Candidate(grid, found, max(worker.memory for worker in found.workers) <= limit)
@@ -213,7 +213,7 @@ def _what_would_fit(
     yield f"No grid fits into {readable(limit)}; {spelt(least.grid)} needs least, {readable(least.memory)}."
     half = torch.bfloat16
     again = replace(task, model=checkpointed(task.model), recordings=[])
-    small = replace(task, model=without_numbers(task.model).to(half), dtype=half, recordings=[])
+    small = replace(task, model=meta_copy(task.model).to(half), dtype=half, recordings=[])
     for words, changed in (
         ("layers are computed again in backward (checkpointing)", again),
         ("it is in bfloat16", small),

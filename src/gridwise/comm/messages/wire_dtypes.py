@@ -27,6 +27,9 @@ SUMMED_AS: dict[torch.dtype, torch.dtype] = {
     torch.bool: torch.int32,
 }
 
+SAME_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""For each size of an element, in bytes, the integers as which numbers can be summed with zeros without a change."""
+
 NARROW_FROM = 1 << 13
 """Size of a tensor, in bytes, from which a narrower wire dtype saves time."""
 

@@ -166,12 +166,15 @@ class Transport(Supervised, DataPath):
         """
         if len(team) == 1:
             return row[None]
+        if not row.numel():
+            return row.new_empty((len(team), 0))
         if (node := self._node_of(team, row)) is not None:
             with self.waiting_for(what, team):
                 return node.all_gather(row, team, table)
         rows = row.new_zeros((len(team), row.numel()))
         rows[team.index(self.rank)] = row
-        return self.all_sum(rows, team, what)
+        bits = rows.view(wire_dtypes.SAME_BITS[row.element_size()])  # as integers: a sum with 0.0 would change -0.0
+        return self.all_sum(bits, team, what).view(row.dtype)
 
     @movement
     def sum_to(self, x: Tensor, root: int, team: Team, what: str = "a sum") -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -275,6 +276,17 @@ def test_halos_are_filled_in_place_and_their_cotangents_come_home() -> None:
     sides = torch.tensor([(y * dy).sum(), (mine * mine.grad).sum()], dtype=torch.float64)
     ahead, back = P_x.allreduce_data(sides.detach().numpy())
     np.testing.assert_allclose(ahead, back)
+
+
+@workers(2)
+def test_a_bad_halo_of_one_worker_is_an_error_on_all() -> None:
+    P_x = partition(2)
+    from distdl.nn.halo_exchange import HaloExchange
+
+    for bad in ([[1]], [[1, -1]], [[1.5, 1]], [[1, 1], [1, 1]], "wide"):
+        layer = HaloExchange(P_x, [[1, 1]] if P_x.rank == 0 else bad)
+        with pytest.raises(gridwise.errors.PartitionError, match="halo_shape"):
+            layer(torch.zeros(5))
 
 
 @workers(1, 3)

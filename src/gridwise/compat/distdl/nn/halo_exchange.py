@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gridwise.errors import PartitionError
-from gridwise.grid import Interval, Layout, Needs, route
+from gridwise.grid import Interval, Layout, Needs, route, whole_numbers
 from gridwise.nn.engine.agreement import agree_layout
 from gridwise.nn.engine.carrier import Move
 from gridwise.nn.primitives.base import Primitive
@@ -30,13 +30,20 @@ from ..backends.mpi.partition import around, plain
 Halo = tuple[tuple[int, int], ...]
 
 
+def _pairs(halo_shape: object, dims: int) -> Halo:
+    widths = whole_numbers(np.ravel(halo_shape), "halo_shape")  # type: ignore[call-overload]
+    if len(widths) != 2 * dims or min(widths, default=0) < 0:
+        raise PartitionError(f"`halo_shape` (={halo_shape}) needs two non-negative numbers for each of {dims} dims.")
+    return tuple(zip(widths[::2], widths[1::2], strict=True))
+
+
 class HaloExchange(Primitive):
     """Fill the halos of a padded block, in place.
 
     Parameters
     ----------
     P_x : a partition with as many axes as the tensor has dims
-    halo_shape : this worker's rows before and after its block, for each dim
+    halo_shape : this worker's rows before and after its block, for each dim; a bad one raises at the first call
     recv_buffer_shape, send_buffer_shape : only used for `slices`; what is sent follows from all workers' `halo_shape`
     buffer_manager : accepted, and not used
 
@@ -60,13 +67,12 @@ class HaloExchange(Primitive):
         self._around = around(P_x)
         self.P_x = plain(P_x)
         self.halo_shape: Halo = ()
+        self._halo_problem: str | None = None  # raised at the first call, on all workers
         if self.P_x.active:
-            pairs = np.asarray(halo_shape).reshape(-1, 2).tolist()
-            if len(pairs) != self.P_x.dim or min(map(min, pairs), default=0) < 0:
-                raise PartitionError(
-                    f"`halo_shape` (={pairs}) needs two non-negative numbers for each of {P_x.dim} dims."
-                )
-            self.halo_shape = tuple((int(a), int(b)) for a, b in pairs)
+            try:
+                self.halo_shape = _pairs(halo_shape, self.P_x.dim)
+            except PartitionError as error:
+                self._halo_problem = str(error)
         self.neighbor_ranks = P_x.neighbor_ranks(P_x.rank) if hasattr(P_x, "neighbor_ranks") and P_x.active else None
         self.recv_buffer_shape, self.send_buffer_shape = recv_buffer_shape, send_buffer_shape
         self.slices: list[list[tuple[slice, ...]]] | None = None
@@ -78,7 +84,7 @@ class HaloExchange(Primitive):
         return x
 
     def _problem_with(self, input: tuple[Tensor, ...]) -> str | None:
-        problem = super()._problem_with(input)
+        problem = self._halo_problem or super()._problem_with(input)
         if problem is None and self.P_x.active:
             x = input[0]
             if x.dim() != len(self.halo_shape):

@@ -17,8 +17,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ..errors import UnsupportedError
 from ..grid import Box, Shape
-from ..nn.engine.grid_random import Key, draw_key, flat_positions, keep_mask, key_at, uniform_numbers
+from ..nn.engine.grid_random import GAMMA, Key, draw_key, flat_positions, keep_mask, uniform_numbers
 from .placement import Workers
 
 AT_ONCE, LAST = 1 << 20, 16
@@ -118,7 +119,7 @@ class RandomStream:
 
     def at(self, number: int) -> RandomStream:
         """The stream of one operator of the call."""
-        return self if self.sequential else RandomStream(key_at(self.key, number))
+        return self if self.sequential else RandomStream(_key_at(self.key, number))
 
     def kept(self, x: Tensor, p: float, elements: Elements) -> Tensor:
         """Which elements are kept if each is dropped with probability `p`; `x` gives dtype and device."""
@@ -146,7 +147,17 @@ class RandomStream:
         """Numbers in [0, 1)."""
         if self.sequential:
             return self._drawn(torch.rand, elements, dtype, device)
-        return elements.of_indices(lambda shape, block: uniform_numbers(self.key, shape, block, device)).to(dtype)
+        _check_real(dtype)
+        numbers = elements.of_indices(lambda shape, block: uniform_numbers(self.key, shape, block, device))
+        if dtype == torch.float64:
+            return numbers
+        steps = 2 / torch.finfo(dtype).eps  # cut off, as torch does: rounding would make some of them 1
+        return numbers.mul_(steps).floor_().div_(steps).to(dtype)
+
+    def chosen(self, x: Tensor, elements: Elements) -> Tensor:
+        """Zeros and ones: each is one with the probability that `x` has for it."""
+        dtype = x.dtype if self.sequential else torch.float64
+        return (self.uniform(elements, dtype, x.device) < x).to(x.dtype)
 
     def _drawn(
         self, make: Callable[..., Tensor], elements: Elements, dtype: torch.dtype, device: torch.device
@@ -158,6 +169,7 @@ class RandomStream:
         """Normally distributed numbers, by the Box-Muller transform of two uniform ones each."""
         if self.sequential:
             return self._normal(elements, dtype, device)
+        _check_real(dtype)
         first, second = (stream.uniform(elements, torch.float64, device) for stream in (self, self.at(1)))
         radius = (-2 * torch.log1p(-first)).sqrt()
         return (radius * torch.cos(2 * torch.pi * second)).to(dtype)
@@ -174,7 +186,26 @@ class RandomStream:
         """Integers in [low, high)."""
         if self.sequential:
             return self._drawn(partial(torch.randint, low, high), elements, dtype, device)
-        return (low + self.uniform(elements, torch.float64, device) * (high - low)).floor().to(dtype)
+        steps = (self.uniform(elements, torch.float64, device) * (high - low)).floor().to(torch.int64)
+        return (steps + low).to(dtype)  # added as integers: a sum of floats might be rounded to `high`
+
+
+def _check_real(dtype: torch.dtype) -> None:
+    if dtype.is_complex:
+        raise UnsupportedError(
+            f"random numbers of {dtype} are not drawn on a grid.\n"
+            "  fix: torch.complex of two real tensors, or gridwise.sequential_random()."
+        )
+
+
+def _key_at(key: Key, number: int) -> Key:
+    """A 63-bit key for the stream of this number, at a distance from `key` that keeps the numbers of streams apart.
+
+    The i-th number of a stream follows from ``key + i GAMMA``. A stream begins `GAMMA` numbers after the one before it,
+    and multiples of the golden ratio stay far from each other: a million streams of up to 2^40 numbers do not overlap.
+    """
+    step = GAMMA * GAMMA * (2 * number + 1) % 2**63
+    return (key + step) & (2**63 - 1)
 
 
 class Replay:

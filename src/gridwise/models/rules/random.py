@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...grid import Box
-from ..placement import Cut, Placement, Replicated, Want
+from ..placement import Cut, GlobalTensor, Placement, Replicated, Want
 from ..random import Elements, RandomStream
 from .call import Call, NoRule, Placed
 from .table import rule
@@ -27,7 +27,7 @@ def dropout(call: Call) -> Placed:
     """Elements, or whole channels, set to zero; the identity where dropout is off."""
     x, p, with_mask = call.tensors[0], call["p"], call.kind == "native_dropout"
     placement, block, wants = _own(call)
-    if not call["train"] or p == 0 or not x.volume:
+    if call["train"] is False or p == 0 or not x.volume:
         off = (lambda x: (x, torch.ones_like(x, dtype=torch.bool))) if with_mask else (lambda x: x)
         return Placed(placement, off, wants)
     if "alpha" in call.kind:
@@ -58,7 +58,7 @@ def like_a_tensor(call: Call) -> Placed:
     placement, block, wants = _own(call)
     elements, given = Elements(result.shape, block, x.order), call.given
     where = elements, result.dtype, x.device
-    if kind == "normal" and not isinstance(given.get("mean", 0.0), int | float):
+    if kind == "normal" and any(isinstance(given[name], GlobalTensor) for name in ("mean", "std")):
         raise NoRule("random numbers whose distribution is given by a tensor")
     low, high = int(given.get("low", 0) or 0), int(given.get("high", 0) or 0)
 
@@ -67,7 +67,7 @@ def like_a_tensor(call: Call) -> Placed:
             case "bernoulli" if "p" in given:
                 return stream.kept(x, 1 - given["p"], elements).to(x.dtype)
             case "bernoulli":
-                return (stream.uniform(*where) < x).to(x.dtype)
+                return stream.chosen(x, elements)
             case "rand_like":
                 return stream.uniform(*where)
             case "randn_like":

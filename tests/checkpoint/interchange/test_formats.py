@@ -12,7 +12,7 @@ from crew import crew
 from torch import nn
 
 from gridwise import checkpoint
-from gridwise.errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
+from gridwise.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch, CheckpointNotFound
 
 
 def damage(file: Path) -> None:
@@ -67,6 +67,16 @@ def test_only_the_model_with_its_own_names(tmp_path: Path) -> None:
     assert torch.equal(other.weight, net.weight)
     with pytest.raises(CheckpointNotFound, match="'nothing'"):
         checkpoint.convert(tmp_path / "c", tmp_path / "m.safetensors", prefix="nothing")
+
+
+def test_what_has_a_value_for_each_worker_is_no_state(tmp_path: Path) -> None:
+    crew(2, lambda P: checkpoint.save(tmp_path / "c", {"rng": checkpoint.PerWorker({"x": torch.tensor(P.rank)})}, P))
+    for name, to in (("m.safetensors", "safetensors"), ("hub", "huggingface")):
+        with pytest.raises(CheckpointMismatch, match="'rng' has a value for each of 2 workers"):
+            checkpoint.convert(tmp_path / "c", tmp_path / name, to=to, prefix="rng")
+        assert not (tmp_path / name).exists()
+    checkpoint.convert(tmp_path / "c", tmp_path / "one.safetensors", prefix="rng/@1")
+    assert checkpoint.load(tmp_path / "one.safetensors") == {"x": torch.tensor(1)}
 
 
 def test_from_a_safetensors_file_of_another_tool(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointNotFound
+from ...errors import CheckpointMismatch, CheckpointNotFound
 from ...grid import Shape
 from ..format.contents import read_contents
 from ..format.manifest import Manifest, StoredFile, StoredTensor
@@ -53,6 +53,11 @@ class Portable:
 
     def below(self, prefix: str, source: Path) -> Portable:
         """The part below a key, without the key in the names; everything for the empty key."""
+        if prefix in self.per_worker:
+            raise CheckpointMismatch(
+                f"{prefix!r} has a value for each of {self.workers} workers in {source}, and no names of its own.",
+                fix=f"what one of them has: `prefix` (='{prefix}/@0').",
+            )
         way = f"{prefix}/" if prefix else ""
         tensors = {key[len(way) :]: x for key, x in self.tensors.items() if key.startswith(way)}
         if not tensors:

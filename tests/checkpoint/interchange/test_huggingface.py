@@ -15,7 +15,8 @@ from crew import crew, crew_errors
 from torch import Tensor, nn
 
 from gridwise import checkpoint
-from gridwise.errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
+from gridwise.checkpoint import disk
+from gridwise.errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, CheckpointWriteFailed
 from gridwise.partition import Partition
 
 
@@ -235,3 +236,32 @@ def test_a_folder_with_several_models_asks_for_one(tmp_path: Path) -> None:
     ):
         checkpoint.load(tmp_path)
     assert list(checkpoint.load(tmp_path / "b.safetensors")) == ["b"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    state = {"a": torch.ones(100), "b": torch.zeros(100)}
+    real, folder = disk.create, tmp_path / "hub"
+
+    def create(path: Path) -> int:
+        if path.name.startswith("model-00002"):
+            raise OSError(28, "No space left on device")
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "create", create)
+        errors = crew_errors(workers, lambda P: checkpoint.export(folder, state, P, shard_size=400))
+        assert all(isinstance(error, CheckpointWriteFailed) for error in errors)
+        assert list(folder.iterdir()) == []
+        checkpoint.save(tmp_path / "c", state)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.convert(tmp_path / "c", folder, to="huggingface", shard_size=400)
+        assert list(folder.iterdir()) == []
+
+
+def test_what_a_killed_export_has_left_is_removed(tmp_path: Path) -> None:
+    for name in ("model.safetensors.part", "model-00002-of-00007.safetensors.part", "model.safetensors.part.tmp"):
+        (tmp_path / name).touch()
+    (tmp_path / "mine.safetensors.part").touch()
+    checkpoint.export(tmp_path, {"a": torch.ones(100)})
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["mine.safetensors.part", "model.safetensors"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ SHARD_SIZE = 5_000_000_000
 """Most bytes of a shard, unless a single tensor is larger."""
 
 METADATA = {"format": "pt"}
+
+_UNFINISHED = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.part(\.tmp)?|\.index\.json\.tmp)")
 
 Shard = dict[str, PortableTensor]
 
@@ -71,14 +74,18 @@ def export(
     finally:
         if consensus.is_root:
             disk.remove(blocks)
+            _remove_unfinished(target)
 
 
 def write_huggingface(target: Path, portable: Portable, shard_size: int, progress: Progress | None) -> None:
     """Write such a folder in one process, from the contents of any format."""
     shards = shards_of(portable, shard_size)
     _prepare(target, None, shard_size)
-    _write_shards(target, shards, 0, 1, progress)
-    _commit(target, shards)
+    try:
+        _write_shards(target, shards, 0, 1, progress)
+        _commit(target, shards)
+    finally:
+        _remove_unfinished(target)
 
 
 def shards_of(portable: Portable, shard_size: int) -> list[Shard]:
@@ -129,8 +136,9 @@ def _prepare(target: Path, blocks: Path | None, shard_size: int) -> None:
         raise CheckpointError(
             f"{target} has a model already: {', '.join(there[:8])}.", fix="another folder, or remove it first."
         )
+    _remove_unfinished(target)  # left by an export that was killed
     if blocks is not None:
-        disk.remove(blocks)  # left by an export that was killed
+        disk.remove(blocks)
 
 
 def _write_shards(
@@ -144,6 +152,12 @@ def _write_shards(
 
 def _unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".part")
+
+
+def _remove_unfinished(target: Path) -> None:
+    for item in target.iterdir():
+        if _UNFINISHED.fullmatch(item.name):
+            disk.remove(item)
 
 
 def _commit(target: Path, shards: Sequence[Shard]) -> None:

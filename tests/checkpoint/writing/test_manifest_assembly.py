@@ -123,6 +123,29 @@ def test_a_worker_that_tells_of_what_is_another_ones_is_refused(
     assert len(list((tmp_path / "c").glob("data-*"))) == 1
 
 
+def other_size(part: WrittenPart) -> WrittenPart:
+    assert part.file is not None
+    return replace(part, file=part.file._replace(size=9))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"), [(replica_of_another, "on worker 2 differs"), (other_size, "worker 2 has written")]
+)
+def test_errors_name_workers_by_their_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, text: str
+) -> None:
+    real = saving.written_part
+    monkeypatch.setattr(saving, "written_part", lambda *given: change(real(*given)) if given[2] == 1 else real(*given))
+
+    def body(P: Partition) -> None:
+        state = {"own": PerWorker({"x": torch.full((3,), float(P.rank))})}
+        checkpoint.save(tmp_path / "c", state, P.create_partition_inclusive([1, 2]))
+
+    inactive, *errors = crew_errors(3, body)
+    assert inactive is None
+    assert all(text in str(error) for error in errors), errors
+
+
 def test_what_is_told_arrives() -> None:
     blocks = [["\ud800", None, 272, "0" * 16], ["y", [[0, 1], [2, 3]], 300, ""]]
     part = WrittenPart(StoredFile("w0.safetensors", 9, 8, "0" * 16), {"y": X}, blocks, {"k": 1.5}, "", [])

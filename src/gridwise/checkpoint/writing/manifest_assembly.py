@@ -76,18 +76,19 @@ def _ends(box: Box | None) -> list[list[int]] | None:
     return None if box is None else [list(box.start), list(box.stop)]
 
 
-def assembled(save_id: str, parts: Sequence[WrittenPart], flat: Flat, workers: int) -> bytes:
-    """The manifest of the parts that the workers have written, as it is stored."""
+def assembled(save_id: str, parts: Sequence[WrittenPart], flat: Flat, ranks: Sequence[int]) -> bytes:
+    """The manifest of the parts that the workers of these ranks have written, as it is stored."""
+    workers = flat.workers or len(ranks)
     tensors = _stored_tensors(parts, flat)
     _check_whole(tensors)
-    _check_replicas(tensors, parts)
+    _check_replicas(tensors, parts, ranks)
     manifest = Manifest(
         save_id,
-        flat.workers or workers,
+        workers,
         tuple(part.file for part in parts if part.file is not None),
         tensors,
         dict(chain(flat.values.items(), *(part.values.items() for part in parts))),
-        dict.fromkeys(flat.per_worker, flat.workers or workers),
+        dict.fromkeys(flat.per_worker, workers),
         f"gridwise {__version__}",
         datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -128,13 +129,13 @@ def _check_whole(tensors: dict[str, StoredTensor]) -> None:
             )
 
 
-def _check_replicas(tensors: dict[str, StoredTensor], parts: Sequence[WrittenPart]) -> None:
-    for place, part in enumerate(parts):
+def _check_replicas(tensors: dict[str, StoredTensor], parts: Sequence[WrittenPart], ranks: Sequence[int]) -> None:
+    for rank, part in zip(ranks, parts, strict=True):
         for key, ends, found in part.replicas:
             box = _box(ends, tensors[key].shape)
             written = next((block for block in tensors[key].blocks if block.box == box), None)
             if written is None or checksum(written.sums.encode()) != found:
                 raise CheckpointMismatch(
-                    f"the replica of {key!r} {ends or 'whole'} on worker {place} differs from the block that its owner has.\n"
+                    f"the replica of {key!r} {ends or 'whole'} on worker {rank} differs from the block that its owner has.\n"
                     "  fix: replicas must be identical; `gridwise.nn.Broadcast` makes them so."
                 )

@@ -12,7 +12,7 @@ An error anywhere is raised on all workers, and nothing is committed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -142,20 +142,20 @@ def commit(
         parts = [own, *map(WrittenPart.from_bytes, others)]
         if len(parts) > 1:
             check_same(shares, [part.same for part in parts], consensus.P.ranks)
-            _check_files_are_here(saving.data, parts)
-        saving.commit(assembled(saving.id, parts, flat, consensus.size))
+            _check_files_are_here(saving.data, parts, consensus.P.ranks)
+        saving.commit(assembled(saving.id, parts, flat, consensus.P.ranks))
     except Exception as error:
         kind = type(error) if isinstance(error, CheckpointError) else CheckpointWriteFailed
         raise kind(f"{error}{NOT_SYNCED if saving.renamed else NOTHING_COMMITTED}") from error
 
 
-def _check_files_are_here(folder: Path, parts: list[WrittenPart]) -> None:
-    for place, part in enumerate(parts):
+def _check_files_are_here(folder: Path, parts: list[WrittenPart], ranks: Sequence[int]) -> None:
+    for rank, part in zip(ranks, parts, strict=True):
         if part.file is not None:
             name, size, *_ = part.file
             found = (folder / name).stat().st_size if (folder / name).is_file() else None
             if found != size:
                 raise CheckpointError(
-                    f"worker {place} has written {folder / name} with {size} bytes, the first worker sees {found}.\n"
+                    f"worker {rank} has written {folder / name} with {size} bytes, the first worker sees {found}.\n"
                     "  fix: `path` must be on a file system that all workers share."
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import h5py
@@ -150,3 +151,42 @@ def test_a_file_gets_its_name_when_it_is_complete(tmp_path):
         pass
     assert (tmp_path / "a.zarr").exists()
     assert not (tmp_path / "a.zarr.partial").exists()
+
+
+@workers(1, 2)
+@pytest.mark.parametrize("ending", [".npy", ".h5", ".zarr"])
+def test_a_file_that_has_appeared_meanwhile_is_replaced_only_if_asked(tmp_path, ending):
+    P, path = partition(gridwise.world().size, 1), tmp_path / f"a{ending}"
+    for overwrite in (False, True):
+        writer = BlockWriter(path, (4, 3), P, overwrite=overwrite)
+        if P.rank == 0 and not overwrite:
+            path.mkdir() if ending == ".zarr" else path.write_text("mine")
+        gridwise.world().barrier()
+        writer.write(part_of(torch.ones(4, 3), P))
+        if not overwrite:
+            text = raised(writer.close)
+            assert "has appeared" in text
+            assert f"a{ending}.partial" in text
+            assert not any(path.iterdir()) if ending == ".zarr" else path.read_text() == "mine"
+        else:
+            writer.close()
+            assert read(path).sum() == 12
+            gridwise.world().barrier()
+            assert [item.name for item in tmp_path.iterdir()] == [path.name]
+        gridwise.world().barrier()
+
+
+@pytest.mark.parametrize("ending", [".npy", ".zarr"])
+def test_the_old_file_is_not_lost_before_the_new_one_has_its_name(tmp_path, monkeypatch, ending):
+    P, path = partition(1, 1), tmp_path / f"a{ending}"
+    BlockWriter(path, (4, 3), P).close()
+    writer = BlockWriter(path, (2, 3), P, overwrite=True)
+
+    def refuse(*names):
+        raise OSError("the machine stops here")
+
+    with monkeypatch.context() as patch:
+        for name in ("rename", "replace"):
+            patch.setattr(os, name, refuse)
+        assert "the machine stops here" in raised(writer.close)
+    assert read(path).shape == (4, 3)

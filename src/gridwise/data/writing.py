@@ -24,7 +24,7 @@ from ..grid.arrange import arranged
 from ..nn.engine.agreement import agree_layout
 from ..nn.functional import repartition
 from ..partition import CartesianPartition
-from .agreeing import together
+from .agreement import together
 from .order import runs
 from .sources import reading
 from .targets import chunks_for, target_of
@@ -85,7 +85,8 @@ class BlockWriter:
         self._is_open = P_x.active
         self._transport, self._root = P_x.transport, P_x.ranks[0]
         self._is_root = self._transport.rank == self._root
-        self._together(lambda: self._create(overwrite) if self._is_root else None)
+        self._overwrite = overwrite
+        self._together(lambda: self._create() if self._is_root else None)
         self._together(self._target.open)
 
     def write(self, block: Tensor, samples: Iterable[int] | None = None) -> None:
@@ -172,15 +173,34 @@ class BlockWriter:
 
     # Files
 
-    def _create(self, overwrite: bool) -> None:
-        if self.path.exists() and not overwrite:
+    def _create(self) -> None:
+        if self._is_taken():
             raise DataError(f"{self.path} is there already.", fix="overwrite=True replaces it.")
         _remove(self._unfinished)
         self._target.create()
 
+    def _is_taken(self) -> bool:
+        return os.path.lexists(self.path) and not self._overwrite
+
     def _commit(self) -> None:
-        _remove(self.path)
-        self._unfinished.rename(self.path)
+        if self._is_taken():
+            raise DataError(
+                f"{self.path} has appeared since the writer was created; what was written is in {self._unfinished}.",
+                fix="move one of them away; or overwrite=True, which replaces what is there.",
+            )
+        has_folder = _is_folder(self._unfinished) or _is_folder(self.path)
+        if not has_folder or not os.path.lexists(self.path):
+            os.replace(self._unfinished, self.path)
+            return
+        old = self.path.with_name(f"{self.path.name}.replaced")  # a rename cannot replace a folder
+        _remove(old)
+        os.rename(self.path, old)
+        try:
+            os.rename(self._unfinished, self.path)
+        except BaseException:
+            os.rename(old, self.path)
+            raise
+        _remove(old)
 
     def _check(self, rows: Sequence[int]) -> None:
         if not self._is_open:
@@ -200,8 +220,12 @@ class BlockWriter:
             together(self._transport, self.P_x.team, self._says, named, says)
 
 
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if _is_folder(path):
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

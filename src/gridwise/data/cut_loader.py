@@ -21,7 +21,7 @@ from ..errors import DataError, PartitionError
 from ..grid import Layout, union_of
 from ..nn.functional import scatter
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
-from .agreeing import together
+from .agreement import together
 from .order import Position
 
 READS = ("every", "first")

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import DataError, PartitionError
 from ..grid import Box, Layout, union_of, whole_numbers
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
-from .agreeing import together
+from .agreement import together
 from .reader import Field, ReadRequest, SampleReader
 from .samples import as_samples
 from .transforms import PlaceTransform, ValueTransform
@@ -76,6 +76,11 @@ class BlockDataset:
         self.is_tuple = isinstance(arrays, tuple)
         given = arrays if isinstance(arrays, tuple) else (arrays,)
         self.partitions: list[Partition] = self._each("P_x", P_x, len(given))
+        for P in self.partitions:
+            if not isinstance(P, Partition):
+                raise PartitionError(
+                    f"BlockDataset: `P_x` (={P!r}) must be a partition, or a tuple of them for a tuple of arrays."
+                )
         self.transport = self.partitions[0].transport
         self.team = union_of([P.grid for P in self.partitions])
         halos, dims = self._each("halo", halo, len(given)), self._each("sample_dim", sample_dim, len(given))
@@ -201,12 +206,8 @@ class BlockDataset:
         return f"{'; '.join(fields)}; on {'; '.join(grids)}; {kinds}"
 
 
-def _halo(wish: Rows | None, P: object) -> Halo:
+def _halo(wish: Rows | None, P: Partition) -> Halo:
     """The rows before and after the block, for each dim."""
-    if not isinstance(P, Partition):
-        raise PartitionError(
-            f"BlockDataset: `P_x` (={P!r}) must be a partition, or a tuple of them for a tuple of arrays."
-        )
     if not isinstance(P, CartesianPartition):
         if wish is not None:
             raise PartitionError(

@@ -17,7 +17,7 @@ from ..comm.supervision.drawn_batches import DrawnBatch
 from ..comm.supervision.matching_calls import key_of
 from ..errors import DataError, PartitionError
 from ..nn.engine.agreement import is_on
-from .agreeing import together
+from .agreement import together
 from .dataset import BlockDataset
 from .order import Order, Position
 from .prefetch import Prefetch, Span

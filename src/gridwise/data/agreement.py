@@ -9,7 +9,7 @@ import numpy as np
 
 from ..comm.supervision.matching_calls import key_of, raise_mismatch, tell
 from ..comm.transports.base import Team, Transport
-from ..errors import DataError, GridwiseError, PartitionError
+from ..errors import DataError, FaultError, GridwiseError
 
 Result = TypeVar("Result")
 
@@ -26,14 +26,20 @@ def together(
     One all-reduce; workers outside the team run the step alone.
     """
     result: Result | None = None
-    words, problem = "", None
+    words, problem, failure = "", None, None
     try:
         result = step()
         words = says(result)
-    except (DataError, PartitionError, OSError, MemoryError) as error:
-        problem = f"{error}" or repr(error)
+    except FaultError:  # of the transport, which has told all workers
+        raise
+    except Exception as error:
+        is_told = isinstance(error, GridwiseError | OSError | MemoryError)
+        problem = (str(error) if is_told else "") or f"{type(error).__name__}: {error}"
         if len(team) == 1 or transport.rank not in team:
-            raise error if isinstance(error, GridwiseError) else DataError(f"{what}: {problem}") from error
+            if isinstance(error, OSError | MemoryError):
+                raise DataError(f"{what}: {problem}") from error
+            raise
+        failure = error
     if transport.rank not in team:
         return cast(Result, result)
     key, number = key_of(what), key_of(words)
@@ -42,7 +48,7 @@ def together(
     if votes[0] != -votes[1]:
         raise_mismatch(transport, team, what, key)
     if votes[4]:
-        raise DataError(f"{what} failed.", tell(transport, team, problem))
+        raise DataError(f"{what} failed.", tell(transport, team, problem)) from failure
     if votes[2] != -votes[3]:
         raise DataError(f"{what} needs the same on all workers.", tell(transport, team, words))
     return cast(Result, result)

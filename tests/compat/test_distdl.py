@@ -314,6 +314,23 @@ def test_a_loss_is_a_number_on_the_root_and_zero_elsewhere() -> None:
 
 
 @workers(2)
+def test_a_bad_input_of_one_worker_is_an_error_on_all() -> None:
+    P_x = partition(1, 2)
+    import distdl
+
+    linear, loss = (
+        distdl.nn.DistributedLinear(P_x, partition(1, 1), partition(1, 2), 4, 4),
+        distdl.nn.DistributedMSELoss(P_x),
+    )
+    x = torch.ones(3, 2)
+    with pytest.raises(ValueError, match=r"worker.*\(3, 1, 2\)"):
+        linear(x if P_x.rank else x[:, None])
+    with pytest.raises(ValueError, match="size of tensor"):
+        loss(x, x if P_x.rank else torch.ones(5, 2))
+    torch.testing.assert_close(loss(x, x), torch.zeros(()))
+
+
+@workers(2)
 def test_old_defaults_stay() -> None:
     P_x = partition(1, 1, 2)
     import distdl

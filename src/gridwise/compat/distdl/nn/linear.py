@@ -46,8 +46,10 @@ class DistributedLinear(torch.nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         if not any(each.active for each in (self.P_x, self.P_y, self.P_w)):
             return input.clone()
-        if input.numel() and input.dim() != 2:
-            raise PartitionError(f"DistributedLinear needs tensors (batch, features), got shape {tuple(input.shape)}.")
+        fits = input.dim() == 2 or not input.numel()
+        self.x_broadcast.problem = (
+            None if fits else f"DistributedLinear got {tuple(input.shape)}, not (batch, features)"
+        )
         x = self.x_broadcast(input)
         if self.P_w.active:
             x = self.sublinear(x)

@@ -55,9 +55,13 @@ class DistributedLossBase(Module):
             return ZeroVolumeCorrectorFunction.apply(
                 input.flatten()[:0].clone().requires_grad_(torch.is_grad_enabled())
             )
-        terms = type(self)._terms(input, target, reduction="none" if self.reduction == "none" else "sum")
         if self.reduction == "none":
-            return terms
+            return type(self)._terms(input, target, reduction="none")
+        self.sum_reduce.problem = None
+        try:
+            terms = type(self)._terms(input, target, reduction="sum")
+        except (RuntimeError, TypeError, ValueError) as error:
+            terms, self.sum_reduce.problem = input.new_zeros(()), f"{type(self).__name__}: {error}"
         index = here.index
         assert index is not None
         batch = input.shape[0] if not any(index[1:]) else 0

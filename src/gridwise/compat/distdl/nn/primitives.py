@@ -9,6 +9,8 @@ import inspect
 import warnings
 from typing import Any
 
+from torch import Tensor
+
 from gridwise import nn as own
 from gridwise.nn.primitives.base import Primitive
 from gridwise.partition import Partition
@@ -20,8 +22,14 @@ from ..backends.mpi.partition import plain
 class _BetweenPlain(Primitive):
     """Takes the arguments of Gridwise's primitive, with DistDL's partitions among them."""
 
+    problem: str | None = None
+    """What a layer has found wrong with its input on this worker; the next call raises it on all workers."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+
+    def _problem_with(self, input: tuple[Tensor, ...]) -> str | None:
+        return self.problem or super()._problem_with(input)
 
     def __init_subclass__(cls) -> None:
         cls.__signature__ = inspect.signature(cls.__mro__[2])  # type: ignore[attr-defined]

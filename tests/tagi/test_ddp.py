@@ -233,28 +233,9 @@ def test_errors_are_everybodys() -> None:
     with pytest.raises(GridwiseError, match=r"innovations|forward"):
         net.backward()
     learn(net, torch.ones(2, 6), torch.ones(2, 2))  # and it goes on
-    for wrong in ({"backend": "ftp"}, {"rank": P.size}):
+    for wrong in ({"backend": "ftp"}, {"rank": P.size}, {"device_ids": [0, -1]}):
         with pytest.raises(PartitionError, match=next(iter(wrong))):
             config(**wrong)
-
-
-@workers(2)
-@pytest.mark.parametrize(
-    "mine",
-    [
-        lambda last: [nn.Linear(6, 6), nn.ReLU(), *([nn.Tanh(), nn.ReLU()] if last else [nn.ReLU(), nn.Tanh()])],
-        lambda last: [nn.Linear(6, 6), nn.Exp(3.0 if last else 1.0)],
-        lambda last: [nn.Linear(6, 6), nn.SplitActivation(nn.Exp(3.0 if last else 1.0))],
-        lambda last: [nn.Linear(6, 6), nn.AGVI(nn.Exp(), overfit_mu=last)],
-        lambda last: [nn.Linear(6, 6), tanh := nn.Tanh(), nn.Linear(6, 6), nn.ReLU() if last else tanh],
-    ],
-)
-def test_networks_that_compute_something_else_with_the_same_parameters_are_refused(
-    mine: Callable[[bool], list[nn.BaseLayer]],
-) -> None:
-    with pytest.raises(PartitionError, match="different networks"):
-        nn.DDPSequential(nn.Sequential(*mine(gridwise.world().rank == 1)), config())
-    nn.DDPSequential(nn.Sequential(*mine(False)), config())
 
 
 def rows_of(n: int) -> tuple[np.ndarray, np.ndarray, slice]:

@@ -81,3 +81,23 @@ def test_wrong_sizes_are_told() -> None:
         updater.update(states, np.zeros(5), np.zeros(6), delta)
     with pytest.raises(PartitionError, match="each from 1 to 3"):
         updater.update_using_indices(states, np.zeros(2), np.zeros(2), np.array([0, 3]), delta)
+
+
+def test_what_is_set_later_replaces_a_problem() -> None:
+    out, y = nn.BaseHiddenStates(4, 2), torch.zeros(2, 2)
+    changes = {
+        "reset": lambda states: states.reset_zeros(),
+        "copied": lambda states: states.copy_from(nn.BaseDeltaStates(4, 2)),
+        "sized": lambda states: states.set_size(4, 2),
+        "by hand": lambda states: setattr(states, "delta_mu", y),
+    }
+    for name, change in changes.items():
+        states = nn.BaseDeltaStates(4, 2)
+        states.shared = True
+        nn.OutputUpdater().update(out, torch.zeros(3), 0.1, states)
+        assert states.problem is not None
+        copy = nn.BaseDeltaStates(4, 2)
+        copy.copy_from(states)
+        assert copy.problem == states.problem
+        change(states)
+        assert states.problem is None, name

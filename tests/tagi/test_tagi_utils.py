@@ -87,6 +87,13 @@ def test_image_files(tmp_path: Path) -> None:
     np.testing.assert_allclose(images, raw[:, 1:] / 255, rtol=1e-6)
 
 
+def test_too_few_labels_are_not_too_few_images(tmp_path: Path) -> None:
+    (tmp_path / "images").write_bytes(b"".join(n.to_bytes(4, "big") for n in (2051, 3, 1, 1)) + bytes(3))
+    (tmp_path / "labels").write_bytes(b"".join(n.to_bytes(4, "big") for n in (2049, 2)) + bytes(2))
+    with pytest.raises(PartitionError, match=r"3 wanted, [^\n]*images holds 3, [^\n]*labels holds 2"):
+        tagi.Utils().load_mnist_images(str(tmp_path / "images"), str(tmp_path / "labels"), 3)
+
+
 def test_what_cannot_be_encoded_cut_or_read(tmp_path: Path) -> None:
     utils = tagi.Utils()
     with pytest.raises(PartitionError, match=r"1\.7 is not a whole number"):

@@ -77,7 +77,9 @@ class Utils:
         images = _read_idx(image_file, 2051)[:num_images].astype(np.float32) / 255.0
         labels = _read_idx(label_file, 2049)[:num_images].astype(np.int32)
         if len(images) < num_images or len(labels) < num_images:
-            raise PartitionError(f"load_mnist_images: {num_images} wanted, {image_file} holds {len(images)}.")
+            raise PartitionError(
+                f"load_mnist_images: {num_images} wanted, {image_file} holds {len(images)}, {label_file} holds {len(labels)}."
+            )
         return images.reshape(num_images, -1), labels
 
     def load_cifar_images(self, image_file: str, num: int) -> tuple[np.ndarray, np.ndarray]:

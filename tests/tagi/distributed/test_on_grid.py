@@ -218,6 +218,8 @@ def test_errors_are_everybodys() -> None:
             net(bad if last or bad.ndim == 4 else torch.ones(1, 2, 9, 7))
     with pytest.raises(GridwiseError, match=r"forward|innovations"):
         net.backward()
+    with pytest.raises(GridwiseError, match="sequence"):
+        net([[1.0, 2.0], [3.0]] if last else torch.ones(1, 2, 9, 7))
     if P.size > 1:
         with pytest.raises(GridwiseError, match="blocks that form a grid"):
             net(torch.ones(1, 2, 5, 7 if last else 6))

@@ -261,3 +261,41 @@ def test_pictures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     for draw in (lambda: plots.plot_intervals(np.zeros(5), p), lambda: plots.plot_calibration(p, np.zeros(5))):
         with pytest.raises(UnsupportedError, match=r"pip install 'gridwise\[viz\]'"):
             draw()
+
+
+class _Gone(list):
+    def __iter__(self) -> Any:
+        raise OSError("the disk is gone")
+
+
+def test_a_fit_that_cannot_begin_leaves_the_estimator_fitted() -> None:
+    x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
+    model = tagi.Regressor(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))).fit(x, x, progress=False)
+    before, history = model.predict(x).mean, model.history
+    with pytest.raises(OSError, match="the disk is gone"):
+        model.fit(_Gone([(x, x)]), progress=False)
+    np.testing.assert_array_equal(model.predict(x).mean, before)
+    assert model.history == history
+
+
+def test_an_interrupted_forecaster_keeps_network_and_scale_together() -> None:
+    series = np.arange(20.0)
+    model = tagi.Forecaster(nn.Sequential(nn.Linear(3, 1)), window=3).fit(series, progress=False)
+    before = model.forecast(series, 2).mean
+    with pytest.raises(TypeError):
+        model.fit(100.0 * series, epochs="two", progress=False)
+    np.testing.assert_array_equal(model.forecast(series, 2).mean, before)
+
+    def interrupted(epoch: int) -> float:
+        raise KeyboardInterrupt
+
+    model._regressor._learn = lambda *_: interrupted(0)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(100.0 * series, progress=False)
+    assert float(model._scale.mean) == 950.0  # the network has started over, for the new series
+
+
+def test_a_network_in_bfloat16_predicts() -> None:
+    x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
+    net = nn.Sequential(nn.Linear(1, 1)).bfloat16()
+    assert np.isfinite(tagi.Regressor(net).fit(x, x, progress=False).predict(x).std).all()

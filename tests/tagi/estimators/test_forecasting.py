@@ -97,6 +97,12 @@ def test_seasons_and_columns_are_used() -> None:
         model.fit(series, promotion[:400])
 
 
+def test_a_horizon_needs_more_than_a_window_before_the_held_out_values() -> None:
+    model = tagi.Forecaster(nn.Sequential(nn.Linear(80, 1)), window=80)
+    with pytest.raises(PartitionError, match=r"`horizon` \(=5\) leaves 75 values[^\n]*`window` \(=80\)"):
+        model.fit(np.arange(100.0), horizon=5, progress=False)
+
+
 def test_settings_of_forecasts() -> None:
     model = forecaster(3)
     with pytest.raises(PartitionError, match=r"`horizon` \(=9\) is from 1 to 4"):

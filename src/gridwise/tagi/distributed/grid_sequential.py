@@ -23,7 +23,7 @@ from ...errors import PartitionError
 from ...nn.engine.agreement import Ballot, agree_layout
 from ...partition import CartesianPartition, Partition, zero_volume_tensor
 from ..inference.finite_values import as_inputs, as_variances
-from ..nn.data_struct import Values
+from ..nn.data_struct import Values, describe
 from ..nn.gaussian import Gaussian, Innovation
 from ..nn.sequential import Sequential, returned
 from .carrier import Regrid
@@ -94,8 +94,8 @@ class GridSequential(NetworkOnWorkers):
         problem, x = None, Gaussian(torch.zeros(0))
         try:
             x = self._input(mu_x, var_x)
-        except (PartitionError, RuntimeError, TypeError) as error:
-            problem = str(error)
+        except Exception as error:  # whatever it is, the other workers wait for this one
+            problem = describe(error)
         structure = x.mu.shape, x.mu.dtype, x.var is None
         if self._replicas.agree("forward", problem, structure != self._structure):
             self._make_plan(x)

@@ -22,11 +22,12 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
-from ...errors import GridwiseError, PartitionError
+from ...errors import PartitionError
 from ...nn.engine.agreement import Ballot, agree_call, key_of, tell
 from ..inference.products import wide_type
 from ..nn.base_layer import BaseLayer, ParametricLayer, setting_names
 from ..nn.batch_norm import BatchNorm2d
+from ..nn.data_struct import describe
 from ..nn.sequential import Sequential
 
 BUCKET = 4 << 20
@@ -101,8 +102,8 @@ class Replicas:
         problem = made = None
         try:
             made = make()
-        except (GridwiseError, RuntimeError, ValueError, TypeError, IndexError) as error:
-            problem = str(error)
+        except Exception as error:  # whatever it is, the other workers wait for this one
+            problem = describe(error)
         if verb == "backward":
             self.begin(problem)
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from ...errors import GridwiseError, PartitionError
 from ...progress import ProgressBar
 from ..inference.finite_values import check_inputs
 from ..nn import Sequential, TrainStep
-from .batches import Batches, Shape, as_columns
+from ..nn.data_struct import describe
+from .batches import Batch, Batches, Shape, as_columns
 from .fitted_network import FittedNetwork, Noise
 
 
@@ -36,12 +38,13 @@ class Survey(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Training data: batches, the noise of each epoch, shapes, and how many `empty` batches to add to each epoch."""
+    """Training data: batches, the noise of each epoch, shapes, `count` of batches, and how many `empty` ones to add."""
 
     batches: Batches
     sigmas: list[float]
     shape: Shape
     columns: int
+    count: int
     empty: int
 
 
@@ -103,7 +106,7 @@ class Estimator(FittedNetwork):
         self._shape, self.history = None, []
         try:
             data = self._look_through(x, y, epochs, batch_size, shuffle, seed)
-        except PartitionError:
+        except BaseException:
             self._shape, self._units, self.history = before
             raise
         if self._start is None:
@@ -133,36 +136,54 @@ class Estimator(FittedNetwork):
 
     def _look_through(self, x: object, y: object, epochs: int, batch_size: int, shuffle: bool, seed: int) -> Data:
         """The data of a fit, once all workers have checked theirs; all raise if one finds a problem."""
-        problem, data, mine, sigmas = None, None, Survey(None, None, 0, 0), []
+        problem: Exception | None = None
+        data, mine, sigmas = None, Survey(None, None, 0, 0), []
         try:
             if epochs < 0:
                 raise PartitionError(f"fit: `epochs` (={epochs}) is less than zero.")
             sigmas = [self._sigma(len(self.history) + epoch) for epoch in range(epochs)]
             data = Batches(x, y, batch_size, shuffle, seed, self._device())
             mine = self._survey(data)
-        except PartitionError as error:
-            problem = str(error)
+        except Exception as error:  # a loader may raise anything
+            problem = error
         self._agree("fit", problem)
         assert data is not None
         shape, columns, batches = self._common(mine, epochs)
-        return Data(data, sigmas, shape, columns, batches - mine.batches)
+        return Data(data, sigmas, shape, columns, mine.batches, batches - mine.batches)
 
     def _learn_all(self, data: Data, progress: bool) -> Any:
         with closing(ProgressBar("epoch", len(data.sigmas), None if progress else False)) as bar:
             for epoch, sigma in enumerate(data.sigmas):
                 self.net.train()
                 errors = []
-                for xs, ys in data.batches.epoch():
+                for xs, ys in data.batches.epoch() if self.net.replicas is None else self._shared_epoch(data):
                     self.net.reset_lstm_states()
                     errors.append(self._learn(xs.reshape(len(xs), *data.shape), ys, sigma))
-                for _ in range(data.empty):
-                    nothing = torch.zeros(0, *data.shape, device=self._device())
-                    self._learn(nothing, torch.zeros(0, data.columns, device=self._device()), sigma)
                 self.net.reset_lstm_states()
                 self._check_parameters()
                 self.history.append({"sigma_v": sigma, "error": self._mean_error(errors)})
                 bar.report(epoch + 1, f"error {self.history[-1]['error']:.4g}")
         return self
+
+    def _shared_epoch(self, data: Data) -> Iterator[Batch]:
+        """The batches of an epoch, and the empty ones; all workers raise if one has fewer or more than before."""
+        batches = data.batches.epoch()
+        for number in range(data.count):
+            batch, problem = _next(batches)
+            if batch is None:
+                gave = f"the loader gave {number} batches, {data.count} before the first epoch"
+                self._agree("forward", problem or PartitionError(gave))  # the others are about to make a step
+            else:
+                yield batch
+        for _ in range(data.empty):
+            nothing = torch.zeros(0, *data.shape, device=self._device())
+            yield nothing, torch.zeros(0, data.columns, device=self._device())
+        batch, problem = _next(batches)
+        if batch is not None:
+            problem = PartitionError(
+                f"the loader gave more than {data.count} batches, {data.count} before the first epoch"
+            )
+        self._agree("epoch", problem)
 
     def _check_parameters(self) -> None:
         """Raise if parameters are no longer finite; on all workers alike, since their parameters are the same."""
@@ -201,12 +222,12 @@ class Estimator(FittedNetwork):
         return float(total[0] / total[1])
 
     # ---- several workers --------------------------------------------------------------------------------------------
-    def _agree(self, verb: str, problem: str | None) -> None:
+    def _agree(self, verb: str, problem: Exception | None) -> None:
         """Raise on all workers if one of them has a problem."""
         if self.net.replicas is not None:
-            self.net.replicas.agree(verb, problem)
+            self.net.replicas.agree(verb, None if problem is None else describe(problem))
         elif problem is not None:
-            raise PartitionError(problem)
+            raise problem
 
     def _common(self, mine: Survey, epochs: int) -> tuple[Shape, int, int]:
         """Shape of a row, columns of y and batches per epoch for all workers; all raise if theirs do not match."""
@@ -227,3 +248,11 @@ class Estimator(FittedNetwork):
             raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
         shape, columns = shapes.pop()
         return shape, columns or 0, max(t[3] for t in reports)
+
+
+def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
+    """The next batch, None after the last; or the error that a loader has raised instead."""
+    try:
+        return next(batches, None), None
+    except Exception as error:  # a loader may raise anything
+        return None, error

@@ -110,12 +110,13 @@ class Forecaster:
             As in `Estimator.fit`.
         """
         data = self._looked_through(series, exogenous, horizon)
-        before = self._scale, self._scale_exogenous, self._stretch
+        before, history = (self._scale, self._scale_exogenous, self._stretch), self.history
         try:
             self._stretch = self._found_stretch(data, horizon, options) if horizon is not None else []
             self._learn(data, options)
-        except PartitionError:
-            self._scale, self._scale_exogenous, self._stretch = before
+        except BaseException:
+            if self.history is history:  # the network is still the one before, too
+                self._scale, self._scale_exogenous, self._stretch = before
             raise
         return self
 
@@ -134,7 +135,8 @@ class Forecaster:
 
     def _looked_through(self, series: Values, exogenous: Values | None, horizon: int | None) -> TimeSeries:
         """The data, once all workers have checked theirs; all raise if one finds a problem."""
-        problem, data = None, TimeSeries(np.zeros(0), np.zeros((0, self.exogenous)))
+        problem: Exception | None = None
+        data = TimeSeries(np.zeros(0), np.zeros((0, self.exogenous)))
         try:
             data = as_series(series, exogenous, self.exogenous, 0, "fit")
             if len(data.values) and len(data.values) <= self.window:
@@ -144,8 +146,14 @@ class Forecaster:
                 raise PartitionError(
                     f"fit: `horizon` (={horizon}) is from 1 to {held - 1}: less than a quarter of {len(data.values)} values."
                 )
-        except PartitionError as error:
-            problem = str(error)
+            if horizon is not None and len(data.values) - held <= self.window:
+                raise PartitionError(
+                    f"fit: `horizon` (={horizon}) leaves {len(data.values) - held} values to learn from, the last quarter "
+                    f"being held out; they must be more than `window` (={self.window}).\n"
+                    "  fix: a longer series, a shorter window, or no horizon."
+                )
+        except Exception as error:  # also of values that are no array: the other workers wait for this one
+            problem = error
         self._regressor._agree("fit of a series", problem)
         return data
 

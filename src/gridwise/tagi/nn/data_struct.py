@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import GridwiseError, PartitionError
 from ...nn.docstrings import documented_like
 from .gaussian import Gaussian, Innovation
 
@@ -48,6 +48,11 @@ def as_tensor(value: object, like: Tensor | None = None) -> Tensor:
     return value.to(device=like.device, dtype=like.dtype)
 
 
+def describe(error: Exception) -> str:
+    """The message of an error, with its type unless it is ours."""
+    return str(error) if isinstance(error, GridwiseError) else f"{type(error).__name__}: {error}"
+
+
 class _States(Generic[Value]):
     """Values of a layer's units for a batch of `block_size` samples, as tensors in the shape of its output."""
 
@@ -62,8 +67,11 @@ class _States(Generic[Value]):
             raise PartitionError(
                 f"{self.get_name()}: `size` (={size}) is not a multiple of `block_size` (={block_size})."
             )
-        self._value = self._unknown((block_size, size // block_size) if block_size else (0, 0))
+        self._assign(self._unknown((block_size, size // block_size) if block_size else (0, 0)))
         return self.get_name()
+
+    def _assign(self, value: Value) -> None:
+        self._value = value
 
     def _unknown(self, shape: tuple[int, int]) -> Value:
         raise NotImplementedError
@@ -94,9 +102,8 @@ def _moment(name: str, read: Callable[[Any], Tensor]) -> property:
         return found.reshape(found.shape[0], found.shape[1:].numel())
 
     def put(states: _States[Any], value: object) -> None:
-        states._value = states._value._replace(
-            **{name: as_tensor(value, states._value.mu).reshape(states._value.mu.shape)}
-        )
+        like = states._value.mu
+        states._assign(states._value._replace(**{name: as_tensor(value, like).reshape(like.shape)}))
 
     return property(get, put)
 
@@ -155,6 +162,9 @@ class BaseDeltaStates(_States[Innovation]):
     shared: bool = False
     problem: str | None = None
 
+    def _assign(self, value: Innovation) -> None:
+        self._value, self.problem = value, None  # a problem is about the values that are replaced
+
     def _unknown(self, shape: tuple[int, int]) -> Innovation:
         return Innovation(torch.zeros(shape), torch.zeros(shape))
 
@@ -165,15 +175,25 @@ class BaseDeltaStates(_States[Innovation]):
 
     @innovation.setter
     def innovation(self, value: Innovation) -> None:
-        self._value, self.problem = value, None
+        self._assign(value)
+
+    def set_from(self, make: Callable[[], Innovation]) -> None:
+        """Set the innovations to the result of `make`; an error is raised or, if `shared`, kept for `backward`."""
+        try:
+            self._assign(make())
+        except Exception as error:  # also of lists that torch refuses: the other workers go on to backward
+            if not self.shared:
+                raise
+            self.problem = describe(error)
 
     def reset_zeros(self) -> None:
-        self._value = Innovation(torch.zeros_like(self._value.mu), torch.zeros_like(self._value.var))
+        self._assign(Innovation(torch.zeros_like(self._value.mu), torch.zeros_like(self._value.var)))
 
     def copy_from(self, source: BaseDeltaStates, num_data: int = -1) -> None:
         """Take the first `num_data` values of `source`, or all of them."""
         if num_data < 0:
             self._value = Innovation(source._value.mu.clone(), source._value.var.clone())
+            self.problem = source.problem
             return
         if num_data > min(self.size, source.size):
             raise PartitionError(
@@ -181,6 +201,7 @@ class BaseDeltaStates(_States[Innovation]):
             )
         for mine, theirs in zip(self._value, source._value, strict=True):
             mine.view(-1)[:num_data] = theirs.reshape(-1)[:num_data]
+        self.problem = self.problem or source.problem
 
     delta_mu = _moment("mu", lambda value: value.mu)
     delta_var = _moment("var", lambda value: value.var)

@@ -61,6 +61,8 @@ class DDPConfig:
             places = f"0 to {self.world_size - 1} (`world_size` - 1)"
             raise PartitionError(f"DDPConfig: `rank` (={self.rank}) is not one of {places}.")
         object.__setattr__(self, "device_ids", [int(i) for i in self.device_ids])
+        if any(i < 0 for i in self.device_ids):
+            raise PartitionError(f"DDPConfig: `device_ids` (={self.device_ids}) are numbers of GPUs, from 0 on.")
 
 
 class DDPSequential(NetworkOnWorkers):

@@ -22,8 +22,6 @@ The last line is computed relative to a and S, because the square of a large var
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -128,7 +126,7 @@ class OutputUpdater:
     ) -> None:
         """Observe every output unit as `mu_obs`, NaN where missing, with noise variance `var_obs`."""
         out = output_states.gaussian
-        _set(delta_states, lambda: observe(out, *self._observation(out, mu_obs, var_obs)))
+        delta_states.set_from(lambda: observe(out, *self._observation(out, mu_obs, var_obs)))
 
     @torch.no_grad()
     def update_using_indices(
@@ -141,15 +139,15 @@ class OutputUpdater:
     ) -> None:
         """Observe only the units `selected_idx` of each sample, counted from 1."""
         out = output_states.gaussian
-        _set(
-            delta_states, lambda: observe_at(out, *self._observation(out, mu_obs, var_obs), _indices(out, selected_idx))
+        delta_states.set_from(
+            lambda: observe_at(out, *self._observation(out, mu_obs, var_obs), _indices(out, selected_idx))
         )
 
     @torch.no_grad()
     def update_heteros(self, output_states: BaseHiddenStates, mu_obs: Values, delta_states: BaseDeltaStates) -> None:
         """Observe the means, as `mu_obs`, of outputs that alternate between a mean and a noise variance."""
         out = output_states.gaussian
-        _set(delta_states, lambda: observe_heteros(out, as_observations(mu_obs, out.mu)))
+        delta_states.set_from(lambda: observe_heteros(out, as_observations(mu_obs, out.mu)))
 
     def _observation(self, out: Gaussian, mu_obs: Values, var_obs: Values) -> tuple[Tensor, Tensor]:
         return as_observations(mu_obs, out.mu), as_variances(var_obs, out.mu, "var_obs")
@@ -164,13 +162,3 @@ def _indices(out: Gaussian, selected_idx: object) -> Tensor:
             f"  fix: as many for each sample, each from 1 to {units}."
         )
     return index
-
-
-def _set(states: BaseDeltaStates, make: Callable[[], Innovation]) -> None:
-    """Put innovations into `states`; an error is raised, or kept for `backward` where other workers are involved."""
-    try:
-        states.innovation = make()
-    except PartitionError as error:
-        if not states.shared:
-            raise
-        states.problem = str(error)

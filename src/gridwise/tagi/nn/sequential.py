@@ -212,8 +212,12 @@ class Sequential(LayerBlock):
     def set_delta_z(self, delta_mu: Values, delta_var: Values) -> None:
         """Set the innovations of the output by hand."""
         like = self.output_z_buffer.gaussian.mu
-        mu, var = as_inputs(delta_mu, like, "delta_mu"), as_inputs(delta_var, like, "delta_var")
-        self._input_delta.innovation = Innovation(mu.reshape(like.shape), var.reshape(like.shape))
+
+        def given() -> Innovation:
+            mu, var = as_inputs(delta_mu, like, "delta_mu"), as_inputs(delta_var, like, "delta_var")
+            return Innovation(mu.reshape(like.shape), var.reshape(like.shape))
+
+        self._input_delta.set_from(given)
 
     def get_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the last output, flat."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,16 @@ def test_a_long_advance_jumps_and_equals_drawing() -> None:
     n = generator.JUMP_FROM + 12_345
     torch.empty(n).uniform_(generator=g)
     assert torch.equal(generator.advanced(start, n), g.get_state())
+
+
+def test_a_length_that_comes_again_is_jumped(monkeypatch: pytest.MonkeyPatch) -> None:
+    jumps = []
+    monkeypatch.setattr(generator, "_recent", deque(maxlen=2))
+    monkeypatch.setattr(jump, "jump", lambda words, blocks: jumps.append(blocks) or words)
+    start, n = torch.Generator().manual_seed(8).get_state(), generator.JUMP_AGAIN_FROM
+    for length in (n, 2, n, n + 700, n + 1400, n):  # the last time, it is forgotten
+        generator.advanced(start, length)
+    assert jumps == [(jump.N + n - 1) // jump.N]
 
 
 def test_this_torch_is_as_known() -> None:

@@ -16,6 +16,7 @@ per process; if it does not hold, nothing here is used and the callers fall back
 
 from __future__ import annotations
 
+from collections import deque
 from functools import cache
 
 import numpy as np
@@ -26,8 +27,10 @@ from gridwise.deferred_init.random import jump
 
 STATE_BYTES = 5056
 JUMP_FROM = 1_500_000  # draws; skipping as many takes as long as a jump of a new length
-JUMP_AGAIN_FROM = 500_000  # the same for a length seen before, whose polynomial is cached
-_met: set[int] = set()  # lengths in blocks
+JUMP_AGAIN_FROM = (
+    500_000  # the same for a length that has come before: from its first jump on, its polynomial is cached
+)
+_recent: deque[int] = deque(maxlen=256)  # lengths in blocks; `jump` caches as many polynomials
 _WORDS = slice(24, 24 + 8 * jump.N)
 _SAMPLE = slice(5016, 5048)
 
@@ -42,11 +45,13 @@ def advanced(state: Tensor, draws: int) -> Tensor:
     packed = raw[_WORDS].view(np.uint64)
     words, position = packed.astype(np.uint32), _position(header)
     blocks = (position + draws - 1) // jump.N  # regenerations of the words; position 624 still belongs to the old words
-    if draws >= JUMP_FROM or (draws >= JUMP_AGAIN_FROM and blocks in _met):
+    came_before = draws >= JUMP_AGAIN_FROM and blocks in _recent
+    if draws >= JUMP_FROM or came_before:
         words = jump.jump(words, blocks)
     elif blocks:
         words = _skip(words, position, draws)
-    _met.add(blocks)
+    if draws >= JUMP_AGAIN_FROM and not came_before:
+        _recent.append(blocks)
     position += draws - blocks * jump.N
     packed[:] = words
     header[0], header[2] = jump.N + 1 - position, position

@@ -301,3 +301,15 @@ def test_the_reason_for_the_whole_is_known_without_data(build: Callable[[], Tens
     reason = reason_for_whole(deferred)
     assert reason is None or "element" in reason or "view" in reason or "tensor" in reason
     assert torch.equal(materialize_shard(deferred, (slice(3, 20), slice(5, 44))), eager[3:20, 5:44])
+
+
+def test_the_arguments_of_a_fill_may_be_given_by_name() -> None:
+    def build() -> list[Tensor]:
+        return [torch.empty(40).uniform_(to=2.0), torch.ops.aten.normal_(self=torch.empty(40), std=3.0)]
+
+    torch.manual_seed(0)
+    eager = build()
+    torch.manual_seed(0)
+    for deferred, whole in zip(deferred_init(build), eager, strict=True):
+        assert reason_for_whole(deferred) is None
+        assert torch.equal(materialize_shard(deferred, (slice(5, 30),)), whole[5:30])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from processes import TRANSPORTS, check_gone, needs_mpi
 
+from gridwise.comm.launching import start
 from gridwise.comm.launching.launch import launch
 from gridwise.comm.launching.start import environment_for
 
@@ -30,6 +31,20 @@ def test_launch_starts_and_ends_one_worker() -> None:
     (pid,) = launch(os.getpid, workers=1)
     assert pid != os.getpid()
     check_gone([pid])
+
+
+def test_a_worker_that_cannot_be_killed_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    stuck, watcher = (subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2))
+    monkeypatch.setattr(start.guardian, "END_SECONDS", 0.1)
+    monkeypatch.setattr(start.guardian, "members", lambda job: [])
+    monkeypatch.setattr(os, "killpg", lambda pid, signal: None)
+    monkeypatch.setattr(start.logger, "warning", warnings.append)
+    start.Crew("job", str(tmp_path / "folder"), watcher, direct=True, processes=[stuck]).kill()
+    assert "have not ended" in warnings[0]
+    stuck.communicate()
 
 
 WORLD_LEFT_OPEN = """

@@ -129,6 +129,16 @@ def test_nothing_outlives_gridwise_run(tmp_path: Path, transport: str) -> None:
     launcher.check_nothing_is_left()
 
 
+def test_a_process_that_cannot_be_killed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in an uninterruptible call of the kernel, say on a file system that is gone."""
+    killed: list[int] = []
+    monkeypatch.setattr(guardian, "END_SECONDS", 0.2)
+    monkeypatch.setattr(guardian, "members", lambda job: [-7])
+    monkeypatch.setattr(os, "kill", lambda pid, signal: killed.append(pid))
+    guardian.end("job")
+    assert set(killed) == {-7}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_launchers_are_killed_at_any_moment(script: str, transport: str) -> None:

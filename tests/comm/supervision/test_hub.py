@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gridwise.comm.supervision.authenticated_listener import STRANGERS, AuthenticatedListener, connect_authenticated
-from gridwise.comm.supervision.hub import Hub
+from gridwise.comm.supervision.hub import Connection, Hub
 
 
 class Caller:
@@ -128,3 +128,18 @@ def test_strangers_are_neither_heard_nor_in_the_way(port: int) -> None:
         each.close()
     for caller in (friend, others[0]):
         caller.hang_up()
+
+
+def test_nothing_follows_a_line_that_was_cut() -> None:
+    """Its worker would read the two as one line."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0.05)
+        theirs.settimeout(10.0)
+        connection = Connection(ours)
+        connection.send({"text": "x" * (1 << 22)})  # more than fits while nobody reads
+        received = bytearray(theirs.recv(1 << 16))
+        connection.send({"say": "ask"})
+        while data := theirs.recv(1 << 16):
+            received += data
+        assert b"\n" not in received

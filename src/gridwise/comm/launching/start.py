@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import PartitionError, TransportError
+from ...log import logger
 from ...progress import NOTEBOOK, in_notebook
 from ..supervision import guardian
 from .cores import cores
@@ -189,8 +190,10 @@ class Crew:
                     os.killpg(process.pid, signal.SIGKILL)
         if not ended_well:
             guardian.end(self.job)
-        for process in self.processes:
-            process.wait()
+        if not self.wait(guardian.END_SECONDS):
+            logger.warning(
+                "some workers were killed but have not ended: a call of the kernel in them cannot be interrupted"
+            )
         for path in self.litter:
             Path(path).unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)

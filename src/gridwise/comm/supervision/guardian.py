@@ -26,6 +26,8 @@ from . import bare_process
 
 JOB = "GRIDWISE_JOB"
 LOOK_SECONDS = 0.3
+END_SECONDS = 10.0
+"""How long processes that were killed may take to end; one in an uninterruptible call of the kernel may take for ever."""
 PROC = Path("/proc")
 
 
@@ -86,8 +88,8 @@ def _wait(launcher: int) -> bool:
 def end(job: str) -> None:
     """Kill all processes of a job but this one, and remove the shared-memory files that MPICH has left."""
     files: set[str] = set()
-    quiet = 0
-    while quiet < 3:  # some may just be starting others
+    quiet, deadline = 0, time.monotonic() + END_SECONDS
+    while quiet < 3 and time.monotonic() < deadline:  # some may just be starting others
         found = [pid for pid in members(job) if pid != os.getpid()]
         quiet = 0 if found else quiet + 1
         for pid in found:

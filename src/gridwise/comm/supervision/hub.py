@@ -55,8 +55,9 @@ class Connection:
     def send(self, message: Message) -> None:
         try:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            return  # reading will find the end of file
+        except OSError:  # the line may be cut, so nothing may follow it; reading finds the end of file
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class Hub:

@@ -148,6 +148,7 @@ class Watch:
         self._timeout = timeout()
         self._tick = tick(self._timeout)
         self._process = os.getpid()
+        self._saying = threading.Lock()
         self._told = threading.Condition()
         self._verdict: hub.Message | None = None
         self._finished = FinishedWorkers()
@@ -195,7 +196,7 @@ class Watch:
                 self._socket.shutdown(socket.SHUT_WR)
 
     def _say(self, say: str, **message: object) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._saying:
             self._socket.sendall(json.dumps({"say": say, **message}).encode() + b"\n")
 
     # The thread

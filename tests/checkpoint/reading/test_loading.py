@@ -15,7 +15,7 @@ from gridwise import checkpoint
 from gridwise.checkpoint.format.manifest_parser import read_manifest_bytes
 from gridwise.checkpoint.reading import loading
 from gridwise.checkpoint.reading.reader import Reader
-from gridwise.errors import CheckpointDamaged, CheckpointNotFound
+from gridwise.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotFound
 from gridwise.partition import Partition
 
 WORKERS = 3
@@ -146,3 +146,18 @@ def test_damage_of_one_is_heard_by_all_before_anything_changes(
     assert {type(error) for error in errors} == {CheckpointDamaged}
     assert len({str(error) for error in errors}) == 1
     assert all((into["own"].value == 5.0 + rank).all() for rank, into in states.items())
+
+
+@pytest.mark.parametrize("name", ["c", "m.safetensors"])
+@pytest.mark.parametrize("kind", ["transposed", "converted"])
+def test_two_names_of_a_tensor_that_is_filled_in_pieces(tmp_path: Path, name: str, kind: str) -> None:
+    state = {"a": torch.rand(3, 2), "b": torch.ones(3, 2), "c": torch.ones(3, 2)}
+    checkpoint.save(tmp_path / "c", state)
+    checkpoint.convert(tmp_path / "c", tmp_path / "m.safetensors")
+    shared = torch.full((2, 3), 9.0).T if kind == "transposed" else torch.full((3, 2), 9.0, dtype=torch.float64)
+    for names in ("ab", "ba"):
+        with pytest.raises(CheckpointMismatch, match="share memory in `into`"):
+            checkpoint.load(tmp_path / name, dict.fromkeys(names, shared), cast=True)
+    assert shared.unique().tolist() == [9.0]
+    checkpoint.load(tmp_path / name, {"b": shared, "c": shared}, cast=True)
+    assert torch.equal(shared.float(), state["b"])

@@ -29,7 +29,7 @@ from .chunk_reads import all_units, units_of_all
 from .fit import ReadPlan
 from .open_file import MissingFile
 from .read_ahead import reading_ahead
-from .reader import Progress, Reader
+from .reader import Progress, Reader, check_tied
 from .restore import plan_load
 
 ATTEMPTS = 5
@@ -150,6 +150,7 @@ def _id_now(path: Path) -> str | None:
 def _check(reader: Reader, plan: ReadPlan) -> None:
     if not reader.is_checked:
         _wait_for_devices(plan)
+        check_tied(reader, plan.wants)
         reader.check()
 
 

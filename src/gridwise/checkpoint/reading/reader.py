@@ -18,12 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ...comm.launching.cores import cores
 from ...errors import CheckpointDamaged, CheckpointMismatch
 from ..format.chunks import Memory, checksums
-from ..format.manifest import Manifest
-from .chunk_reads import TOGETHER, ChunkReads, Span
+from ..format.manifest import Manifest, StoredTensor
+from .chunk_reads import TOGETHER, ChunkReads, Span, Want, units_of_all
 from .open_file import DataFile, open_checked
 from .shared_memory_targets import shared_memory
 
@@ -59,7 +61,7 @@ class Reader:
     """The open data files of a checkpoint, and the units to be read from them, by several threads."""
 
     def __init__(self, path: Path, manifest: Manifest, units: ChunkReads, free_cores: int | None = None) -> None:
-        self.path = path
+        self.path, self.manifest = path, manifest
         self.files = manifest.files
         self.folder = manifest.files_of or path / manifest.folder
         self.has_sums = manifest.files_of is None
@@ -121,11 +123,7 @@ class Reader:
                 self._open_files[int(units.files[unit])].read(int(units.offsets[unit]) + offset, [memoryview(data)])
                 found.append(data)
             if found[0] != found[1]:
-                raise CheckpointMismatch(
-                    f"{units.keys[first]!r} and {units.keys[second]!r} share memory in `into`, and were saved with different "
-                    "values.",
-                    fix="give each of them memory of its own.",
-                )
+                raise _different(units.keys[first], units.keys[second])
 
     def fill(self, progress: Progress | None = None) -> None:
         """Put the values into place."""
@@ -233,3 +231,43 @@ class Reader:
                 f"have the checksum {found[place]:016x}, saved was {unit.sums[0]:016x}"
             )
         return problems
+
+
+def check_tied(reader: Reader, wants: Sequence[Want]) -> None:
+    """Raise if two names of one tensor that is filled in pieces were saved with different values.
+
+    A tensor that is filled straight is compared by the reader, also where it overlaps another.
+    """
+    wants = [want for want in wants if not want.fresh]
+    if all(want.address for want in wants):
+        return
+    known: dict[object, Want] = {}
+    for want in wants:
+        x = want.target
+        other = known.setdefault((x.device, x.data_ptr(), x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg()), want)
+        if other is want or (reader.has_sums and want.box == other.box and _have_same_sums(want.stored, other.stored)):
+            continue
+        first, second = (_read_aside(reader, each) for each in (other, want))
+        if not torch.equal(first, second):
+            raise _different(other.key, want.key)
+
+
+def _have_same_sums(first: StoredTensor, second: StoredTensor) -> bool:
+    sums = [[(block.box, block.sums) for block in each.blocks] for each in (first, second)]
+    return first.code == second.code and first.shape == second.shape and sums[0] == sums[1]
+
+
+def _read_aside(reader: Reader, want: Want) -> Tensor:
+    """The bytes of a wanted tensor, in memory of their own."""
+    target = torch.empty(want.target.shape, dtype=want.target.dtype, device="cpu")
+    units = units_of_all([want._replace(target=target, fresh=True, address=0)])
+    with Reader(reader.path, reader.manifest, units, reader.threads) as aside:
+        aside.check()
+    return target.reshape(-1).view(torch.uint8)
+
+
+def _different(first: str, second: str) -> CheckpointMismatch:
+    return CheckpointMismatch(
+        f"{first!r} and {second!r} share memory in `into`, and were saved with different values.",
+        fix="give each of them memory of its own.",
+    )

@@ -3,8 +3,9 @@
 A tensor whose own elements share memory (expanded, `as_strided`) is refused.
 
 Tied parameters, and a view next to its base tensor, were saved from the same memory and hold the same values; then each
-is filled with its own bytes. Only targets that are contiguous in host memory are compared here: of tensors that are
-filled in pieces (transposed, on a device, converted) the last one wins.
+is filled with its own bytes. Only targets that are contiguous in host memory are compared here. Of tensors that are
+filled in pieces (transposed, on a device, converted), those that are one tensor under two names are compared by
+`reader.check_tied`; of those that overlap in part, the last one wins.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gridwise
 from gridwise.errors import PartitionError, UnsupportedError
@@ -137,3 +138,32 @@ def test_hooks_of_all_modules_are_named() -> None:
             gridwise.distribute(nn.Conv2d(1, 1, 1), partition())(torch.ones(1, 1, 2, 2))
     finally:
         handle.remove()
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["placing", "running"])
+@pytest.mark.parametrize("inside", [lambda f, x: f(x), lambda f, x: checkpoint(f, x, use_reentrant=False)])
+def test_autocast_is_off_after_an_error_under_it(sparse: bool, inside: Callable[..., Tensor]) -> None:
+    class Under(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 4, sparse=sparse)
+
+        def body(self, x: Tensor) -> Tensor:
+            with (
+                torch.autocast("cpu", dtype=torch.bfloat16),
+                torch.autocast("cpu", dtype=torch.float16),
+                torch.no_grad(),
+            ):
+                return self.table(x + 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return inside(self.body, x)
+
+    model = gridwise.distribute(Under(), gridwise.world().create_cartesian_topology_partition([1, 1]))
+    with pytest.raises(UnsupportedError if sparse else IndexError):
+        model(torch.zeros(2, 3, dtype=torch.long))
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    torch.autocast_increment_nesting()
+    assert torch.autocast_decrement_nesting() == 0

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..comm.graph_breaks import captured_by
-from .program import Checkpoint, Step, Values, execute
+from .program import Checkpoint, Step, Values, execute, put
 from .random import RandomStream
 
 if TYPE_CHECKING:
@@ -86,17 +86,13 @@ class CompiledPieces:
 
     def __init__(self, steps: Sequence[Step], results: Sequence[int]) -> None:
         self._steps, self._results = steps, set(results)
-        self._parts: list[_Piece | list[Step]] = []
+        self._compiled: list[Step] = []
 
     def __call__(self, values: Values, stream: RandomStream) -> None:
-        if not self._parts:
+        if self._compiled:
+            execute(self._compiled, values, stream)
+        else:
             self._cut([self._is_local(step, values, stream) for step in self._steps])
-            return
-        for part in self._parts:
-            if isinstance(part, _Piece):
-                part(values)
-            else:
-                execute(part, values, stream)
 
     def _is_local(self, step: Step, values: Values, stream: RandomStream) -> bool:
         """Execute a step; whether it only makes tensors from tensors, without communication or random numbers."""
@@ -119,40 +115,28 @@ class CompiledPieces:
             parts[-1][1].append(step)
         later = set(self._results)
         for is_local, steps in reversed(parts):
-            self._parts.insert(0, _Piece(steps, later) if is_local and len(steps) >= FEWEST else steps)
+            self._compiled[:0] = [_piece(steps, later)] if is_local and len(steps) >= FEWEST else steps
             later |= {slot for step in steps for slot in step.inputs}
 
 
-class _Piece:
-    """Consecutive steps as one function of tensors."""
+def _piece(steps: Sequence[Step], later: set[int]) -> Step:
+    """Consecutive steps as one, which runs a compiled function of tensors; `later` are the slots that are read later."""
+    made = {slot for step in steps for slot in step.made}
+    inputs = tuple(sorted({slot for step in steps for slot in step.inputs} - made))
+    outputs = tuple(sorted(made & later))
+    calls = [(step.run, step.inputs, step.outputs) for step in steps]
 
-    def __init__(self, steps: Sequence[Step], later: set[int]) -> None:
-        made = {slot for step in steps for slot in step.made}
-        needed = {slot for step in steps for slot in step.inputs}
-        self.inputs, self.outputs = tuple(sorted(needed - made)), tuple(sorted(made & later))
-        self.frees = [slot for step in steps for slot in step.frees]
-        calls = [(step.run, step.inputs, step.outputs) for step in steps]
-        inputs, outputs = self.inputs, self.outputs
+    def run(*tensors: Tensor) -> tuple[Any, ...]:
+        values: dict[int, Any] = dict(zip(inputs, tensors, strict=True))
+        for call, given, places in calls:
+            put(values, places, call(*[values[slot] for slot in given]))
+        return tuple([values[slot] for slot in outputs])
 
-        def run(*tensors: Tensor) -> tuple[Any, ...]:
-            values: dict[int, Any] = dict(zip(inputs, tensors, strict=True))
-            for call, given, places in calls:
-                result = call(*[values[slot] for slot in given])
-                if isinstance(places, int):
-                    values[places] = result
-                elif places is not None:
-                    for slot, part in zip(places, result, strict=True):
-                        values[slot] = part
-            return tuple([values[slot] for slot in outputs])
+    # a code object of its own: the compiler keeps only a few graphs per code object
+    piece = FunctionType(run.__code__.replace(), run.__globals__, "piece", None, run.__closure__)
 
-        # a code object of its own: the compiler keeps only a few graphs per code object
-        self.run = FunctionType(run.__code__.replace(), run.__globals__, "piece", None, run.__closure__)
-
-    def __call__(self, values: Values) -> None:
-        given = [values[slot] for slot in self.inputs]
+    def compiled(*tensors: Tensor) -> tuple[Any, ...]:
         with _compiling(compiler()):
-            made = self.run(*given)
-        for slot, value in zip(self.outputs, made, strict=True):
-            values[slot] = value
-        for slot in self.frees:
-            values[slot] = None
+            return piece(*tensors)
+
+    return Step(compiled, inputs, outputs, frees=tuple(slot for step in steps for slot in step.frees))

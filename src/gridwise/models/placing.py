@@ -29,7 +29,7 @@ from .aliasing import Aliases, isolated
 from .functions import PlacedFunction, differentiated
 from .movement import enter, leave
 from .placement import SMALL, Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers
-from .program import Checkpoint, Program, Step, free_early
+from .program import Checkpoint, Program, Step, free_early, leave_autocast
 from .recording.recording import (
     GraphRegion,
     Recording,
@@ -67,15 +67,12 @@ def place(
     ------
     UnsupportedError : naming every operator that cannot be run on blocks, with its module and line
     """
-    workers, mode = Workers(P_x.transport, P_x.grid), torch.is_grad_enabled()
+    workers = Workers(P_x.transport, P_x.grid)
     operators = sum(isinstance(node.target, OpOverload) for node in recording.module.graph.nodes)
     report = Report(workers.size, operators)
     placing = Placing(recording.module.graph, Tape(workers, report), name, recording.regions, recording.sources)
-    try:
-        sources = placing.enter(recording.sources, input_layouts)
-        placing.walk()
-    finally:
-        torch._C._set_grad_enabled(mode)
+    sources = placing.enter(recording.sources, input_layouts)
+    placing.walk()
     results = placing.leave()
     if placing.problems:
         raise UnsupportedError(
@@ -159,24 +156,32 @@ class Placing:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     def walk(self) -> None:
-        for node in self.graph.nodes:
-            self._move_to_region(node)
-            if node.op != "call_function":
-                continue
-            self.tape.name = where(node)
-            if node.target in SWITCHES:
-                self._switch(node)
-            elif node.target is operator.getitem:
-                several = self.items[node.args[0]]
-                assert isinstance(several, list)
-                self._rebind(node, several[node.args[1]])
-            elif not isinstance(node.target, OpOverload):
-                self._refuse(node, "it is no operator of torch")
-            elif not _is_settled(node):
-                try:
-                    self._place(node)
-                except NoRule as error:
-                    self._refuse(node, str(error))
+        """Add the steps of all nodes; the modes of autograd and autocast are afterwards what they were."""
+        mode = torch.is_grad_enabled()
+        try:
+            for node in self.graph.nodes:
+                self._move_to_region(node)
+                if node.op == "call_function":
+                    self.tape.name = where(node)
+                    self._add(node)
+        finally:
+            torch._C._set_grad_enabled(mode)
+            leave_autocast(mode for _, mode in self._entered.values())
+
+    def _add(self, node: Node) -> None:
+        if node.target in SWITCHES:
+            self._switch(node)
+        elif node.target is operator.getitem:
+            several = self.items[node.args[0]]  # type: ignore[index]
+            assert isinstance(several, list)
+            self._rebind(node, several[node.args[1]])  # type: ignore[index]
+        elif not isinstance(node.target, OpOverload):
+            self._refuse(node, "it is no operator of torch")
+        elif not _is_settled(node):
+            try:
+                self._place(node)
+            except NoRule as error:
+                self._refuse(node, str(error))
 
     def results(self) -> list[Item]:
         """What the graph returns, where it lies."""

@@ -10,13 +10,14 @@ that overlap with backward (`nn.parameters.gradient_buckets`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.amp.autocast_mode import _exit_autocast
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ..nn.engine.agreement import agreement, key_of
@@ -72,20 +73,34 @@ def watched_steps(by: Callable[[Step], Callable[..., Any]]) -> Iterator[None]:
 
 def execute(steps: Sequence[Step], values: Any, stream: RandomStream) -> None:
     """Run the steps on `values`, by slot."""
-    for step in steps:
-        given = [values[slot] for slot in step.inputs]
-        run = step.run if watch is None else watch(step)
-        made = run(stream.at(step.number), *given) if step.draws else run(*given)
-        given.clear()
-        outputs = step.outputs
-        if isinstance(outputs, int):
-            values[outputs] = made
-        elif outputs is not None:
-            for slot, part in zip(outputs, made, strict=True):
-                values[slot] = part
-        made = None
-        for slot in step.frees:
-            values[slot] = None
+    try:
+        for step in steps:
+            given = [values[slot] for slot in step.inputs]
+            run = step.run if watch is None else watch(step)
+            made = run(stream.at(step.number), *given) if step.draws else run(*given)
+            given.clear()
+            put(values, step.outputs, made)
+            made = None
+            for slot in step.frees:
+                values[slot] = None
+    except BaseException:
+        leave_autocast(values.values() if isinstance(values, dict) else values)
+        raise
+
+
+def put(values: Any, outputs: int | tuple[int, ...] | None, made: Any) -> None:
+    """Put what a step has made into its slots."""
+    if isinstance(outputs, int):
+        values[outputs] = made
+    elif outputs is not None:
+        for slot, part in zip(outputs, made, strict=True):
+            values[slot] = part
+
+
+def leave_autocast(entered: Iterable[Any]) -> None:
+    """Leave the autocast modes among these values, which come in the order in which they were entered."""
+    for mode in reversed([each for each in entered if isinstance(each, torch.autocast)]):
+        _exit_autocast(mode)
 
 
 def free_early(steps: Sequence[Step], needed: set[int]) -> None:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from gridwise.errors import PartitionError
 from gridwise.grid import Box
+from gridwise.grid.box import whole_numbers
 
 from .strategies import boxes, cases
 
@@ -61,3 +63,9 @@ def test_boxes_of_different_dims_do_not_mix() -> None:
 def test_a_box_is_never_negative() -> None:
     with pytest.raises(AssertionError):
         Box((2,), (1,))
+
+
+def test_what_is_no_list_of_whole_numbers_is_shown() -> None:
+    for given, shown in (((n for n in (1, "a")), r"\(1, 'a'\)"), ([1.5], r"\(1\.5,\)"), (3, "3")):
+        with pytest.raises(PartitionError, match=rf"`shape` \(={shown}\) must be a list of whole numbers"):
+            whole_numbers(given, "shape")

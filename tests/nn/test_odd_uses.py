@@ -204,3 +204,10 @@ def test_numbers_that_cannot_be_added_are_refused_by_all_before_anything_is_sent
     for layer in (nn.ReduceScatter(P, (0,)), nn.AllSumReduce(P, (0,)), nn.Broadcast(P, P), nn.SumReduce(P, P)):
         with pytest.raises(PartitionError, match="cannot sum"):
             layer(x)
+
+
+@pytest.mark.parametrize("root", [0.5, -1, 1, None, "0"])
+def test_a_root_is_a_worker_of_the_world(root):
+    P_x = gridwise.world().create_cartesian_topology_partition([1])
+    with pytest.raises(PartitionError, match=r"`root` \(=.*\) is no worker of the world"):
+        gridwise.gather(torch.ones(2), P_x, root)

@@ -22,13 +22,14 @@ def whole_numbers(given: Iterable[int], name: str) -> Shape:
     >>> whole_numbers((1, 2.0), "shape")
     (1, 2)
     """
+    values: object = given
     try:
         values = tuple(given)
         numbers = tuple(map(int, values))
         if all(number == value for number, value in zip(numbers, values, strict=True)):
             return numbers
     except (TypeError, ValueError, OverflowError):
-        values = given  # type: ignore[assignment]
+        pass
     raise PartitionError(f"`{name}` (={values}) must be a list of whole numbers.")
 
 

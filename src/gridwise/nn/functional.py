@@ -195,9 +195,9 @@ def gather(x: Tensor, P_x: Partition, root: int = 0) -> Tensor:
 
 def _alone(P_x: Partition, root: int) -> Partition:
     size = P_x.transport.size
-    if not 0 <= root < size:
+    if root not in range(size):
         raise PartitionError(f"`root` (={root}) is no worker of the world: valid are 0 to {size - 1}.")
-    return CartesianPartition(P_x.transport, Grid((root,), (1,) * P_x.dim))
+    return CartesianPartition(P_x.transport, Grid((int(root),), (1,) * P_x.dim))
 
 
 def _kept(layer: Callable[..., Primitive], *args: Any) -> Primitive:
